@@ -1,0 +1,1 @@
+//! Builds everything, supervises the tasks, shuts down in order.

@@ -1,0 +1,1 @@
+//! Speaks to an agent over its socket.

@@ -1,0 +1,334 @@
+//! What the API speaks. Everything under `/v1beta` has the paths, field names and types of Cilium's
+//! health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional additions.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1beta/status` and `PUT /v1beta/status/probe`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HealthStatus {
+    /// When the newest result in this report was taken (RFC 3339); absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub timestamp: Option<Timestamp>,
+    /// Time between two probes of one address, as a Go duration (`10s`).
+    #[serde(rename = "probeInterval")]
+    pub probe_interval: String,
+    /// The node that reports.
+    pub local: SelfStatus,
+    /// All known nodes, this one included, sorted by name.
+    pub nodes: Vec<NodeStatus>,
+}
+
+/// The node that reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfStatus {
+    /// `cluster/node`.
+    pub name: String,
+}
+
+/// One node as the local one sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// `cluster/node`.
+    pub name: String,
+    /// The node's own addresses.
+    pub host: AddressGroupStatus,
+    /// The node's health endpoint; absent while its address is not known.
+    #[serde(
+        rename = "health-endpoint",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub health_endpoint: Option<AddressGroupStatus>,
+}
+
+/// The addresses of a host or an endpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AddressGroupStatus {
+    /// IPv4 where there is one, else IPv6.
+    #[serde(rename = "primary-address")]
+    pub primary_address: PathStatus,
+    /// The other family, and other addresses.
+    #[serde(
+        rename = "secondary-addresses",
+        skip_serializing_if = "Vec::is_empty",
+        default
+    )]
+    pub secondary_addresses: Vec<PathStatus>,
+}
+
+impl AddressGroupStatus {
+    /// All paths, the primary first.
+    pub fn paths(&self) -> impl Iterator<Item = &PathStatus> {
+        std::iter::once(&self.primary_address).chain(&self.secondary_addresses)
+    }
+}
+
+/// One probed address.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// The address.
+    pub ip: IpAddr,
+    /// ICMP echo; absent while there is no result.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub icmp: Option<ConnectivityStatus>,
+    /// HTTP `GET /hello`; absent while there is no result.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub http: Option<ConnectivityStatus>,
+}
+
+/// The last result of one protocol on one path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConnectivityStatus {
+    /// Round trip in nanoseconds; 0 without an answer.
+    pub latency: i64,
+    /// Empty: answered. Else what went wrong.
+    pub status: String,
+    /// When the probe was sent (RFC 3339).
+    #[serde(rename = "lastProbed")]
+    pub last_probed: Timestamp,
+    /// Where the round trip was stamped: `kernel` or `socket`.
+    #[serde(rename = "rttSource", skip_serializing_if = "Option::is_none", default)]
+    pub rtt_source: Option<RttSource>,
+    /// For HTTP: time until the connection stood, nanoseconds.
+    #[serde(
+        rename = "connectLatency",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub connect_latency: Option<i64>,
+}
+
+/// Where a round trip was stamped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RttSource {
+    /// By the programs on the uplink.
+    Kernel,
+    /// At the agent's socket.
+    Socket,
+}
+
+/// What is known about something probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reachability {
+    /// All protocols were answered.
+    Reachable,
+    /// At least one was not.
+    Unreachable,
+    /// No failure, and not all results yet.
+    Unknown,
+}
+
+impl ConnectivityStatus {
+    /// Whether the last probe was answered.
+    pub fn is_ok(&self) -> bool {
+        self.status.is_empty()
+    }
+}
+
+impl PathStatus {
+    /// A path is reachable when each protocol was answered.
+    pub fn reachability(&self) -> Reachability {
+        let results = [&self.icmp, &self.http];
+        if results
+            .iter()
+            .any(|r| r.as_ref().is_some_and(|r| !r.is_ok()))
+        {
+            Reachability::Unreachable
+        } else if results.iter().any(|r| r.is_none()) {
+            Reachability::Unknown
+        } else {
+            Reachability::Reachable
+        }
+    }
+}
+
+impl AddressGroupStatus {
+    /// Unreachable if any path is, else unknown if any path is, else reachable.
+    pub fn reachability(&self) -> Reachability {
+        worst(self.paths().map(PathStatus::reachability))
+    }
+}
+
+impl NodeStatus {
+    /// The host and the health endpoint together. An endpoint whose address is not known yet leaves
+    /// the node unknown.
+    pub fn reachability(&self) -> Reachability {
+        let endpoint = self
+            .health_endpoint
+            .as_ref()
+            .map_or(Reachability::Unknown, AddressGroupStatus::reachability);
+        worst([self.host.reachability(), endpoint])
+    }
+}
+
+fn worst(all: impl IntoIterator<Item = Reachability>) -> Reachability {
+    all.into_iter()
+        .fold(Reachability::Reachable, |worst, one| match (worst, one) {
+            (Reachability::Unreachable, _) | (_, Reachability::Unreachable) => {
+                Reachability::Unreachable
+            }
+            (Reachability::Unknown, _) | (_, Reachability::Unknown) => Reachability::Unknown,
+            _ => Reachability::Reachable,
+        })
+}
+
+/// `GET /v1beta/healthz`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HealthzResponse {
+    /// State of the agent.
+    pub cilium: AgentState,
+    /// How long the agent runs, as a Go duration.
+    pub uptime: String,
+    /// The machine's load averages.
+    #[serde(rename = "system-load")]
+    pub system_load: LoadAverage,
+}
+
+/// State of the agent as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentState {
+    /// `Ok`, `Warning` or `Failure`.
+    pub state: String,
+    /// What is wrong, if something is.
+    pub msg: String,
+}
+
+/// Load averages, as decimal text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadAverage {
+    /// Over one minute.
+    #[serde(rename = "last1min")]
+    pub last_1_min: String,
+    /// Over five minutes.
+    #[serde(rename = "last5min")]
+    pub last_5_min: String,
+    /// Over fifteen minutes.
+    #[serde(rename = "last15min")]
+    pub last_15_min: String,
+}
+
+/// `GET /v1/nodes`: the registry as the agent sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeList {
+    /// Why the last update of the registry was refused, while the last good set stands.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale: Option<String>,
+    /// The nodes, sorted by name.
+    pub nodes: Vec<NodeEntry>,
+}
+
+/// One node of the registry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct NodeEntry {
+    /// `cluster/node`.
+    pub name: String,
+    /// Whether it is the node that answers.
+    pub local: bool,
+    /// Node addresses, the primary first.
+    pub addresses: Vec<IpAddr>,
+    /// Prefixes that its endpoints' addresses come from.
+    pub pod_cidrs: Vec<IpNet>,
+    /// Addresses of its health endpoint, as far as known.
+    pub health_addresses: Vec<IpAddr>,
+}
+
+/// One endpoint of `GET /v1/endpoints`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Endpoint {
+    /// Unique on this node, 1..=4095.
+    pub id: u16,
+    /// Security identity.
+    pub identity: u32,
+    /// Labels, `source:key` or `source:key=value`.
+    pub labels: Vec<String>,
+    /// IPv4 address.
+    pub ipv4: Option<IpAddr>,
+    /// IPv6 address.
+    pub ipv6: Option<IpAddr>,
+    /// Lifecycle state.
+    pub state: String,
+    /// Host side of its veth pair.
+    pub interface: String,
+    /// Index of that interface.
+    pub ifindex: u32,
+    /// The endpoint's own hardware address.
+    pub mac: String,
+    /// The host side's hardware address.
+    pub host_mac: String,
+    /// File of its network namespace.
+    pub netns: String,
+    /// What was repaired since the agent started, by cause.
+    pub repairs: BTreeMap<String, u64>,
+}
+
+/// Body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What failed, on what.
+    pub error: String,
+}
+
+/// A duration as Go prints it, which Cilium's schema and text use: `9.557967ms`, `1m0s`, `405.072µs`.
+pub fn go_duration(ns: i64) -> String {
+    let (sign, ns) = if ns < 0 {
+        ("-", ns.unsigned_abs())
+    } else {
+        ("", ns.unsigned_abs())
+    };
+    let decimal = |value: u64, unit: u64| {
+        let fraction = value % unit;
+        let width = unit.ilog10() as usize;
+        let digits = format!("{fraction:0width$}");
+        match digits.trim_end_matches('0') {
+            _ if unit == 1 => value.to_string(),
+            "" => (value / unit).to_string(),
+            digits => format!("{}.{digits}", value / unit),
+        }
+    };
+    let text = match ns {
+        0 => "0s".to_owned(),
+        1..1_000 => format!("{ns}ns"),
+        1_000..1_000_000 => format!("{}µs", decimal(ns, 1_000)),
+        1_000_000..1_000_000_000 => format!("{}ms", decimal(ns, 1_000_000)),
+        _ => {
+            let minutes = ns / 60_000_000_000;
+            let seconds = decimal(ns % 60_000_000_000, 1_000_000_000);
+            match (minutes / 60, minutes % 60) {
+                (0, 0) => format!("{seconds}s"),
+                (0, minutes) => format!("{minutes}m{seconds}s"),
+                (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
+            }
+        }
+    };
+    format!("{sign}{text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_in_go() {
+        for (ns, text) in [
+            (0, "0s"),
+            (7, "7ns"),
+            (405_072, "405.072µs"),
+            (9_557_967, "9.557967ms"),
+            (10_000_000_000, "10s"),
+            (1_500_000_000, "1.5s"),
+            (60_000_000_000, "1m0s"),
+            (3_661_000_000_000, "1h1m1s"),
+        ] {
+            assert_eq!(go_duration(ns), text);
+        }
+    }
+}

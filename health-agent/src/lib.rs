@@ -1,0 +1,15 @@
+//! The daemon of health-agent and its command line.
+//!
+//! Data flows one way: sources (flags, the node registry, the kernel) become state, state goes to
+//! the datapath; maps become results, results go to the API and the command line.
+
+pub mod agent;
+pub mod api;
+pub mod cli;
+pub mod config;
+pub mod datapath;
+pub mod endpoint;
+pub mod ipam;
+pub mod mesh;
+pub mod net;
+pub mod nodes;

@@ -1,0 +1,1 @@
+//! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls.

@@ -1,0 +1,1 @@
+//! The registry in a YAML file.

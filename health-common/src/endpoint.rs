@@ -1,0 +1,26 @@
+//! Local endpoints: `HEALTH_ENDPOINTS`, keyed by [`crate::addr::Addr`].
+
+/// Flag: the endpoint is the node's health endpoint, whose echo requests the kernel answers.
+pub const ENDPOINT_HEALTH: u32 = 1;
+
+/// What the datapath knows about a local endpoint.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointInfo {
+    /// Interface on the host's side of its veth pair.
+    pub ifindex: u32,
+    /// Security identity.
+    pub identity: u32,
+    /// [`ENDPOINT_HEALTH`].
+    pub flags: u32,
+    /// Endpoint id, unique on this node, 1..=4095.
+    pub id: u16,
+    /// The endpoint's own hardware address.
+    pub mac: [u8; 6],
+    /// Hardware address of the host's side, which is its gateway's.
+    pub host_mac: [u8; 6],
+    /// Explicit padding, zero.
+    pub pad: u16,
+}
+
+crate::map_types!(EndpointInfo = 28);

@@ -1,0 +1,16 @@
+//! Reserved security identities, the same on every node (numbers as in Cilium).
+
+/// Traffic whose identity is not known.
+pub const UNKNOWN: u32 = 0;
+/// The local host.
+pub const HOST: u32 = 1;
+/// Everything outside the cluster.
+pub const WORLD: u32 = 2;
+/// An endpoint that is not managed by an agent.
+pub const UNMANAGED: u32 = 3;
+/// The health endpoint of any node.
+pub const HEALTH: u32 = 4;
+/// An endpoint whose labels are not known yet.
+pub const INIT: u32 = 5;
+/// A host of the cluster other than this one.
+pub const REMOTE_NODE: u32 = 6;

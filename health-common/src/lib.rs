@@ -1,0 +1,37 @@
+//! What kernel and user space must agree on: the layout of every map, the wire format of probes and
+//! the packet decisions that both sides (and the tests) run.
+//!
+//! Everything here is `no_std`, allocates nothing and touches no kernel interface. Multi-byte fields
+//! whose name ends in `_be` are in network byte order, all others in the host's.
+
+#![no_std]
+
+pub mod addr;
+pub mod checksum;
+pub mod config;
+pub mod ct;
+pub mod echo;
+pub mod endpoint;
+pub mod identity;
+pub mod metrics;
+pub mod nat;
+pub mod neighbour;
+pub mod probe;
+pub mod rtt;
+
+/// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
+/// and keeps an agent from reusing pinned maps that it would misread.
+pub const LAYOUT_VERSION: u32 = 1;
+
+/// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
+macro_rules! map_types {
+    ($($ty:ty = $size:literal),+ $(,)?) => {$(
+        const _: () = assert!(core::mem::size_of::<$ty>() == $size);
+
+        // SAFETY: `repr(C)`, integers only and, as the size assertion and the explicit padding
+        // fields ensure, without implicit padding.
+        #[cfg(feature = "user")]
+        unsafe impl aya::Pod for $ty {}
+    )+};
+}
+pub(crate) use map_types;

@@ -1,0 +1,98 @@
+//! Packet counters: `HEALTH_METRICS`, a per-CPU array indexed by (reason, direction).
+//!
+//! An array and not a hash: the look-up is inlined by the kernel, and all keys are known.
+
+/// Number of entries: 256 reasons, four directions.
+pub const METRICS_ENTRIES: u32 = 256 * 4;
+
+/// Which way a packet went, seen from the host.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the network or from an endpoint.
+    Ingress = 1,
+    /// To the network or to an endpoint.
+    Egress = 2,
+}
+
+/// What became of a packet. Values from 128 on are drops; where Cilium has the same reason, the
+/// number is Cilium's.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Passed on to where it was going.
+    Forwarded = 0,
+    /// ICMP echo request answered by the kernel program.
+    EchoAnswered = 1,
+    /// ARP request or neighbour solicitation answered by the kernel program.
+    NeighbourAnswered = 2,
+    /// Left to the endpoint's own stack, since it needs more than the program does.
+    LeftToStack = 3,
+    /// A probe of this agent, stamped as it left.
+    ProbeStamped = 4,
+    /// A reply matched to a probe of this agent.
+    ProbeMatched = 5,
+    /// A reply to a probe that is not (or no longer) in flight.
+    ProbeUnmatched = 6,
+    /// Dropped: the source address cannot be answered or is not the sender's.
+    InvalidSource = 132,
+    /// Dropped: the IPv4 header checksum is wrong.
+    InvalidHeaderChecksum = 154,
+    /// Dropped: no conntrack entry could be made.
+    CtCreateFailed = 155,
+}
+
+impl Reason {
+    /// All reasons, for listings.
+    pub const ALL: [Self; 10] = [
+        Self::Forwarded,
+        Self::EchoAnswered,
+        Self::NeighbourAnswered,
+        Self::LeftToStack,
+        Self::ProbeStamped,
+        Self::ProbeMatched,
+        Self::ProbeUnmatched,
+        Self::InvalidSource,
+        Self::InvalidHeaderChecksum,
+        Self::CtCreateFailed,
+    ];
+
+    /// Whether packets counted here were dropped.
+    pub const fn is_drop(self) -> bool {
+        self as u8 >= 128
+    }
+
+    /// The reason in words, as listings and metrics show it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Forwarded => "Forwarded",
+            Self::EchoAnswered => "Echo answered",
+            Self::NeighbourAnswered => "Neighbour answered",
+            Self::LeftToStack => "Left to stack",
+            Self::ProbeStamped => "Probe stamped",
+            Self::ProbeMatched => "Probe matched",
+            Self::ProbeUnmatched => "Probe reply unmatched",
+            Self::InvalidSource => "Invalid source IP",
+            Self::InvalidHeaderChecksum => "Invalid IP header checksum",
+            Self::CtCreateFailed => "CT: map insertion failed",
+        }
+    }
+}
+
+/// The index of a counter in `HEALTH_METRICS`.
+#[inline(always)]
+pub const fn metrics_index(reason: Reason, direction: Direction) -> u32 {
+    (reason as u32) << 2 | direction as u32
+}
+
+/// One counter of one CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes, from the Ethernet header on.
+    pub bytes: u64,
+}
+
+crate::map_types!(Counter = 16);

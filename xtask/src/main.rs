@@ -1,0 +1,2 @@
+//! Set-up, local cluster, tests and benchmarks.
+fn main() {}
