@@ -107,11 +107,7 @@ fn judge4(frame: &Frame) -> EchoVerdict {
     if !frame.pull(L4_AT4 + echo::ECHO_LEN) {
         return EchoVerdict::Stack;
     }
-    let (Some(ethernet), Some(ip), Some(at_20)) = (
-        frame.at::<EthernetHeader>(0),
-        frame.at::<Ipv4Header>(IP_AT),
-        frame.at::<EchoHeader>(L4_AT4),
-    ) else {
+    let Some((ethernet, ip, at_20)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
         return EchoVerdict::Stack;
     };
     // A host does not answer what came to a group's hardware address.
@@ -192,11 +188,7 @@ fn load<T>(frame: &Frame, offset: u32, to: &mut T, len: u32) -> Option<()> {
 
 #[inline(always)]
 fn answer4<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
-    let (Some(ethernet), Some(ip), Some(echo)) = (
-        frame.at::<EthernetHeader>(0),
-        frame.at::<Ipv4Header>(IP_AT),
-        frame.at::<EchoHeader>(L4_AT4),
-    ) else {
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     if S::KEPT {
@@ -223,11 +215,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
     if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
-    let (Some(ethernet), Some(ip), Some(echo)) = (
-        frame.at::<EthernetHeader>(0),
-        frame.at::<Ipv6Header>(IP_AT),
-        frame.at::<EchoHeader>(L4_AT6),
-    ) else {
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     if ip.next_header == PROTOCOL_ICMPV6 && echo.kind == NEIGHBOUR_SOLICITATION {
@@ -253,11 +241,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
 
 #[inline(always)]
 fn answer6<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
-    let (Some(ethernet), Some(ip), Some(echo)) = (
-        frame.at::<EthernetHeader>(0),
-        frame.at::<Ipv6Header>(IP_AT),
-        frame.at::<EchoHeader>(L4_AT6),
-    ) else {
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     if S::KEPT {
@@ -318,11 +302,7 @@ fn turn_round<S: State>(
 
 #[inline(always)]
 fn to_endpoint_arp(frame: &Frame) -> Verdict {
-    if !frame.pull(IP_AT + size_of::<Arp>()) {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    }
-    let (Some(ethernet), Some(arp)) = (frame.at::<EthernetHeader>(0), frame.at::<Arp>(IP_AT))
-    else {
+    let Some((ethernet, arp)) = arp(frame) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     let target = Addr::v4(u32::from_ne_bytes(arp.target_ip));
@@ -367,22 +347,17 @@ fn from_endpoint4(frame: &Frame) -> Verdict {
 
 #[inline(always)]
 fn from_endpoint6(frame: &Frame) -> Verdict {
+    if let Some(verdict) = from_endpoint_solicitation(frame) {
+        return verdict;
+    }
     let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
-    if ip.next_header == PROTOCOL_ICMPV6
-        && let Some((ethernet, ip, message)) = solicitation(frame)
-        && let Some(config) = config()
-        && Addr::v6(message.target_be) == config.gateway6
-        && let Some(endpoint) = endpoint_at(frame, Addr::v6(ip.saddr_be))
-    {
-        neighbour::turn_solicitation(ethernet, ip, message, endpoint.host_mac, Role::Gateway);
-        return answer_neighbour(frame, endpoint.ifindex, Direction::Ingress);
-    }
+    let source = Addr::v6(ip.saddr_be);
     // Router and neighbour discovery go by link-local or no source.
-    if v6_is_link_local(&ip.saddr_be)
-        || Addr::v6(ip.saddr_be).is_unset()
-        || endpoint_at(frame, Addr::v6(ip.saddr_be)).is_some()
+    if v6_is_link_local(&source.words_be)
+        || source.is_unset()
+        || endpoint_at(frame, source).is_some()
     {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
@@ -390,10 +365,25 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
     refuse(frame, Reason::InvalidSource, Direction::Ingress)
 }
 
+/// Answers a solicitation for the gateway; `None` for everything else.
+#[inline(always)]
+fn from_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
+    let (ethernet, ip, message) = solicitation(frame)?;
+    if Addr::v6(message.target_be) != config()?.gateway6 {
+        return None;
+    }
+    let endpoint = endpoint_at(frame, Addr::v6(ip.saddr_be))?;
+    neighbour::turn_solicitation(ethernet, ip, message, endpoint.host_mac, Role::Gateway);
+    Some(answer_neighbour(
+        frame,
+        endpoint.ifindex,
+        Direction::Ingress,
+    ))
+}
+
 #[inline(always)]
 fn from_endpoint_arp(frame: &Frame) -> Verdict {
-    let (Some(ethernet), Some(arp)) = (frame.at::<EthernetHeader>(0), frame.at::<Arp>(IP_AT))
-    else {
+    let Some((ethernet, arp)) = arp(frame) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
     if neighbour::is_arp_request(ethernet, arp)
@@ -407,6 +397,16 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
     pass(frame, Reason::Forwarded, Direction::Ingress)
 }
 
+/// The parts of an ARP packet.
+#[inline(always)]
+fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthernetHeader, &'a mut Arp)> {
+    if !frame.pull(IP_AT + size_of::<Arp>()) {
+        return None;
+    }
+    let (ethernet, _, arp) = frame.headers::<(), Arp>(IP_AT)?;
+    Some((ethernet, arp))
+}
+
 /// The parts of a valid neighbour solicitation.
 #[inline(always)]
 fn solicitation<'a>(
@@ -416,13 +416,14 @@ fn solicitation<'a>(
     &'a mut Ipv6Header,
     &'a mut Neighbour,
 )> {
-    if !frame.pull(L4_AT6 + size_of::<Neighbour>()) {
+    // Longer ones are not answered, so nothing is pulled for the sake of those that are no solicitations.
+    if frame.len() as usize != L4_AT6 + size_of::<Neighbour>()
+        || !frame.pull(L4_AT6 + size_of::<Neighbour>())
+    {
         return None;
     }
-    let ethernet = frame.at::<EthernetHeader>(0)?;
-    let ip = frame.at::<Ipv6Header>(IP_AT)?;
-    let message = frame.at::<Neighbour>(L4_AT6)?;
-    neighbour::is_solicitation(ip, message, frame.len()).then_some((ethernet, ip, message))
+    let headers = frame.headers::<Ipv6Header, Neighbour>(L4_AT6)?;
+    neighbour::is_solicitation(headers.1, headers.2, frame.len()).then_some(headers)
 }
 
 /// Sends an answer about a neighbour back: to the host for its own question, out to the endpoint for

@@ -4,6 +4,7 @@ use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::bpf_redirect;
 use aya_ebpf::programs::TcContext;
+use health_common::neighbour::EthernetHeader;
 
 /// Headers of a packet lie at fixed places: no extension headers or options are walked.
 pub const IP_AT: usize = 14;
@@ -109,6 +110,32 @@ impl<'a> Frame<'a> {
         }
         // SAFETY: in bounds as just compared, and all `T` used are plain integers.
         Some(unsafe { &mut *(start as *mut T) })
+    }
+
+    /// Ethernet header, IP header and `T` at `offset`, behind one comparison: the verifier loses track
+    /// when LLVM merges the outcomes of several.
+    #[inline(always)]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the bytes belong to the packet, not to the context"
+    )]
+    pub fn headers<I, T>(
+        &self,
+        offset: usize,
+    ) -> Option<(&'a mut EthernetHeader, &'a mut I, &'a mut T)> {
+        let start = self.ctx.data();
+        if start + offset + size_of::<T>() > self.ctx.data_end() {
+            return None;
+        }
+        // SAFETY: in bounds, since `offset` is behind the other two headers; they do not overlap, and
+        // all are plain integers. For alignment see `at`.
+        Some(unsafe {
+            (
+                &mut *(start as *mut EthernetHeader),
+                &mut *((start + IP_AT) as *mut I),
+                &mut *((start + offset) as *mut T),
+            )
+        })
     }
 
     /// Hands the packet to a device, on its way in (`BPF_F_INGRESS`) or out (0). The result is the

@@ -1,1 +1,4 @@
 //! The test bed.
+
+pub mod packet;
+pub mod testrun;
