@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use aya::TestRunOptions;
-use aya::programs::{SchedClassifier, TestRun as _};
+use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use health_agent::config::Location;
 use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
@@ -100,19 +100,36 @@ impl TestRun {
 
     /// Runs a program on a packet.
     pub fn run(&self, program: &str, packet: &[u8]) -> Outcome {
+        self.try_run(program, packet)
+            .unwrap_or_else(|| panic!("the kernel takes no test run of {} bytes", packet.len()))
+    }
+
+    /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run: it wants
+    /// the IP header that the Ethernet type announces.
+    pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
         let mut out = vec![0; packet.len() + 256];
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
             ..TestRunOptions::new()
         };
-        let result = self.program(program).test_run(options).expect("a test run");
-        let len = result.data_size_out as usize;
-        out.truncate(len);
-        Outcome {
+        let result = match self.program(program).test_run(options) {
+            Ok(result) => result,
+            Err(ProgramError::SyscallError(error))
+                if error.io_error.kind() == std::io::ErrorKind::InvalidInput =>
+            {
+                return None;
+            }
+            Err(error) => panic!(
+                "a test run of {program} on {} bytes: {error:?}",
+                packet.len()
+            ),
+        };
+        out.truncate(result.data_size_out as usize);
+        Some(Outcome {
             code: result.return_value as i32,
             bytes: out,
-        }
+        })
     }
 
     /// The pinned maps.

@@ -393,62 +393,58 @@ fn nothing_is_read_past_what_the_packet_holds() {
         return;
     }
     let bed = bed();
-    // The kernel itself refuses test runs on an Ethernet header or less.
-    let whole = to_health(&request(), &echo4(8, 0, 5, 6, b""));
-    for len in 15..whole.len() {
-        assert_eq!(
-            bed.run("to_endpoint", &whole[..len]).code,
-            GO_ON,
-            "{len} bytes of IPv4"
-        );
-        assert_eq!(bed.run("to_endpoint", &whole[..len]).bytes, &whole[..len]);
-    }
-    let with_options = to_health(
-        &Ipv4 {
-            options: vec![1; 40],
-            ..request()
-        },
-        &echo4(8, 0, 5, 6, b""),
-    );
-    for len in 15..with_options.len() {
-        assert_eq!(
-            bed.run("to_endpoint", &with_options[..len]),
-            untouched(&with_options[..len])
-        );
-    }
     let ip = Ipv6::icmp(PEER6, HEALTH6);
-    let whole = ethernet(
-        MAC,
-        HOST_MAC,
-        IPV6,
-        &ip.packet(&ip.with_checksum(echo(128, 0, 5, 6, b""))),
-    );
-    for len in 15..whole.len() {
-        assert_eq!(
-            bed.run("to_endpoint", &whole[..len]),
-            untouched(&whole[..len]),
-            "{len} bytes of IPv6"
-        );
-    }
-    let whole = arp_request(HOST_MAC, PEER, HEALTH);
-    for len in 15..whole.len() {
-        assert_eq!(
-            bed.run("to_endpoint", &whole[..len]),
-            untouched(&whole[..len]),
-            "{len} bytes of ARP"
-        );
-        assert_eq!(
-            bed.run("from_endpoint", &whole[..len]),
-            untouched(&whole[..len])
-        );
-    }
-    let whole = solicitation(PEER6, HEALTH6, HOST_MAC);
-    for len in 15..whole.len() {
-        assert_eq!(
-            bed.run("to_endpoint", &whole[..len]),
-            untouched(&whole[..len]),
-            "{len} bytes of NS"
-        );
+    for (program, whole, ip_len) in [
+        (
+            "to_endpoint",
+            to_health(&request(), &echo4(8, 0, 5, 6, b"")),
+            20,
+        ),
+        (
+            "to_endpoint",
+            to_health(
+                &Ipv4 {
+                    options: vec![1; 40],
+                    ..request()
+                },
+                &echo4(8, 0, 5, 6, b""),
+            ),
+            20,
+        ),
+        (
+            "to_endpoint",
+            ethernet(
+                MAC,
+                HOST_MAC,
+                IPV6,
+                &ip.packet(&ip.with_checksum(echo(128, 0, 5, 6, b""))),
+            ),
+            40,
+        ),
+        ("to_endpoint", arp_request(HOST_MAC, PEER, HEALTH), 0),
+        ("from_endpoint", arp_request(MAC, HEALTH, GATEWAY), 0),
+        ("to_endpoint", solicitation(PEER6, HEALTH6, HOST_MAC), 40),
+        ("from_endpoint", solicitation(HEALTH6, GATEWAY6, MAC), 40),
+        ("to_netdev", probe(Path::Host, 8, PROBE_ID, 1), 20),
+        ("from_netdev", probe(Path::Host, 0, PROBE_ID, 1), 20),
+    ] {
+        for len in 0..whole.len() {
+            match bed.try_run(program, &whole[..len]) {
+                Some(Outcome { code, bytes }) => {
+                    assert_ne!(
+                        code,
+                        REDIRECT,
+                        "{program} answered {len} bytes of {}",
+                        whole.len()
+                    );
+                    assert_eq!(bytes, &whole[..len], "{program} on {len} bytes");
+                }
+                None => assert!(
+                    len <= 14 || len < 14 + ip_len,
+                    "{program} was not run on {len} bytes"
+                ),
+            }
+        }
     }
     // A length field that disagrees with the packet.
     let mut longer = to_health(&request(), &echo4(8, 0, 5, 6, b"data"));
