@@ -10,7 +10,7 @@ use health_common::echo::{
     self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMP,
     PROTOCOL_ICMPV6,
 };
-use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{
@@ -81,7 +81,7 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
     let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
-    let Some(endpoint) = health_endpoint(frame, Addr::v4(ip.daddr_be)) else {
+    let Some(config) = for_health_endpoint(frame, Addr::v4(ip.daddr_be)) else {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     };
     if ip.protocol != PROTOCOL_ICMP {
@@ -92,7 +92,7 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
         verdict => verdict,
     };
     match verdict {
-        EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, endpoint),
+        EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
         EchoVerdict::Stack => pass(frame, Reason::LeftToStack, Direction::Egress),
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
@@ -187,7 +187,7 @@ fn load<T>(frame: &Frame, offset: u32, to: &mut T, len: u32) -> Option<()> {
 }
 
 #[inline(always)]
-fn answer4<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
+fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ethernet, ip, echo)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
@@ -203,11 +203,11 @@ fn answer4<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
         };
         note(
             frame,
-            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame)),
+            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame, config)),
         );
     }
     echo::turn4(ip, echo);
-    turn_round::<S>(frame, ethernet, endpoint)
+    turn_round::<S>(frame, ethernet, config)
 }
 
 #[inline(always)]
@@ -221,14 +221,14 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
     if ip.next_header == PROTOCOL_ICMPV6 && echo.kind == NEIGHBOUR_SOLICITATION {
         return to_endpoint_solicitation(frame);
     }
-    let Some(endpoint) = health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
+    let Some(config) = for_health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     };
     if ethernet.destination[0] & 1 != 0 {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
     match echo::judge6(ip, echo, frame.len()) {
-        EchoVerdict::Answer => answer6::<S>(frame, endpoint),
+        EchoVerdict::Answer => answer6::<S>(frame, config),
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
             refuse(frame, reason, Direction::Egress)
@@ -240,7 +240,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
 }
 
 #[inline(always)]
-fn answer6<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
+fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
@@ -256,23 +256,23 @@ fn answer6<S: State>(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
         };
         note(
             frame,
-            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame)),
+            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame, config)),
         );
     }
     echo::turn6(ip, echo);
-    turn_round::<S>(frame, ethernet, endpoint)
+    turn_round::<S>(frame, ethernet, config)
 }
 
 /// Request and reply of one echo, which are of the same length.
 #[inline(always)]
-fn exchange(frame: &Frame) -> Traffic {
+fn exchange(frame: &Frame, config: &DatapathConfig) -> Traffic {
     let bytes = frame.len() - IP_AT as u32;
     Traffic {
         rx_bytes: bytes,
         tx_bytes: bytes,
         source_identity: identity::UNKNOWN,
         ifindex: frame.ifindex(),
-        timeout_secs: config().map_or(0, |config| config.ct_any_timeout_secs),
+        timeout_secs: config.ct_any_timeout_secs,
     }
 }
 
@@ -288,11 +288,11 @@ fn note(frame: &Frame, tracked: Tracked) {
 fn turn_round<S: State>(
     frame: &Frame,
     ethernet: &mut EthernetHeader,
-    endpoint: &EndpointInfo,
+    config: &DatapathConfig,
 ) -> Verdict {
     core::mem::swap(&mut ethernet.destination, &mut ethernet.source);
     frame.set_mark(MARK_ANSWERED);
-    let code = frame.redirect(endpoint.ifindex, u64::from(BPF_F_INGRESS));
+    let code = frame.redirect(config.health_ifindex, u64::from(BPF_F_INGRESS));
     if S::KEPT {
         redirected(frame, Reason::EchoAnswered, Direction::Egress, code)
     } else {
@@ -306,10 +306,10 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     let target = Addr::v4(u32::from_ne_bytes(arp.target_ip));
-    match health_endpoint(frame, target) {
-        Some(endpoint) if neighbour::is_arp_request(ethernet, arp) => {
-            neighbour::turn_arp(ethernet, arp, endpoint.mac);
-            answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
+    match for_health_endpoint(frame, target) {
+        Some(config) if neighbour::is_arp_request(ethernet, arp) => {
+            neighbour::turn_arp(ethernet, arp, config.health_mac);
+            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
         }
         _ => pass(frame, Reason::LeftToStack, Direction::Egress),
     }
@@ -320,10 +320,10 @@ fn to_endpoint_solicitation(frame: &Frame) -> Verdict {
     let Some((ethernet, ip, message)) = solicitation(frame) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
-    match health_endpoint(frame, Addr::v6(message.target_be)) {
-        Some(endpoint) => {
-            neighbour::turn_solicitation(ethernet, ip, message, endpoint.mac, Role::Endpoint);
-            answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
+    match for_health_endpoint(frame, Addr::v6(message.target_be)) {
+        Some(config) => {
+            neighbour::turn_solicitation(ethernet, ip, message, config.health_mac, Role::Endpoint);
+            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
         }
         None => pass(frame, Reason::LeftToStack, Direction::Egress),
     }
@@ -441,10 +441,13 @@ fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdic
     redirected(frame, Reason::NeighbourAnswered, direction, code)
 }
 
-/// The health endpoint that has this address and lives behind the packet's device.
+/// The settings, if the packet is at the health endpoint's device and this is the endpoint's address.
 #[inline(always)]
-fn health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static EndpointInfo> {
-    endpoint_at(frame, addr).filter(|endpoint| endpoint.flags & ENDPOINT_HEALTH != 0)
+fn for_health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static DatapathConfig> {
+    config().filter(|config| {
+        config.health_ifindex == frame.ifindex()
+            && (addr == config.health4 || addr == config.health6)
+    })
 }
 
 #[inline(always)]

@@ -1,4 +1,5 @@
 //! The test bed.
 
+pub mod bench;
 pub mod packet;
 pub mod testrun;

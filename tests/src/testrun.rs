@@ -1,7 +1,7 @@
 //! The datapath's programs run on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
 
 use std::fs;
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use aya::TestRunOptions;
@@ -9,6 +9,9 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use health_agent::config::Location;
 use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
+use health_common::config::DatapathConfig;
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::{LAYOUT_VERSION, identity};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Return value for a packet that goes on (`TC_ACT_UNSPEC`).
@@ -146,21 +149,37 @@ impl TestRun {
             .sum()
     }
 
-    /// Makes `addresses` the health endpoint's.
-    pub fn set_health_endpoint(&mut self, addresses: &[IpAddr], mac: [u8; 6], host_mac: [u8; 6]) {
-        let info = health_common::endpoint::EndpointInfo {
+    /// Sets up the health endpoint: its addresses and hardware addresses, and the rest of the settings.
+    pub fn set_health_endpoint(
+        &mut self,
+        addresses: (Ipv4Addr, Ipv6Addr),
+        mac: [u8; 6],
+        host_mac: [u8; 6],
+        config: DatapathConfig,
+    ) {
+        let (ipv4, ipv6) = addresses;
+        let info = EndpointInfo {
             ifindex: IFINDEX,
-            identity: health_common::identity::HEALTH,
-            flags: health_common::endpoint::ENDPOINT_HEALTH,
+            identity: identity::HEALTH,
+            flags: ENDPOINT_HEALTH,
             id: 77,
             mac,
             host_mac,
             pad: 0,
         };
-        let endpoints: Vec<_> = addresses.iter().map(|&addr| (addr, info)).collect();
         self.datapath
-            .set_endpoints(&endpoints)
+            .set_endpoints(&[(ipv4.into(), info), (ipv6.into(), info)])
             .expect("the endpoints");
+        let config = DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            ct_any_timeout_secs: 60,
+            health_ifindex: IFINDEX,
+            health4: ipv4.into(),
+            health6: ipv6.into(),
+            health_mac: mac,
+            ..config
+        };
+        self.datapath.configure(config).expect("the settings");
     }
 }
 

@@ -23,18 +23,18 @@ const PROBE_ID: u16 = 0x4240;
 
 fn bed() -> TestRun {
     let mut bed = TestRun::load();
-    bed.set_health_endpoint(&[IpAddr::V4(HEALTH), IpAddr::V6(HEALTH6)], MAC, HOST_MAC);
-    bed.datapath
-        .configure(DatapathConfig {
-            layout_version: health_common::LAYOUT_VERSION,
+    bed.set_health_endpoint(
+        (HEALTH, HEALTH6),
+        MAC,
+        HOST_MAC,
+        DatapathConfig {
             icmp_id_be: PROBE_ID.to_be(),
             probe_magic: MAGIC,
-            ct_any_timeout_secs: 60,
             gateway4: GATEWAY.into(),
             gateway6: GATEWAY6.into(),
             ..DatapathConfig::default()
-        })
-        .expect("the settings");
+        },
+    );
     bed
 }
 

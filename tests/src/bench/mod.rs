@@ -1,0 +1,2 @@
+//! Benchmarks.
+pub mod program_cost;
