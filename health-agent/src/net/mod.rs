@@ -1,1 +1,3 @@
 //! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls.
+
+pub mod rawsock;
