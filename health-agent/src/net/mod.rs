@@ -11,3 +11,5 @@ pub mod netlink;
 pub mod netns;
 pub mod route;
 pub mod sysctl;
+
+pub mod rawsock;
