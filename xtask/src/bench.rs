@@ -1,0 +1,38 @@
+//! `cargo xtask bench`: one benchmark, in the release profile.
+
+use std::os::unix::process::CommandExt as _;
+
+use crate::privilege::as_root;
+use crate::process::{cannot_run, run};
+use crate::workspace::Workspace;
+use crate::{packages, setup};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Which one; without a name all are listed
+    name: Option<String>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    setup::setup(workspace)?;
+    packages::require(packages::TESTS)?;
+    run(workspace.cargo()?.args([
+        "build",
+        "--release",
+        "--package=health-agent",
+        "--package=tests",
+        "--bin=health-agent",
+        "--bin=bench",
+    ]))?;
+
+    let mut bench = as_root(workspace.release_binary("bench"), "benchmarks")?;
+    bench.args(&args.name);
+    if args.json {
+        bench.arg("--json");
+    }
+    let error = bench.exec();
+    Err(cannot_run(&bench, error))
+}

@@ -1,0 +1,71 @@
+//! Programs of the distribution that the test bed calls.
+
+use std::process::Command;
+
+use anyhow::bail;
+
+use crate::privilege::as_root;
+use crate::process::{installed, run};
+
+/// A program and the Debian package that brings it.
+pub(crate) struct Tool {
+    program: &'static str,
+    package: &'static str,
+}
+
+const fn tool(program: &'static str, package: &'static str) -> Tool {
+    Tool { program, package }
+}
+
+/// What a bed needs.
+pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-linux")];
+
+/// What the tests need.
+pub(crate) const TESTS: &[Tool] = &[
+    tool("ip", "iproute2"),
+    tool("nsenter", "util-linux"),
+    tool("setpriv", "util-linux"),
+    tool("setarch", "util-linux"),
+    tool("ping", "iputils-ping"),
+    tool("bpftool", "bpftool"),
+];
+
+/// Installs the packages of those programs that are not there.
+pub(crate) fn require(tools: &[Tool]) -> anyhow::Result<()> {
+    let mut missing: Vec<&str> = tools
+        .iter()
+        .filter(|tool| !installed(tool.program))
+        .map(|tool| tool.package)
+        .collect();
+    missing.dedup();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if !installed("apt-get") {
+        bail!(
+            "missing programs; install the packages that Debian calls: {}",
+            missing.join(" ")
+        );
+    }
+    println!("installing {}", missing.join(" "));
+    // The package lists may be absent (a fresh container) or old; only then fetch them.
+    if run(&mut install(&missing)?).is_err() {
+        run(as_root("apt-get", "installing packages")?.args(["-q", "update"]))?;
+        run(&mut install(&missing)?)?;
+    }
+    Ok(())
+}
+
+fn install(packages: &[&str]) -> anyhow::Result<Command> {
+    let mut apt = as_root("env", "installing packages")?;
+    apt.args([
+        "DEBIAN_FRONTEND=noninteractive",
+        "apt-get",
+        "-q",
+        "-y",
+        "--no-install-recommends",
+        "install",
+    ])
+    .args(packages);
+    Ok(apt)
+}

@@ -1,0 +1,59 @@
+//! Runs other programs, with errors that say which one failed.
+
+use std::env;
+use std::io::ErrorKind;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, anyhow, bail};
+
+/// Runs to the end, output to the terminal.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command
+        .status()
+        .map_err(|error| cannot_run(command, error))?;
+    if !status.success() {
+        bail!("{} failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// Runs to the end and returns its standard output, or `None` when it failed.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<Option<String>> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| cannot_run(command, error))?;
+    if !output.status.success() {
+        return Ok(None);
+    }
+    String::from_utf8(output.stdout)
+        .map(Some)
+        .with_context(|| format!("{} printed something that is not UTF-8", shown(command)))
+}
+
+/// Why a program did not start.
+pub(crate) fn cannot_run(command: &Command, error: std::io::Error) -> anyhow::Error {
+    let program = command.get_program().to_string_lossy();
+    match error.kind() {
+        ErrorKind::NotFound => anyhow!("{program} is not installed"),
+        _ => anyhow!(error).context(format!("cannot run {program}")),
+    }
+}
+
+/// The command line, for messages.
+pub(crate) fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Whether a program is there to run. System folders count even where `PATH` lacks them, as it
+/// often does for users other than root.
+pub(crate) fn installed(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .any(|dir| dir.join(program).is_file())
+}

@@ -1,0 +1,52 @@
+//! `cargo xtask run`: a cluster of real agents on this machine.
+
+use std::os::unix::process::CommandExt as _;
+
+use crate::privilege::as_root;
+use crate::process::{cannot_run, run as run_command};
+use crate::workspace::Workspace;
+use crate::{packages, setup};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Exit as soon as the answer is known: 0 if all is reachable, else 1
+    #[arg(long)]
+    once: bool,
+    /// How many nodes
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=250))]
+    nodes: u8,
+    /// Give nodes and endpoints IPv6 addresses too
+    #[arg(long)]
+    ipv6: bool,
+    /// Print the first node's status as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    setup::setup(workspace)?;
+    packages::require(packages::BED)?;
+    run_command(workspace.cargo()?.args([
+        "build",
+        "--release",
+        "--package=health-agent",
+        "--package=tests",
+        "--bin=health-agent",
+        "--bin=bed",
+    ]))?;
+
+    let mut bed = as_root(workspace.release_binary("bed"), "making network namespaces")?;
+    bed.arg(format!("--nodes={}", args.nodes));
+    for (wanted, flag) in [
+        (args.once, "--once"),
+        (args.ipv6, "--ipv6"),
+        (args.json, "--json"),
+    ] {
+        if wanted {
+            bed.arg(flag);
+        }
+    }
+    // The bed takes this process's place, so that signals reach it and its exit code is ours.
+    let error = bed.exec();
+    Err(cannot_run(&bed, error))
+}

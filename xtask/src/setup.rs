@@ -1,0 +1,96 @@
+//! `cargo xtask setup`: what building needs beyond the toolchain. Says nothing when all is there.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::process::{output, run};
+use crate::workspace::Workspace;
+
+const BPF_LINKER_VERSION: &str = "0.13.0";
+const BTF: &str = "/sys/kernel/btf/vmlinux";
+
+pub(crate) fn setup(workspace: &Workspace) -> anyhow::Result<()> {
+    ensure!(
+        Path::new(BTF).exists(),
+        "{BTF} is missing: boot a kernel that is built with CONFIG_DEBUG_INFO_BTF=y"
+    );
+    let channel = workspace.channel()?;
+    let sysroot = sysroot(channel)?;
+    rust_src(channel, &sysroot)?;
+    bpf_linker(workspace, &sysroot)
+}
+
+/// The toolchain's folder.
+fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
+    let sysroot = output(Command::new("rustup").args(["run", channel, "rustc", "--print=sysroot"]))
+        .context("get rustup from https://rustup.rs")?;
+    match sysroot {
+        Some(sysroot) => Ok(PathBuf::from(sysroot.trim_end())),
+        None => {
+            bail!("toolchain {channel} is missing; run: rustup toolchain install {channel}")
+        }
+    }
+}
+
+fn rust_src(channel: &str, sysroot: &Path) -> anyhow::Result<()> {
+    let core = sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml");
+    if core.exists() {
+        return Ok(());
+    }
+    println!("adding component rust-src to toolchain {channel}");
+    run(Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", channel]))
+        .context("component rust-src is missing and could not be added")
+}
+
+/// Installs bpf-linker, built against the LLVM that rustc itself ships, so that both always speak
+/// the same bitcode.
+fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
+    let tools = workspace.tools();
+    let installed = fs::read_to_string(tools.join(".crates.toml")).unwrap_or_default();
+    let binary_is_there = tools.join("bin/bpf-linker").exists();
+    if binary_is_there && installed.contains(&format!("\"bpf-linker {BPF_LINKER_VERSION} ")) {
+        return Ok(());
+    }
+    println!("building bpf-linker {BPF_LINKER_VERSION} (about a minute)");
+    let llvm = link_llvm(&tools, sysroot)?;
+    run(workspace
+        .cargo()?
+        .env("LLVM_PREFIX", llvm)
+        .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION])
+        .args(["--locked", "--force", "--no-default-features"])
+        .args(["--features", "llvm-22", "--root"])
+        .arg(&tools))
+    .context("bpf-linker is missing and could not be built")
+}
+
+/// Makes the folder that bpf-linker's build takes for an LLVM installation.
+fn link_llvm(tools: &Path, sysroot: &Path) -> anyhow::Result<PathBuf> {
+    let lib = sysroot.join("lib");
+    let library = fs::read_dir(&lib)
+        .with_context(|| format!("cannot list {}", lib.display()))?
+        .filter_map(Result::ok)
+        .map(|entry| entry.path())
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("libLLVM.so."))
+        })
+        .with_context(|| format!("no libLLVM.so.* in {}", lib.display()))?;
+
+    let llvm = tools.join("llvm");
+    let link = llvm.join("lib/libLLVM.so");
+    fs::create_dir_all(llvm.join("lib"))
+        .with_context(|| format!("cannot make {}", llvm.display()))?;
+    match fs::remove_file(&link) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot replace {}", link.display()));
+        }
+        _ => {}
+    }
+    symlink(&library, &link).with_context(|| format!("cannot make {}", link.display()))?;
+    Ok(llvm)
+}

@@ -1,0 +1,155 @@
+//! `cargo xtask test`: all tests, and what they counted to.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use crate::privilege::{is_root, require_sudo};
+use crate::process::{cannot_run, run};
+use crate::workspace::Workspace;
+use crate::{packages, setup};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Run only tests whose name contains this, or those of the file tests/tests/FILTER.rs
+    filter: Option<String>,
+}
+
+pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    setup::setup(workspace)?;
+    packages::require(packages::TESTS)?;
+    // Integration tests start the agent's program, which cargo does not build for them.
+    run(workspace.cargo()?.args(["build", "--package=health-agent"]))?;
+
+    let mut counts = Counts::default();
+    let mut all_ran = true;
+    for selection in selections(workspace, args) {
+        let mut cargo = cargo_test(workspace)?;
+        cargo.args(selection);
+        all_ran &= run_counted(&mut cargo, &mut counts)?;
+    }
+
+    println!(
+        "\n{} passed, {} failed, {} skipped",
+        counts.passed, counts.failed, counts.skipped
+    );
+    if counts.failed > 0 {
+        bail!("{} tests failed", counts.failed);
+    }
+    if !all_ran {
+        bail!("cargo test failed");
+    }
+    if counts.passed == 0 {
+        bail!("no test matches {}", args.filter.as_deref().unwrap_or("*"));
+    }
+    Ok(())
+}
+
+/// What to give to `cargo test`, run by run. Tests on the bed share this machine's namespaces, so
+/// they come one at a time.
+fn selections(workspace: &Workspace, args: &Args) -> Vec<Vec<String>> {
+    let words = |words: &[&str]| {
+        words
+            .iter()
+            .map(|&word| word.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let filter = args.filter.as_deref();
+    let is_file = |name: &str| {
+        workspace
+            .root()
+            .join("tests/tests")
+            .join(format!("{name}.rs"))
+            .is_file()
+    };
+    // Tests that need root are marked as ignored, so that a plain `cargo test` skips them.
+    let on_bed = ["--", "--include-ignored", "--test-threads=1"];
+    match filter {
+        Some(name) if is_file(name) => {
+            vec![[words(&["--package=tests", "--test", name]), words(&on_bed)].concat()]
+        }
+        _ => {
+            let filter: Vec<_> = filter.iter().map(|&filter| filter.to_owned()).collect();
+            let units = ["--workspace", "--exclude=health-ebpf", "--exclude=tests"];
+            vec![
+                [words(&units), filter.clone()].concat(),
+                [words(&["--package=tests"]), filter, words(&on_bed)].concat(),
+            ]
+        }
+    }
+}
+
+fn cargo_test(workspace: &Workspace) -> anyhow::Result<Command> {
+    let mut cargo = workspace.cargo()?;
+    cargo.args(["test", "--no-fail-fast"]);
+    if !is_root()? {
+        require_sudo("testing on network namespaces")?;
+        cargo.args(["--config", r#"target."cfg(unix)".runner=["sudo", "-E"]"#]);
+    }
+    Ok(cargo)
+}
+
+#[derive(Default)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Counts {
+    /// Reads `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
+    fn add(&mut self, line: &str) {
+        let Some(result) = line.strip_prefix("test result: ") else {
+            return;
+        };
+        let counted = |what: &str| -> u64 {
+            result
+                .split([';', '.'])
+                .find_map(|part| part.trim().strip_suffix(what)?.trim().parse().ok())
+                .unwrap_or(0)
+        };
+        self.passed += counted("passed");
+        self.failed += counted("failed");
+        self.skipped += counted("ignored");
+    }
+}
+
+/// Runs it, passing its output on; false if it failed.
+fn run_counted(cargo: &mut Command, counts: &mut Counts) -> anyhow::Result<bool> {
+    let mut child = cargo
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| cannot_run(cargo, error))?;
+    let stdout = child
+        .stdout
+        .take()
+        .context("cargo has no standard output")?;
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context("cannot read the output of cargo test")?;
+        println!("{line}");
+        counts.add(&line);
+    }
+    Ok(child
+        .wait()
+        .context("cannot wait for cargo test")?
+        .success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Counts;
+
+    #[test]
+    fn results_add_up() {
+        let mut counts = Counts::default();
+        for line in [
+            "test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out",
+            "test some::name ... ok",
+            "test result: FAILED. 10 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out",
+        ] {
+            counts.add(line);
+        }
+        assert_eq!((counts.passed, counts.failed, counts.skipped), (13, 2, 1));
+    }
+}

@@ -1,0 +1,67 @@
+//! Where the workspace and its outputs are.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
+
+/// The workspace that this program belongs to.
+pub(crate) struct Workspace {
+    root: PathBuf,
+    profiles: PathBuf,
+}
+
+impl Workspace {
+    pub(crate) fn locate() -> anyhow::Result<Self> {
+        let manifest_dir = env::var_os("CARGO_MANIFEST_DIR")
+            .context("CARGO_MANIFEST_DIR is not set; start this program as: cargo xtask")?;
+        let root = Path::new(&manifest_dir)
+            .parent()
+            .context("the package xtask has no workspace around it")?
+            .to_owned();
+        // Cargo put this program into `<target>/<profile>/`, wherever `<target>` was configured.
+        let own = env::current_exe().context("cannot find this program's own file")?;
+        let profiles = own
+            .ancestors()
+            .nth(2)
+            .with_context(|| format!("{} does not stand in a target folder", own.display()))?
+            .to_owned();
+        Ok(Self { root, profiles })
+    }
+
+    /// The folder of the workspace's `Cargo.toml`.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where tools are installed. Not moved by `CARGO_TARGET_DIR`, so that the agent's build script
+    /// finds them.
+    pub(crate) fn tools(&self) -> PathBuf {
+        self.root.join("target/tools")
+    }
+
+    /// A program that cargo built in the release profile.
+    pub(crate) fn release_binary(&self, name: &str) -> PathBuf {
+        self.profiles.join("release").join(name)
+    }
+
+    /// The pinned toolchain's name.
+    pub(crate) fn channel(&self) -> anyhow::Result<&'static str> {
+        TOOLCHAIN_FILE
+            .lines()
+            .find_map(|line| line.strip_prefix("channel = \"")?.strip_suffix('"'))
+            .context("rust-toolchain.toml names no channel")
+    }
+
+    /// Cargo of the pinned toolchain, in the workspace's folder.
+    pub(crate) fn cargo(&self) -> anyhow::Result<Command> {
+        let mut cargo = Command::new("rustup");
+        cargo
+            .args(["run", self.channel()?, "cargo"])
+            .current_dir(&self.root);
+        Ok(cargo)
+    }
+}
