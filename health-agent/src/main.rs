@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::Parser;
 use health_agent::cli::exit::{self, Failure};
 use health_agent::cli::{Cli, Command};
+use health_agent::net::hostns;
 use tokio::runtime::{Builder, Runtime};
 
 /// Threads of the daemon: one would let a slow request delay a probe, more only cost memory.
@@ -24,6 +25,12 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     let location = cli.global.location()?;
     if let Command::Run(args) = &cli.command {
         args.logging.init();
+    }
+    // Threads that exist would stay behind in the old namespaces.
+    hostns::leave_hidden_mounts(&location.bpf_root)
+        .context("cannot leave a private mount namespace")?;
+    if let Some(path) = &cli.global.netns {
+        hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;
     let result = runtime.block_on(cli.command.execute(location));

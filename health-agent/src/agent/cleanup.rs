@@ -15,7 +15,10 @@ use crate::pidfile::PidFile;
 /// Removes pins, programs, the health endpoint, routes, settings and files of an instance, and tells
 /// what it removed. What is not there is no failure; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
-    anyhow::ensure!(Uid::effective().is_root(), "cleanup needs root; run it as root or with sudo");
+    anyhow::ensure!(
+        Uid::effective().is_root(),
+        "cleanup needs root; run it as root or with sudo"
+    );
     let pid_file = match location.runtime_dir.exists() {
         true => Some(PidFile::acquire(&location.pid_file())?),
         false => None,
@@ -32,7 +35,7 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     failed.extend(endpoint.failed.iter().map(ToString::to_string));
 
     drop(pid_file);
-    let learned = location.state_dir.join(crate::mesh::learned::FILE);
+    let learned = location.state_dir.join(crate::mesh::LEARNED_FILE);
     for file in [location.socket(), learned] {
         if remove(fs::remove_file(&file), &file)? {
             removed.push(format!("file {}", file.display()));
@@ -44,7 +47,11 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
             removed.push(format!("folder {}", folder.display()));
         }
     }
-    anyhow::ensure!(failed.is_empty(), "cleanup is not complete: {}", failed.join("; "));
+    anyhow::ensure!(
+        failed.is_empty(),
+        "cleanup is not complete: {}",
+        failed.join("; ")
+    );
     Ok(removed)
 }
 

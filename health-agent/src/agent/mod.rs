@@ -24,8 +24,8 @@ use crate::config::Config;
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::peer_routes;
-use crate::mesh::engine::{Mesh, MeshOptions};
 use crate::mesh::hello::{self, Responder};
+use crate::mesh::{Mesh, MeshOptions};
 use crate::net::netlink::{self, Handle};
 use crate::nodes::file::FileRegistry;
 use crate::nodes::{Node, NodeSet, Registry as _};
@@ -43,13 +43,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let own = own_node(&nodes.borrow(), &config)?;
 
     for folder in [&config.location.runtime_dir, &config.location.state_dir] {
-        fs::create_dir_all(folder).with_context(|| format!("cannot create folder {}", folder.display()))?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create folder {}", folder.display()))?;
     }
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     let socket = server::bind(&config.location.socket())?;
     let source = Arc::new(AgentSource::new(config.clone()));
     let (stop, stopped) = channel(false);
-    let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped.clone())));
+    let api = tokio::spawn(server::serve(
+        socket,
+        source.clone(),
+        until(stopped.clone()),
+    ));
 
     let result = Agent::start(&config, own, nodes, source).await;
     let result = match result {
@@ -129,7 +134,14 @@ impl Agent {
         )?;
         source.set_mesh(mesh);
         info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
-        Ok(Self { node, source, registry, own, netlink, host_responder })
+        Ok(Self {
+            node,
+            source,
+            registry,
+            own,
+            netlink,
+            host_responder,
+        })
     }
 
     /// Watches over everything until a signal comes, then stops in order.
@@ -141,9 +153,15 @@ impl Agent {
             mesh.shutdown().await;
         }
         let responders = async {
-            tokio::join!(self.host_responder.shutdown(), self.node.responder.shutdown());
+            tokio::join!(
+                self.host_responder.shutdown(),
+                self.node.responder.shutdown()
+            );
         };
-        if tokio::time::timeout(SHUTDOWN_TIMEOUT, responders).await.is_err() {
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, responders)
+            .await
+            .is_err()
+        {
             warn!("stopped with requests under way");
         }
         info!("agent stopped; its programs and its health endpoint stay until cleanup");
@@ -185,7 +203,8 @@ impl Agent {
             .filter(|node| node.full_name() != self.own.full_name())
             .flat_map(|node| {
                 node.pod_cidrs.iter().filter_map(|cidr| {
-                    let same_family = |addr: &&std::net::IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
+                    let same_family =
+                        |addr: &&std::net::IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
                     Some((*cidr, *node.addresses.iter().find(same_family)?))
                 })
             })

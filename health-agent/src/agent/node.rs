@@ -9,15 +9,13 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use tracing::warn;
 
 use super::addresses;
 use crate::config::Config;
 use crate::datapath::loader::{self, ProgramLog};
-use crate::datapath::{Datapath, Hook};
+use crate::datapath::{Datapath, Hook, log};
 use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
 use crate::mesh::hello::Responder;
 use crate::net::link;
@@ -56,12 +54,14 @@ impl NodeDatapath {
         let result = Self::make(config, own, uplinks).await;
         if result.is_err() {
             if !had_pins {
-                for error in loader::remove_pins(&config.location).err() {
+                if let Err(error) = loader::remove_pins(&config.location) {
                     warn!(%error, "cannot undo the start");
                 }
             }
             if !had_endpoint {
-                for error in health::cleanup(&config.location.instance, &config.location.state_dir).await.failed
+                for error in health::cleanup(&config.location.instance, &config.location.state_dir)
+                    .await
+                    .failed
                 {
                     warn!(%error, "cannot undo the start");
                 }
@@ -84,9 +84,13 @@ impl NodeDatapath {
         for repair in &repaired {
             warn!(cause = %repair, "health endpoint repaired");
         }
-        let log = if tracing::enabled!(tracing::Level::DEBUG) { ProgramLog::Debug } else { ProgramLog::Warn };
-        let mut datapath = Datapath::load(&config.location, log)?;
-        forward_program_log(&mut datapath)?;
+        let level = if tracing::enabled!(tracing::Level::DEBUG) {
+            ProgramLog::Debug
+        } else {
+            ProgramLog::Warn
+        };
+        let mut datapath = Datapath::load(&config.location, level)?;
+        log::forward(&mut datapath)?;
         let listeners = endpoint.listen(config.health_port)?;
         let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));
         let responder = Responder::start(listeners, addresses_known)
@@ -126,7 +130,8 @@ impl NodeDatapath {
             self.responder.replace(self.endpoint.listen(self.port)?)?;
             self.configure()?;
             self.datapath.attach(&self.hooks())?;
-            self.health_addresses.send_replace(addresses(&self.endpoint));
+            self.health_addresses
+                .send_replace(addresses(&self.endpoint));
         }
         Ok(repaired.iter().map(ToString::to_string).collect())
     }
@@ -136,7 +141,10 @@ impl NodeDatapath {
         let mut causes = Vec::new();
         if !self.datapath.pins_are_there() {
             let lost = self.datapath.repair_pins()?;
-            causes.extend(lost.into_iter().map(|name| format!("the pin of {name} was removed")));
+            causes.extend(
+                lost.into_iter()
+                    .map(|name| format!("the pin of {name} was removed")),
+            );
         }
         for fault in self.datapath.hook_faults() {
             self.datapath.repair_hook(&fault)?;
@@ -147,7 +155,10 @@ impl NodeDatapath {
 
     fn hooks(&self) -> Vec<Hook> {
         let endpoint = Hook::endpoint(self.endpoint.ifname());
-        endpoint.into_iter().chain(self.uplinks.iter().flat_map(|device| Hook::uplink(device))).collect()
+        endpoint
+            .into_iter()
+            .chain(self.uplinks.iter().flat_map(|device| Hook::uplink(device)))
+            .collect()
     }
 
     /// Tells the programs about the endpoint and the agent's own probes.
@@ -162,7 +173,10 @@ impl NodeDatapath {
             host_mac: endpoint.host_mac().0,
             pad: 0,
         };
-        let endpoints: Vec<_> = addresses(endpoint).into_iter().map(|addr| (addr, info)).collect();
+        let endpoints: Vec<_> = addresses(endpoint)
+            .into_iter()
+            .map(|addr| (addr, info))
+            .collect();
         self.datapath.set_endpoints(&endpoints)?;
         self.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
@@ -183,11 +197,22 @@ impl NodeDatapath {
 }
 
 /// The devices that lead to other nodes: those asked for, or those that carry the node's addresses.
-pub(super) async fn uplinks(netlink: &Handle, config: &Config, own: &Node) -> anyhow::Result<Vec<String>> {
+pub(super) async fn uplinks(
+    netlink: &Handle,
+    config: &Config,
+    own: &Node,
+) -> anyhow::Result<Vec<String>> {
     for device in &config.devices {
         if link::by_name(netlink, device).await?.is_none() {
-            let known: Vec<_> = link::list(netlink).await?.into_iter().map(|link| link.name).collect();
-            anyhow::bail!("--device {device}: there is no such interface; there are: {}", known.join(", "));
+            let known: Vec<_> = link::list(netlink)
+                .await?
+                .into_iter()
+                .map(|link| link.name)
+                .collect();
+            anyhow::bail!(
+                "--device {device}: there is no such interface; there are: {}",
+                known.join(", ")
+            );
         }
     }
     let carrying = link::carrying(netlink, &own.addresses).await?;
@@ -201,19 +226,9 @@ pub(super) async fn uplinks(netlink: &Handle, config: &Config, own: &Node) -> an
     if !config.devices.is_empty() {
         return Ok(config.devices.clone());
     }
-    Ok(carrying.into_iter().filter(|(link, _)| !link.loopback).map(|(link, _)| link.name).collect())
-}
-
-/// Passes on what the programs log, as events of their own.
-fn forward_program_log(datapath: &mut Datapath) -> anyhow::Result<()> {
-    let log = datapath.take_log().context("cannot read the log of the eBPF programs")?;
-    let mut log = AsyncFd::with_interest(log, Interest::READABLE)
-        .context("cannot poll the log of the eBPF programs")?;
-    tokio::spawn(async move {
-        while let Ok(mut ready) = log.readable_mut().await {
-            ready.get_inner_mut().flush();
-            ready.clear_ready();
-        }
-    });
-    Ok(())
+    Ok(carrying
+        .into_iter()
+        .filter(|(link, _)| !link.loopback)
+        .map(|(link, _)| link.name)
+        .collect())
 }

@@ -11,7 +11,7 @@ use crate::api::server::Source;
 use crate::api::types::{AgentState, Endpoint, HealthStatus, NodeList, SelfStatus, go_duration};
 use crate::config::Config;
 use crate::endpoint::health::HealthEndpoint;
-use crate::mesh::engine::MeshHandle;
+use crate::mesh::MeshHandle;
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {
@@ -61,7 +61,10 @@ impl AgentSource {
             netns: endpoint.netns().path().display().to_string(),
             repairs: repairs.clone(),
         };
-        *self.endpoint.write().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        *self
+            .endpoint
+            .write()
+            .unwrap_or_else(PoisonError::into_inner) = Some(shown);
     }
 
     /// Takes over how a look at the endpoint and the datapath went.
@@ -79,7 +82,11 @@ impl Source for AgentSource {
         self.mesh.get().map_or_else(
             || HealthStatus {
                 probe_interval: go_duration(
-                    self.config.probe_interval.as_nanos().try_into().unwrap_or(i64::MAX),
+                    self.config
+                        .probe_interval
+                        .as_nanos()
+                        .try_into()
+                        .unwrap_or(i64::MAX),
                 ),
                 local: SelfStatus {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
@@ -98,11 +105,22 @@ impl Source for AgentSource {
     }
 
     fn nodes(&self) -> NodeList {
-        self.mesh.get().map_or_else(|| NodeList { stale: None, nodes: Vec::new() }, MeshHandle::nodes)
+        self.mesh.get().map_or_else(
+            || NodeList {
+                stale: None,
+                nodes: Vec::new(),
+            },
+            MeshHandle::nodes,
+        )
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {
-        self.endpoint.read().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.endpoint
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .cloned()
+            .collect()
     }
 
     fn config(&self) -> Config {
@@ -112,14 +130,18 @@ impl Source for AgentSource {
     fn state(&self) -> AgentState {
         let (state, msg) = if self.mesh.get().is_none() {
             ("Warning", "the agent is starting".to_owned())
-        } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
+        } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner)
+        {
             ("Failure", failure.clone())
         } else if let Some(stale) = self.nodes().stale {
             ("Warning", format!("the node registry is stale: {stale}"))
         } else {
             ("Ok", String::new())
         };
-        AgentState { state: state.to_owned(), msg }
+        AgentState {
+            state: state.to_owned(),
+            msg,
+        }
     }
 
     fn uptime(&self) -> Duration {

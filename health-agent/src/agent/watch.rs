@@ -64,7 +64,9 @@ impl Backoff {
             *self = Self::default();
             return;
         };
-        let pause = self.pause.map_or(PERIOD, |pause| (pause * 2).min(LONGEST_PAUSE));
+        let pause = self
+            .pause
+            .map_or(PERIOD, |pause| (pause * 2).min(LONGEST_PAUSE));
         if self.last_failure.as_ref() != Some(failure) {
             error!(cause = failure, retry_in = ?pause, "cannot repair");
         }
@@ -80,7 +82,10 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_limit_and_end_with_success() {
-        let failed = Outcome { failure: Some("no".to_owned()), ..Outcome::default() };
+        let failed = Outcome {
+            failure: Some("no".to_owned()),
+            ..Outcome::default()
+        };
         let mut backoff = Backoff::default();
         assert!(backoff.is_due());
         let mut pauses = Vec::new();

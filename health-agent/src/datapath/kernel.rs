@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use nix::unistd::Uid;
+
+use crate::net::hostns::is_bpffs;
 
 /// First kernel with TCX links, which hold the programs on their devices.
 const TCX_SINCE: (u32, u32) = (6, 6);
@@ -49,11 +50,6 @@ pub fn require(bpf_root: &Path) -> Result<(), Unmet> {
         return Err(Unmet::NoBpffs(bpf_root.to_owned()));
     }
     Ok(())
-}
-
-/// Whether a bpffs is mounted at `path`.
-pub fn is_bpffs(path: &Path) -> bool {
-    statfs(path).is_ok_and(|stat| stat.filesystem_type() == BPF_FS_MAGIC)
 }
 
 /// Major and minor number of a release such as `6.12.9-amd64`.

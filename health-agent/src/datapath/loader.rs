@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapInfo};
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
-use aya_log::EbpfLogger;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
@@ -59,8 +58,8 @@ impl Datapath {
                 .map_err(file_error("create", &folder))?;
         }
         let level: u8 = match log {
-            ProgramLog::Warn => log::Level::Warn as u8,
-            ProgramLog::Debug => log::Level::Debug as u8,
+            ProgramLog::Warn => ::log::Level::Warn as u8,
+            ProgramLog::Debug => ::log::Level::Debug as u8,
         };
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(&pins)
@@ -82,11 +81,6 @@ impl Datapath {
         };
         datapath.pin_programs()?;
         Ok(datapath)
-    }
-
-    /// Takes the log of the programs; once.
-    pub fn take_log(&mut self) -> Result<EbpfLogger<&'static dyn log::Log>, aya_log::Error> {
-        EbpfLogger::init(&mut self.ebpf)
     }
 
     /// Sets what the programs read.

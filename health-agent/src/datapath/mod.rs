@@ -5,6 +5,7 @@ pub mod dump;
 pub mod kernel;
 pub mod layout;
 pub mod loader;
+pub mod log;
 pub mod rtt;
 mod sys;
 

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use crate::nodes::Node;
 
 /// Name of the file in the state folder.
-const FILE_NAME: &str = "learned.json";
+pub const FILE: &str = "learned.json";
 
 /// Changes that come within this time are written at once: at a first start, all peers tell theirs
 /// within seconds.
@@ -33,7 +33,7 @@ impl Learned {
     /// Reads what an earlier agent kept in `state_dir`, and begins to keep it. What cannot be read
     /// is told again by the peers.
     pub(super) fn load(state_dir: &Path) -> Self {
-        let path = state_dir.join(FILE_NAME);
+        let path = state_dir.join(FILE);
         let addresses = match read(&path) {
             Ok(addresses) => addresses,
             Err(error) => {
@@ -181,14 +181,14 @@ mod tests {
         assert_eq!(learned.get(&node), told);
         learned.close().await;
 
-        std::fs::write(state_dir.join(FILE_NAME), "{").unwrap();
+        std::fs::write(state_dir.join(FILE), "{").unwrap();
         let mut learned = Learned::load(&state_dir);
         assert!(learned.get(&node).is_empty());
         assert!(learned.learn(&node, &told));
         learned.retain(|_| false);
         learned.close().await;
         assert_eq!(
-            std::fs::read_to_string(state_dir.join(FILE_NAME)).unwrap(),
+            std::fs::read_to_string(state_dir.join(FILE)).unwrap(),
             "{}\n"
         );
     }

@@ -17,3 +17,4 @@ mod schedule;
 pub mod target;
 
 pub use engine::{Mesh, MeshError, MeshHandle, MeshOptions};
+pub use learned::FILE as LEARNED_FILE;

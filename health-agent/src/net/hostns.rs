@@ -71,7 +71,8 @@ fn move_to(path: &Path, kind: &'static str, flags: CloneFlags) -> Result<(), Hos
     })
 }
 
-fn is_bpffs(path: &Path) -> bool {
+/// Whether a bpffs is mounted at `path`.
+pub fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC)
 }
 

@@ -9,7 +9,6 @@ pub mod mac;
 pub mod neighbour;
 pub mod netlink;
 pub mod netns;
+pub mod rawsock;
 pub mod route;
 pub mod sysctl;
-
-pub mod rawsock;
