@@ -137,7 +137,7 @@ fn judge4(frame: &Frame) -> EchoVerdict {
 /// Cuts the options off when they are of a kind that is not echoed.
 #[inline(always)]
 fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
-    let mut options = [0_u8; IPV4_OPTIONS_MAX];
+    let mut options = [0_u32; IPV4_OPTIONS_MAX / 4];
     // The verifier wants the bounds of the length right before the call.
     if len == 0
         || len > IPV4_OPTIONS_MAX as u32
