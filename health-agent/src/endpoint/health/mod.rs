@@ -85,7 +85,11 @@ impl HealthEndpoint {
         let saved = file.load();
         let (living, remains) = match pair::find(&host, &spec.instance).await? {
             Found::Living(pair) => (Some(pair), None),
-            Found::Remains(fault) => (None, Some(fault)),
+            Found::Remains(fault) => {
+                // Else its own route would make its address look like somebody else's.
+                pair::remove(&host, &spec.instance).await?;
+                (None, Some(fault))
+            }
             Found::Nothing => (None, saved.is_some().then_some(Fault::VethGone)),
         };
         let past = past(saved.as_ref(), living.as_ref()).await?;
