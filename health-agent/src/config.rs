@@ -1,9 +1,50 @@
 //! The settings of one agent, validated once and then read only.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use serde::{Deserialize, Serialize};
+
+use crate::api::types::go_duration;
+
+/// Longest instance name, bytes: it becomes part of folder and namespace names.
+const MAX_INSTANCE_LEN: usize = 32;
+/// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
+const MAX_NAME_LEN: usize = 253;
+/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+const MAX_INTERFACE_LEN: usize = 15;
+/// Longest path of a unix socket, bytes (`sun_path` less the final zero).
+const MAX_SOCKET_PATH_LEN: usize = 107;
+
+const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
+const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
+/// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
+const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A setting that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{flag} '{value}': {reason}")]
+pub struct InvalidSetting {
+    /// The flag that it was given by.
+    pub flag: &'static str,
+    /// What was given.
+    pub value: String,
+    /// Why it cannot be used, and what can.
+    pub reason: String,
+}
+
+impl InvalidSetting {
+    fn new(flag: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
+        Self {
+            flag,
+            value: value.to_string(),
+            reason: reason.into(),
+        }
+    }
+}
 
 /// Where one agent keeps its things. Daemon and command line build it from the same flags, so they
 /// find each other.
@@ -21,6 +62,41 @@ pub struct Location {
 }
 
 impl Location {
+    /// Checks the form of all parts; whether the folders are there is not looked at.
+    pub fn validated(self) -> Result<Self, InvalidSetting> {
+        let instance_is_valid = (1..=MAX_INSTANCE_LEN).contains(&self.instance.len())
+            && self
+                .instance
+                .bytes()
+                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'));
+        if !instance_is_valid {
+            return Err(InvalidSetting::new(
+                "--instance",
+                &self.instance,
+                format!(
+                    "must be 1 to {MAX_INSTANCE_LEN} lower-case letters, digits and hyphens, since \
+                     it becomes part of folder and namespace names"
+                ),
+            ));
+        }
+        absolute("--runtime-dir", &self.runtime_dir)?;
+        absolute("--state-dir", &self.state_dir)?;
+        absolute("--bpf-root", &self.bpf_root)?;
+        let too_long = self
+            .socket()
+            .as_os_str()
+            .len()
+            .saturating_sub(MAX_SOCKET_PATH_LEN);
+        if too_long > 0 {
+            return Err(InvalidSetting::new(
+                "--runtime-dir",
+                self.runtime_dir.display(),
+                format!("is {too_long} bytes too long for the path of a unix socket in it"),
+            ));
+        }
+        Ok(self)
+    }
+
     /// The API's unix socket.
     pub fn socket(&self) -> PathBuf {
         self.runtime_dir.join("health.sock")
@@ -34,6 +110,18 @@ impl Location {
     /// The folder of this agent's pinned maps; links and programs in subfolders.
     pub fn pins(&self) -> PathBuf {
         self.bpf_root.join("health").join(&self.instance)
+    }
+}
+
+fn absolute(flag: &'static str, dir: &Path) -> Result<(), InvalidSetting> {
+    if dir.is_absolute() {
+        Ok(())
+    } else {
+        Err(InvalidSetting::new(
+            flag,
+            dir.display(),
+            "must be an absolute path",
+        ))
     }
 }
 
@@ -55,12 +143,129 @@ pub struct Config {
     /// TCP port of the `/hello` responders, on this node and on all peers.
     pub health_port: u16,
     /// Time between two probes of one address and protocol.
-    #[serde(with = "duration_ns")]
+    #[serde(rename = "probe-interval-ns", with = "duration_ns")]
     pub probe_interval: Duration,
     /// How long a probe waits for its answer.
-    #[serde(with = "duration_ns")]
+    #[serde(rename = "probe-timeout-ns", with = "duration_ns")]
     pub probe_timeout: Duration,
 }
+
+impl Config {
+    /// Checks every setting by itself and all of them together. What only the machine can tell (is
+    /// there such an interface?) is left to the start of the agent.
+    pub fn validated(self) -> Result<Self, InvalidSetting> {
+        let location = self.location.validated()?;
+        name("--node-name", &self.node_name)?;
+        name("--cluster-name", &self.cluster_name)?;
+        for (i, device) in self.devices.iter().enumerate() {
+            interface(device)?;
+            if self.devices[..i].contains(device) {
+                return Err(InvalidSetting::new(
+                    "--device",
+                    device,
+                    "is given twice; name each interface once",
+                ));
+            }
+        }
+        if self.health_port == 0 {
+            return Err(InvalidSetting::new(
+                "--health-port",
+                self.health_port,
+                "must be 1 to 65535: peers have to know it",
+            ));
+        }
+        within(
+            "--probe-interval",
+            self.probe_interval,
+            MIN_PROBE_INTERVAL,
+            MAX_PROBE_INTERVAL,
+        )?;
+        within(
+            "--probe-timeout",
+            self.probe_timeout,
+            MIN_PROBE_TIMEOUT,
+            MAX_PROBE_TIMEOUT,
+        )?;
+        if self.probe_timeout > self.probe_interval {
+            return Err(InvalidSetting::new(
+                "--probe-timeout",
+                duration_text(self.probe_timeout),
+                format!(
+                    "must not exceed --probe-interval, which is {}",
+                    duration_text(self.probe_interval)
+                ),
+            ));
+        }
+        Ok(Self { location, ..self })
+    }
+}
+
+/// Names stand in `cluster/node` and in one-line reports.
+fn name(flag: &'static str, value: &str) -> Result<(), InvalidSetting> {
+    let printable = |c: char| c != '/' && !c.is_whitespace() && !c.is_control();
+    if (1..=MAX_NAME_LEN).contains(&value.len()) && value.chars().all(printable) {
+        Ok(())
+    } else {
+        Err(InvalidSetting::new(
+            flag,
+            value.escape_default(),
+            format!("must be 1 to {MAX_NAME_LEN} bytes without slashes and spaces"),
+        ))
+    }
+}
+
+/// What the kernel takes for the name of an interface (`dev_valid_name`).
+fn interface(value: &str) -> Result<(), InvalidSetting> {
+    let valid = (1..=MAX_INTERFACE_LEN).contains(&value.len())
+        && !matches!(value, "." | "..")
+        && !value
+            .bytes()
+            .any(|b| matches!(b, b'/' | b':') || b.is_ascii_whitespace());
+    if valid {
+        Ok(())
+    } else {
+        Err(InvalidSetting::new(
+            "--device",
+            value.escape_default(),
+            "is no interface name; `ip link` lists those there are",
+        ))
+    }
+}
+
+fn within(
+    flag: &'static str,
+    value: Duration,
+    min: Duration,
+    max: Duration,
+) -> Result<(), InvalidSetting> {
+    if (min..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(InvalidSetting::new(
+            flag,
+            duration_text(value),
+            format!("must be {} to {}", duration_text(min), duration_text(max)),
+        ))
+    }
+}
+
+/// A duration as flags and reports write it: `10s`, `500ms`, `1m0s`.
+pub fn duration_text(value: Duration) -> String {
+    go_duration(value.as_nanos().try_into().unwrap_or(i64::MAX))
+}
+
+/// Reads a duration that [`duration_text`] or a person wrote: `10s`, `500ms`, `1m`, `1m30s`.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    SignedDuration::from_str(text)
+        .ok()
+        .and_then(|d| Duration::try_from(d).ok())
+        .ok_or(DurationError)
+}
+
+/// The text is no duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a duration; write it like 10s, 500ms or 1m30s")]
+pub struct DurationError;
 
 mod duration_ns {
     use std::time::Duration;
@@ -73,5 +278,150 @@ mod duration_ns {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         u64::deserialize(from).map(Duration::from_nanos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config {
+            location: Location {
+                instance: "default".into(),
+                runtime_dir: "/run/health-agent".into(),
+                state_dir: "/var/lib/health-agent".into(),
+                bpf_root: "/sys/fs/bpf".into(),
+            },
+            node_name: "hnode1".into(),
+            cluster_name: "default".into(),
+            nodes_file: "/etc/health-agent/nodes.yaml".into(),
+            devices: vec!["eth0".into(), "eth1".into()],
+            health_port: 4240,
+            probe_interval: Duration::from_secs(10),
+            probe_timeout: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert_eq!(config().validated(), Ok(config()));
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named_by_flag_and_value() {
+        type Change = fn(&mut Config);
+        let cases: [(&str, &str, Change); 20] = [
+            ("--instance", "", |c| c.location.instance.clear()),
+            ("--instance", "Node", |c| {
+                c.location.instance = "Node".into()
+            }),
+            ("--instance", "../x", |c| {
+                c.location.instance = "../x".into()
+            }),
+            ("--instance", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", |c| {
+                c.location.instance = "a".repeat(33);
+            }),
+            ("--runtime-dir", "run", |c| {
+                c.location.runtime_dir = "run".into();
+            }),
+            ("--state-dir", "", |c| c.location.state_dir = "".into()),
+            ("--bpf-root", "./bpf", |c| {
+                c.location.bpf_root = "./bpf".into();
+            }),
+            ("--node-name", "", |c| c.node_name.clear()),
+            ("--node-name", "a/b", |c| c.node_name = "a/b".into()),
+            ("--node-name", "a\\nb", |c| c.node_name = "a\nb".into()),
+            ("--cluster-name", "a b", |c| c.cluster_name = "a b".into()),
+            ("--device", "", |c| c.devices = vec!["".into()]),
+            ("--device", "interface-number-1", |c| {
+                c.devices = vec!["interface-number-1".into()];
+            }),
+            ("--device", "a/b", |c| c.devices = vec!["a/b".into()]),
+            ("--device", "eth0", |c| {
+                c.devices = vec!["eth0".into(), "eth1".into(), "eth0".into()];
+            }),
+            ("--health-port", "0", |c| c.health_port = 0),
+            ("--probe-interval", "99ms", |c| {
+                c.probe_interval = Duration::from_millis(99);
+            }),
+            ("--probe-interval", "1h0m1s", |c| {
+                c.probe_interval = Duration::from_secs(3601);
+            }),
+            ("--probe-timeout", "0s", |c| {
+                c.probe_timeout = Duration::ZERO;
+            }),
+            ("--probe-timeout", "11s", |c| {
+                c.probe_timeout = Duration::from_secs(11);
+            }),
+        ];
+        for (flag, value, change) in cases {
+            let mut bad = config();
+            change(&mut bad);
+            let error = bad.validated().expect_err(value);
+            assert_eq!((error.flag, error.value.as_str()), (flag, value));
+            assert!(
+                error
+                    .to_string()
+                    .starts_with(&format!("{flag} '{value}': "))
+            );
+        }
+    }
+
+    #[test]
+    fn a_socket_must_fit_into_its_address() {
+        let mut fits = config();
+        fits.location.runtime_dir = format!("/{}", "r".repeat(94)).into();
+        assert_eq!(
+            fits.location.socket().as_os_str().len(),
+            MAX_SOCKET_PATH_LEN
+        );
+        assert!(fits.clone().validated().is_ok());
+        fits.location.runtime_dir = format!("/{}", "r".repeat(95)).into();
+        let error = fits.validated().expect_err("one byte too long");
+        assert_eq!(error.flag, "--runtime-dir");
+        assert!(error.reason.contains("1 bytes too long"), "{error}");
+    }
+
+    #[test]
+    fn durations_are_read_with_their_unit() {
+        for (text, ms) in [
+            ("10s", 10_000),
+            ("500ms", 500),
+            ("1m", 60_000),
+            ("1m30s", 90_000),
+            ("1.5s", 1_500),
+            ("0s", 0),
+        ] {
+            assert_eq!(
+                parse_duration(text),
+                Ok(Duration::from_millis(ms)),
+                "{text}"
+            );
+        }
+        for bad in [
+            "",
+            "10",
+            "-1s",
+            "ten",
+            "10x",
+            "s",
+            "1 month",
+            "99999999999999999999s",
+        ] {
+            assert_eq!(parse_duration(bad), Err(DurationError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_survives_json() {
+        let json = serde_json::to_string(&config()).expect("plain data");
+        assert!(json.contains(r#""instance":"default""#), "{json}");
+        assert!(
+            json.contains(r#""probe-interval-ns":10000000000"#),
+            "{json}"
+        );
+        let back: Config = serde_json::from_str(&json).expect("what was just written");
+        assert_eq!(back, config());
     }
 }

@@ -13,3 +13,4 @@ pub mod ipam;
 pub mod mesh;
 pub mod net;
 pub mod nodes;
+pub mod pidfile;

@@ -1,2 +1,52 @@
-//! The command-line program.
-fn main() {}
+//! The command-line program: settles what must be settled while the process has one thread, then
+//! hands over to the command.
+
+use std::io;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use health_agent::cli::exit::{self, Failure};
+use health_agent::cli::{Cli, Command};
+use health_agent::net::hostns;
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads of the daemon: one would let a slow request delay a probe, more only cost memory.
+const DAEMON_THREADS: usize = 2;
+
+fn main() -> ExitCode {
+    match Cli::try_parse() {
+        Ok(cli) => execute(cli).unwrap_or_else(|failure| failure.report()),
+        Err(error) => exit::usage(&error),
+    }
+}
+
+fn execute(cli: Cli) -> Result<ExitCode, Failure> {
+    let location = cli.global.location()?;
+    if let Command::Run(args) = &cli.command {
+        args.logging.init();
+    }
+    // Threads that exist would stay behind in the old namespaces.
+    hostns::leave_hidden_mounts(&location.bpf_root)
+        .context("cannot leave a private mount namespace")?;
+    if let Some(path) = &cli.global.netns {
+        hostns::enter(path).context("--netns")?;
+    }
+    let runtime = runtime(&cli.command).context("cannot start the runtime")?;
+    let result = runtime.block_on(cli.command.execute(location));
+    // The command is over; whatever thread is still busy must not hold up the exit.
+    runtime.shutdown_background();
+    result
+}
+
+fn runtime(command: &Command) -> io::Result<Runtime> {
+    let mut builder = match command {
+        Command::Run(_) => {
+            let mut builder = Builder::new_multi_thread();
+            builder.worker_threads(DAEMON_THREADS);
+            builder
+        }
+        _ => Builder::new_current_thread(),
+    };
+    builder.enable_all().build()
+}

@@ -17,12 +17,21 @@ pub struct DatapathConfig {
     pub probe_magic: u64,
     /// Lifetime of a conntrack entry that is neither TCP nor a service, seconds.
     pub ct_any_timeout_secs: u32,
-    /// Explicit padding, zero.
-    pub pad2: u32,
+    /// Device of the health endpoint; 0 while there is none.
+    pub health_ifindex: u32,
     /// The gateway of this node's endpoints, IPv4. Unset: no IPv4.
     pub gateway4: Addr,
     /// The gateway of this node's endpoints, IPv6. Unset: no IPv6.
     pub gateway6: Addr,
+    /// The health endpoint's IPv4 address. It stands here and not only in `HEALTH_ENDPOINTS`, since the
+    /// kernel inlines the look-up in an array: a third of the cost of an answer.
+    pub health4: Addr,
+    /// The health endpoint's IPv6 address.
+    pub health6: Addr,
+    /// The health endpoint's hardware address.
+    pub health_mac: [u8; 6],
+    /// Explicit padding, zero.
+    pub pad2: u16,
 }
 
-crate::map_types!(DatapathConfig = 56);
+crate::map_types!(DatapathConfig = 96);

@@ -34,12 +34,12 @@ pub enum Reason {
     ProbeMatched = 5,
     /// A reply to a probe that is not (or no longer) in flight.
     ProbeUnmatched = 6,
+    /// An echo request was answered, but conntrack had no room for its entry.
+    CtFull = 7,
     /// Dropped: the source address cannot be answered or is not the sender's.
     InvalidSource = 132,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
-    /// Dropped: no conntrack entry could be made.
-    CtCreateFailed = 155,
 }
 
 impl Reason {
@@ -52,9 +52,9 @@ impl Reason {
         Self::ProbeStamped,
         Self::ProbeMatched,
         Self::ProbeUnmatched,
+        Self::CtFull,
         Self::InvalidSource,
         Self::InvalidHeaderChecksum,
-        Self::CtCreateFailed,
     ];
 
     /// Whether packets counted here were dropped.
@@ -74,7 +74,7 @@ impl Reason {
             Self::ProbeUnmatched => "Probe reply unmatched",
             Self::InvalidSource => "Invalid source IP",
             Self::InvalidHeaderChecksum => "Invalid IP header checksum",
-            Self::CtCreateFailed => "CT: map insertion failed",
+            Self::CtFull => "Conntrack full",
         }
     }
 }

@@ -1,1 +1,189 @@
-//! x
+//! ARP requests and neighbour solicitations that the kernel programs answer.
+
+use crate::checksum::{fold, sum};
+use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6, halves};
+
+/// Ethernet type of ARP.
+pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// Ethernet type of IPv4.
+pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// Ethernet type of IPv6.
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// ICMPv6 type of a neighbour solicitation.
+pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
+const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
+const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
+const SOLICITED_AND_ROUTER: u32 = 0xc000_0000;
+
+/// Ethernet header.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EthernetHeader {
+    /// Destination.
+    pub destination: [u8; 6],
+    /// Source.
+    pub source: [u8; 6],
+    /// Type of what follows.
+    pub ethertype_be: u16,
+}
+
+/// ARP for IPv4 on Ethernet (RFC 826). Addresses are kept as halves since they are not aligned.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arp {
+    /// Hardware type, 1 for Ethernet.
+    pub hardware_be: u16,
+    /// Protocol type.
+    pub protocol_be: u16,
+    /// Length of a hardware address, 6.
+    pub hardware_len: u8,
+    /// Length of a protocol address, 4.
+    pub protocol_len: u8,
+    /// 1 for a request, 2 for a reply.
+    pub operation_be: u16,
+    /// Sender's hardware address.
+    pub sender_mac: [u8; 6],
+    /// Sender's IPv4 address.
+    pub sender_ip: [u8; 4],
+    /// Target's hardware address.
+    pub target_mac: [u8; 6],
+    /// Target's IPv4 address.
+    pub target_ip: [u8; 4],
+}
+
+/// Neighbour solicitation or advertisement with one link-layer address option (RFC 4861 sections 4.3
+/// and 4.4).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Neighbour {
+    /// ICMPv6 type.
+    pub kind: u8,
+    /// ICMPv6 code, 0.
+    pub code: u8,
+    /// Checksum.
+    pub check: u16,
+    /// Router, solicited and override bits of an advertisement.
+    pub flags_be: u32,
+    /// The address in question.
+    pub target_be: [u32; 4],
+    /// Kind of the option.
+    pub option: u8,
+    /// Length of the option in units of eight bytes, 1.
+    pub option_len: u8,
+    /// Link-layer address.
+    pub mac: [u8; 6],
+}
+
+const _: () = assert!(core::mem::size_of::<EthernetHeader>() == 14);
+const _: () = assert!(core::mem::size_of::<Arp>() == 28);
+const _: () = assert!(core::mem::size_of::<Neighbour>() == 32);
+
+/// Who answers: the side that an advertisement speaks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A gateway: advertised as a router.
+    Gateway,
+    /// An endpoint.
+    Endpoint,
+}
+
+/// Whether this is a well-formed ARP request of a sender with an address, sent by the owner of the
+/// hardware address it names, that can be answered for its target. Announcements and probes for
+/// duplicates (RFC 5227) are not.
+#[inline(always)]
+pub fn is_arp_request(ethernet: &EthernetHeader, arp: &Arp) -> bool {
+    arp.hardware_be == 1_u16.to_be()
+        && arp.protocol_be == ETHERTYPE_IPV4.to_be()
+        && arp.hardware_len == 6
+        && arp.protocol_len == 4
+        && arp.operation_be == 1_u16.to_be()
+        && arp.sender_mac == ethernet.source
+        && arp.sender_mac[0] & 1 == 0
+        && u32::from_ne_bytes(arp.sender_ip) != 0
+        && arp.sender_ip != arp.target_ip
+}
+
+/// Turns an ARP request into the reply that `mac` has the target's address.
+#[inline(always)]
+pub fn turn_arp(ethernet: &mut EthernetHeader, arp: &mut Arp, mac: [u8; 6]) {
+    ethernet.destination = arp.sender_mac;
+    ethernet.source = mac;
+    arp.operation_be = 2_u16.to_be();
+    core::mem::swap(&mut arp.sender_ip, &mut arp.target_ip);
+    arp.target_mac = arp.sender_mac;
+    arp.sender_mac = mac;
+}
+
+/// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) of a sender with an address
+/// and exactly its link-layer address as option, the only kind that is answered; `frame_len` counts
+/// from the Ethernet header on. Probes for duplicates (RFC 4862) are not answered.
+#[inline(always)]
+pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -> bool {
+    ip.next_header == PROTOCOL_ICMPV6
+        && ip.hop_limit == 255
+        && u16::from_be(ip.payload_len_be) as usize == core::mem::size_of::<Neighbour>()
+        && frame_len == 14 + 40 + 32
+        && neighbour.kind == NEIGHBOUR_SOLICITATION
+        && neighbour.code == 0
+        && neighbour.option == SOURCE_LINK_LAYER_ADDRESS
+        && neighbour.option_len == 1
+        && crate::addr::v6_source_is_possible(&ip.saddr_be)
+        && neighbour_sum(ip, neighbour) == 0xffff
+}
+
+/// Turns a solicitation into the advertisement that `mac` has the target's address.
+#[inline(always)]
+pub fn turn_solicitation(
+    ethernet: &mut EthernetHeader,
+    ip: &mut Ipv6Header,
+    neighbour: &mut Neighbour,
+    mac: [u8; 6],
+    role: Role,
+) {
+    ethernet.destination = ethernet.source;
+    ethernet.source = mac;
+    ip.daddr_be = ip.saddr_be;
+    ip.saddr_be = neighbour.target_be;
+    neighbour.kind = NEIGHBOUR_ADVERTISEMENT;
+    neighbour.flags_be = match role {
+        Role::Gateway => SOLICITED_AND_ROUTER | SOLICITED_AND_OVERRIDE,
+        Role::Endpoint => SOLICITED_AND_OVERRIDE,
+    }
+    .to_be();
+    neighbour.option = TARGET_LINK_LAYER_ADDRESS;
+    neighbour.mac = mac;
+    neighbour.check = 0;
+    neighbour.check = !neighbour_sum(ip, neighbour);
+}
+
+/// One's complement sum over message and pseudo header (RFC 8200 section 8.1).
+#[inline(always)]
+fn neighbour_sum(ip: &Ipv6Header, neighbour: &Neighbour) -> u16 {
+    let words32 = |words: &[u32; 4]| {
+        let mut total = 0;
+        let mut i = 0;
+        while i < 4 {
+            total += sum(&halves(words[i]));
+            i += 1;
+        }
+        total
+    };
+    let pair = |a: u8, b: u8| u16::from_ne_bytes([a, b]) as u32;
+    let mac = &neighbour.mac;
+    fold(
+        words32(&ip.saddr_be)
+            + words32(&ip.daddr_be)
+            + ip.payload_len_be as u32
+            + (PROTOCOL_ICMPV6 as u16).to_be() as u32
+            + pair(neighbour.kind, neighbour.code)
+            + neighbour.check as u32
+            + sum(&halves(neighbour.flags_be))
+            + words32(&neighbour.target_be)
+            + pair(neighbour.option, neighbour.option_len)
+            + pair(mac[0], mac[1])
+            + pair(mac[2], mac[3])
+            + pair(mac[4], mac[5]),
+    )
+}

@@ -1,1 +1,60 @@
-fn main() {}
+//! The programs that an agent loads. Their names are stable: `bpftool prog` shows them.
+
+#![no_std]
+#![no_main]
+#![allow(
+    missing_docs,
+    reason = "the macro exports each program anew, without its comment"
+)]
+
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
+use health_ebpf::endpoint::Kept;
+use health_ebpf::frame::Frame;
+use health_ebpf::{endpoint, netdev, rtt};
+
+/// tc egress, host side of an endpoint's veth pair.
+#[classifier]
+fn to_endpoint(ctx: TcContext) -> i32 {
+    endpoint::to_endpoint::<Kept>(&Frame::new(&ctx)).code()
+}
+
+/// tc ingress, host side of an endpoint's veth pair.
+#[classifier]
+fn from_endpoint(ctx: TcContext) -> i32 {
+    endpoint::from_endpoint(&Frame::new(&ctx)).code()
+}
+
+/// tc egress, uplinks.
+#[classifier]
+fn to_netdev(ctx: TcContext) -> i32 {
+    netdev::to_netdev(&Frame::new(&ctx)).code()
+}
+
+/// tc ingress, uplinks.
+#[classifier]
+fn from_netdev(ctx: TcContext) -> i32 {
+    netdev::from_netdev(&Frame::new(&ctx)).code()
+}
+
+/// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add what it observed itself to a row of
+/// `HEALTH_RTT`, so that all writing of rows happens in the kernel.
+#[classifier]
+fn rtt_account(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    match frame.at::<AccountRequest>(0) {
+        Some(request) => rtt::account(request) as i32,
+        None => UNKNOWN_PEER as i32,
+    }
+}
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

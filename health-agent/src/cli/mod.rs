@@ -1,1 +1,141 @@
-//! The command line.
+//! The command line: one file a command, and what they share.
+
+mod bpf;
+mod cleanup;
+mod completion;
+mod config;
+mod endpoint;
+pub mod exit;
+pub mod logging;
+mod node;
+mod output;
+pub mod run;
+mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::api::client::Client;
+use crate::config::{InvalidSetting, Location};
+use exit::Failure;
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent run                    Run the daemon
+  health-agent status                 Show the connectivity to all nodes
+  health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
+  health-agent help status            Explain a command";
+
+/// Tells the truth about the connectivity and health of Linux hosts.
+#[derive(Debug, Parser)]
+#[command(name = "health-agent", version, after_help = EXAMPLES)]
+pub struct Cli {
+    /// Which agent is meant.
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command: daemon and command line take the same ones, so they find each other.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalArgs {
+    /// Name that tells several agents on one machine apart
+    #[arg(
+        long,
+        global = true,
+        env = "HEALTH_AGENT_INSTANCE",
+        value_name = "NAME",
+        default_value = "default"
+    )]
+    pub instance: String,
+    /// Folder of the agent's socket and pid file
+    #[arg(
+        long,
+        global = true,
+        env = "HEALTH_AGENT_RUNTIME_DIR",
+        value_name = "DIR",
+        default_value = "/run/health-agent"
+    )]
+    pub runtime_dir: PathBuf,
+    /// Folder of what must survive a reboot
+    #[arg(
+        long,
+        global = true,
+        env = "HEALTH_AGENT_STATE_DIR",
+        value_name = "DIR",
+        default_value = "/var/lib/health-agent"
+    )]
+    pub state_dir: PathBuf,
+    /// Mounted bpffs, in which maps and programs are pinned under health/<INSTANCE>
+    #[arg(
+        long,
+        global = true,
+        env = "HEALTH_AGENT_BPF_ROOT",
+        value_name = "DIR",
+        default_value = "/sys/fs/bpf"
+    )]
+    pub bpf_root: PathBuf,
+    /// Work for the network namespace at PATH instead of the one it is started in
+    #[arg(long, global = true, env = "HEALTH_AGENT_NETNS", value_name = "PATH")]
+    pub netns: Option<PathBuf>,
+}
+
+impl GlobalArgs {
+    /// Where the agent that is meant keeps its things.
+    pub fn location(&self) -> Result<Location, InvalidSetting> {
+        Location {
+            instance: self.instance.clone(),
+            runtime_dir: self.runtime_dir.clone(),
+            state_dir: self.state_dir.clone(),
+            bpf_root: self.bpf_root.clone(),
+        }
+        .validated()
+    }
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon, until SIGINT or SIGTERM
+    Run(run::RunArgs),
+    /// Show the connectivity to all nodes
+    Status(status::StatusArgs),
+    /// Look at the node registry
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Look at the endpoints of this node
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
+    /// Look at the pinned maps and programs, with or without an agent
+    #[command(subcommand)]
+    Bpf(bpf::BpfCommand),
+    /// Show the settings that the agent runs with
+    Config(config::ConfigArgs),
+    /// Remove everything that an agent left on this machine
+    Cleanup(cleanup::CleanupArgs),
+    /// Print the completion script of a shell
+    Completion(completion::CompletionArgs),
+}
+
+impl Command {
+    /// Carries out the command for the agent at `location`; the code is 0, or the command's own.
+    pub async fn execute(self, location: Location) -> Result<ExitCode, Failure> {
+        let client = Client::new(location.socket());
+        match self {
+            Self::Run(args) => crate::agent::run(args.config(location)?).await?,
+            Self::Status(args) => return Ok(args.execute(&client, &location).await?),
+            Self::Node(command) => command.execute(&client).await?,
+            Self::Endpoint(command) => command.execute(&client).await?,
+            Self::Bpf(command) => command.execute(&location)?,
+            Self::Config(args) => args.execute(&client).await?,
+            Self::Cleanup(args) => args.execute(&location).await?,
+            Self::Completion(args) => args.execute()?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

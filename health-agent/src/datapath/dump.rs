@@ -1,12 +1,26 @@
 //! Reading the pinned maps and programs, with or without an agent.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::{Path, PathBuf};
 
-use health_common::ct::CtEntry;
+use aya::Pod;
+use aya::maps::{MapData, MapError, MapType};
+use aya::programs::ProgramInfo;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::util::nr_cpus;
+use health_common::addr::Addr;
+use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::metrics::Counter;
+use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
 
+use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
+use super::sys;
 use crate::config::Location;
 
 /// Why a dump could not be made.
@@ -27,6 +41,11 @@ pub enum DumpError {
         /// The maps that are there, comma-separated.
         known: String,
     },
+    /// The map was made by another version of the agent.
+    #[error(
+        "{0} has another layout than this version's; use the command line of the agent that made it"
+    )]
+    OtherLayout(PathBuf),
     /// The kernel refused.
     #[error("cannot {what} {path}: {source}")]
     Kernel {
@@ -126,7 +145,11 @@ pub struct ProgInfo {
     pub pin: PathBuf,
 }
 
+/// Keys and values of a map as bytes.
+pub type RawEntries = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// The pinned objects of one instance.
+#[derive(Clone, Debug)]
 pub struct Pinned {
     dir: PathBuf,
 }
@@ -135,54 +158,346 @@ impl Pinned {
     /// Finds an instance's pins.
     pub fn open(location: &Location) -> Result<Self, DumpError> {
         let dir = location.pins();
-        if dir.is_dir() {
-            Ok(Self { dir })
-        } else {
-            Err(DumpError::NothingPinned(dir))
+        match fs::metadata(&dir) {
+            Ok(_) => Ok(Self { dir }),
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                Err(DumpError::Kernel {
+                    what: "look into",
+                    path: dir,
+                    source,
+                })
+            }
+            Err(_) => Err(DumpError::NothingPinned(dir)),
         }
     }
 
     /// Conntrack entries of both families.
     pub fn conntrack(&self) -> Result<Vec<(Flow, CtEntry)>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut flows = Vec::new();
+        self.each(&layout::CT4, |tuple: Tuple4, entry: CtEntry| {
+            flows.push((flow4(&tuple), entry))
+        })?;
+        self.each(&layout::CT6, |tuple: Tuple6, entry: CtEntry| {
+            flows.push((flow6(&tuple), entry))
+        })?;
+        Ok(flows)
     }
 
     /// NAT entries of both families.
     pub fn nat(&self) -> Result<Vec<(Flow, Translation)>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut flows = Vec::new();
+        self.each(&layout::NAT4, |tuple: Tuple4, entry: NatEntry4| {
+            let translation = Translation {
+                addr: Addr::v4(entry.addr_be).to_ip(),
+                port: u16::from_be(entry.port_be),
+                created_ns: entry.created_ns,
+                host_local: entry.flags & NAT_HOST_LOCAL != 0,
+            };
+            flows.push((flow4(&tuple), translation));
+        })?;
+        self.each(&layout::NAT6, |tuple: Tuple6, entry: NatEntry6| {
+            let translation = Translation {
+                addr: Addr::v6(entry.addr_be).to_ip(),
+                port: u16::from_be(entry.port_be),
+                created_ns: entry.created_ns,
+                host_local: entry.flags & NAT_HOST_LOCAL != 0,
+            };
+            flows.push((flow6(&tuple), translation));
+        })?;
+        Ok(flows)
     }
 
     /// Round-trip times.
     pub fn rtt(&self) -> Result<Vec<(RttKey, RttRow)>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut rows = Vec::new();
+        self.each(&layout::RTT, |key: RttKey, row: RttRow| {
+            rows.push((key, row))
+        })?;
+        Ok(rows)
     }
 
     /// Local endpoints as the datapath knows them.
     pub fn endpoints(&self) -> Result<Vec<(IpAddr, EndpointInfo)>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut endpoints = Vec::new();
+        self.each(&layout::ENDPOINTS, |addr: Addr, info: EndpointInfo| {
+            endpoints.push((addr.to_ip(), info))
+        })?;
+        Ok(endpoints)
     }
 
     /// Packet counters that are not zero.
     pub fn metrics(&self) -> Result<Vec<MetricRow>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut rows = Vec::new();
+        for (key, values) in self.raw(layout::METRICS.name)? {
+            let Some(index) = sys::read::<u32>(&key) else {
+                continue;
+            };
+            let mut row = MetricRow {
+                reason: (index >> 2) as u8,
+                direction: (index & 3) as u8,
+                packets: 0,
+                bytes: 0,
+            };
+            for counter in values
+                .chunks_exact(size_of::<Counter>())
+                .filter_map(sys::read::<Counter>)
+            {
+                row.packets += counter.packets;
+                row.bytes += counter.bytes;
+            }
+            if row.packets > 0 {
+                rows.push(row);
+            }
+        }
+        Ok(rows)
     }
 
     /// All pinned maps, by name.
     pub fn maps(&self) -> Result<Vec<MapInfo>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut maps = Vec::new();
+        for (name, pin) in files(&self.dir)? {
+            let (map, info) = open_map(&pin)?;
+            let kind = kind_name(&info);
+            let entries = match kind.as_str() {
+                "array" | "percpu_array" => None,
+                _ => {
+                    let mut count = 0;
+                    walk(&map, &info, &pin, &mut |_, _| count += 1)?;
+                    Some(count)
+                }
+            };
+            maps.push(MapInfo {
+                name,
+                id: info.id(),
+                kind,
+                key_size: info.key_size(),
+                value_size: info.value_size(),
+                max_entries: info.max_entries(),
+                entries,
+                memory_bytes: memory(&map),
+                pin,
+            });
+        }
+        Ok(maps)
     }
 
     /// All pinned programs, by name.
     pub fn programs(&self) -> Result<Vec<ProgInfo>, DumpError> {
-        Err(DumpError::NothingPinned(self.dir.clone()))
+        let mut attached: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for (name, pin) in files(&self.dir.join(LINK_PINS))? {
+            let link = PinnedLink::from_pin(&pin).map(FdLink::from);
+            let program = link
+                .and_then(|link| link.info())
+                .map_err(|error| DumpError::Kernel {
+                    what: "open",
+                    path: pin.clone(),
+                    source: io::Error::other(error),
+                })?;
+            attached
+                .entry(program.program_id())
+                .or_default()
+                .push(hook_of(&name));
+        }
+        let mut programs = Vec::new();
+        for (name, pin) in files(&self.dir.join(PROGRAM_PINS))? {
+            let failed = |error| DumpError::Kernel {
+                what: "open",
+                path: pin.clone(),
+                source: io::Error::other(error),
+            };
+            let info = ProgramInfo::from_pin(&pin).map_err(failed)?;
+            programs.push(ProgInfo {
+                name,
+                id: info.id(),
+                tag: format!("{:016x}", info.tag()),
+                attached: attached.remove(&info.id()).unwrap_or_default(),
+                jited_bytes: info.size_jitted(),
+                verified_instructions: info.verified_instruction_count().unwrap_or_default(),
+                memory_bytes: u64::from(info.memory_locked().map_err(failed)?),
+                pin: pin.clone(),
+            });
+        }
+        Ok(programs)
     }
 
     /// Every entry of a map as bytes; for per-CPU maps the values of all CPUs one after the other.
-    pub fn raw(&self, name: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, DumpError> {
-        Err(DumpError::NoSuchMap {
-            name: name.to_owned(),
-            dir: self.dir.clone(),
-            known: String::new(),
+    pub fn raw(&self, name: &str) -> Result<RawEntries, DumpError> {
+        let pin = self.dir.join(name);
+        if name.is_empty() || name.contains('/') || !pin.is_file() {
+            let known: Vec<String> = files(&self.dir)?
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect();
+            return Err(DumpError::NoSuchMap {
+                name: name.to_owned(),
+                dir: self.dir.clone(),
+                known: known.join(", "),
+            });
+        }
+        let (map, info) = open_map(&pin)?;
+        let mut entries = Vec::new();
+        walk(&map, &info, &pin, &mut |key, value| {
+            entries.push((key.to_vec(), value.to_vec()))
+        })?;
+        Ok(entries)
+    }
+
+    /// Reads a map of a known layout.
+    fn each<K: Pod, V: Pod>(
+        &self,
+        layout: &MapLayout,
+        mut each: impl FnMut(K, V),
+    ) -> Result<(), DumpError> {
+        let pin = self.dir.join(layout.name);
+        let (map, info) = open_map(&pin)?;
+        if (info.key_size(), info.value_size()) != (layout.key_size, layout.value_size) {
+            return Err(DumpError::OtherLayout(pin));
+        }
+        walk(&map, &info, &pin, &mut |key, value| {
+            if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
+                each(key, value);
+            }
         })
+    }
+}
+
+fn open_map(pin: &Path) -> Result<(MapData, aya::maps::MapInfo), DumpError> {
+    let open = || {
+        let map = MapData::from_pin(pin)?;
+        let info = map.info()?;
+        Ok((map, info))
+    };
+    open().map_err(|error: MapError| DumpError::Kernel {
+        what: "open",
+        path: pin.to_owned(),
+        source: match error {
+            MapError::SyscallError(error) => error.io_error,
+            other => io::Error::other(other),
+        },
+    })
+}
+
+fn walk(
+    map: &MapData,
+    info: &aya::maps::MapInfo,
+    pin: &Path,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<(), DumpError> {
+    let failed = |source| DumpError::Kernel {
+        what: "read",
+        path: pin.to_owned(),
+        source,
+    };
+    let value = match info
+        .map_type()
+        .map_err(|error| failed(io::Error::other(error)))?
+    {
+        MapType::PerCpuArray | MapType::PerCpuHash | MapType::LruPerCpuHash => {
+            let cpus = nr_cpus().map_err(|(_, source)| failed(source))?;
+            // The kernel copies each CPU's value in steps of eight bytes.
+            (info.value_size() as usize).next_multiple_of(8) * cpus
+        }
+        _ => info.value_size() as usize,
+    };
+    let size = sys::EntrySize {
+        key: info.key_size() as usize,
+        value,
+    };
+    sys::walk(map.fd().as_fd(), size, each).map_err(failed)
+}
+
+/// The map's kind as bpftool names it.
+fn kind_name(info: &aya::maps::MapInfo) -> String {
+    match info.map_type() {
+        Ok(MapType::Hash) => "hash".to_owned(),
+        Ok(MapType::LruHash) => "lru_hash".to_owned(),
+        Ok(MapType::Array) => "array".to_owned(),
+        Ok(MapType::PerCpuArray) => "percpu_array".to_owned(),
+        Ok(MapType::PerCpuHash) => "percpu_hash".to_owned(),
+        Ok(MapType::LpmTrie) => "lpm_trie".to_owned(),
+        Ok(MapType::RingBuf) => "ringbuf".to_owned(),
+        Ok(other) => format!("{other:?}").to_lowercase(),
+        Err(_) => "unknown".to_owned(),
+    }
+}
+
+/// What the kernel charges for a map, bytes; 0 where it does not say.
+fn memory(map: &MapData) -> u64 {
+    fs::read_to_string(format!(
+        "/proc/self/fdinfo/{}",
+        map.fd().as_fd().as_raw_fd()
+    ))
+    .ok()
+    .and_then(|text| {
+        text.lines()
+            .find_map(|line| line.strip_prefix("memlock:")?.trim().parse().ok())
+    })
+    .unwrap_or_default()
+}
+
+/// `to_netdev_eth0` -> `eth0/egress`; see `Hook` for how pins of links are named.
+fn hook_of(pin_name: &str) -> String {
+    layout::PROGRAMS
+        .iter()
+        .find_map(|program| {
+            let device = pin_name
+                .strip_prefix(program)?
+                .strip_prefix('_')?
+                .replace('+', ".");
+            let direction = if program.starts_with("to_") {
+                "egress"
+            } else {
+                "ingress"
+            };
+            Some(format!("{device}/{direction}"))
+        })
+        .unwrap_or_else(|| pin_name.to_owned())
+}
+
+/// The files in a folder of the bpffs, by name; none when there is no folder.
+fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, DumpError> {
+    let failed = |source| DumpError::Kernel {
+        what: "read",
+        path: dir.to_owned(),
+        source,
+    };
+    let mut files = Vec::new();
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_type().map_err(failed)?.is_dir() {
+            files.push((
+                entry.file_name().to_string_lossy().into_owned(),
+                entry.path(),
+            ));
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn flow4(tuple: &Tuple4) -> Flow {
+    Flow {
+        protocol: tuple.protocol,
+        inbound: tuple.direction == TUPLE_IN,
+        source: Addr::v4(tuple.saddr_be).to_ip(),
+        source_port: u16::from_be(tuple.sport_be),
+        destination: Addr::v4(tuple.daddr_be).to_ip(),
+        destination_port: u16::from_be(tuple.dport_be),
+    }
+}
+
+fn flow6(tuple: &Tuple6) -> Flow {
+    Flow {
+        protocol: tuple.protocol,
+        inbound: tuple.direction == TUPLE_IN,
+        source: Addr::v6(tuple.saddr_be).to_ip(),
+        source_port: u16::from_be(tuple.sport_be),
+        destination: Addr::v6(tuple.daddr_be).to_ip(),
+        destination_port: u16::from_be(tuple.dport_be),
     }
 }

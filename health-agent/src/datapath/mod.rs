@@ -1,3 +1,81 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
+pub mod attach;
 pub mod dump;
+pub mod kernel;
+pub mod layout;
+pub mod loader;
+pub mod log;
+pub mod rtt;
+mod sys;
+
+use std::io;
+use std::path::PathBuf;
+
+use aya::maps::MapError;
+use aya::pin::PinError;
+use aya::programs::ProgramError;
+
+pub use attach::{Direction, Hook};
+pub use loader::Datapath;
+
+/// The compiled programs that an agent loads.
+pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/datapath"));
+
+/// The compiled programs of the benchmarks; an agent never loads them.
+pub static BENCH_PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/bench"));
+
+/// What can go wrong with the datapath.
+#[derive(Debug, thiserror::Error)]
+pub enum DatapathError {
+    /// The object was refused as a whole.
+    #[error("cannot load the eBPF object: {0}")]
+    Load(#[from] aya::EbpfError),
+    /// A program was refused or could not be attached.
+    #[error("cannot {what} program {program}{on}: {source}")]
+    Program {
+        /// What was attempted.
+        what: &'static str,
+        /// The program's name.
+        program: String,
+        /// ` on DEVICE` where a device is involved, else empty.
+        on: String,
+        /// The kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// A map could not be read or written.
+    #[error("cannot {what} map {map}: {source}")]
+    Map {
+        /// What was attempted.
+        what: &'static str,
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: MapError,
+    },
+    /// The embedded object lacks something; a build of two versions.
+    #[error("the embedded eBPF object has no {0}")]
+    Missing(String),
+    /// A pin could not be made.
+    #[error("cannot pin {path}: {source}")]
+    Pin {
+        /// Where.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: PinError,
+    },
+    /// A folder or file of the bpffs could not be changed.
+    #[error("cannot {what} {path}: {source}")]
+    File {
+        /// What was attempted.
+        what: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}

@@ -1,3 +1,20 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
+//!
+//! One task owns all state ([`engine`]). The parts it is made of know nothing of each other:
+//! [`target`] says what to probe, `schedule` when, `icmp` and `http` do it, `results` keeps what
+//! came out and `learned` the addresses that peers tell of themselves. [`hello`] is the side that
+//! answers.
 
+pub mod engine;
+mod failure;
+pub mod hello;
+mod http;
+mod icmp;
+mod learned;
+mod results;
 pub mod rtt_store;
+mod schedule;
+pub mod target;
+
+pub use engine::{Mesh, MeshError, MeshHandle, MeshOptions};
+pub use learned::FILE as LEARNED_FILE;

@@ -1,1 +1,14 @@
 //! Network namespaces, devices, addresses, routes and sysctls, by netlink and system calls.
+//!
+//! Functions that take a [`netlink::Handle`] work in the namespace that the handle was opened in;
+//! all others in the one of the calling thread.
+
+pub mod hostns;
+pub mod link;
+pub mod mac;
+pub mod neighbour;
+pub mod netlink;
+pub mod netns;
+pub mod rawsock;
+pub mod route;
+pub mod sysctl;

@@ -1,1 +1,246 @@
-//! The registry in a YAML file.
+//! The registry in a YAML file, reloaded when the file changes.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+
+use super::document::{self, DocumentError};
+use super::{Node, NodeSet, Registry};
+
+/// How often the file is looked at. A change is taken when two looks in a row agree, so that a
+/// file being written is not read half way.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// There is no such file.
+    #[error("nodes file {0} does not exist; name an existing one with --nodes-file")]
+    Absent(PathBuf),
+    /// It cannot be read.
+    #[error("cannot read nodes file {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// It does not say what it must.
+    #[error("nodes file {path}: {source}")]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        source: DocumentError,
+    },
+}
+
+/// The registry in a file. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct FileRegistry {
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    task: JoinHandle<()>,
+}
+
+impl FileRegistry {
+    /// Reads the file and begins to watch it; nodes that name no cluster are of `default_cluster`.
+    /// Fails when the file cannot be used now; later errors leave the last good set and stand in
+    /// [`NodeSet::stale`]. Must be called in a tokio runtime.
+    pub fn open(path: &Path, default_cluster: &str) -> Result<Self, RegistryError> {
+        let mut file = RegistryFile {
+            path: path.to_owned(),
+            default_cluster: default_cluster.to_owned(),
+            taken: None,
+        };
+        file.taken = file.identity();
+        let nodes = file.read()?;
+        let (sender, receiver) = watch::channel(Arc::new(NodeSet { nodes, stale: None }));
+        Ok(Self {
+            nodes: receiver,
+            task: tokio::spawn(file.follow(sender)),
+        })
+    }
+}
+
+impl Drop for FileRegistry {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Registry for FileRegistry {
+    fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
+        self.nodes.clone()
+    }
+}
+
+/// Tells one content of the path from the next, links followed: a file that is edited, replaced by
+/// a rename, or reached through another link differs in at least one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileIdentity {
+    device: u64,
+    inode: u64,
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+struct RegistryFile {
+    path: PathBuf,
+    default_cluster: String,
+    /// What stood there when it was read last; `None` for no file.
+    taken: Option<FileIdentity>,
+}
+
+impl RegistryFile {
+    fn identity(&self) -> Option<FileIdentity> {
+        let metadata = std::fs::metadata(&self.path).ok()?;
+        Some(FileIdentity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+
+    fn read(&self) -> Result<Vec<Node>, RegistryError> {
+        let text = std::fs::read_to_string(&self.path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => RegistryError::Absent(self.path.clone()),
+            _ => RegistryError::Unreadable {
+                path: self.path.clone(),
+                source,
+            },
+        })?;
+        document::parse(&text, &self.default_cluster).map_err(|source| RegistryError::Invalid {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    async fn follow(mut self, sender: watch::Sender<Arc<NodeSet>>) {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut previous = self.taken;
+        loop {
+            ticks.tick().await;
+            let current = self.identity();
+            let settled = current == previous;
+            previous = current;
+            if settled && current != self.taken {
+                self.taken = current;
+                self.reload(&sender);
+            }
+        }
+    }
+
+    fn reload(&self, sender: &watch::Sender<Arc<NodeSet>>) {
+        let last_good = sender.borrow().clone();
+        let next = match self.read() {
+            Ok(nodes) => {
+                tracing::info!(path = %self.path.display(), nodes = nodes.len(), "nodes file read");
+                NodeSet { nodes, stale: None }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nodes file refused; the last good one stands");
+                NodeSet {
+                    nodes: last_good.nodes.clone(),
+                    stale: Some(error.to_string()),
+                }
+            }
+        };
+        if next != *last_good {
+            sender.send_replace(Arc::new(next));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one_node(name: &str) -> String {
+        format!("nodes:\n- name: {name}\n  addresses: [10.0.0.1]\n")
+    }
+
+    async fn next(watch: &mut watch::Receiver<Arc<NodeSet>>) -> Arc<NodeSet> {
+        tokio::time::timeout(Duration::from_secs(5), watch.changed())
+            .await
+            .expect("a change within 5 s")
+            .expect("the registry lives");
+        watch.borrow_and_update().clone()
+    }
+
+    #[tokio::test]
+    async fn an_unusable_file_fails_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.yaml");
+        let error = FileRegistry::open(&path, "default").unwrap_err();
+        assert!(matches!(error, RegistryError::Absent(_)), "{error}");
+        std::fs::write(&path, "nodes: [\n").unwrap();
+        let error = FileRegistry::open(&path, "default")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("nodes.yaml: line "), "{error}");
+        std::fs::write(&path, b"nodes: \xff\n").unwrap();
+        let error = FileRegistry::open(&path, "default").unwrap_err();
+        assert!(matches!(error, RegistryError::Unreadable { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn edits_are_taken_and_broken_ones_keep_the_last_good_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.yaml");
+        std::fs::write(&path, one_node("a")).unwrap();
+        let registry = FileRegistry::open(&path, "default").unwrap();
+        let mut watch = registry.watch();
+        assert_eq!(watch.borrow_and_update().nodes[0].name, "a");
+
+        std::fs::write(&path, one_node("b")).unwrap();
+        let set = next(&mut watch).await;
+        assert_eq!((set.nodes[0].name.as_str(), &set.stale), ("b", &None));
+
+        std::fs::write(&path, "nodes:\n- nam: c\n").unwrap();
+        let set = next(&mut watch).await;
+        assert_eq!(set.nodes[0].name, "b");
+        let stale = set.stale.as_deref().unwrap();
+        assert!(stale.contains("line 2, column 3"), "{stale}");
+
+        std::fs::remove_file(&path).unwrap();
+        let set = next(&mut watch).await;
+        assert_eq!(set.nodes[0].name, "b");
+        assert!(set.stale.as_deref().unwrap().contains("does not exist"));
+
+        std::fs::write(&path, one_node("b")).unwrap();
+        let set = next(&mut watch).await;
+        assert_eq!(set.stale, None);
+    }
+
+    #[tokio::test]
+    async fn replacement_by_rename_and_by_link_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nodes.yaml");
+        // As a ConfigMap is mounted: the file is a link through a link that is swapped.
+        for (version, name) in [("v1", "a"), ("v2", "b")] {
+            std::fs::create_dir(dir.path().join(version)).unwrap();
+            std::fs::write(dir.path().join(version).join("nodes.yaml"), one_node(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("v1", dir.path().join("data")).unwrap();
+        std::os::unix::fs::symlink("data/nodes.yaml", &path).unwrap();
+        let registry = FileRegistry::open(&path, "default").unwrap();
+        let mut watch = registry.watch();
+        std::os::unix::fs::symlink("v2", dir.path().join("data.new")).unwrap();
+        std::fs::rename(dir.path().join("data.new"), dir.path().join("data")).unwrap();
+        assert_eq!(next(&mut watch).await.nodes[0].name, "b");
+
+        std::fs::write(dir.path().join("fresh"), one_node("c")).unwrap();
+        std::fs::rename(dir.path().join("fresh"), &path).unwrap();
+        assert_eq!(next(&mut watch).await.nodes[0].name, "c");
+    }
+}

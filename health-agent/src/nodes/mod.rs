@@ -1,5 +1,6 @@
 //! The node registry: who is in the mesh, and under which addresses.
 
+pub mod document;
 pub mod file;
 
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
+pub mod program_cost;
 mod report;
 
 pub use report::{Figure, Machine, Report, Target};

@@ -1,1 +1,0 @@
-//! Builds everything, supervises the tasks, shuts down in order.

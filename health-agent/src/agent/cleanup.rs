@@ -1,0 +1,64 @@
+//! Removing everything that an agent made on this machine.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use anyhow::Context as _;
+use nix::unistd::Uid;
+
+use crate::config::Location;
+use crate::datapath::loader;
+use crate::endpoint::health;
+use crate::pidfile::PidFile;
+
+/// Removes pins, programs, the health endpoint, routes, settings and files of an instance, and tells
+/// what it removed. What is not there is no failure; a running agent is.
+pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
+    anyhow::ensure!(
+        Uid::effective().is_root(),
+        "cleanup needs root; run it as root or with sudo"
+    );
+    let pid_file = match location.runtime_dir.exists() {
+        true => Some(PidFile::acquire(&location.pid_file())?),
+        false => None,
+    };
+    let mut removed = Vec::new();
+    let mut failed = Vec::new();
+
+    match loader::remove_pins(location) {
+        Ok(paths) => removed.extend(paths.iter().map(|path| format!("pins {}", path.display()))),
+        Err(error) => failed.push(error.to_string()),
+    }
+    let endpoint = health::cleanup(&location.instance, &location.state_dir).await;
+    removed.extend(endpoint.removed.iter().map(ToString::to_string));
+    failed.extend(endpoint.failed.iter().map(ToString::to_string));
+
+    drop(pid_file);
+    let learned = location.state_dir.join(crate::mesh::LEARNED_FILE);
+    for file in [location.socket(), learned] {
+        if remove(fs::remove_file(&file), &file)? {
+            removed.push(format!("file {}", file.display()));
+        }
+    }
+    // Others may keep something there.
+    for folder in [&location.state_dir, &location.runtime_dir] {
+        if fs::remove_dir(folder).is_ok() {
+            removed.push(format!("folder {}", folder.display()));
+        }
+    }
+    anyhow::ensure!(
+        failed.is_empty(),
+        "cleanup is not complete: {}",
+        failed.join("; ")
+    );
+    Ok(removed)
+}
+
+fn remove(result: io::Result<()>, path: &Path) -> anyhow::Result<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot remove {}", path.display())),
+    }
+}

@@ -1,0 +1,243 @@
+//! Builds everything, supervises the tasks, shuts down in order.
+
+mod cleanup;
+mod node;
+mod state;
+mod watch;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch::{Receiver, channel};
+use tracing::{info, warn};
+
+pub use self::cleanup::cleanup;
+
+use self::node::NodeDatapath;
+use self::state::AgentSource;
+use crate::api::server;
+use crate::config::Config;
+use crate::datapath::kernel;
+use crate::endpoint::health::HealthEndpoint;
+use crate::endpoint::peer_routes;
+use crate::mesh::hello::{self, Responder};
+use crate::mesh::{Mesh, MeshOptions};
+use crate::net::netlink::{self, Handle};
+use crate::nodes::file::FileRegistry;
+use crate::nodes::{Node, NodeSet, Registry as _};
+use crate::pidfile::PidFile;
+
+/// Longest wait for requests that are under way when the agent stops.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
+/// [`cleanup`] removes it.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    kernel::require(&config.location.bpf_root)?;
+    let registry = FileRegistry::open(&config.nodes_file, &config.cluster_name)?;
+    let nodes = registry.watch();
+    let own = own_node(&nodes.borrow(), &config)?;
+
+    for folder in [&config.location.runtime_dir, &config.location.state_dir] {
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create folder {}", folder.display()))?;
+    }
+    let _pid_file = PidFile::acquire(&config.location.pid_file())?;
+    let socket = server::bind(&config.location.socket())?;
+    let source = Arc::new(AgentSource::new(config.clone()));
+    let (stop, stopped) = channel(false);
+    let api = tokio::spawn(server::serve(
+        socket,
+        source.clone(),
+        until(stopped.clone()),
+    ));
+
+    let result = Agent::start(&config, own, nodes, source).await;
+    let result = match result {
+        Ok(agent) => {
+            agent.supervise().await;
+            Ok(())
+        }
+        Err(error) => Err(error),
+    };
+    stop.send_replace(true);
+    if tokio::time::timeout(SHUTDOWN_TIMEOUT, api).await.is_err() {
+        // The file would otherwise outlive its listener.
+        remove_file(&config.location.socket());
+    }
+    result
+}
+
+/// This node's entry in the registry.
+fn own_node(nodes: &NodeSet, config: &Config) -> anyhow::Result<Node> {
+    nodes
+        .nodes
+        .iter()
+        .find(|node| node.name == config.node_name && node.cluster == config.cluster_name)
+        .cloned()
+        .with_context(|| {
+            format!(
+                "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
+                config.nodes_file.display(),
+                config.cluster_name,
+                config.node_name
+            )
+        })
+}
+
+/// A started agent.
+struct Agent {
+    node: NodeDatapath,
+    source: Arc<AgentSource>,
+    registry: Receiver<Arc<NodeSet>>,
+    own: Node,
+    netlink: Handle,
+    host_responder: Responder,
+}
+
+impl Agent {
+    async fn start(
+        config: &Config,
+        own: Node,
+        registry: Receiver<Arc<NodeSet>>,
+        source: Arc<AgentSource>,
+    ) -> anyhow::Result<Self> {
+        let netlink = netlink::open().context("cannot open a netlink socket")?;
+        let uplinks = node::uplinks(&netlink, config, &own).await?;
+        // Before anything is made: the likeliest thing to be in somebody's way.
+        let listeners = hello::bind(&own.addresses, config.health_port)?;
+        let node = NodeDatapath::establish(config, &own, uplinks, &netlink).await?;
+        source.set_endpoint(&node.endpoint, &node.repairs);
+
+        let host_responder = Responder::start(listeners, node.health_addresses())
+            .context("cannot start the responder of GET /hello")?;
+        let mut local_addresses = own.addresses.clone();
+        local_addresses.extend(&own.secondary_addresses);
+        let mesh = Mesh::start(
+            MeshOptions {
+                local: own.full_name(),
+                local_addresses,
+                interval: config.probe_interval,
+                timeout: config.probe_timeout,
+                port: config.health_port,
+                icmp_id: node.icmp_id,
+                magic: node.probe_magic,
+                state_dir: config.location.state_dir.clone(),
+            },
+            registry.clone(),
+            Arc::new(node.datapath.rtt()?),
+            node.health_addresses(),
+        )?;
+        source.set_mesh(mesh);
+        info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
+        Ok(Self {
+            node,
+            source,
+            registry,
+            own,
+            netlink,
+            host_responder,
+        })
+    }
+
+    /// Watches over everything until a signal comes, then stops in order.
+    async fn supervise(mut self) {
+        if let Err(error) = self.watch_until_signal().await {
+            warn!(%error, "cannot wait for signals");
+        }
+        if let Some(mesh) = self.source.mesh() {
+            mesh.shutdown().await;
+        }
+        let responders = async {
+            tokio::join!(
+                self.host_responder.shutdown(),
+                self.node.responder.shutdown()
+            );
+        };
+        if tokio::time::timeout(SHUTDOWN_TIMEOUT, responders)
+            .await
+            .is_err()
+        {
+            warn!("stopped with requests under way");
+        }
+        info!("agent stopped; its programs and its health endpoint stay until cleanup");
+    }
+
+    async fn watch_until_signal(&mut self) -> std::io::Result<()> {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut ticks = tokio::time::interval(watch::PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut backoff = watch::Backoff::default();
+        self.sync_routes().await;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+                changed = self.registry.changed() => {
+                    if changed.is_ok() {
+                        self.sync_routes().await;
+                    }
+                }
+                _ = ticks.tick() => {
+                    if backoff.is_due() {
+                        let outcome = watch::repair(&mut self.node).await;
+                        backoff.note(&outcome);
+                        self.source.note_repairs(&self.node, &outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Brings the routes to peers' pod CIDRs in line with the registry.
+    async fn sync_routes(&self) {
+        let nodes = self.registry.borrow().clone();
+        let wanted: Vec<_> = nodes
+            .nodes
+            .iter()
+            .filter(|node| node.full_name() != self.own.full_name())
+            .flat_map(|node| {
+                node.pod_cidrs.iter().filter_map(|cidr| {
+                    let same_family =
+                        |addr: &&std::net::IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
+                    Some((*cidr, *node.addresses.iter().find(same_family)?))
+                })
+            })
+            .collect();
+        match peer_routes::sync(&self.netlink, &wanted).await {
+            Ok(outcome) => {
+                for change in outcome.changes {
+                    info!(%change, "routes follow the node registry");
+                }
+                for error in outcome.failed {
+                    warn!(%error, "a pod CIDR cannot be reached");
+                }
+            }
+            Err(error) => warn!(%error, "cannot bring the routes in line with the node registry"),
+        }
+    }
+}
+
+/// Ends when the channel turns true or closes.
+async fn until(mut stopped: Receiver<bool>) {
+    // A closed channel is the same to us.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+fn remove_file(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        warn!(path = %path.display(), %error, "cannot remove a file");
+    }
+}
+
+/// An endpoint's addresses, IPv4 first.
+fn addresses(endpoint: &HealthEndpoint) -> Vec<std::net::IpAddr> {
+    let v4 = endpoint.ipv4().map(std::net::IpAddr::V4);
+    let v6 = endpoint.ipv6().map(std::net::IpAddr::V6);
+    v4.into_iter().chain(v6).collect()
+}

@@ -1,0 +1,234 @@
+//! This node's health endpoint together with its datapath: made as one, repaired as one.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use health_common::LAYOUT_VERSION;
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::identity;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::addresses;
+use crate::config::Config;
+use crate::datapath::loader::{self, ProgramLog};
+use crate::datapath::{Datapath, Hook, log};
+use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
+use crate::mesh::hello::Responder;
+use crate::net::link;
+use crate::net::netlink::Handle;
+use crate::nodes::Node;
+
+/// Lifetime of conntrack entries that are neither TCP nor of a service, seconds.
+const CT_ANY_TIMEOUT_SECS: u32 = 60;
+
+/// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
+pub(super) struct NodeDatapath {
+    pub(super) endpoint: HealthEndpoint,
+    pub(super) datapath: Datapath,
+    pub(super) responder: Responder,
+    pub(super) uplinks: Vec<String>,
+    pub(super) icmp_id: u16,
+    pub(super) probe_magic: u64,
+    /// What was repaired since the start, by cause.
+    pub(super) repairs: BTreeMap<String, u64>,
+    spec: HealthEndpointSpec,
+    port: u16,
+    health_addresses: watch::Sender<Vec<IpAddr>>,
+}
+
+impl NodeDatapath {
+    /// Makes what is missing and takes over what a former agent left. After a failure nothing is there
+    /// that was not there before.
+    pub(super) async fn establish(
+        config: &Config,
+        own: &Node,
+        uplinks: Vec<String>,
+        netlink: &Handle,
+    ) -> anyhow::Result<Self> {
+        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
+        let had_pins = config.location.pins().exists();
+        let result = Self::make(config, own, uplinks).await;
+        if result.is_err() {
+            if !had_pins {
+                if let Err(error) = loader::remove_pins(&config.location) {
+                    warn!(%error, "cannot undo the start");
+                }
+            }
+            if !had_endpoint {
+                for error in health::cleanup(&config.location.instance, &config.location.state_dir)
+                    .await
+                    .failed
+                {
+                    warn!(%error, "cannot undo the start");
+                }
+            }
+        }
+        result
+    }
+
+    async fn make(config: &Config, own: &Node, uplinks: Vec<String>) -> anyhow::Result<Self> {
+        let spec = HealthEndpointSpec {
+            instance: config.location.instance.clone(),
+            node_addresses: own.addresses.clone(),
+            pod_cidrs: own.pod_cidrs.clone(),
+            fixed_addresses: own.health_addresses.clone(),
+            mtu_device: uplinks.first().cloned(),
+            uplinks: uplinks.clone(),
+            state_dir: config.location.state_dir.clone(),
+        };
+        let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
+        for repair in &repaired {
+            warn!(cause = %repair, "health endpoint repaired");
+        }
+        let level = if tracing::enabled!(tracing::Level::DEBUG) {
+            ProgramLog::Debug
+        } else {
+            ProgramLog::Warn
+        };
+        let mut datapath = Datapath::load(&config.location, level)?;
+        log::forward(&mut datapath)?;
+        let listeners = endpoint.listen(config.health_port)?;
+        let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));
+        let responder = Responder::start(listeners, addresses_known)
+            .context("cannot start the responder in the health endpoint")?;
+        let mut node = Self {
+            endpoint,
+            datapath,
+            responder,
+            uplinks,
+            icmp_id: rand::random(),
+            probe_magic: rand::random(),
+            repairs: BTreeMap::new(),
+            spec,
+            port: config.health_port,
+            health_addresses,
+        };
+        node.configure()?;
+        node.datapath.attach(&node.hooks())?;
+        Ok(node)
+    }
+
+    /// The health endpoint's addresses, now and whenever they change.
+    pub(super) fn health_addresses(&self) -> watch::Receiver<Vec<IpAddr>> {
+        self.health_addresses.subscribe()
+    }
+
+    /// Puts the health endpoint in order; the causes of what had to be done. The programs and the
+    /// responder follow where the device or the namespace was made anew.
+    pub(super) async fn repair_endpoint(&mut self) -> anyhow::Result<Vec<String>> {
+        if self.endpoint.check().await?.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
+        let is_new = endpoint.ifindex() != self.endpoint.ifindex();
+        self.endpoint = endpoint;
+        if is_new {
+            self.responder.replace(self.endpoint.listen(self.port)?)?;
+            self.configure()?;
+            self.datapath.attach(&self.hooks())?;
+            self.health_addresses
+                .send_replace(addresses(&self.endpoint));
+        }
+        Ok(repaired.iter().map(ToString::to_string).collect())
+    }
+
+    /// Puts pins and attached programs in order; the causes of what had to be done.
+    pub(super) fn repair_datapath(&mut self) -> anyhow::Result<Vec<String>> {
+        let mut causes = Vec::new();
+        if !self.datapath.pins_are_there() {
+            let lost = self.datapath.repair_pins()?;
+            causes.extend(
+                lost.into_iter()
+                    .map(|name| format!("the pin of {name} was removed")),
+            );
+        }
+        for fault in self.datapath.hook_faults() {
+            self.datapath.repair_hook(&fault)?;
+            causes.push(fault.to_string());
+        }
+        Ok(causes)
+    }
+
+    fn hooks(&self) -> Vec<Hook> {
+        let endpoint = Hook::endpoint(self.endpoint.ifname());
+        endpoint
+            .into_iter()
+            .chain(self.uplinks.iter().flat_map(|device| Hook::uplink(device)))
+            .collect()
+    }
+
+    /// Tells the programs about the endpoint and the agent's own probes.
+    fn configure(&mut self) -> anyhow::Result<()> {
+        let endpoint = &self.endpoint;
+        let info = EndpointInfo {
+            ifindex: endpoint.ifindex(),
+            identity: identity::HEALTH,
+            flags: ENDPOINT_HEALTH,
+            id: endpoint.id(),
+            mac: endpoint.mac().0,
+            host_mac: endpoint.host_mac().0,
+            pad: 0,
+        };
+        let endpoints: Vec<_> = addresses(endpoint)
+            .into_iter()
+            .map(|addr| (addr, info))
+            .collect();
+        self.datapath.set_endpoints(&endpoints)?;
+        self.datapath.configure(DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            icmp_id_be: self.icmp_id.to_be(),
+            pad: 0,
+            probe_magic: self.probe_magic,
+            ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
+            health_ifindex: endpoint.ifindex(),
+            gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
+            gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),
+            health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
+            health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
+            health_mac: endpoint.mac().0,
+            pad2: 0,
+        })?;
+        Ok(())
+    }
+}
+
+/// The devices that lead to other nodes: those asked for, or those that carry the node's addresses.
+pub(super) async fn uplinks(
+    netlink: &Handle,
+    config: &Config,
+    own: &Node,
+) -> anyhow::Result<Vec<String>> {
+    for device in &config.devices {
+        if link::by_name(netlink, device).await?.is_none() {
+            let known: Vec<_> = link::list(netlink)
+                .await?
+                .into_iter()
+                .map(|link| link.name)
+                .collect();
+            anyhow::bail!(
+                "--device {device}: there is no such interface; there are: {}",
+                known.join(", ")
+            );
+        }
+    }
+    let carrying = link::carrying(netlink, &own.addresses).await?;
+    for addr in &own.addresses {
+        anyhow::ensure!(
+            carrying.iter().any(|(_, carried)| carried.contains(addr)),
+            "no interface has this node's address {addr}; correct it in {}",
+            config.nodes_file.display()
+        );
+    }
+    if !config.devices.is_empty() {
+        return Ok(config.devices.clone());
+    }
+    Ok(carrying
+        .into_iter()
+        .filter(|(link, _)| !link.loopback)
+        .map(|(link, _)| link.name)
+        .collect())
+}

@@ -1,0 +1,101 @@
+//! The watch over what others can break: looked at twice a second, put right, with growing pauses
+//! while it cannot be.
+
+use std::time::{Duration, Instant};
+
+use tracing::{error, warn};
+
+use super::node::NodeDatapath;
+
+/// Time between two looks.
+pub(super) const PERIOD: Duration = Duration::from_millis(500);
+/// Longest pause after failed repairs.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What one look led to.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// The causes of what was repaired.
+    pub(super) repaired: Vec<String>,
+    /// Why something could not be repaired.
+    pub(super) failure: Option<String>,
+}
+
+/// Looks at everything and puts it right.
+pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
+    let mut outcome = Outcome::default();
+    let endpoint = node.repair_endpoint().await;
+    let datapath = node.repair_datapath();
+    for result in [endpoint, datapath] {
+        match result {
+            Ok(causes) => outcome.repaired.extend(causes),
+            Err(error) => {
+                let failure = outcome.failure.get_or_insert_default();
+                if !failure.is_empty() {
+                    failure.push_str("; ");
+                }
+                failure.push_str(&format!("{error:#}"));
+            }
+        }
+    }
+    for cause in &outcome.repaired {
+        warn!(cause, "repaired");
+    }
+    outcome
+}
+
+/// Pauses between attempts that fail, doubling.
+#[derive(Debug, Default)]
+pub(super) struct Backoff {
+    pause: Option<Duration>,
+    next: Option<Instant>,
+    last_failure: Option<String>,
+}
+
+impl Backoff {
+    /// Whether it is time to look again.
+    pub(super) fn is_due(&self) -> bool {
+        self.next.is_none_or(|next| Instant::now() >= next)
+    }
+
+    /// Takes note of how a look went, and logs a failure when it is a new one.
+    pub(super) fn note(&mut self, outcome: &Outcome) {
+        let Some(failure) = &outcome.failure else {
+            *self = Self::default();
+            return;
+        };
+        let pause = self
+            .pause
+            .map_or(PERIOD, |pause| (pause * 2).min(LONGEST_PAUSE));
+        if self.last_failure.as_ref() != Some(failure) {
+            error!(cause = failure, retry_in = ?pause, "cannot repair");
+        }
+        self.pause = Some(pause);
+        self.next = Some(Instant::now() + pause);
+        self.last_failure = Some(failure.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_limit_and_end_with_success() {
+        let failed = Outcome {
+            failure: Some("no".to_owned()),
+            ..Outcome::default()
+        };
+        let mut backoff = Backoff::default();
+        assert!(backoff.is_due());
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            backoff.note(&failed);
+            pauses.push(backoff.pause.expect("a pause").as_millis());
+            assert!(!backoff.is_due());
+        }
+        assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
+        backoff.note(&Outcome::default());
+        assert!(backoff.is_due());
+    }
+}

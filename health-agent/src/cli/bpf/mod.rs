@@ -1,0 +1,65 @@
+//! `health-agent bpf`: the pinned maps and programs, read from the kernel without asking an agent.
+
+mod ct;
+mod endpoint;
+mod entry;
+mod flow;
+mod layout;
+mod map;
+mod metrics;
+mod nat;
+mod prog;
+pub(super) mod rtt;
+
+use clap::Subcommand;
+
+use crate::config::Location;
+use crate::datapath::dump::Pinned;
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent bpf ct list
+  health-agent bpf map list -o json
+  health-agent bpf rtt list --instance hnode1";
+
+/// Commands of `bpf`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXAMPLES)]
+pub enum BpfCommand {
+    /// Look at connection tracking
+    #[command(subcommand)]
+    Ct(ct::CtCommand),
+    /// Look at address translation
+    #[command(subcommand)]
+    Nat(nat::NatCommand),
+    /// Look at round-trip times
+    #[command(subcommand)]
+    Rtt(rtt::RttCommand),
+    /// Look at the endpoints as the datapath knows them
+    #[command(subcommand)]
+    Endpoint(endpoint::EndpointCommand),
+    /// Look at packet counters
+    #[command(subcommand)]
+    Metrics(metrics::MetricsCommand),
+    /// Look at the maps themselves
+    #[command(subcommand)]
+    Map(map::MapCommand),
+    /// Look at the programs
+    #[command(subcommand)]
+    Prog(prog::ProgCommand),
+}
+
+impl BpfCommand {
+    pub(super) fn execute(self, location: &Location) -> anyhow::Result<()> {
+        let pinned = Pinned::open(location)?;
+        match self {
+            Self::Ct(command) => command.execute(&pinned),
+            Self::Nat(command) => command.execute(&pinned),
+            Self::Rtt(command) => command.execute(&pinned),
+            Self::Endpoint(command) => command.execute(&pinned),
+            Self::Metrics(command) => command.execute(&pinned),
+            Self::Map(command) => command.execute(&pinned),
+            Self::Prog(command) => command.execute(&pinned),
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `health-agent config`: the settings that the agent runs with.
+
+use clap::Args;
+
+use super::output::{OutputArgs, comma_separated, table};
+use crate::api::client::Client;
+use crate::config::{Config, duration_text};
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent config
+  health-agent config -o json | jq '.\"probe-interval-ns\"'";
+
+/// Flags of `config`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl ConfigArgs {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let config: Config = client.get("/v1/config").await?;
+        self.output.output.print_object(&config, config_table)
+    }
+}
+
+/// A setting a line, named by its flag.
+fn config_table(config: &Config) -> String {
+    let location = &config.location;
+    let rows = [
+        ("instance", location.instance.clone()),
+        ("runtime-dir", location.runtime_dir.display().to_string()),
+        ("state-dir", location.state_dir.display().to_string()),
+        ("bpf-root", location.bpf_root.display().to_string()),
+        ("node-name", config.node_name.clone()),
+        ("cluster-name", config.cluster_name.clone()),
+        ("nodes-file", config.nodes_file.display().to_string()),
+        ("device", comma_separated(&config.devices)),
+        ("health-port", config.health_port.to_string()),
+        ("probe-interval", duration_text(config.probe_interval)),
+        ("probe-timeout", duration_text(config.probe_timeout)),
+    ];
+    table(
+        ["SETTING", "VALUE"],
+        rows.map(|(name, value)| [name.to_owned(), value]),
+    )
+}

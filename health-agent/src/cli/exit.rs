@@ -1,0 +1,66 @@
+//! How the program ends: its exit codes, and the one line that says why.
+
+use std::process::ExitCode;
+
+use crate::config::InvalidSetting;
+
+/// A failure.
+const FAILED: u8 = 1;
+/// Bad usage.
+const USAGE: u8 = 2;
+/// `status`: something is unreachable.
+pub(super) const UNREACHABLE: u8 = 3;
+
+/// Why a command did not do what it was to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A flag's value cannot be used.
+    #[error(transparent)]
+    Usage(#[from] InvalidSetting),
+    /// Anything else.
+    #[error("{0:#}")]
+    Failed(#[from] anyhow::Error),
+}
+
+impl Failure {
+    /// Says on stderr, in one line, what failed, and gives the exit code for it.
+    pub fn report(&self) -> ExitCode {
+        eprintln!("error: {}", one_line(&self.to_string()));
+        ExitCode::from(match self {
+            Self::Usage(_) => USAGE,
+            Self::Failed(_) => FAILED,
+        })
+    }
+}
+
+/// Prints what clap has to say instead of running a command: the help that was asked for, or what is
+/// wrong with the command line.
+pub fn usage(error: &clap::Error) -> ExitCode {
+    let code = if error.use_stderr() { USAGE } else { 0 };
+    match error.print() {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(FAILED),
+        _ => ExitCode::from(code),
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn a_failure_with_all_its_causes_is_one_line() {
+        let failure = Failure::from(anyhow!("line 3:\n   bad indent")).to_string();
+        assert_eq!(one_line(&failure), "line 3: bad indent");
+        let failure = Failure::from(
+            Err::<(), _>(anyhow!("no such file"))
+                .context("cannot read nodes.yaml")
+                .expect_err("an error with context"),
+        );
+        assert_eq!(failure.to_string(), "cannot read nodes.yaml: no such file");
+    }
+}

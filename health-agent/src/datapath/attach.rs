@@ -1,0 +1,262 @@
+//! Programs on their devices: attached by pinned TCX links, replaced in place, watched and put back.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
+use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
+use aya::programs::{SchedClassifier, TcAttachType};
+use tracing::debug;
+
+use super::layout::LINK_PINS;
+use super::loader::{classifier, file_error, program_error, set_aside};
+use super::{Datapath, DatapathError};
+
+/// Which way packets go that a program sees, from the device's point of view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Received by the device.
+    Ingress,
+    /// Sent by the device.
+    Egress,
+}
+
+impl Direction {
+    pub(super) fn attach_type(self) -> TcAttachType {
+        match self {
+            Self::Ingress => TcAttachType::Ingress,
+            Self::Egress => TcAttachType::Egress,
+        }
+    }
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        })
+    }
+}
+
+/// One program on one device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hook {
+    /// The program's name.
+    pub program: &'static str,
+    /// The device's name.
+    pub device: String,
+    /// Where on it.
+    pub direction: Direction,
+}
+
+impl Hook {
+    /// Both programs of an endpoint's device.
+    pub fn endpoint(device: &str) -> [Self; 2] {
+        Self::pair(device, "from_endpoint", "to_endpoint")
+    }
+
+    /// Both programs of an uplink.
+    pub fn uplink(device: &str) -> [Self; 2] {
+        Self::pair(device, "from_netdev", "to_netdev")
+    }
+
+    fn pair(device: &str, ingress: &'static str, egress: &'static str) -> [Self; 2] {
+        [(ingress, Direction::Ingress), (egress, Direction::Egress)].map(|(program, direction)| {
+            Self {
+                program,
+                device: device.to_owned(),
+                direction,
+            }
+        })
+    }
+
+    /// Name of the link's pin. Device names may have dots, which bpffs keeps for itself.
+    fn pin_name(&self) -> String {
+        format!("{}_{}", self.program, self.device.replace('.', "+"))
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} at {} of {}",
+            self.program, self.direction, self.device
+        )
+    }
+}
+
+/// What was wrong with a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HookFault {
+    /// The program was not on the device.
+    Detached(Hook),
+    /// The program was there, its link's pin was not.
+    PinLost(Hook),
+}
+
+impl fmt::Display for HookFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Detached(hook) => write!(f, "program {hook} was detached"),
+            Self::PinLost(hook) => write!(f, "the pinned link of program {hook} was removed"),
+        }
+    }
+}
+
+/// The links held, so that a removed pin alone detaches nothing.
+pub(super) type Links = HashMap<Hook, PinnedLink>;
+
+impl Datapath {
+    /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
+    /// agent are replaced in place, without a packet in between that meets none.
+    pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
+        for hook in hooks {
+            self.take_over_or_attach(hook)?;
+        }
+        self.remove_other_links(hooks)?;
+        self.remove_set_aside()
+    }
+
+    /// What is wrong with the attached hooks.
+    pub fn hook_faults(&self) -> Vec<HookFault> {
+        self.links
+            .keys()
+            .filter_map(|hook| self.hook_fault(hook))
+            .collect()
+    }
+
+    /// Puts right what [`Datapath::hook_faults`] found.
+    pub fn repair_hook(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
+        match fault {
+            HookFault::Detached(hook) => {
+                self.links.remove(hook);
+                self.take_over_or_attach(hook)
+            }
+            HookFault::PinLost(hook) => {
+                let Some(link) = self.links.remove(hook) else {
+                    return Ok(());
+                };
+                let link = self.pin_link(hook, FdLink::from(link))?;
+                self.links.insert(hook.clone(), link);
+                Ok(())
+            }
+        }
+    }
+
+    fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
+        let program = self
+            .ebpf
+            .program(hook.program)
+            .and_then(|program| program.info().ok())?
+            .id();
+        // A device that is gone has no programs either; its owner says so.
+        let attached = SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
+            .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == program));
+        if !attached {
+            return Some(HookFault::Detached(hook.clone()));
+        }
+        (!self.link_pin(hook).exists()).then(|| HookFault::PinLost(hook.clone()))
+    }
+
+    fn take_over_or_attach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
+        let pin = self.link_pin(hook);
+        let aside = set_aside(&self.pins).join(LINK_PINS).join(hook.pin_name());
+        let on_device = |error| match program_error("attach", hook.program)(error) {
+            DatapathError::Program {
+                what,
+                program,
+                source,
+                ..
+            } => DatapathError::Program {
+                what,
+                program,
+                on: format!(" on {}", hook.device),
+                source,
+            },
+            other => other,
+        };
+        let program = classifier(&mut self.ebpf, hook.program)?;
+        let former = take_over(program, &pin).or_else(|| take_over(program, &aside));
+        let link = match former {
+            Some(link) => link,
+            None => {
+                let id = program
+                    .attach_with_options(
+                        &hook.device,
+                        hook.direction.attach_type(),
+                        TcAttachOptions::TcxOrder(LinkOrder::default()),
+                    )
+                    .map_err(on_device)?;
+                let link = program
+                    .take_link(id)
+                    .map_err(program_error("attach", hook.program))?;
+                fd_link(link, hook.program)?
+            }
+        };
+        let link = self.pin_link(hook, link)?;
+        self.links.insert(hook.clone(), link);
+        Ok(())
+    }
+
+    /// Pins a link under its hook's name, in place of what stands there.
+    fn pin_link(&self, hook: &Hook, link: FdLink) -> Result<PinnedLink, DatapathError> {
+        let path = self.link_pin(hook);
+        let fresh = path.with_file_name(format!("{}_new", hook.pin_name()));
+        let _ = fs::remove_file(&fresh);
+        let pinned = link.pin(&fresh).map_err(|source| DatapathError::Pin {
+            path: fresh.clone(),
+            source,
+        })?;
+        fs::rename(&fresh, &path).map_err(file_error("rename", &fresh))?;
+        Ok(pinned)
+    }
+
+    /// Removes pinned links of hooks that are no longer wanted, which detaches them.
+    fn remove_other_links(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
+        self.links.retain(|hook, _| wanted.contains(hook));
+        let folder = self.pins.join(LINK_PINS);
+        let names: Vec<String> = wanted.iter().map(Hook::pin_name).collect();
+        for entry in fs::read_dir(&folder).map_err(file_error("read", &folder))? {
+            let path = entry.map_err(file_error("read", &folder))?.path();
+            let known = path
+                .file_name()
+                .is_some_and(|name| names.iter().any(|known| name == known.as_str()));
+            if !known {
+                fs::remove_file(&path).map_err(file_error("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn link_pin(&self, hook: &Hook) -> PathBuf {
+        self.pins.join(LINK_PINS).join(hook.pin_name())
+    }
+}
+
+/// Gives the link pinned at `path` this program; `None` when there is no such link, or its device is
+/// gone.
+fn take_over(program: &mut SchedClassifier, path: &Path) -> Option<FdLink> {
+    let former = FdLink::from(PinnedLink::from_pin(path).ok()?);
+    let attempt = || {
+        let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
+        let id = program
+            .attach_to_link(link)
+            .map_err(|error| error.to_string())?;
+        let link = program.take_link(id).map_err(|error| error.to_string())?;
+        FdLink::try_from(link).map_err(|error| error.to_string())
+    };
+    attempt()
+        .inspect_err(
+            |error| debug!(pin = %path.display(), error, "a pinned link is of no use any more"),
+        )
+        .ok()
+}
+
+fn fd_link(link: SchedClassifierLink, program: &str) -> Result<FdLink, DatapathError> {
+    FdLink::try_from(link)
+        .map_err(|error| DatapathError::Missing(format!("link of {program}: {error}")))
+}

@@ -1,0 +1,66 @@
+//! The maps by name, with the layouts that `health-common` defines.
+
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::endpoint::EndpointInfo;
+use health_common::metrics::Counter;
+use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+
+/// What is known about one map before it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapLayout {
+    /// Name of the map and of its pin.
+    pub name: &'static str,
+    /// Size of a key, bytes.
+    pub key_size: u32,
+    /// Size of a value (for per-CPU maps: of one CPU's), bytes.
+    pub value_size: u32,
+}
+
+const fn map<K, V>(name: &'static str) -> MapLayout {
+    MapLayout {
+        name,
+        key_size: size_of::<K>() as u32,
+        value_size: size_of::<V>() as u32,
+    }
+}
+
+/// IPv4 flows.
+pub const CT4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT4");
+/// IPv6 flows.
+pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6");
+/// IPv4 translations.
+pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
+/// IPv6 translations.
+pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
+/// Round-trip times.
+pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
+/// Probes in flight.
+pub const INFLIGHT: MapLayout = map::<InflightKey, Inflight>("HEALTH_INFLIGHT");
+/// Local endpoints.
+pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
+/// Packet counters.
+pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
+/// Settings.
+pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
+
+/// All maps that are pinned.
+pub const MAPS: [MapLayout; 9] = [
+    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ENDPOINTS, METRICS, CONFIG,
+];
+
+/// All programs that are pinned.
+pub const PROGRAMS: [&str; 5] = [
+    "to_endpoint",
+    "from_endpoint",
+    "to_netdev",
+    "from_netdev",
+    "rtt_account",
+];
+
+/// Subfolder of an instance's pins that holds its programs.
+pub const PROGRAM_PINS: &str = "programs";
+/// Subfolder of an instance's pins that holds its links.
+pub const LINK_PINS: &str = "links";

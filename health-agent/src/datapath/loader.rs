@@ -1,0 +1,309 @@
+//! Loading the programs and sharing the pinned maps with those that came before.
+
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapInfo};
+use aya::programs::{Program, ProgramError, SchedClassifier};
+use aya::{Ebpf, EbpfLoader};
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::endpoint::EndpointInfo;
+use tracing::{info, warn};
+
+use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
+use super::rtt::KernelRtt;
+use super::{DatapathError, PROGRAMS, attach};
+use crate::config::Location;
+
+/// How much the programs log. Levels above are cut out of the programs as they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramLog {
+    /// Warnings and errors.
+    Warn,
+    /// All of it: a line for each refused packet.
+    Debug,
+}
+
+/// The loaded programs and their maps. Dropping it leaves everything pinned and attached.
+pub struct Datapath {
+    pub(super) pins: PathBuf,
+    pub(super) ebpf: Ebpf,
+    pub(super) links: attach::Links,
+    endpoints: HashMap<MapData, Addr, EndpointInfo>,
+    config: Array<MapData, DatapathConfig>,
+}
+
+impl Datapath {
+    /// Loads the programs beside those of an agent before this one, on the same maps, and pins what is
+    /// not pinned yet. Nothing is attached or replaced before [`Datapath::attach`].
+    ///
+    /// Pinned maps of another layout are set aside in a folder named `INSTANCE_old`; they serve until
+    /// the new programs are attached.
+    pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
+        let pins = location.pins();
+        if has_other_layout(&pins) {
+            let aside = set_aside(&pins);
+            warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
+            remove_tree(&aside)?;
+            fs::rename(&pins, &aside).map_err(file_error("rename", &pins))?;
+        }
+        for folder in [pins.clone(), pins.join(PROGRAM_PINS), pins.join(LINK_PINS)] {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .map_err(file_error("create", &folder))?;
+        }
+        let level: u8 = match log {
+            ProgramLog::Warn => ::log::Level::Warn as u8,
+            ProgramLog::Debug => ::log::Level::Debug as u8,
+        };
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(&pins)
+            .override_global(aya_log::LEVEL, &level, false)
+            .load(PROGRAMS)?;
+        for name in layout::PROGRAMS {
+            classifier(&mut ebpf, name)?
+                .load()
+                .map_err(program_error("load", name))?;
+        }
+        let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
+        let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
+        let mut datapath = Self {
+            pins,
+            ebpf,
+            links: attach::Links::default(),
+            endpoints,
+            config,
+        };
+        datapath.pin_programs()?;
+        Ok(datapath)
+    }
+
+    /// Sets what the programs read.
+    pub fn configure(&mut self, config: DatapathConfig) -> Result<(), DatapathError> {
+        self.config
+            .set(0, config, 0)
+            .map_err(map_error("write", layout::CONFIG.name))
+    }
+
+    /// Makes exactly these the local endpoints. Those that stay are never missing in between.
+    pub fn set_endpoints(
+        &mut self,
+        wanted: &[(IpAddr, EndpointInfo)],
+    ) -> Result<(), DatapathError> {
+        let name = layout::ENDPOINTS.name;
+        for (addr, endpoint) in wanted {
+            self.endpoints
+                .insert(Addr::from(*addr), endpoint, 0)
+                .map_err(map_error("write", name))?;
+        }
+        let known: Vec<Addr> = self.endpoints.keys().filter_map(Result::ok).collect();
+        for addr in known {
+            if !wanted.iter().any(|(ip, _)| Addr::from(*ip) == addr) {
+                match self.endpoints.remove(&addr) {
+                    Ok(()) | Err(MapError::KeyNotFound) => {}
+                    Err(source) => return Err(map_error("write", name)(source)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of round-trip times.
+    pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
+        let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
+        let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
+        let account =
+            SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
+        Ok(KernelRtt::new(rows, account))
+    }
+
+    /// Pins again what has lost its pin; the names of what had.
+    pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
+        let mut lost = Vec::new();
+        for folder in [
+            self.pins.clone(),
+            self.pins.join(PROGRAM_PINS),
+            self.pins.join(LINK_PINS),
+        ] {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .map_err(file_error("create", &folder))?;
+        }
+        for map in MAPS {
+            let path = self.pins.join(map.name);
+            if path.exists() {
+                continue;
+            }
+            let handle = self
+                .ebpf
+                .map(map.name)
+                .ok_or_else(|| DatapathError::Missing(map.name.into()))?;
+            handle
+                .pin(&path)
+                .map_err(|source| DatapathError::Pin { path, source })?;
+            lost.push(map.name.to_owned());
+        }
+        let missing: Vec<&str> = layout::PROGRAMS
+            .into_iter()
+            .filter(|name| !self.pins.join(PROGRAM_PINS).join(name).exists())
+            .collect();
+        for name in missing {
+            self.pin_program(name)?;
+            lost.push(name.to_owned());
+        }
+        Ok(lost)
+    }
+
+    /// Whether all maps and programs have their pins.
+    pub fn pins_are_there(&self) -> bool {
+        MAPS.iter().all(|map| self.pins.join(map.name).exists())
+            && layout::PROGRAMS
+                .iter()
+                .all(|name| self.pins.join(PROGRAM_PINS).join(name).exists())
+    }
+
+    fn pin_programs(&mut self) -> Result<(), DatapathError> {
+        layout::PROGRAMS
+            .into_iter()
+            .try_for_each(|name| self.pin_program(name))
+    }
+
+    /// Pins a program, replacing another's pin of the same name at once.
+    fn pin_program(&mut self, name: &str) -> Result<(), DatapathError> {
+        let folder = self.pins.join(PROGRAM_PINS);
+        let fresh = folder.join(format!("{name}_new"));
+        remove_tree(&fresh)?;
+        classifier(&mut self.ebpf, name)?
+            .pin(&fresh)
+            .map_err(|source| DatapathError::Pin {
+                path: fresh.clone(),
+                source,
+            })?;
+        fs::rename(&fresh, folder.join(name)).map_err(file_error("rename", &fresh))
+    }
+
+    /// Removes what an agent of another map layout left, once the new programs serve.
+    pub(super) fn remove_set_aside(&self) -> Result<(), DatapathError> {
+        let aside = set_aside(&self.pins);
+        if aside.exists() {
+            remove_tree(&aside)?;
+            info!(pins = %aside.display(), "removed the maps of the former layout");
+        }
+        Ok(())
+    }
+}
+
+/// Removes all pins of an instance, which detaches and frees everything that has no other user.
+/// Returns what was removed.
+pub fn remove_pins(location: &Location) -> Result<Vec<PathBuf>, DatapathError> {
+    let pins = location.pins();
+    let mut removed = Vec::new();
+    for path in [set_aside(&pins), pins.clone()] {
+        if path.exists() {
+            remove_tree(&path)?;
+            removed.push(path);
+        }
+    }
+    // The folder of all instances goes with the last one.
+    if let Some(parent) = pins.parent() {
+        let _ = fs::remove_dir(parent);
+    }
+    Ok(removed)
+}
+
+/// The folder beside `pins` for maps of another layout. No instance's name has an underscore.
+pub(super) fn set_aside(pins: &Path) -> PathBuf {
+    let mut name = pins.file_name().unwrap_or_default().to_owned();
+    name.push("_old");
+    pins.with_file_name(name)
+}
+
+/// Whether there are pinned maps that these programs would misread.
+fn has_other_layout(pins: &Path) -> bool {
+    let other_sizes = MAPS.iter().any(|map| {
+        MapInfo::from_pin(pins.join(map.name)).is_ok_and(|info| {
+            info.key_size() != map.key_size || info.value_size() != map.value_size
+        })
+    });
+    let version = typed(
+        pins,
+        &layout::CONFIG,
+        Array::<MapData, DatapathConfig>::try_from,
+    )
+    .ok()
+    .and_then(|config| config.get(&0, 0).ok())
+    .map_or(0, |config| config.layout_version);
+    // Zero: made, and its agent gone before it wrote the settings.
+    other_sizes || (version != 0 && version != health_common::LAYOUT_VERSION)
+}
+
+fn typed<T>(
+    pins: &Path,
+    layout: &layout::MapLayout,
+    convert: impl FnOnce(Map) -> Result<T, MapError>,
+) -> Result<T, DatapathError> {
+    MapData::from_pin(pins.join(layout.name))
+        .and_then(Map::from_map_data)
+        .and_then(convert)
+        .map_err(map_error("open", layout.name))
+}
+
+pub(super) fn classifier<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &str,
+) -> Result<&'a mut SchedClassifier, DatapathError> {
+    match ebpf.program_mut(name) {
+        Some(Program::SchedClassifier(program)) => Ok(program),
+        _ => Err(DatapathError::Missing(name.to_owned())),
+    }
+}
+
+/// Removes a file or a folder with all in it; `bpffs` knows no recursive removal of its own.
+fn remove_tree(path: &Path) -> Result<(), DatapathError> {
+    let result = if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    };
+    match result {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(file_error("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn file_error<'a>(
+    what: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(std::io::Error) -> DatapathError + 'a {
+    move |source| DatapathError::File {
+        what,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+fn map_error(what: &'static str, map: &'static str) -> impl FnOnce(MapError) -> DatapathError {
+    move |source| DatapathError::Map { what, map, source }
+}
+
+pub(super) fn program_error(
+    what: &'static str,
+    program: &str,
+) -> impl FnOnce(ProgramError) -> DatapathError {
+    let program = program.to_owned();
+    move |source| DatapathError::Program {
+        what,
+        program,
+        on: String::new(),
+        source: Box::new(source),
+    }
+}

@@ -1,0 +1,35 @@
+//! What the programs log, passed on as log lines of the agent.
+
+use std::io;
+
+use aya_log::EbpfLogger;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::Datapath;
+
+/// Why the programs' log cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// The object has no log, or it was taken.
+    #[error("cannot read the log of the eBPF programs: {0}")]
+    Open(#[from] aya_log::Error),
+    /// The runtime cannot wait for it.
+    #[error("cannot poll the log of the eBPF programs: {0}")]
+    Poll(io::Error),
+}
+
+/// Passes on what the programs log, until the runtime ends. Must be called in a tokio runtime.
+pub fn forward(datapath: &mut Datapath) -> Result<(), LogError> {
+    let log = EbpfLogger::init(&mut datapath.ebpf)?;
+    // SAFETY: the logger owns its descriptor and never closes or replaces it before it is dropped.
+    let mut log = unsafe { AsyncFd::register_with_interest(log, Interest::READABLE) }
+        .map_err(|error| LogError::Poll(error.into()))?;
+    tokio::spawn(async move {
+        while let Ok(mut ready) = log.readable_mut().await {
+            ready.get_inner_mut().flush();
+            ready.clear_ready();
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,179 @@
+//! The bpf(2) calls that aya does not offer: walking a map of any layout, in batches where it can.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+const BPF_MAP_LOOKUP_ELEM: u32 = 1;
+const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+const BPF_MAP_LOOKUP_BATCH: u32 = 24;
+/// The kernel-internal "not supported", which batches return where a map kind has none.
+const ENOTSUPP: i32 = 524;
+/// Entries asked for at once. A batch must hold the fullest hash bucket.
+const BATCH: u32 = 4_096;
+
+/// `union bpf_attr` for single elements.
+#[repr(C)]
+#[derive(Default)]
+struct ElementAttr {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value_or_next_key: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` for batches.
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
+    // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as
+    // zero. The pointers in it are to live buffers of the sizes the map demands.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<A>(),
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Sizes of one entry as the kernel copies it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EntrySize {
+    /// Bytes of a key.
+    pub(super) key: usize,
+    /// Bytes of a value; for per-CPU maps of all CPUs' together.
+    pub(super) value: usize,
+}
+
+/// Calls `each` with every entry. Entries that live through the walk are seen at least once; others may
+/// or may not be.
+pub(super) fn walk(
+    map: BorrowedFd<'_>,
+    size: EntrySize,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> io::Result<()> {
+    match walk_in_batches(map, size, each) {
+        // Not all kinds of map have batches.
+        Err(error) if matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL)) => {
+            walk_one_by_one(map, size, each)
+        }
+        other => other,
+    }
+}
+
+fn walk_in_batches(
+    map: BorrowedFd<'_>,
+    size: EntrySize,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> io::Result<()> {
+    let mut room = BATCH;
+    let mut keys = vec![0_u8; room as usize * size.key];
+    let mut values = vec![0_u8; room as usize * size.value];
+    // The cursor is opaque; hash maps keep four bytes in it, others a key.
+    let mut cursor = vec![0_u8; size.key.max(8)];
+    let mut next = cursor.clone();
+    let mut first = true;
+    loop {
+        let mut attr = BatchAttr {
+            in_batch: if first { 0 } else { cursor.as_ptr() as u64 },
+            out_batch: next.as_mut_ptr() as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: room,
+            map_fd: map.as_raw_fd() as u32,
+            ..BatchAttr::default()
+        };
+        let end = match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
+            Ok(()) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            // One bucket alone is larger than the buffers.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                room *= 2;
+                keys.resize(room as usize * size.key, 0);
+                values.resize(room as usize * size.value, 0);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let count = attr.count as usize;
+        for (key, value) in keys
+            .chunks_exact(size.key)
+            .zip(values.chunks_exact(size.value))
+            .take(count)
+        {
+            each(key, value);
+        }
+        if end {
+            return Ok(());
+        }
+        std::mem::swap(&mut cursor, &mut next);
+        first = false;
+    }
+}
+
+fn walk_one_by_one(
+    map: BorrowedFd<'_>,
+    size: EntrySize,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> io::Result<()> {
+    let map_fd = map.as_raw_fd() as u32;
+    let mut key: Option<Vec<u8>> = None;
+    let mut next = vec![0_u8; size.key];
+    let mut value = vec![0_u8; size.value];
+    loop {
+        let mut attr = ElementAttr {
+            map_fd,
+            key: key.as_ref().map_or(0, |key| key.as_ptr() as u64),
+            value_or_next_key: next.as_mut_ptr() as u64,
+            ..ElementAttr::default()
+        };
+        match bpf(BPF_MAP_GET_NEXT_KEY, &mut attr) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let mut attr = ElementAttr {
+            map_fd,
+            key: next.as_ptr() as u64,
+            value_or_next_key: value.as_mut_ptr() as u64,
+            ..ElementAttr::default()
+        };
+        match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+            Ok(()) => each(&next, &value),
+            // Deleted in the meantime.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+        key = Some(next.clone());
+    }
+}
+
+/// The first bytes of `bytes` as a map type; `None` when there are too few.
+pub(super) fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
+    // SAFETY: enough bytes are there, and every pattern of them is a valid `Pod`.
+    (bytes.len() >= size_of::<T>()).then(|| unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// A map type as bytes.
+pub(super) fn bytes_of<T: aya::Pod>(value: &T) -> &[u8] {
+    // SAFETY: a `Pod` has no padding that was not initialised, and lives as long as the slice.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}

@@ -1,0 +1,107 @@
+//! Removing the health endpoint and all that belongs to it.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::pair::{self, ALIAS_PREFIX};
+use super::state::StateFile;
+use super::{DEVICE, HealthError};
+use crate::net::netlink::{self, Handle};
+use crate::net::netns;
+use crate::net::route::{self, Route};
+use crate::net::sysctl::Setting;
+
+/// Something that was removed or given back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Removed {
+    /// The veth pair.
+    Device,
+    /// A network namespace.
+    Netns(PathBuf),
+    /// A route.
+    Route(Route),
+    /// A kernel setting has its old value again.
+    Setting(Setting),
+    /// The state file.
+    StateFile(PathBuf),
+}
+
+impl fmt::Display for Removed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device => write!(f, "device {DEVICE}"),
+            Self::Netns(path) => write!(f, "network namespace {}", path.display()),
+            Self::Route(route) => write!(f, "route {route}"),
+            Self::Setting(Setting { key, value }) => {
+                write!(
+                    f,
+                    "our value of /proc/sys/net/{key}, which is {value} again"
+                )
+            }
+            Self::StateFile(path) => write!(f, "file {}", path.display()),
+        }
+    }
+}
+
+/// What [`cleanup`] did.
+#[derive(Debug, Default)]
+pub struct Cleanup {
+    /// What it removed.
+    pub removed: Vec<Removed>,
+    /// What it could not remove. Everything else was still tried.
+    pub failed: Vec<HealthError>,
+}
+
+impl Cleanup {
+    fn record<T>(&mut self, outcome: Result<T, impl Into<HealthError>>) -> Option<T> {
+        outcome.map_err(|error| self.failed.push(error.into())).ok()
+    }
+}
+
+/// Removes an instance's health endpoint, all routes of our protocol, and the state file, and gives
+/// the kernel's settings back their old values. What is not there is no failure. A `lxc_health` of
+/// someone else is left alone; if another agent made it, the routes are its own and stay too.
+pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
+    let mut report = Cleanup::default();
+    let opened = netlink::open().map_err(HealthError::Netlink);
+    if let Some(host) = report.record(opened) {
+        remove_from_host(&host, instance, &mut report).await;
+    }
+    remove_netns(instance, &mut report);
+    let file = StateFile::in_dir(state_dir);
+    if let Some(state) = file.load() {
+        let (restored, failed) = state.sysctls.restore();
+        let restored = restored.into_iter().map(Removed::Setting);
+        report.removed.extend(restored);
+        let failed = failed.into_iter().map(HealthError::from);
+        report.failed.extend(failed);
+    }
+    if report.record(file.remove()) == Some(true) {
+        report.removed.push(Removed::StateFile(file.path()));
+    }
+    report
+}
+
+async fn remove_from_host(host: &Handle, instance: &str, report: &mut Cleanup) {
+    match pair::remove_device(host, instance).await {
+        Ok(true) => report.removed.push(Removed::Device),
+        Ok(false) => {}
+        Err(HealthError::ForeignDevice { alias }) if alias.starts_with(ALIAS_PREFIX) => return,
+        Err(HealthError::ForeignDevice { .. }) => {}
+        Err(error) => report.failed.push(error),
+    }
+    let ours = report.record(route::list_ours(host).await);
+    for route in ours.unwrap_or_default() {
+        if report.record(route::delete(host, &route).await) == Some(true) {
+            report.removed.push(Removed::Route(route));
+        }
+    }
+}
+
+fn remove_netns(instance: &str, report: &mut Cleanup) {
+    let name = pair::netns_name(instance);
+    let removed = netns::path_of(&name).and_then(|path| Ok((netns::remove(&name)?, path)));
+    if let Some((true, path)) = report.record(removed) {
+        report.removed.push(Removed::Netns(path));
+    }
+}

@@ -1,0 +1,156 @@
+//! What can be wrong with a health endpoint that once was in order.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use super::{DEVICE, INNER_DEVICE};
+use crate::net::mac::MacAddr;
+use crate::net::route::Route;
+use crate::net::sysctl::Setting;
+
+/// One end of the veth pair, and the namespace that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The host's.
+    Outer,
+    /// The endpoint's.
+    Inner,
+}
+
+impl End {
+    /// The device's name.
+    pub const fn device(self) -> &'static str {
+        match self {
+            Self::Outer => DEVICE,
+            Self::Inner => INNER_DEVICE,
+        }
+    }
+}
+
+/// Something that is not as it shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The host's end of the veth pair does not exist.
+    VethGone,
+    /// A device of that name exists, and is another one.
+    VethReplaced,
+    /// The namespace's file is not there, or leads to another namespace.
+    NetnsGone(PathBuf),
+    /// The endpoint's end of the veth pair does not exist.
+    PeerGone,
+    /// An end of the veth pair is down.
+    Down(End),
+    /// The loopback in the namespace is down.
+    LoopbackDown,
+    /// An end of the veth pair has another hardware address.
+    MacChanged {
+        /// Which end.
+        end: End,
+        /// What it shall have.
+        wanted: MacAddr,
+    },
+    /// An end of the veth pair has another MTU.
+    MtuChanged {
+        /// Which end.
+        end: End,
+        /// What it shall have, bytes.
+        wanted: u32,
+    },
+    /// The endpoint lacks its address.
+    AddressMissing(IpAddr),
+    /// The endpoint has an address that it may not have any more.
+    AddressOutdated(IpAddr),
+    /// The host lacks the entry with the endpoint's hardware address.
+    NeighbourMissing(IpAddr),
+    /// A route is missing, or leads elsewhere.
+    RouteLost {
+        /// In which namespace.
+        end: End,
+        /// What it shall be.
+        wanted: Route,
+    },
+    /// A setting of the host's kernel was changed.
+    SettingChanged {
+        /// What it is.
+        value: String,
+        /// What it shall be.
+        wanted: Setting,
+    },
+}
+
+impl Fault {
+    /// A short fixed word, to count by.
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::VethGone => "veth-gone",
+            Self::VethReplaced => "veth-replaced",
+            Self::NetnsGone(_) => "netns-gone",
+            Self::PeerGone => "peer-gone",
+            Self::Down(End::Outer) => "veth-down",
+            Self::Down(End::Inner) => "peer-down",
+            Self::LoopbackDown => "loopback-down",
+            Self::MacChanged { .. } => "mac-changed",
+            Self::MtuChanged { .. } => "mtu-changed",
+            Self::AddressMissing(_) => "address-missing",
+            Self::AddressOutdated(_) => "address-outdated",
+            Self::NeighbourMissing(_) => "neighbour-missing",
+            Self::RouteLost { .. } => "route-lost",
+            Self::SettingChanged { .. } => "sysctl-changed",
+        }
+    }
+
+    fn describe(&self, verb: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::VethGone => write!(f, "veth {DEVICE} {verb} gone"),
+            Self::VethReplaced => write!(f, "veth {DEVICE} {verb} replaced by another device"),
+            Self::NetnsGone(path) => write!(f, "network namespace {} {verb} gone", path.display()),
+            Self::PeerGone => write!(f, "veth {INNER_DEVICE} {verb} gone from the namespace"),
+            Self::Down(end) => write!(f, "veth {} {verb} down", end.device()),
+            Self::LoopbackDown => write!(f, "loopback in the namespace {verb} down"),
+            Self::MacChanged { end, wanted } => {
+                let device = end.device();
+                write!(f, "hardware address of {device} {verb} not {wanted}")
+            }
+            Self::MtuChanged { end, wanted } => {
+                write!(f, "MTU of {} {verb} not {wanted}", end.device())
+            }
+            Self::AddressMissing(address) => {
+                write!(f, "address {address} {verb} missing on {INNER_DEVICE}")
+            }
+            Self::AddressOutdated(address) => {
+                write!(f, "address {address} {verb} not this endpoint's any more")
+            }
+            Self::NeighbourMissing(address) => {
+                write!(f, "neighbour entry of {address} {verb} missing on {DEVICE}")
+            }
+            Self::RouteLost { end, wanted } => {
+                let (destination, device) = (wanted.destination, end.device());
+                write!(
+                    f,
+                    "route {destination} dev {device} {verb} missing or changed"
+                )
+            }
+            Self::SettingChanged { value, wanted } => {
+                let Setting { key, value: want } = wanted;
+                write!(f, "/proc/sys/net/{key} {verb} {value} instead of {want}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.describe("is", f)
+    }
+}
+
+/// A fault that was there and was put right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repair(pub Fault);
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.describe("was", f)
+    }
+}

@@ -1,0 +1,194 @@
+//! Comparing the health endpoint with what it shall be, and putting right what differs.
+
+use crate::net::link::{self, Link};
+use crate::net::netlink::Handle;
+use crate::net::{neighbour, route, sysctl};
+
+use super::fault::{End, Fault};
+use super::{DEVICE, HealthEndpoint, HealthError, INNER_DEVICE, pair};
+
+const LOOPBACK: &str = "lo";
+
+/// How often faults are looked for and repaired before something else is taken to cause them. One
+/// repair may uncover another fault, as bringing a device up does.
+const ROUNDS: usize = 3;
+
+impl HealthEndpoint {
+    /// Looks for everything that is not as [`HealthEndpoint::ensure`] left it. Costs about a dozen
+    /// system calls and changes nothing.
+    pub async fn check(&self) -> Result<Vec<Fault>, HealthError> {
+        let Some(outer) = link::by_name(&self.host, DEVICE).await? else {
+            return Ok(vec![Fault::VethGone]);
+        };
+        let mark = pair::alias(&self.instance);
+        if outer.index != self.pair.outer.index || outer.alias.as_ref() != Some(&mark) {
+            return Ok(vec![Fault::VethReplaced]);
+        }
+        if !self.pair.netns.is_named() {
+            let path = self.pair.netns.path().to_owned();
+            return Ok(vec![Fault::NetnsGone(path)]);
+        }
+        let links = link::list(&self.pair.inside).await?;
+        let is_inner =
+            |link: &&Link| link.index == self.pair.inner.index && link.name == INNER_DEVICE;
+        let Some(inner) = links.iter().find(is_inner) else {
+            return Ok(vec![Fault::PeerGone]);
+        };
+        // In the order in which they can be repaired: a device that is up takes addresses, and
+        // addresses bear routes.
+        let mut faults = self.changed_settings()?;
+        faults.extend(self.device_faults(End::Outer, &outer));
+        faults.extend(self.device_faults(End::Inner, inner));
+        if links.iter().any(|link| link.loopback && !link.up) {
+            faults.push(Fault::LoopbackDown);
+        }
+        faults.extend(self.missing_addresses().await?);
+        faults.extend(self.missing_neighbours().await?);
+        faults.extend(self.lost_routes().await?);
+        Ok(faults)
+    }
+
+    /// Repairs until there is nothing to repair. Returns what was wrong.
+    pub(super) async fn put_in_order(&self) -> Result<Vec<Fault>, HealthError> {
+        let mut repaired = Vec::new();
+        for _ in 0..ROUNDS {
+            let faults = self.check().await?;
+            if faults.is_empty() {
+                return Ok(repaired);
+            }
+            for fault in faults {
+                self.repair(&fault).await?;
+                if !repaired.contains(&fault) {
+                    repaired.push(fault);
+                }
+            }
+        }
+        match self.check().await?.into_iter().next() {
+            None => Ok(repaired),
+            Some(fault) => Err(HealthError::Unrepaired(fault)),
+        }
+    }
+
+    async fn repair(&self, fault: &Fault) -> Result<(), HealthError> {
+        match fault {
+            Fault::Down(end) => {
+                let (handle, link) = self.side(*end);
+                link::set_up(handle, link).await?;
+            }
+            Fault::LoopbackDown => {
+                let inside = &self.pair.inside;
+                if let Some(loopback) = link::by_name(inside, LOOPBACK).await? {
+                    link::set_up(inside, &loopback).await?;
+                }
+            }
+            Fault::MacChanged { end, wanted } => {
+                let (handle, link) = self.side(*end);
+                link::set_mac(handle, link, *wanted).await?;
+            }
+            Fault::MtuChanged { end, wanted } => {
+                let (handle, link) = self.side(*end);
+                link::set_mtu(handle, link, *wanted).await?;
+            }
+            Fault::AddressMissing(address) => {
+                link::add_address(&self.pair.inside, &self.pair.inner, *address).await?;
+            }
+            Fault::NeighbourMissing(address) => {
+                let (handle, link) = self.side(End::Outer);
+                neighbour::set_permanent(handle, link, *address, self.plan.mac).await?;
+            }
+            Fault::RouteLost { end, wanted } => {
+                route::replace(self.side(*end).0, wanted).await?;
+            }
+            Fault::SettingChanged { wanted, .. } => wanted.apply()?,
+            // These take a new pair, which is not made here.
+            Fault::VethGone
+            | Fault::VethReplaced
+            | Fault::NetnsGone(_)
+            | Fault::PeerGone
+            | Fault::AddressOutdated(_) => return Err(HealthError::Unrepaired(fault.clone())),
+        }
+        Ok(())
+    }
+
+    fn side(&self, end: End) -> (&Handle, &Link) {
+        match end {
+            End::Outer => (&self.host, &self.pair.outer),
+            End::Inner => (&self.pair.inside, &self.pair.inner),
+        }
+    }
+
+    fn changed_settings(&self) -> Result<Vec<Fault>, HealthError> {
+        let mut faults = Vec::new();
+        for wanted in self
+            .plan
+            .device_settings()
+            .into_iter()
+            .chain(self.plan.host_settings()?)
+        {
+            // Of a device that is gone, or of a kernel without IPv6, there is nothing to set.
+            let Some(value) = sysctl::read(&wanted.key)? else {
+                continue;
+            };
+            if value != wanted.value {
+                faults.push(Fault::SettingChanged { value, wanted });
+            }
+        }
+        Ok(faults)
+    }
+
+    fn device_faults(&self, end: End, link: &Link) -> impl Iterator<Item = Fault> + use<> {
+        let mac = match end {
+            End::Outer => self.plan.host_mac,
+            End::Inner => self.plan.mac,
+        };
+        let mtu = self.plan.mtu;
+        let mac_changed = (link.mac != Some(mac)).then_some(Fault::MacChanged { end, wanted: mac });
+        let mtu_changed = (link.mtu != mtu).then_some(Fault::MtuChanged { end, wanted: mtu });
+        let down = (!link.up).then_some(Fault::Down(end));
+        [mac_changed, mtu_changed, down].into_iter().flatten()
+    }
+
+    async fn missing_addresses(&self) -> Result<Vec<Fault>, HealthError> {
+        let there = link::addresses(&self.pair.inside).await?;
+        let is_there = |wanted| {
+            there.iter().any(|address| {
+                address.index == self.pair.inner.index
+                    && address.address == wanted
+                    && !address.tentative
+            })
+        };
+        let missing = self.plan.addresses().filter(|wanted| !is_there(*wanted));
+        Ok(missing.map(Fault::AddressMissing).collect())
+    }
+
+    async fn missing_neighbours(&self) -> Result<Vec<Fault>, HealthError> {
+        let mut missing = Vec::new();
+        for address in self.plan.addresses() {
+            let known = neighbour::permanent(&self.host, &self.pair.outer, address).await?;
+            if known != Some(self.plan.mac) {
+                missing.push(Fault::NeighbourMissing(address));
+            }
+        }
+        Ok(missing)
+    }
+
+    async fn lost_routes(&self) -> Result<Vec<Fault>, HealthError> {
+        let mut lost = Vec::new();
+        // The host may have very many routes: these are looked up one by one.
+        for wanted in self.plan.host_routes(self.pair.outer.index) {
+            let found = route::matching(&self.host, wanted.destination.addr()).await?;
+            if found.as_ref() != Some(&wanted) {
+                let end = End::Outer;
+                lost.push(Fault::RouteLost { end, wanted });
+            }
+        }
+        let inside = route::list_ours(&self.pair.inside).await?;
+        for wanted in self.plan.inner_routes(self.pair.inner.index) {
+            if !inside.contains(&wanted) {
+                let end = End::Inner;
+                lost.push(Fault::RouteLost { end, wanted });
+            }
+        }
+        Ok(lost)
+    }
+}

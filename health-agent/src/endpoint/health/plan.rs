@@ -1,0 +1,346 @@
+//! What the health endpoint shall be: its addresses, and the routes and settings that follow.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::time::{self, Instant};
+
+use super::state::{ENDPOINT_IDS, State};
+use super::{DEVICE, HealthEndpointSpec, HealthError};
+use crate::ipam::{Family, IpamError, Pool};
+use crate::net::link::{self, Link, LinkAddress};
+use crate::net::mac::MacAddr;
+use crate::net::netlink::Handle;
+use crate::net::route::{self, Route};
+use crate::net::sysctl::{self, Setting, SysctlError};
+
+/// How long a node address may take to pass duplicate address detection, which lasts a second or two.
+const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
+const ADDRESS_POLL: Duration = Duration::from_millis(50);
+
+/// MTU where no device tells another.
+const ETHERNET_MTU: u32 = 1500;
+/// RFC 8200 section 5.
+const IPV6_MIN_MTU: u32 = 1280;
+
+/// What the endpoint shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) id: u16,
+    pub(super) mac: MacAddr,
+    pub(super) host_mac: MacAddr,
+    /// MTU of both ends, bytes.
+    pub(super) mtu: u32,
+    /// One for each family, IPv4 first.
+    pub(super) stacks: Vec<Stack>,
+    /// Names of the devices that lead to other nodes.
+    pub(super) uplinks: Vec<String>,
+}
+
+/// One address family of the endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stack {
+    pub(super) address: IpAddr,
+    pub(super) gateway: IpAddr,
+    /// The node's address, from which the host talks to the endpoint.
+    pub(super) node: Option<IpAddr>,
+}
+
+/// What the endpoint was before.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Past {
+    pub(super) id: Option<u16>,
+    /// The endpoint's own hardware address and the host side's.
+    pub(super) macs: Option<(MacAddr, MacAddr)>,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Whether its pair still stands, so that its addresses are in use by itself.
+    pub(super) living: bool,
+}
+
+impl Past {
+    /// As the state file tells it.
+    pub(super) fn of_state(state: &State) -> Self {
+        Self {
+            id: Some(state.id),
+            macs: Some((state.mac, state.host_mac)),
+            addresses: state.addresses().collect(),
+            living: false,
+        }
+    }
+}
+
+impl Plan {
+    /// Chooses addresses and looks up what the host gives.
+    pub(super) async fn make(
+        host: &Handle,
+        spec: &HealthEndpointSpec,
+        past: &Past,
+    ) -> Result<Self, HealthError> {
+        let devices = node_devices(host, &spec.node_addresses).await?;
+        let uplinks = uplinks(&devices, spec)?;
+        let mtu = mtu(&devices, spec.mtu_device.as_deref())?;
+        let stacks = stacks(host, spec, past).await?;
+        if stacks.iter().any(|stack| stack.address.is_ipv6()) {
+            if sysctl::read("ipv6/conf/all/forwarding")?.is_none() {
+                return Err(HealthError::NoIpv6);
+            }
+            if mtu < IPV6_MIN_MTU {
+                return Err(HealthError::MtuTooSmall(mtu));
+            }
+        }
+        let mut rng = rand::rng();
+        let (mac, host_mac) = past
+            .macs
+            .unwrap_or_else(|| (MacAddr::random(&mut rng), MacAddr::random(&mut rng)));
+        let id = past
+            .id
+            .unwrap_or_else(|| rand::Rng::random_range(&mut rng, ENDPOINT_IDS));
+        Ok(Self {
+            id,
+            mac,
+            host_mac,
+            mtu,
+            stacks,
+            uplinks,
+        })
+    }
+
+    pub(super) fn stack(&self, family: Family) -> Option<&Stack> {
+        self.stacks
+            .iter()
+            .find(|stack| Family::of(stack.address) == family)
+    }
+
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.stacks.iter().map(|stack| stack.address)
+    }
+
+    /// Routes of the host, by which it reaches the endpoint through device number `outer`.
+    pub(super) fn host_routes(&self, outer: u32) -> impl Iterator<Item = Route> {
+        self.stacks.iter().map(move |stack| Route {
+            device: Some(outer),
+            prefsrc: stack.node,
+            ..Route::to(stack.address.into())
+        })
+    }
+
+    /// Routes of the endpoint: everything goes to the gateway, through device number `inner`.
+    pub(super) fn inner_routes(&self, inner: u32) -> impl Iterator<Item = Route> {
+        let mtu = self.mtu;
+        self.stacks.iter().flat_map(move |stack| {
+            let gateway = Route {
+                device: Some(inner),
+                ..Route::to(stack.gateway.into())
+            };
+            let default = Route {
+                gateway: Some(stack.gateway),
+                device: Some(inner),
+                mtu: Some(mtu),
+                ..Route::to(everywhere(stack.gateway))
+            };
+            [gateway, default]
+        })
+    }
+
+    /// Settings of the host's end, which end with it.
+    pub(super) fn device_settings(&self) -> Vec<Setting> {
+        let mut settings = vec![
+            // Replies to the node's own probes come in here.
+            Setting::new(format!("ipv4/conf/{DEVICE}/rp_filter"), "0"),
+            // No link-local address: it would take part in duplicate address detection first.
+            Setting::new(format!("ipv6/conf/{DEVICE}/addr_gen_mode"), "1"),
+        ];
+        if self.stack(Family::V4).is_some() {
+            settings.push(Setting::new(format!("ipv4/conf/{DEVICE}/forwarding"), "1"));
+        }
+        if self.stack(Family::V6).is_some() {
+            settings.push(Setting::new(
+                format!("ipv6/conf/{DEVICE}/disable_ipv6"),
+                "0",
+            ));
+            settings.push(Setting::new(format!("ipv6/conf/{DEVICE}/forwarding"), "1"));
+        }
+        settings
+    }
+
+    /// Settings of the host that stay, and so are to be given back, in the order in which to apply
+    /// them.
+    pub(super) fn host_settings(&self) -> Result<Vec<Setting>, SysctlError> {
+        let mut settings = Vec::new();
+        if self.stack(Family::V4).is_some() {
+            for uplink in &self.uplinks {
+                settings.push(Setting::new(format!("ipv4/conf/{uplink}/forwarding"), "1"));
+            }
+        }
+        if self.stack(Family::V6).is_some() {
+            for uplink in &self.uplinks {
+                // A router ignores advertisements, and would lose its default route with the next
+                // step, unless told to heed them all the same.
+                let key = format!("ipv6/conf/{uplink}/accept_ra");
+                if sysctl::read(&key)?.as_deref() == Some("1") {
+                    settings.push(Setting::new(key, "2"));
+                }
+            }
+            settings.push(Setting::new("ipv6/conf/all/forwarding", "1"));
+        }
+        Ok(settings)
+    }
+}
+
+/// All devices, as soon as each of the node's addresses is usable on one.
+async fn node_devices(
+    host: &Handle,
+    node_addresses: &[IpAddr],
+) -> Result<Vec<(Link, Vec<LinkAddress>)>, HealthError> {
+    let deadline = Instant::now() + ADDRESS_PATIENCE;
+    let mut poll = time::interval(ADDRESS_POLL);
+    loop {
+        poll.tick().await;
+        let devices = link::list_with_addresses(host).await?;
+        let mut tentative = None;
+        for &wanted in node_addresses {
+            let found: Vec<_> = devices
+                .iter()
+                .flat_map(|(_, addresses)| addresses)
+                .filter(|address| address.address == wanted)
+                .collect();
+            if found.is_empty() {
+                return Err(HealthError::ForeignNodeAddress(wanted));
+            }
+            if found.iter().all(|address| address.tentative) {
+                tentative = Some(wanted);
+            }
+        }
+        match tentative {
+            None => return Ok(devices),
+            Some(address) if Instant::now() >= deadline => {
+                return Err(HealthError::TentativeNodeAddress(address));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+/// The uplinks of the settings, or those that carry the node's addresses.
+fn uplinks(
+    devices: &[(Link, Vec<LinkAddress>)],
+    spec: &HealthEndpointSpec,
+) -> Result<Vec<String>, HealthError> {
+    for name in &spec.uplinks {
+        device_named(devices, name)?;
+    }
+    if !spec.uplinks.is_empty() {
+        return Ok(spec.uplinks.clone());
+    }
+    let carries_node = |addresses: &[LinkAddress]| {
+        addresses
+            .iter()
+            .any(|address| spec.node_addresses.contains(&address.address))
+    };
+    Ok(devices
+        .iter()
+        .filter(|(link, addresses)| !link.loopback && carries_node(addresses))
+        .map(|(link, _)| link.name.clone())
+        .collect())
+}
+
+fn mtu(devices: &[(Link, Vec<LinkAddress>)], device: Option<&str>) -> Result<u32, HealthError> {
+    if let Some(name) = device {
+        return Ok(device_named(devices, name)?.mtu);
+    }
+    Ok(devices
+        .iter()
+        .map(|(link, _)| link)
+        .filter(|link| link.up && !link.loopback && link.name != DEVICE)
+        .map(|link| link.mtu)
+        .min()
+        .unwrap_or(ETHERNET_MTU))
+}
+
+fn device_named<'a>(
+    devices: &'a [(Link, Vec<LinkAddress>)],
+    name: &str,
+) -> Result<&'a Link, HealthError> {
+    devices
+        .iter()
+        .map(|(link, _)| link)
+        .find(|link| link.name == name)
+        .ok_or_else(|| HealthError::NoSuchDevice(name.to_owned()))
+}
+
+async fn stacks(
+    host: &Handle,
+    spec: &HealthEndpointSpec,
+    past: &Past,
+) -> Result<Vec<Stack>, HealthError> {
+    let mut stacks = Vec::new();
+    for family in Family::ALL {
+        let of_family = |address: &&IpAddr| Family::of(**address) == family;
+        let fixed = spec.fixed_addresses.iter().find(of_family).copied();
+        let Some(mut pool) = Pool::new(family, &spec.pod_cidrs, &spec.node_addresses)? else {
+            if let Some(address) = fixed {
+                let cidrs = Default::default();
+                return Err(IpamError::NotInPool { address, cidrs }.into());
+            }
+            continue;
+        };
+        let last = past.addresses.iter().find(of_family).copied();
+        let in_place = last.filter(|_| past.living);
+        let address = match fixed {
+            Some(address) => claim(host, &mut pool, address, in_place).await?,
+            None => allocate(host, &mut pool, last, in_place).await?,
+        };
+        stacks.push(Stack {
+            address,
+            gateway: pool.gateway(),
+            node: spec.node_addresses.iter().find(of_family).copied(),
+        });
+    }
+    if stacks.is_empty() {
+        return Err(HealthError::NoPodCidr);
+    }
+    Ok(stacks)
+}
+
+async fn claim(
+    host: &Handle,
+    pool: &mut Pool,
+    address: IpAddr,
+    in_place: Option<IpAddr>,
+) -> Result<IpAddr, HealthError> {
+    pool.claim(address)?;
+    if in_place != Some(address) && is_in_use(host, address).await? {
+        return Err(IpamError::Taken(address).into());
+    }
+    Ok(address)
+}
+
+async fn allocate(
+    host: &Handle,
+    pool: &mut Pool,
+    mut last: Option<IpAddr>,
+    in_place: Option<IpAddr>,
+) -> Result<IpAddr, HealthError> {
+    loop {
+        let address = pool.allocate(last.take(), &mut rand::rng())?;
+        // One that is in use stays taken in the pool, so that this ends.
+        if in_place == Some(address) || !is_in_use(host, address).await? {
+            return Ok(address);
+        }
+    }
+}
+
+/// Whether a device of the host has the address, or a route leads to it alone.
+async fn is_in_use(host: &Handle, address: IpAddr) -> Result<bool, HealthError> {
+    let route = route::matching(host, address).await?;
+    Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
+}
+
+fn everywhere(family_of: IpAddr) -> IpNet {
+    let any: IpAddr = match family_of {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    IpNet::new_assert(any, 0)
+}

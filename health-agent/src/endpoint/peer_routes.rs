@@ -1,0 +1,228 @@
+//! Routes to the pod CIDRs of other nodes, each through its node's address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::ipam::Family;
+use crate::net::netlink::Handle;
+use crate::net::route::{self, Route, RouteError};
+
+/// A route that was changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Made.
+    Added {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The node's address.
+        via: IpAddr,
+    },
+    /// Led through another node before.
+    Replaced {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The node's address.
+        via: IpAddr,
+    },
+    /// Deleted, as no node has the pod CIDR any more.
+    Deleted {
+        /// The pod CIDR.
+        cidr: IpNet,
+    },
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Added { cidr, via } => write!(f, "added route {cidr} via {via}"),
+            Self::Replaced { cidr, via } => write!(f, "replaced route {cidr}, now via {via}"),
+            Self::Deleted { cidr } => write!(f, "deleted route {cidr}"),
+        }
+    }
+}
+
+/// Why one route could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerRouteError {
+    /// The node's address is of the other family.
+    #[error("no route to {cidr}: node address {via} is of the other IP version")]
+    OtherFamily {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The node's address.
+        via: IpAddr,
+    },
+    /// Two nodes have the same pod CIDR.
+    #[error("pod CIDR {cidr} is of two nodes, {kept} and {via}: the first has it")]
+    Conflict {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The first node's address.
+        kept: IpAddr,
+        /// The other node's address.
+        via: IpAddr,
+    },
+    /// The node is behind a router.
+    #[error(
+        "no route to {cidr}: node {via} is on no network of this host; let the routers between \
+         them know the pod CIDRs"
+    )]
+    NotOnLink {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The node's address.
+        via: IpAddr,
+    },
+    /// Someone else routes it elsewhere.
+    #[error(
+        "no route to {cidr} via {via}: there is one already that is not this agent's ({existing}); \
+         delete it, or correct the node registry"
+    )]
+    Foreign {
+        /// The pod CIDR.
+        cidr: IpNet,
+        /// The node's address.
+        via: IpAddr,
+        /// The route that is there.
+        existing: Route,
+    },
+    /// The kernel refused for another reason.
+    #[error(transparent)]
+    Kernel(#[from] RouteError),
+}
+
+/// What [`sync`] did.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What it changed.
+    pub changes: Vec<Change>,
+    /// What it could not change; all others were.
+    pub failed: Vec<PeerRouteError>,
+}
+
+/// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and the
+/// address of its node. The health endpoint's own routes have none. A route of someone else is
+/// neither replaced nor deleted; if it leads the same way, it serves.
+pub async fn sync(handle: &Handle, wanted: &[(IpNet, IpAddr)]) -> Result<Outcome, RouteError> {
+    let mut outcome = Outcome::default();
+    let wanted = consistent(wanted, &mut outcome.failed);
+    let existing = existing(handle).await?;
+    for (&cidr, &via) in &wanted {
+        let ours = existing.get(&cidr);
+        if ours.is_some_and(|route| route.gateway == Some(via)) {
+            continue;
+        }
+        match set(handle, cidr, via, ours.is_some()).await {
+            Ok(change) => outcome.changes.extend(change),
+            Err(error) => outcome.failed.push(error),
+        }
+    }
+    for (cidr, route) in existing {
+        if wanted.contains_key(&cidr) {
+            continue;
+        }
+        match route::delete(handle, &route).await {
+            Ok(true) => outcome.changes.push(Change::Deleted { cidr }),
+            Ok(false) => {}
+            Err(error) => outcome.failed.push(error.into()),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Those that can be wanted together.
+fn consistent(
+    wanted: &[(IpNet, IpAddr)],
+    failed: &mut Vec<PeerRouteError>,
+) -> BTreeMap<IpNet, IpAddr> {
+    let mut routes = BTreeMap::new();
+    for &(cidr, via) in wanted {
+        let cidr = cidr.trunc();
+        if Family::of(cidr.addr()) != Family::of(via) {
+            failed.push(PeerRouteError::OtherFamily { cidr, via });
+            continue;
+        }
+        let kept = *routes.entry(cidr).or_insert(via);
+        if kept != via {
+            failed.push(PeerRouteError::Conflict { cidr, kept, via });
+        }
+    }
+    routes
+}
+
+async fn existing(handle: &Handle) -> Result<HashMap<IpNet, Route>, RouteError> {
+    let ours = route::list_ours(handle).await?;
+    Ok(ours
+        .into_iter()
+        .filter(|route| route.gateway.is_some())
+        .map(|route| (route.destination, route))
+        .collect())
+}
+
+async fn set(
+    handle: &Handle,
+    cidr: IpNet,
+    via: IpAddr,
+    ours: bool,
+) -> Result<Option<Change>, PeerRouteError> {
+    let route = Route {
+        gateway: Some(via),
+        ..Route::to(cidr)
+    };
+    let done = if ours {
+        route::replace(handle, &route).await
+    } else {
+        route::add(handle, &route).await
+    };
+    match done {
+        Ok(()) if ours => Ok(Some(Change::Replaced { cidr, via })),
+        Ok(()) => Ok(Some(Change::Added { cidr, via })),
+        Err(error) => match error.os_code() {
+            Some(libc::EEXIST) => match route::matching(handle, cidr.addr()).await? {
+                Some(existing) if existing.gateway == Some(via) => Ok(None),
+                Some(existing) => Err(PeerRouteError::Foreign {
+                    cidr,
+                    via,
+                    existing,
+                }),
+                None => Err(error.into()),
+            },
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+                Err(PeerRouteError::NotOnLink { cidr, via })
+            }
+            _ => Err(error.into()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contradictions_are_named_and_the_rest_kept() {
+        let wanted = [
+            ("10.1.0.9/24", "192.0.2.1"),
+            ("10.1.0.0/24", "192.0.2.1"),
+            ("10.1.0.0/24", "192.0.2.2"),
+            ("10.2.0.0/24", "fd00::1"),
+            ("fd01::/64", "fd00::1"),
+        ]
+        .map(|(cidr, via)| (cidr.parse().unwrap(), via.parse().unwrap()));
+        let mut failed = Vec::new();
+        let kept = consistent(&wanted, &mut failed);
+        let kept: Vec<_> = kept.iter().map(|(c, v)| format!("{c} {v}")).collect();
+        assert_eq!(kept, ["10.1.0.0/24 192.0.2.1", "fd01::/64 fd00::1"]);
+        let failed: Vec<_> = failed.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            failed,
+            [
+                "pod CIDR 10.1.0.0/24 is of two nodes, 192.0.2.1 and 192.0.2.2: the first has it",
+                "no route to 10.2.0.0/24: node address fd00::1 is of the other IP version",
+            ]
+        );
+    }
+}

@@ -1,0 +1,698 @@
+//! The one task that owns the mesh's state: it sends what is due, takes in what comes back, and
+//! follows the registry.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use health_common::probe::Path;
+use health_common::rtt::{RttKey, SOURCE_KERNEL};
+use jiff::Timestamp;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use super::failure::Failure;
+use super::http::{self, Hello};
+use super::icmp::{IcmpEvent, IcmpProber, Probe};
+use super::learned::Learned;
+use super::results::Results;
+use super::rtt_store::{LossOutcome, RttStore};
+use super::schedule::Schedule;
+use super::target::{NodePaths, Protocol, TargetKey};
+use crate::api::types::{ConnectivityStatus, HealthStatus, NodeList, RttSource};
+use crate::nodes::NodeSet;
+
+/// Time over which the first probes of new targets are spread.
+const FIRST_SPREAD: Duration = Duration::from_millis(100);
+/// Most probes a second that are begun for many targets at once (new ones, or all on request).
+const BURST_RATE: u32 = 20_000;
+/// Most HTTP probes at a time, so that they fit the usual limit of 1024 file descriptors. Each dead
+/// peer holds its place until the time-out, so a small number would let the dead delay the living.
+const HTTP_CONCURRENCY: usize = 512;
+/// Pause before a probe that found no room in the socket is tried again.
+const DEFERRED_RETRY: Duration = Duration::from_millis(10);
+/// Time in which changes of learned addresses are gathered before the targets are made anew.
+const LEARN_DELAY: Duration = Duration::from_millis(50);
+/// Time between the end of the probes made on request and the answer to the request.
+const SWEEP_MARGIN: Duration = Duration::from_millis(50);
+/// Nothing is due: sleep until something happens.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// How to probe, and as whom.
+#[derive(Clone, Debug)]
+pub struct MeshOptions {
+    /// Full name (`cluster/node`) of this node.
+    pub local: String,
+    /// This node's own addresses: probes to them cross no uplink.
+    pub local_addresses: Vec<IpAddr>,
+    /// Time between two probes of one target.
+    pub interval: Duration,
+    /// How long a probe waits for its answer.
+    pub timeout: Duration,
+    /// TCP port of the responders, on all nodes.
+    pub port: u16,
+    /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
+    pub icmp_id: u16,
+    /// Marks the payload of ICMP probes. As in `HEALTH_CONFIG`.
+    pub magic: u64,
+    /// Folder of what is kept over a restart.
+    pub state_dir: PathBuf,
+}
+
+/// Why the mesh cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// No raw sockets.
+    #[error("cannot open a raw ICMP socket: {0}; run as root or with CAP_NET_RAW")]
+    RawSocket(io::Error),
+    /// The rows of round-trip times cannot be read.
+    #[error("cannot list the rows of HEALTH_RTT: {0}")]
+    RttStore(io::Error),
+}
+
+/// The prober.
+#[derive(Debug)]
+pub struct Mesh;
+
+impl Mesh {
+    /// Starts to probe the nodes of each set that `nodes` brings. `local_health` tells the addresses
+    /// of this node's own health endpoint; while it is empty, the registry's stand. Rows of `store`
+    /// that belong to no known peer are removed. Must be called in a tokio runtime, in the network
+    /// namespace to probe from.
+    pub fn start(
+        options: MeshOptions,
+        nodes: watch::Receiver<Arc<NodeSet>>,
+        store: Arc<dyn RttStore>,
+        local_health: watch::Receiver<Vec<IpAddr>>,
+    ) -> Result<MeshHandle, MeshError> {
+        let icmp = IcmpProber::open(options.icmp_id, options.magic, rand::random())
+            .map_err(MeshError::RawSocket)?;
+        let results = Arc::new(RwLock::new(Results::new(
+            options.local.clone(),
+            options.interval,
+        )));
+        let (commands, received) = mpsc::channel(16);
+        let mut engine = Engine {
+            start: Instant::now(),
+            schedule: Schedule::new(&options.local, options.interval),
+            learned: Learned::load(&options.state_dir),
+            options,
+            nodes,
+            local_health,
+            store,
+            results: results.clone(),
+            set: Arc::default(),
+            targets: HashMap::new(),
+            rebuild_at: None,
+            icmp,
+            icmp_events: Vec::new(),
+            http: JoinSet::new(),
+            http_waiting: VecDeque::new(),
+            http_busy: HashMap::new(),
+            sweep: None,
+        };
+        engine.rebuild();
+        engine.remove_unknown_rows().map_err(MeshError::RttStore)?;
+        tokio::spawn(engine.run(received));
+        Ok(MeshHandle { results, commands })
+    }
+}
+
+/// Speaks to a running mesh. The mesh ends when the last handle is dropped.
+#[derive(Clone, Debug)]
+pub struct MeshHandle {
+    results: Arc<RwLock<Results>>,
+    commands: mpsc::Sender<Command>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Probe(oneshot::Sender<()>),
+    Shutdown(oneshot::Sender<()>),
+}
+
+impl MeshHandle {
+    /// What is known now.
+    pub fn report(&self) -> HealthStatus {
+        self.results
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .report()
+    }
+
+    /// The registry as it is probed.
+    pub fn nodes(&self) -> NodeList {
+        self.results
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .node_list()
+    }
+
+    /// Probes all targets and reports when all results are there, at the latest after the probe
+    /// time-out, with what is known then. Requests that come while one is served share its probes.
+    pub async fn probe_now(&self) -> HealthStatus {
+        let (done, wait) = oneshot::channel();
+        if self.commands.send(Command::Probe(done)).await.is_ok() {
+            // An error means that the mesh has ended; what was known stays true.
+            let _ = wait.await;
+        }
+        self.report()
+    }
+
+    /// Ends the mesh; returns when what it learned is written. Reports stay available.
+    pub async fn shutdown(&self) {
+        let (done, wait) = oneshot::channel();
+        if self.commands.send(Command::Shutdown(done)).await.is_ok() {
+            let _ = wait.await;
+        }
+    }
+}
+
+/// What there is to know about a target besides its results.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    /// Index in the node set in force.
+    node: usize,
+    /// Whether its probes cross an uplink.
+    remote: bool,
+}
+
+/// A request to probe all targets.
+#[derive(Debug)]
+struct Sweep {
+    begun: Duration,
+    /// When the requests are answered at the latest.
+    deadline: Duration,
+    /// When its probes are given up: a little earlier, so that the answer holds their results.
+    expires: Duration,
+    awaited: HashSet<TargetKey>,
+    waiters: Vec<oneshot::Sender<()>>,
+}
+
+/// The end of an HTTP probe.
+#[derive(Debug)]
+struct HttpDone {
+    key: TargetKey,
+    sent: Duration,
+    answer: Result<Hello, Failure>,
+}
+
+struct Engine {
+    options: MeshOptions,
+    /// All times are durations since this.
+    start: Instant,
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    local_health: watch::Receiver<Vec<IpAddr>>,
+    store: Arc<dyn RttStore>,
+    results: Arc<RwLock<Results>>,
+    learned: Learned,
+    schedule: Schedule,
+    /// The nodes that `targets` was made of.
+    set: Arc<NodeSet>,
+    targets: HashMap<TargetKey, Target>,
+    /// When the targets are to be made anew.
+    rebuild_at: Option<Duration>,
+    icmp: IcmpProber,
+    /// Taken in after each batch; kept for its memory.
+    icmp_events: Vec<IcmpEvent>,
+    http: JoinSet<HttpDone>,
+    /// Due, while there is no place.
+    http_waiting: VecDeque<TargetKey>,
+    /// Waiting or running, and since when.
+    http_busy: HashMap<TargetKey, Duration>,
+    sweep: Option<Sweep>,
+}
+
+impl Engine {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut finished = None;
+        loop {
+            self.work();
+            let wake = self.start + self.next_wake();
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Probe(waiter)) => self.sweep(waiter),
+                    Some(Command::Shutdown(done)) => {
+                        finished = Some(done);
+                        break;
+                    }
+                    None => break,
+                },
+                // A source that has gone leaves what it said last.
+                Ok(()) = self.nodes.changed() => self.rebuild(),
+                Ok(()) = self.local_health.changed() => self.rebuild(),
+                ready = self.icmp.readable() => self.receive_icmp(ready),
+                Some(done) = self.http.join_next() => self.http_done(done),
+                () = sleep_until(wake) => {}
+            }
+        }
+        self.learned.close().await;
+        if let Some(done) = finished {
+            // The asker may have gone.
+            let _ = done.send(());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Does all that is due.
+    fn work(&mut self) {
+        let now = self.now();
+        if self.rebuild_at.is_some_and(|at| at <= now) {
+            self.rebuild();
+        }
+        self.icmp.expire(now, &mut self.icmp_events);
+        while let Some(key) = self.schedule.pop_due(now) {
+            match key.protocol {
+                Protocol::Icmp => self.begin_icmp(key),
+                Protocol::Http => self.queue_http(key, now),
+            }
+        }
+        self.icmp.flush(&mut self.icmp_events);
+        self.take_icmp_events();
+        self.begin_http();
+        let done = |sweep: &Sweep| sweep.awaited.is_empty() || sweep.deadline <= now;
+        if let Some(sweep) = self.sweep.take_if(|sweep| done(sweep)) {
+            for waiter in sweep.waiters {
+                // The asker may have gone.
+                let _ = waiter.send(());
+            }
+        }
+    }
+
+    fn next_wake(&mut self) -> Duration {
+        let sweep = self.sweep.as_ref().map(|sweep| sweep.deadline);
+        [
+            self.schedule.next_due(),
+            self.icmp.next_expiry(),
+            self.rebuild_at,
+            sweep,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or_else(|| self.now() + IDLE)
+    }
+
+    /// When a probe sent now is given up.
+    fn expiry(&self, now: Duration) -> Duration {
+        let regular = now + self.options.timeout;
+        match &self.sweep {
+            // One that was held up, so that little time would be left, gets its full time.
+            Some(sweep) if sweep.expires >= now + self.options.timeout / 2 => {
+                regular.min(sweep.expires)
+            }
+            _ => regular,
+        }
+    }
+
+    fn begin_icmp(&mut self, key: TargetKey) {
+        if let Some(target) = self.targets.get(&key) {
+            let now = self.now();
+            let probe = Probe::new(key, now, self.expiry(now), target.remote);
+            self.icmp.push(probe, &mut self.icmp_events);
+        }
+    }
+
+    fn receive_icmp(&mut self, ready: io::Result<()>) {
+        let now = self.now();
+        let received = ready.and_then(|()| self.icmp.receive(now, &mut self.icmp_events));
+        if let Err(error) = received {
+            tracing::warn!(%error, "cannot receive ICMP replies");
+        }
+        self.take_icmp_events();
+    }
+
+    fn take_icmp_events(&mut self) {
+        let mut events = std::mem::take(&mut self.icmp_events);
+        for event in events.drain(..) {
+            match event {
+                IcmpEvent::Answered {
+                    probe,
+                    sequence,
+                    rtt,
+                } => {
+                    let (rtt, source) = self.account_echo(&probe, sequence, rtt);
+                    self.answered(probe.key, probe.sent, rtt, source, None);
+                }
+                IcmpEvent::Failed {
+                    probe,
+                    sequence,
+                    failure,
+                } => {
+                    self.account_loss(&probe, sequence, &failure);
+                    self.failed(probe.key, probe.sent, &failure);
+                }
+                IcmpEvent::Deferred { key } => {
+                    let at = self.now() + DEFERRED_RETRY;
+                    self.schedule.pull_in(&key, at);
+                }
+            }
+        }
+        self.icmp_events = events;
+    }
+
+    /// The round trip as the uplink's programs measured it, or else as the socket did.
+    fn account_echo(
+        &self,
+        probe: &Probe,
+        sequence: u16,
+        at_socket: Duration,
+    ) -> (Duration, RttSource) {
+        let key = RttKey::from(probe.key);
+        if probe.stamped
+            && let Ok(Some(row)) = self.store.row(key)
+            && row.last_sequence == sequence
+            && row.source == SOURCE_KERNEL
+        {
+            return (Duration::from_nanos(row.last_ns), RttSource::Kernel);
+        }
+        self.account_sample(key, at_socket);
+        (at_socket, RttSource::Socket)
+    }
+
+    fn account_sample(&self, key: RttKey, rtt: Duration) {
+        let rtt_ns = rtt.as_nanos().try_into().unwrap_or(u64::MAX);
+        let sampled = self.store.sample(key, rtt_ns).or_else(|_| {
+            // The row may have been removed by hand.
+            self.store.ensure(key)?;
+            self.store.sample(key, rtt_ns)
+        });
+        if let Err(error) = sampled {
+            tracing::debug!(peer = %key.peer.to_ip(), %error, "round trip not counted");
+        }
+    }
+
+    fn account_loss(&self, probe: &Probe, sequence: u16, failure: &Failure) {
+        let key = RttKey::from(probe.key);
+        // An error that this host reports to itself: the probe never got as far as the uplink.
+        let refused_here = matches!(failure, Failure::Icmp(error)
+            if self.options.local_addresses.contains(&error.from));
+        let stamped = probe.stamped && !refused_here;
+        let lost = |stamped| self.store.lost(key, self.icmp.id(), sequence, stamped);
+        let outcome = lost(stamped).and_then(|outcome| match outcome {
+            // The kernel holds no stamp of the probe. Either it matched a reply that the socket
+            // did not get, or the probe never left, for want of the peer's hardware address.
+            LossOutcome::AlreadyAnswered if stamped => {
+                let row = self.store.row(key)?;
+                if row.is_some_and(|row| row.last_sequence == sequence) {
+                    tracing::debug!(
+                        peer = %probe.key.address, sequence,
+                        "the kernel saw a reply that did not reach the socket in time"
+                    );
+                    Ok(outcome)
+                } else {
+                    lost(false)
+                }
+            }
+            LossOutcome::UnknownPeer => {
+                self.store.ensure(key)?;
+                lost(false)
+            }
+            _ => Ok(outcome),
+        });
+        if let Err(error) = outcome {
+            tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+        }
+    }
+
+    /// Queues an HTTP probe, unless one is on its way that serves as well.
+    fn queue_http(&mut self, key: TargetKey, now: Duration) {
+        let asked = self
+            .sweep
+            .as_ref()
+            .map_or(Duration::ZERO, |sweep| sweep.begun);
+        if self.http_busy.get(&key).is_none_or(|&since| since < asked) {
+            self.http_busy.insert(key, now);
+            self.http_waiting.push_back(key);
+        }
+    }
+
+    fn begin_http(&mut self) {
+        while self.http.len() < HTTP_CONCURRENCY
+            && let Some(key) = self.http_waiting.pop_front()
+        {
+            if !self.targets.contains_key(&key) {
+                continue;
+            }
+            let sent = self.now();
+            self.http_busy.insert(key, sent);
+            let peer = SocketAddr::new(key.address, self.options.port);
+            let deadline = self.start + self.expiry(sent);
+            self.http.spawn(async move {
+                let answer = http::get_hello(peer, deadline).await;
+                HttpDone { key, sent, answer }
+            });
+        }
+    }
+
+    fn http_done(&mut self, done: Result<HttpDone, JoinError>) {
+        let HttpDone { key, sent, answer } = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "an HTTP probe ended without a result");
+                return;
+            }
+        };
+        if self.http_busy.get(&key) == Some(&sent) {
+            self.http_busy.remove(&key);
+        }
+        let Some(&target) = self.targets.get(&key) else {
+            return;
+        };
+        let rtt_key = RttKey::from(key);
+        match answer {
+            Ok(hello) => {
+                self.account_sample(rtt_key, hello.total);
+                if let (Path::Host, Some(told)) = (key.path, &hello.health_endpoint) {
+                    self.learn(target, told);
+                }
+                let source = RttSource::Socket;
+                self.answered(key, sent, hello.total, source, Some(hello.connect));
+            }
+            Err(failure) => {
+                if let Err(error) = self.store.lost_untracked(rtt_key) {
+                    tracing::debug!(peer = %key.address, %error, "lost probe not counted");
+                }
+                self.failed(key, sent, &failure);
+            }
+        }
+    }
+
+    fn answered(
+        &mut self,
+        key: TargetKey,
+        sent: Duration,
+        rtt: Duration,
+        source: RttSource,
+        connect: Option<Duration>,
+    ) {
+        self.schedule.answered(&key);
+        let status = ConnectivityStatus {
+            latency: nanos(rtt),
+            status: String::new(),
+            last_probed: self.wall_clock(sent),
+            rtt_source: Some(source),
+            connect_latency: connect.map(nanos),
+        };
+        self.record(key, sent, status);
+    }
+
+    fn failed(&mut self, key: TargetKey, sent: Duration, failure: &Failure) {
+        let now = self.now();
+        self.schedule.failed(&key, now);
+        let status = ConnectivityStatus {
+            latency: 0,
+            status: failure.to_string(),
+            last_probed: self.wall_clock(sent),
+            rtt_source: None,
+            connect_latency: None,
+        };
+        self.record(key, sent, status);
+    }
+
+    fn record(&mut self, key: TargetKey, sent: Duration, status: ConnectivityStatus) {
+        let mut results = self.results.write().unwrap_or_else(PoisonError::into_inner);
+        let was_ok = results.is_ok(&key);
+        let TargetKey {
+            address,
+            path,
+            protocol,
+        } = key;
+        match (was_ok, status.is_ok()) {
+            (Some(true) | None, false) => {
+                tracing::info!(%address, ?path, ?protocol, status = status.status, "unreachable");
+            }
+            (Some(false), true) => tracing::info!(%address, ?path, ?protocol, "reachable again"),
+            _ => {}
+        }
+        results.record(key, sent, status);
+        drop(results);
+        if let Some(sweep) = &mut self.sweep
+            && sent >= sweep.begun
+        {
+            sweep.awaited.remove(&key);
+        }
+    }
+
+    fn wall_clock(&self, at: Duration) -> Timestamp {
+        let ago = self.now().saturating_sub(at);
+        let now = Timestamp::now();
+        now.checked_sub(ago).unwrap_or(now)
+    }
+
+    /// Takes what a node tells of its health endpoint, where the registry does not say.
+    fn learn(&mut self, target: Target, told: &[IpAddr]) {
+        let Some(node) = self.set.nodes.get(target.node) else {
+            return;
+        };
+        let registry_says = !node.health_addresses.is_empty();
+        if registry_says || node.full_name() == self.options.local {
+            return;
+        }
+        if self.learned.learn(node, told) && self.rebuild_at.is_none() {
+            self.rebuild_at = Some(self.now() + LEARN_DELAY);
+        }
+    }
+
+    /// Begins to probe all targets for the sake of `waiter`.
+    fn sweep(&mut self, waiter: oneshot::Sender<()>) {
+        if let Some(sweep) = &mut self.sweep {
+            sweep.waiters.push(waiter);
+            return;
+        }
+        let now = self.now();
+        let timeout = self.options.timeout;
+        let margin = (timeout / 10).min(SWEEP_MARGIN);
+        self.sweep = Some(Sweep {
+            begun: now,
+            deadline: now + timeout,
+            expires: now + timeout - margin,
+            awaited: self.targets.keys().copied().collect(),
+            waiters: vec![waiter],
+        });
+        let spread = burst_time(self.targets.len()).min(timeout / 4);
+        self.schedule.pull_in_all(now, spread);
+    }
+
+    /// Makes the targets anew from the registry, the local endpoint and what was learned.
+    fn rebuild(&mut self) {
+        self.rebuild_at = None;
+        self.set = self.nodes.borrow_and_update().clone();
+        let local_health = self.local_health.borrow_and_update().clone();
+        let mut paths = Vec::with_capacity(self.set.nodes.len());
+        for node in &self.set.nodes {
+            let local = node.full_name() == self.options.local;
+            let learned;
+            let endpoint = if local && !local_health.is_empty() {
+                &local_health
+            } else if local || !node.health_addresses.is_empty() {
+                &node.health_addresses
+            } else {
+                learned = self.learned.get(node);
+                &learned
+            };
+            paths.push(NodePaths::new(node, local, endpoint));
+        }
+
+        let mut targets = HashMap::with_capacity(self.targets.len());
+        for (index, node) in paths.iter().enumerate() {
+            for key in node.targets() {
+                let here = node.local || self.options.local_addresses.contains(&key.address);
+                targets.entry(key).or_insert(Target {
+                    node: index,
+                    remote: !here,
+                });
+            }
+        }
+        let before = std::mem::replace(&mut self.targets, targets);
+        self.drop_targets(
+            before
+                .keys()
+                .filter(|key| !self.targets.contains_key(key))
+                .copied()
+                .collect(),
+        );
+        self.add_targets(
+            self.targets
+                .keys()
+                .filter(|key| !before.contains_key(key))
+                .copied()
+                .collect(),
+        );
+
+        // No nodes at all is what a registry says that has not been reached yet.
+        if !self.set.nodes.is_empty() {
+            let names: HashSet<&str> = paths.iter().map(|node| node.name.as_str()).collect();
+            self.learned.retain(|name| names.contains(name));
+        }
+        self.results
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .set_nodes(self.set.clone(), paths);
+    }
+
+    fn drop_targets(&mut self, gone: Vec<TargetKey>) {
+        let mut results = self.results.write().unwrap_or_else(PoisonError::into_inner);
+        for key in &gone {
+            self.schedule.remove(key);
+            self.http_busy.remove(key);
+            if let Some(sweep) = &mut self.sweep {
+                sweep.awaited.remove(key);
+            }
+            results.remove(key);
+            if let Err(error) = self.store.remove((*key).into()) {
+                tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
+            }
+        }
+        if !gone.is_empty() {
+            self.icmp.retain(|key| self.targets.contains_key(key));
+        }
+    }
+
+    fn add_targets(&mut self, fresh: Vec<TargetKey>) {
+        let now = self.now();
+        let spread = burst_time(fresh.len()).max(FIRST_SPREAD);
+        let mut without_row = 0;
+        let mut last_error = None;
+        for key in fresh {
+            if let Err(error) = self.store.ensure(key.into()) {
+                without_row += 1;
+                last_error = Some(error);
+            }
+            self.schedule.insert(key, now, spread);
+        }
+        if let Some(error) = last_error {
+            tracing::warn!(targets = without_row, %error, "no round-trip rows; probed without");
+        }
+    }
+
+    /// Removes the rows of peers that went while no agent ran.
+    fn remove_unknown_rows(&self) -> io::Result<()> {
+        if self.set.nodes.is_empty() {
+            return Ok(());
+        }
+        let known: HashSet<RttKey> = self.targets.keys().map(|&key| key.into()).collect();
+        for key in self.store.keys()? {
+            if !known.contains(&key) {
+                self.store.remove(key)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The time that probes of so many targets are spread over at [`BURST_RATE`].
+fn burst_time(targets: usize) -> Duration {
+    Duration::from_secs(targets as u64) / BURST_RATE
+}
+
+fn nanos(duration: Duration) -> i64 {
+    duration.as_nanos().try_into().unwrap_or(i64::MAX)
+}

@@ -1,0 +1,124 @@
+//! Why a probe failed, in the words that a status shows.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+/// Why a probe failed. Its text is the `status` of the report.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// No answer, or no connection, in time.
+    TimedOut,
+    /// A connection, but no response in time.
+    ResponseTimedOut,
+    /// The kernel refused to send or to connect.
+    Os(Errno),
+    /// An ICMP error came for the probe.
+    Icmp(IcmpError),
+    /// An HTTP response other than 200.
+    UnexpectedStatus(u16),
+    /// The peer closed the connection before its response was whole.
+    Closed,
+    /// Not an HTTP response, or one with too long a head.
+    Malformed,
+    /// This host has no sockets of the address's family.
+    NoFamily,
+}
+
+/// An ICMP error message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct IcmpError {
+    /// Its type; the family tells of which protocol.
+    pub(super) kind: u8,
+    /// Its code.
+    pub(super) code: u8,
+    /// Who sent it.
+    pub(super) from: IpAddr,
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ETIMEDOUT) => Self::TimedOut,
+            Some(errno) => Self::Os(Errno::from_raw(errno)),
+            None => Self::Closed,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimedOut => f.write_str("Connection timed out"),
+            Self::ResponseTimedOut => f.write_str("Response timed out"),
+            // What routes of the kinds `prohibit` and `blackhole` answer.
+            Self::Os(errno @ (Errno::EACCES | Errno::EPERM)) => {
+                write!(f, "{} (by a local route or firewall)", errno.desc())
+            }
+            Self::Os(errno @ Errno::EINVAL) => {
+                write!(f, "{} (is there a blackhole route?)", errno.desc())
+            }
+            Self::Os(errno) => f.write_str(errno.desc()),
+            Self::Icmp(error) => error.fmt(f),
+            Self::UnexpectedStatus(status) => write!(f, "Unexpected status {status}"),
+            Self::Closed => f.write_str("Connection closed without a response"),
+            Self::Malformed => f.write_str("Malformed response"),
+            Self::NoFamily => f.write_str("Address family not supported on this host"),
+        }
+    }
+}
+
+impl fmt::Display for IcmpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // RFC 792 and RFC 1812 section 5.2.7.1; RFC 4443 section 3.
+        let text = match (self.from.is_ipv4(), self.kind, self.code) {
+            (true, 3, 0 | 6 | 11) => "Network is unreachable",
+            (true, 3, 1 | 7 | 12) | (false, 1, 0 | 3) => "No route to host",
+            (true, 3, 2) => "Protocol unreachable",
+            (true, 3, 3) | (false, 1, 4) => "Port unreachable",
+            (true, 3, 4) | (false, 2, _) => "Packet too big",
+            (true, 3, 9 | 10 | 13) | (false, 1, 1 | 5) => "Communication prohibited",
+            (false, 1, 6) => "Route rejected",
+            (true, 11, _) | (false, 3, _) => "Time to live exceeded",
+            (true, 12, _) | (false, 4, _) => "Parameter problem",
+            _ => "Destination unreachable",
+        };
+        write!(f, "{text} (from {})", self.from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_the_cause() {
+        let icmp = |kind, code, from: &str| {
+            let from = from.parse().unwrap();
+            Failure::Icmp(IcmpError { kind, code, from }).to_string()
+        };
+        assert_eq!(icmp(3, 1, "10.0.0.1"), "No route to host (from 10.0.0.1)");
+        assert_eq!(icmp(1, 3, "fd00::1"), "No route to host (from fd00::1)");
+        assert_eq!(
+            icmp(3, 13, "10.0.0.1"),
+            "Communication prohibited (from 10.0.0.1)"
+        );
+        for (errno, text) in [
+            (libc::ECONNREFUSED, "Connection refused"),
+            (libc::ETIMEDOUT, "Connection timed out"),
+            (libc::EHOSTUNREACH, "No route to host"),
+            (libc::ENETUNREACH, "Network is unreachable"),
+        ] {
+            assert_eq!(
+                Failure::from(io::Error::from_raw_os_error(errno)).to_string(),
+                text
+            );
+        }
+        assert_eq!(
+            Failure::UnexpectedStatus(503).to_string(),
+            "Unexpected status 503"
+        );
+    }
+}

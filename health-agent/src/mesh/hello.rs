@@ -1,0 +1,330 @@
+//! The side that answers: `GET /hello` on the node's addresses and inside the health endpoint's
+//! namespace.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use http_body_util::Empty;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::HeaderValue;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Socket, Type};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinHandle;
+
+/// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
+pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
+
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Connections served at a time; more wait in the backlog.
+const CONNECTIONS: usize = 512;
+/// Time for a request's head to arrive.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for a whole exchange, so that a peer that does not read frees its place as well.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after the process has run out of file descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// Why the responder cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody else listens there.
+    #[error(
+        "cannot listen on {0} for GET /hello: the port is in use; choose another --health-port on all nodes"
+    )]
+    InUse(SocketAddr),
+    /// This host does not have the address.
+    #[error("cannot listen on {0} for GET /hello: no interface of this host has the address")]
+    NotLocal(SocketAddr),
+    /// Anything else.
+    #[error("cannot listen on {address} for GET /hello: {source}")]
+    Other {
+        /// Where.
+        address: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Listens on `port` of each address, in the network namespace of the calling thread.
+pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, BindError> {
+    addresses
+        .iter()
+        .map(|&ip| {
+            let address = SocketAddr::new(ip, port);
+            listen(address).map_err(|source| match source.kind() {
+                io::ErrorKind::AddrInUse => BindError::InUse(address),
+                io::ErrorKind::AddrNotAvailable => BindError::NotLocal(address),
+                _ => BindError::Other { address, source },
+            })
+        })
+        .collect()
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // A predecessor's connections that linger do not keep the port.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
+#[derive(Debug)]
+pub struct Responder {
+    shared: Shared,
+    acceptors: Mutex<Vec<JoinHandle<()>>>,
+    stop: watch::Sender<bool>,
+}
+
+/// What all connections use.
+#[derive(Clone, Debug)]
+struct Shared {
+    health_endpoint: watch::Receiver<Vec<IpAddr>>,
+    places: Arc<Semaphore>,
+    stop: watch::Receiver<bool>,
+}
+
+impl Responder {
+    /// Answers on `listeners`, which may belong to any network namespace. The addresses in
+    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`]. Must be called
+    /// in a tokio runtime.
+    pub fn start(
+        listeners: Vec<TcpListener>,
+        health_endpoint: watch::Receiver<Vec<IpAddr>>,
+    ) -> io::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let responder = Self {
+            shared: Shared {
+                health_endpoint,
+                places: Arc::new(Semaphore::new(CONNECTIONS)),
+                stop: stopped,
+            },
+            acceptors: Mutex::new(Vec::new()),
+            stop,
+        };
+        responder.replace(listeners)?;
+        Ok(responder)
+    }
+
+    /// Goes over to other listeners; connections of the old ones are served to their end.
+    pub fn replace(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| {
+                listener.set_nonblocking(true)?;
+                tokio::net::TcpListener::from_std(listener)
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let acceptors = listeners
+            .into_iter()
+            .map(|listener| tokio::spawn(accept(listener, self.shared.clone())))
+            .collect();
+        let mut current = self
+            .acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for old in std::mem::replace(&mut *current, acceptors) {
+            old.abort();
+        }
+        Ok(())
+    }
+
+    /// Closes the listeners and waits until the open exchanges have ended.
+    pub async fn shutdown(self) {
+        self.stop.send_replace(true);
+        let acceptors = std::mem::take(
+            &mut *self
+                .acceptors
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        for acceptor in acceptors {
+            acceptor.abort();
+            // Aborted, so this ends at once, and the listener is closed when it has.
+            let _ = acceptor.await;
+        }
+        // Each exchange holds a place and ends by its time-out at the latest.
+        let _ = self.shared.places.acquire_many(CONNECTIONS as u32).await;
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        for acceptor in self
+            .acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            acceptor.abort();
+        }
+    }
+}
+
+async fn accept(listener: tokio::net::TcpListener, shared: Shared) {
+    loop {
+        let Ok(place) = shared.places.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    // Errors are the client's own: it went away, or spoke no HTTP.
+                    let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
+                    drop(place);
+                });
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "hello responder cannot accept a connection");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: tokio::net::TcpStream, shared: Shared) -> hyper::Result<()> {
+    let Shared {
+        health_endpoint,
+        mut stop,
+        ..
+    } = shared;
+    let service = service_fn(|request: Request<Incoming>| {
+        let response = respond(&request, &health_endpoint.borrow());
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .keep_alive(false)
+        .max_buf_size(8 << 10);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        served = connection.as_mut() => return served,
+        // An error means that the responder was dropped.
+        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await
+}
+
+fn respond(request: &Request<Incoming>, health_endpoint: &[IpAddr]) -> Response<Empty<Bytes>> {
+    let mut response = Response::new(Empty::new());
+    if request.method() != Method::GET || request.uri().path() != "/hello" {
+        *response.status_mut() = StatusCode::NOT_FOUND;
+        return response;
+    }
+    if !health_endpoint.is_empty() {
+        let list: Vec<_> = health_endpoint.iter().map(IpAddr::to_string).collect();
+        if let Ok(value) = HeaderValue::try_from(list.join(", ")) {
+            response.headers_mut().insert(HEALTH_ENDPOINT_HEADER, value);
+        }
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::{Instant, timeout};
+
+    use super::super::http::get_hello;
+    use super::*;
+
+    fn loopback() -> (TcpListener, SocketAddr) {
+        let listener = bind(&[IpAddr::from([127, 0, 0, 1])], 0).unwrap().remove(0);
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    async fn raw(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        response
+    }
+
+    #[tokio::test]
+    async fn hello_is_answered_and_all_else_is_not_found() {
+        let (listener, address) = loopback();
+        let (sender, receiver) = watch::channel(Vec::new());
+        let responder = Responder::start(vec![listener], receiver).unwrap();
+        let ask = || get_hello(address, Instant::now() + Duration::from_secs(2));
+        assert_eq!(ask().await.unwrap().health_endpoint, None);
+        let told: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
+        sender.send_replace(told.clone());
+        assert_eq!(ask().await.unwrap().health_endpoint, Some(told));
+        for request in [
+            "GET / HTTP/1.1",
+            "POST /hello HTTP/1.1",
+            "GET /hello/x HTTP/1.1",
+        ] {
+            let response = raw(address, &format!("{request}\r\nHost: a\r\n\r\n")).await;
+            assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
+        }
+        let response = raw(address, "nonsense\r\n\r\n").await;
+        assert!(response.starts_with("HTTP/1.1 400 "), "{response}");
+        responder.shutdown().await;
+        assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_slow_client_loses_its_connection() {
+        let (listener, address) = loopback();
+        let (_sender, receiver) = watch::channel(Vec::new());
+        let _responder = Responder::start(vec![listener], receiver).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /hello HT").await.unwrap();
+        let mut rest = Vec::new();
+        let closed = timeout(HEAD_TIMEOUT * 3, stream.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "still open");
+    }
+
+    #[tokio::test]
+    async fn listeners_can_be_replaced() {
+        let (first, first_address) = loopback();
+        let (second, second_address) = loopback();
+        let (_sender, receiver) = watch::channel(Vec::new());
+        let responder = Responder::start(vec![first], receiver).unwrap();
+        let ask = |address| get_hello(address, Instant::now() + Duration::from_secs(2));
+        assert!(ask(first_address).await.is_ok());
+        responder.replace(vec![second]).unwrap();
+        assert!(ask(second_address).await.is_ok());
+        // The old listener closes when its task has been told.
+        timeout(Duration::from_secs(2), async {
+            while ask(first_address).await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    #[test]
+    fn a_port_in_use_is_named() {
+        let (_listener, address) = loopback();
+        let error = bind(&[address.ip()], address.port())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(&address.to_string()), "{error}");
+        assert!(error.contains("in use"), "{error}");
+        let error = bind(&[IpAddr::from([192, 0, 2, 1])], 0).unwrap_err();
+        assert!(matches!(error, BindError::NotLocal(_)), "{error}");
+    }
+}

@@ -1,0 +1,176 @@
+//! HTTP probes: `GET /hello` over a new TCP connection each time.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use super::failure::Failure;
+use super::hello::HEALTH_ENDPOINT_HEADER;
+
+/// Longest response head that is read, bytes. That of `/hello` has some 150.
+const HEAD_LEN: usize = 2048;
+/// Most headers in it.
+const HEADERS: usize = 32;
+
+/// A good answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    /// Until the connection stood.
+    pub(super) connect: Duration,
+    /// Until the response's head was read.
+    pub(super) total: Duration,
+    /// What the peer says of its health endpoint's addresses; `None` when it says nothing.
+    pub(super) health_endpoint: Option<Vec<IpAddr>>,
+}
+
+/// Asks for `/hello` and gives up at `deadline`.
+pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hello, Failure> {
+    let start = Instant::now();
+    let mut stream = timeout_at(deadline, TcpStream::connect(peer))
+        .await
+        .map_err(|_| Failure::TimedOut)??;
+    let connect = start.elapsed();
+    // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
+    stream.set_zero_linger()?;
+    let health_endpoint = timeout_at(deadline, exchange(&mut stream, peer))
+        .await
+        .map_err(|_| Failure::ResponseTimedOut)??;
+    Ok(Hello {
+        connect,
+        total: start.elapsed(),
+        health_endpoint,
+    })
+}
+
+async fn exchange(
+    stream: &mut TcpStream,
+    peer: SocketAddr,
+) -> Result<Option<Vec<IpAddr>>, Failure> {
+    let request = format!(
+        "GET /hello HTTP/1.1\r\nHost: {peer}\r\nUser-Agent: health-agent\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = [0; HEAD_LEN];
+    let mut len = 0;
+    loop {
+        let read = stream.read(&mut head[len..]).await?;
+        if read == 0 {
+            return Err(if len == HEAD_LEN {
+                Failure::Malformed
+            } else {
+                Failure::Closed
+            });
+        }
+        len += read;
+        if let Some(health_endpoint) = parse_head(&head[..len])? {
+            return Ok(health_endpoint);
+        }
+    }
+}
+
+/// Reads a response's head; `None` while it is not whole.
+fn parse_head(head: &[u8]) -> Result<Option<Option<Vec<IpAddr>>>, Failure> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let status = response.parse(head).map_err(|_| Failure::Malformed)?;
+    if status.is_partial() {
+        return Ok(None);
+    }
+    match response.code {
+        Some(200) => {}
+        Some(code) => return Err(Failure::UnexpectedStatus(code)),
+        None => return Err(Failure::Malformed),
+    }
+    let told = response
+        .headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case(HEALTH_ENDPOINT_HEADER))
+        .and_then(|header| std::str::from_utf8(header.value).ok())
+        .and_then(parse_addresses);
+    Ok(Some(told))
+}
+
+/// A comma-separated list of addresses; `None` if any of them is none.
+fn parse_addresses(list: &str) -> Option<Vec<IpAddr>> {
+    list.split(',')
+        .map(|item| item.trim().parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(300);
+
+    /// A server that answers one connection with the given bytes and keeps it open.
+    async fn ask(response: &'static [u8]) -> Result<Hello, Failure> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let peer = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 512];
+            let len = stream.read(&mut request).await.unwrap();
+            assert!(request[..len].starts_with(b"GET /hello HTTP/1.1\r\n"));
+            stream.write_all(response).await.unwrap();
+            // Until the client goes.
+            let _ = stream.read(&mut request).await;
+        });
+        let answer = get_hello(peer, Instant::now() + TIMEOUT).await;
+        server.await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn answers_are_judged_by_their_status() {
+        let hello = ask(b"HTTP/1.1 200 OK\r\nHealth-Endpoint: 10.1.0.7, fd00::7\r\n\r\n")
+            .await
+            .unwrap();
+        let told = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
+        assert_eq!(hello.health_endpoint.as_deref(), Some(&told[..]));
+        assert!(hello.connect > Duration::ZERO && hello.total > hello.connect);
+        assert_eq!(
+            ask(b"HTTP/1.1 200 OK\r\n\r\n")
+                .await
+                .unwrap()
+                .health_endpoint,
+            None
+        );
+        assert_eq!(
+            ask(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await,
+            Err(Failure::UnexpectedStatus(503))
+        );
+        assert_eq!(ask(b"SSH-2.0-OpenSSH\r\n").await, Err(Failure::Malformed));
+        assert_eq!(
+            ask(b"HTTP/1.1 200 OK\r\n").await,
+            Err(Failure::ResponseTimedOut)
+        );
+        assert_eq!(ask(&[b'x'; 4096]).await, Err(Failure::Malformed));
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_says_so() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = listener.local_addr().unwrap();
+        drop(listener);
+        let answer = get_hello(peer, Instant::now() + TIMEOUT).await;
+        assert_eq!(answer.unwrap_err().to_string(), "Connection refused");
+    }
+
+    proptest! {
+        #[test]
+        fn no_head_panics(head in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = parse_head(&head);
+            let mut good = b"HTTP/1.1 200 OK\r\nHealth-Endpoint: ".to_vec();
+            good.extend_from_slice(&head);
+            good.extend_from_slice(b"\r\n\r\n");
+            let _ = parse_head(&good);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! ICMP echo probes: one raw socket a family, and what waits for an answer on it.
+
+mod filter;
+mod inflight;
+mod socket;
+mod wire;
+
+use std::io;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use self::inflight::Inflight;
+use self::socket::{IcmpSocket, Request};
+use self::wire::{Family, Mark, Message};
+use super::failure::Failure;
+use super::target::TargetKey;
+
+/// A probe on its way. Times count from the mesh's start unless named otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) key: TargetKey,
+    pub(super) sent: Duration,
+    /// `CLOCK_REALTIME` right before it was sent, as received packets are stamped.
+    sent_realtime: Duration,
+    expires: Duration,
+    /// Whether the uplink's programs stamp it.
+    pub(super) stamped: bool,
+}
+
+impl Probe {
+    /// A probe to be sent `now`.
+    pub(super) fn new(key: TargetKey, now: Duration, expires: Duration, stamped: bool) -> Self {
+        Self {
+            key,
+            sent: now,
+            sent_realtime: Duration::ZERO,
+            expires,
+            stamped,
+        }
+    }
+}
+
+/// What became of a probe.
+#[derive(Clone, Debug)]
+pub(super) enum IcmpEvent {
+    /// The reply came.
+    Answered {
+        probe: Probe,
+        sequence: u16,
+        /// Measured at the socket.
+        rtt: Duration,
+    },
+    /// It failed.
+    Failed {
+        probe: Probe,
+        sequence: u16,
+        failure: Failure,
+    },
+    /// It could not be sent for want of room; nothing is known of the target.
+    Deferred { key: TargetKey },
+}
+
+/// The echo prober. Events come in the order in which things are learned.
+#[derive(Debug)]
+pub(super) struct IcmpProber {
+    id: u16,
+    v4: Option<FamilyProber>,
+    v6: Option<FamilyProber>,
+}
+
+/// One socket and the probes sent on it.
+#[derive(Debug)]
+struct FamilyProber {
+    socket: IcmpSocket,
+    inflight: Inflight,
+    /// Requests filed and not sent yet.
+    unsent: Vec<Request>,
+}
+
+impl IcmpProber {
+    /// Opens the sockets. `id` is the ICMP identifier in host byte order, `magic` marks the payload.
+    /// A family that this host lacks is left out.
+    pub(super) fn open(id: u16, magic: u64, first_sequence: u16) -> io::Result<Self> {
+        let open = |family| match IcmpSocket::open(family, Mark { id, magic }) {
+            Ok(socket) => Ok(Some(FamilyProber {
+                socket,
+                inflight: Inflight::new(first_sequence),
+                unsent: Vec::new(),
+            })),
+            Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(None),
+            Err(error) => Err(error),
+        };
+        Ok(Self {
+            id,
+            v4: open(Family::V4)?,
+            v6: open(Family::V6)?,
+        })
+    }
+
+    /// The ICMP identifier, host byte order.
+    pub(super) fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// Files a probe for the next [`Self::flush`].
+    pub(super) fn push(&mut self, probe: Probe, events: &mut Vec<IcmpEvent>) {
+        let family = match Family::of(probe.key.address) {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        };
+        let Some(family) = family else {
+            events.push(IcmpEvent::Failed {
+                probe: Probe {
+                    stamped: false,
+                    ..probe
+                },
+                sequence: 0,
+                failure: Failure::NoFamily,
+            });
+            return;
+        };
+        match family.inflight.insert(probe) {
+            Some(sequence) => family.unsent.push(Request {
+                address: probe.key.address,
+                sequence,
+                path: probe.key.path,
+            }),
+            None => events.push(IcmpEvent::Deferred { key: probe.key }),
+        }
+    }
+
+    /// Sends what was pushed.
+    pub(super) fn flush(&mut self, events: &mut Vec<IcmpEvent>) {
+        for family in self.families() {
+            family.flush(events);
+        }
+    }
+
+    /// Waits until there may be something to receive.
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        let wait = async |family: &Option<FamilyProber>| match family {
+            Some(family) => family.socket.readable().await,
+            None => std::future::pending().await,
+        };
+        tokio::select! {
+            ready = wait(&self.v4) => ready,
+            ready = wait(&self.v6) => ready,
+        }
+    }
+
+    /// Receives all that is there.
+    pub(super) fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
+        self.families()
+            .try_for_each(|family| family.receive(now, events))
+    }
+
+    /// Gives up the probes whose time is over.
+    pub(super) fn expire(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) {
+        for family in self.families() {
+            while let Some((sequence, probe)) = family.inflight.take_expired(now) {
+                events.push(IcmpEvent::Failed {
+                    probe,
+                    sequence,
+                    failure: Failure::TimedOut,
+                });
+            }
+        }
+    }
+
+    /// When the next probe is to be given up.
+    pub(super) fn next_expiry(&mut self) -> Option<Duration> {
+        self.families()
+            .filter_map(|family| family.inflight.next_expiry())
+            .min()
+    }
+
+    /// Forgets the probes of targets that are not to be kept; nothing is reported of them.
+    pub(super) fn retain(&mut self, keep: impl Fn(&TargetKey) -> bool) {
+        for family in self.families() {
+            family.inflight.retain(|probe| keep(&probe.key));
+        }
+    }
+
+    fn families(&mut self) -> impl Iterator<Item = &mut FamilyProber> {
+        [&mut self.v4, &mut self.v6].into_iter().flatten()
+    }
+}
+
+impl FamilyProber {
+    fn flush(&mut self, events: &mut Vec<IcmpEvent>) {
+        let mut from = 0;
+        while from < self.unsent.len() {
+            match self.socket.send(&self.unsent[from..]) {
+                Ok((sent, realtime)) => {
+                    for request in &self.unsent[from..from + sent] {
+                        if let Some(probe) = self.inflight.get_mut(request.sequence) {
+                            probe.sent_realtime = realtime;
+                        }
+                    }
+                    from += sent;
+                }
+                Err(Errno::EINTR) => {}
+                Err(errno) => {
+                    let sequence = self.unsent[from].sequence;
+                    from += 1;
+                    let Some(probe) = self.inflight.take(sequence, |_| true) else {
+                        continue;
+                    };
+                    events.push(match errno {
+                        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
+                            IcmpEvent::Deferred { key: probe.key }
+                        }
+                        _ => IcmpEvent::Failed {
+                            probe: Probe {
+                                stamped: false,
+                                ..probe
+                            },
+                            sequence,
+                            failure: Failure::Os(errno),
+                        },
+                    });
+                }
+            }
+        }
+        self.unsent.clear();
+    }
+
+    fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
+        let Self {
+            socket, inflight, ..
+        } = self;
+        socket.drain(|received| match received.message {
+            Message::Reply { sequence } => {
+                let from = received.from;
+                match inflight.take(sequence, |probe| probe.key.address == from) {
+                    Some(probe) => events.push(IcmpEvent::Answered {
+                        probe,
+                        sequence,
+                        rtt: round_trip(&probe, received.at, now),
+                    }),
+                    None => tracing::debug!(%from, sequence, "late or duplicate echo reply"),
+                }
+            }
+            Message::Error {
+                sequence,
+                destination,
+                error,
+            } => {
+                let to_it = |probe: &Probe| probe.key.address == destination;
+                if let Some(probe) = inflight.take(sequence, to_it) {
+                    events.push(IcmpEvent::Failed {
+                        probe,
+                        sequence,
+                        failure: Failure::Icmp(error),
+                    });
+                }
+            }
+        })
+    }
+}
+
+/// The time between the stamps of the socket, unless the clock was set in between: then the time
+/// until now, which holds the agent's own delay.
+fn round_trip(probe: &Probe, received_realtime: Duration, now: Duration) -> Duration {
+    // `now` and `sent` may each have been read earlier than the stamps by this much at most.
+    const SLACK: Duration = Duration::from_millis(100);
+    let elapsed = now.saturating_sub(probe.sent);
+    received_realtime
+        .checked_sub(probe.sent_realtime)
+        .filter(|rtt| !rtt.is_zero() && *rtt <= elapsed + SLACK)
+        .unwrap_or(elapsed)
+}

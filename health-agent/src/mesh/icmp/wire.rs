@@ -1,0 +1,291 @@
+//! ICMP echo on the wire: requests out, replies and errors in, for both versions.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use health_common::checksum;
+use health_common::probe::{PROBE_LEN, Path, ProbePayload};
+
+use super::super::failure::IcmpError;
+
+/// Length of a request: ICMP header and probe payload, bytes.
+pub(super) const REQUEST_LEN: usize = ICMP_HEADER_LEN + PROBE_LEN;
+
+const ICMP_HEADER_LEN: usize = 8;
+const IPV4_MIN_HEADER_LEN: usize = 20;
+const IPV6_HEADER_LEN: usize = 40;
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_ICMPV6: u8 = 58;
+
+/// IP version of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    /// The version of an address.
+    pub(super) fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() {
+            Self::V4
+        } else {
+            Self::V6
+        }
+    }
+
+    pub(super) const fn echo_request(self) -> u8 {
+        match self {
+            Self::V4 => 8,
+            Self::V6 => 128,
+        }
+    }
+
+    pub(super) const fn echo_reply(self) -> u8 {
+        match self {
+            Self::V4 => 0,
+            Self::V6 => 129,
+        }
+    }
+
+    /// Types of the errors that quote the packet they are about (RFC 792, RFC 4443 section 2.1).
+    pub(super) const fn errors(self) -> &'static [u8] {
+        match self {
+            Self::V4 => &[3, 11, 12],
+            Self::V6 => &[1, 2, 3, 4],
+        }
+    }
+}
+
+/// What marks the probes of one agent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    /// ICMP identifier, host byte order.
+    pub(super) id: u16,
+    /// See [`ProbePayload`].
+    pub(super) magic: u64,
+}
+
+/// A received message that concerns a probe of this agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The echo reply, with the sender's address where the packet holds it.
+    Reply {
+        /// Sequence number, host byte order.
+        sequence: u16,
+    },
+    /// An error that quotes the request.
+    Error {
+        /// Sequence number of the request, host byte order.
+        sequence: u16,
+        /// Where the request went.
+        destination: IpAddr,
+        /// What happened to it.
+        error: IcmpError,
+    },
+}
+
+/// An echo request. The checksum of an ICMPv6 one is left to the kernel, which knows the source
+/// address that it covers.
+pub(super) fn request(family: Family, mark: Mark, sequence: u16, path: Path) -> [u8; REQUEST_LEN] {
+    let mut packet = [0; REQUEST_LEN];
+    packet[0] = family.echo_request();
+    packet[4..6].copy_from_slice(&mark.id.to_be_bytes());
+    packet[6..8].copy_from_slice(&sequence.to_be_bytes());
+    packet[ICMP_HEADER_LEN..].copy_from_slice(&ProbePayload::encode(mark.magic, path));
+    if family == Family::V4 {
+        let mut words = [0; REQUEST_LEN / 2];
+        for (word, pair) in words.iter_mut().zip(packet.chunks_exact(2)) {
+            *word = u16::from_ne_bytes([pair[0], pair[1]]);
+        }
+        let check = !checksum::fold(checksum::sum(&words));
+        packet[2..4].copy_from_slice(&check.to_ne_bytes());
+    }
+    packet
+}
+
+/// Reads what a raw socket received from `from`: for IPv4 with the IP header, for IPv6 without.
+/// `None` for anything that does not concern a probe of ours.
+pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> Option<Message> {
+    let icmp = match family {
+        Family::V4 => packet.get(ipv4_header_len(packet)?..)?,
+        Family::V6 => packet,
+    };
+    let (&kind, &code) = (icmp.first()?, icmp.get(1)?);
+    if kind == family.echo_reply() {
+        let magic = icmp.get(ICMP_HEADER_LEN..ICMP_HEADER_LEN + 8)?;
+        return (magic == mark.magic.to_ne_bytes()).then_some(Message::Reply {
+            sequence: echo_sequence(icmp, mark)?,
+        });
+    }
+    if !family.errors().contains(&kind) {
+        return None;
+    }
+    let quoted = icmp.get(ICMP_HEADER_LEN..)?;
+    let (destination, quoted_icmp) = match family {
+        Family::V4 => {
+            let header_len = ipv4_header_len(quoted)?;
+            let destination: [u8; 4] = quoted.get(16..20)?.try_into().ok()?;
+            if quoted[9] != PROTOCOL_ICMP {
+                return None;
+            }
+            (
+                Ipv4Addr::from(destination).into(),
+                quoted.get(header_len..)?,
+            )
+        }
+        Family::V6 => {
+            let destination: [u8; 16] = quoted.get(24..IPV6_HEADER_LEN)?.try_into().ok()?;
+            if quoted[6] != PROTOCOL_ICMPV6 {
+                return None;
+            }
+            (
+                Ipv6Addr::from(destination).into(),
+                &quoted[IPV6_HEADER_LEN..],
+            )
+        }
+    };
+    if *quoted_icmp.first()? != family.echo_request() {
+        return None;
+    }
+    Some(Message::Error {
+        sequence: echo_sequence(quoted_icmp, mark)?,
+        destination,
+        error: IcmpError { kind, code, from },
+    })
+}
+
+fn ipv4_header_len(packet: &[u8]) -> Option<usize> {
+    let len = usize::from(packet.first()? & 0xf) * 4;
+    (len >= IPV4_MIN_HEADER_LEN && packet.len() >= len).then_some(len)
+}
+
+/// The sequence number of an echo message that has this agent's identifier.
+fn echo_sequence(icmp: &[u8], mark: Mark) -> Option<u16> {
+    let field = |at: usize| Some(u16::from_be_bytes([*icmp.get(at)?, *icmp.get(at + 1)?]));
+    (field(4)? == mark.id).then_some(field(6)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MARK: Mark = Mark {
+        id: 0x1234,
+        magic: 0x0102_0304_0506_0708,
+    };
+
+    fn ipv4(protocol: u8, destination: [u8; 4], options: usize, payload: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; 20 + options];
+        packet[0] = 0x40 | ((20 + options) / 4) as u8;
+        packet[9] = protocol;
+        packet[16..20].copy_from_slice(&destination);
+        packet.extend_from_slice(payload);
+        packet
+    }
+
+    fn ipv6(next_header: u8, destination: Ipv6Addr, payload: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; 40];
+        packet[0] = 0x60;
+        packet[6] = next_header;
+        packet[24..40].copy_from_slice(&destination.octets());
+        packet.extend_from_slice(payload);
+        packet
+    }
+
+    fn error(kind: u8, code: u8, quoted: &[u8]) -> Vec<u8> {
+        let mut packet = vec![kind, code, 0, 0, 0, 0, 0, 0];
+        packet.extend_from_slice(quoted);
+        packet
+    }
+
+    #[test]
+    fn an_ipv4_request_has_a_valid_checksum_and_its_reply_is_known() {
+        let mut packet = request(Family::V4, MARK, 77, Path::Endpoint);
+        let sum: u32 = packet
+            .chunks_exact(2)
+            .map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]])))
+            .sum();
+        assert_eq!(checksum::fold(sum), 0xffff);
+        packet[0] = 0;
+        for options in [0, 8] {
+            let received = ipv4(1, [10, 0, 0, 1], options, &packet);
+            let from = IpAddr::from([10, 0, 0, 2]);
+            assert_eq!(
+                parse(Family::V4, MARK, from, &received),
+                Some(Message::Reply { sequence: 77 })
+            );
+            let other_id = Mark { id: 1, ..MARK };
+            assert_eq!(parse(Family::V4, other_id, from, &received), None);
+            let other_magic = Mark { magic: 1, ..MARK };
+            assert_eq!(parse(Family::V4, other_magic, from, &received), None);
+        }
+    }
+
+    #[test]
+    fn errors_that_quote_a_request_are_known() {
+        let from = IpAddr::from([10, 0, 0, 9]);
+        let quoted = request(Family::V4, MARK, 5, Path::Host);
+        // RFC 792 promises no more than the header and 8 bytes.
+        let quoted = ipv4(1, [10, 9, 9, 9], 4, &quoted[..8]);
+        let received = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
+        assert_eq!(
+            parse(Family::V4, MARK, from, &received),
+            Some(Message::Error {
+                sequence: 5,
+                destination: IpAddr::from([10, 9, 9, 9]),
+                error: IcmpError {
+                    kind: 3,
+                    code: 1,
+                    from
+                },
+            })
+        );
+        let udp = ipv4(
+            17,
+            [10, 9, 9, 9],
+            0,
+            &request(Family::V4, MARK, 5, Path::Host),
+        );
+        let received = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &udp));
+        assert_eq!(parse(Family::V4, MARK, from, &received), None);
+
+        let from: IpAddr = "fd00::9".parse().unwrap();
+        let to: Ipv6Addr = "fd00::77".parse().unwrap();
+        let quoted = ipv6(58, to, &request(Family::V6, MARK, 6, Path::Host));
+        assert_eq!(
+            parse(Family::V6, MARK, from, &error(1, 3, &quoted)),
+            Some(Message::Error {
+                sequence: 6,
+                destination: to.into(),
+                error: IcmpError {
+                    kind: 1,
+                    code: 3,
+                    from
+                },
+            })
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_input_panics(packet in prop::collection::vec(any::<u8>(), 0..120), v6: bool) {
+            let family = if v6 { Family::V6 } else { Family::V4 };
+            let _ = parse(family, MARK, IpAddr::from([10, 0, 0, 1]), &packet);
+        }
+
+        #[test]
+        fn no_truncation_panics(len in 0_usize..100) {
+            let quoted = ipv4(1, [10, 9, 9, 9], 0, &request(Family::V4, MARK, 5, Path::Host));
+            let mut packet = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
+            packet.truncate(len);
+            let _ = parse(Family::V4, MARK, IpAddr::from([10, 0, 0, 1]), &packet);
+            let to: Ipv6Addr = "fd00::77".parse().unwrap();
+            let quoted = ipv6(58, to, &request(Family::V6, MARK, 6, Path::Host));
+            let mut packet = error(1, 3, &quoted);
+            packet.truncate(len);
+            let _ = parse(Family::V6, MARK, "fd00::9".parse().unwrap(), &packet);
+        }
+    }
+}

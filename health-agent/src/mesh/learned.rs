@@ -1,0 +1,208 @@
+//! Health-endpoint addresses that peers told of themselves, kept over restarts.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::nodes::Node;
+
+/// Name of the file in the state folder.
+pub const FILE: &str = "learned.json";
+
+/// Changes that come within this time are written at once: at a first start, all peers tell theirs
+/// within seconds.
+const WRITE_DELAY: Duration = Duration::from_millis(500);
+
+type Addresses = BTreeMap<String, Vec<IpAddr>>;
+
+/// The addresses, by full name of the node.
+#[derive(Debug)]
+pub(super) struct Learned {
+    addresses: Addresses,
+    written: watch::Sender<Arc<Addresses>>,
+    writer: JoinHandle<()>,
+}
+
+impl Learned {
+    /// Reads what an earlier agent kept in `state_dir`, and begins to keep it. What cannot be read
+    /// is told again by the peers.
+    pub(super) fn load(state_dir: &Path) -> Self {
+        let path = state_dir.join(FILE);
+        let addresses = match read(&path) {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "learned addresses not read");
+                Addresses::new()
+            }
+        };
+        let (written, changes) = watch::channel(Arc::new(addresses.clone()));
+        Self {
+            addresses,
+            written,
+            writer: tokio::spawn(keep(path, changes)),
+        }
+    }
+
+    /// What is known of a node, as far as it fits the node's pod CIDRs of today.
+    pub(super) fn get(&self, node: &Node) -> Vec<IpAddr> {
+        let known = self.addresses.get(&node.full_name());
+        let known = known.map(Vec::as_slice).unwrap_or_default();
+        if fits(node, known) {
+            known.to_vec()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Takes what a node tells of itself. Returns whether it is news; what a node cannot rightly
+    /// say is not.
+    pub(super) fn learn(&mut self, node: &Node, told: &[IpAddr]) -> bool {
+        let name = node.full_name();
+        if self.addresses.get(&name).is_some_and(|known| known == told) {
+            return false;
+        }
+        if told.is_empty() || !fits(node, told) {
+            tracing::debug!(
+                node = name,
+                ?told,
+                "health addresses outside the pod CIDRs ignored"
+            );
+            return false;
+        }
+        tracing::info!(node = name, addresses = ?told, "health endpoint learned");
+        self.addresses.insert(name, told.to_vec());
+        self.written.send_replace(Arc::new(self.addresses.clone()));
+        true
+    }
+
+    /// Forgets the nodes that are not to be kept.
+    pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
+        let before = self.addresses.len();
+        self.addresses.retain(|name, _| keep(name));
+        if self.addresses.len() != before {
+            self.written.send_replace(Arc::new(self.addresses.clone()));
+        }
+    }
+
+    /// Writes what is not written yet.
+    pub(super) async fn close(self) {
+        drop(self.written);
+        if let Err(error) = self.writer.await {
+            tracing::warn!(%error, "writer of learned addresses failed");
+        }
+    }
+}
+
+/// Whether these can be the addresses of a node's health endpoint: inside its pod CIDRs, and at
+/// most one a family.
+fn fits(node: &Node, addresses: &[IpAddr]) -> bool {
+    let inside = |ip: &IpAddr| node.pod_cidrs.iter().any(|cidr| cidr.contains(ip));
+    let v4 = addresses.iter().filter(|ip| ip.is_ipv4()).count();
+    addresses.iter().all(inside) && v4 <= 1 && addresses.len() - v4 <= 1
+}
+
+/// Writes each change, until the sender goes.
+async fn keep(path: PathBuf, mut changes: watch::Receiver<Arc<Addresses>>) {
+    while changes.changed().await.is_ok() {
+        let mut sender = changes.clone();
+        let sender_gone = async { while sender.changed().await.is_ok() {} };
+        // Cut short when the sender goes.
+        let _ = tokio::time::timeout(WRITE_DELAY, sender_gone).await;
+        let addresses = changes.borrow_and_update().clone();
+        let to = path.clone();
+        match tokio::task::spawn_blocking(move || write(&to, &addresses)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(path = %path.display(), %error, "learned addresses not kept");
+            }
+            Err(error) => tracing::warn!(%error, "learned addresses not kept"),
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Addresses> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Addresses::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces the file at once: whoever reads it finds the old or the new one, whole.
+fn write(path: &Path, addresses: &Addresses) -> io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let fresh = path.with_extension("json.new");
+    let mut file = std::fs::File::create(&fresh)?;
+    serde_json::to_writer(&mut file, addresses)?;
+    file.write_all(b"\n")?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(pod_cidrs: &[&str]) -> Node {
+        Node {
+            name: "a".to_owned(),
+            cluster: "default".to_owned(),
+            addresses: vec![IpAddr::from([172, 30, 0, 1])],
+            secondary_addresses: Vec::new(),
+            pod_cidrs: pod_cidrs.iter().map(|cidr| cidr.parse().unwrap()).collect(),
+            health_addresses: Vec::new(),
+        }
+    }
+
+    fn ips(list: &[&str]) -> Vec<IpAddr> {
+        list.iter().map(|ip| ip.parse().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn addresses_survive_a_restart() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("state");
+        let node = node(&["10.244.1.0/24", "fd00:10:244:1::/64"]);
+        let told = ips(&["10.244.1.7", "fd00:10:244:1::7"]);
+        let mut learned = Learned::load(&state_dir);
+        assert!(learned.learn(&node, &told));
+        assert!(!learned.learn(&node, &told));
+        learned.close().await;
+
+        let learned = Learned::load(&state_dir);
+        assert_eq!(learned.get(&node), told);
+        learned.close().await;
+
+        std::fs::write(state_dir.join(FILE), "{").unwrap();
+        let mut learned = Learned::load(&state_dir);
+        assert!(learned.get(&node).is_empty());
+        assert!(learned.learn(&node, &told));
+        learned.retain(|_| false);
+        learned.close().await;
+        assert_eq!(
+            std::fs::read_to_string(state_dir.join(FILE)).unwrap(),
+            "{}\n"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_a_node_cannot_rightly_say_is_ignored() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut learned = Learned::load(dir.path());
+        let node1 = node(&["10.244.1.0/24"]);
+        assert!(!learned.learn(&node1, &ips(&["10.244.2.7"])));
+        assert!(!learned.learn(&node1, &ips(&["10.244.1.7", "10.244.1.8"])));
+        assert!(!learned.learn(&node1, &[]));
+        assert!(learned.learn(&node1, &ips(&["10.244.1.7"])));
+        // The node has other prefixes by now.
+        assert!(learned.get(&node(&["10.9.0.0/16"])).is_empty());
+    }
+}

@@ -1,0 +1,123 @@
+//! What there is to probe: the addresses of each node in the order of the report, and a key for
+//! each address and protocol.
+
+use std::net::IpAddr;
+
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey};
+
+use crate::nodes::Node;
+
+/// How an address is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// ICMP echo.
+    Icmp,
+    /// HTTP `GET /hello`.
+    Http,
+}
+
+/// One address probed by one protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TargetKey {
+    /// The address.
+    pub address: IpAddr,
+    /// What it belongs to.
+    pub path: Path,
+    /// How it is probed.
+    pub protocol: Protocol,
+}
+
+impl From<TargetKey> for RttKey {
+    fn from(key: TargetKey) -> Self {
+        Self {
+            peer: key.address.into(),
+            path: key.path as u8,
+            protocol: match key.protocol {
+                Protocol::Icmp => PROTOCOL_ICMP,
+                Protocol::Http => PROTOCOL_HTTP,
+            },
+            pad: 0,
+        }
+    }
+}
+
+/// The addresses of one node that are probed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodePaths {
+    /// `cluster/node`.
+    pub name: String,
+    /// Whether it is the node that probes.
+    pub local: bool,
+    /// The node's own addresses, the primary first.
+    pub host: Vec<IpAddr>,
+    /// Those of its health endpoint, the primary first; empty while not known.
+    pub endpoint: Vec<IpAddr>,
+}
+
+impl NodePaths {
+    /// The paths of a node whose health endpoint has the addresses `endpoint`.
+    pub fn new(node: &Node, local: bool, endpoint: &[IpAddr]) -> Self {
+        let mut host = primary_first(&node.addresses);
+        host.extend(&node.secondary_addresses);
+        Self {
+            name: node.full_name(),
+            local,
+            host,
+            endpoint: primary_first(endpoint),
+        }
+    }
+
+    /// All targets of this node.
+    pub fn targets(&self) -> impl Iterator<Item = TargetKey> {
+        let host = self.host.iter().map(|&address| (address, Path::Host));
+        let endpoint = self
+            .endpoint
+            .iter()
+            .map(|&address| (address, Path::Endpoint));
+        host.chain(endpoint).flat_map(|(address, path)| {
+            [Protocol::Icmp, Protocol::Http].map(|protocol| TargetKey {
+                address,
+                path,
+                protocol,
+            })
+        })
+    }
+}
+
+/// The first IPv4 address, or without one the first IPv6 address, moved to the front; the first of
+/// the other family next.
+fn primary_first(addresses: &[IpAddr]) -> Vec<IpAddr> {
+    let first4 = addresses.iter().position(IpAddr::is_ipv4);
+    let first6 = addresses.iter().position(IpAddr::is_ipv6);
+    let firsts = [first4, first6];
+    let rest = (0..addresses.len()).filter(|&index| !firsts.contains(&Some(index)));
+    firsts
+        .into_iter()
+        .flatten()
+        .chain(rest)
+        .map(|index| addresses[index])
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_primary_address_is_ipv4_where_there_is_one() {
+        let ips =
+            |list: &[&str]| -> Vec<IpAddr> { list.iter().map(|ip| ip.parse().unwrap()).collect() };
+        for (given, expected) in [
+            (
+                ips(&["fd00::1", "10.0.0.2", "10.0.0.1"]),
+                ips(&["10.0.0.2", "fd00::1", "10.0.0.1"]),
+            ),
+            (ips(&["fd00::1", "fd00::2"]), ips(&["fd00::1", "fd00::2"])),
+            (ips(&["10.0.0.1"]), ips(&["10.0.0.1"])),
+            (ips(&[]), ips(&[])),
+        ] {
+            assert_eq!(primary_first(&given), expected);
+        }
+    }
+}

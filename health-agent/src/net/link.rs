@@ -1,0 +1,357 @@
+//! Devices and their addresses.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use futures_util::TryStreamExt;
+use netlink_packet_route::address::{
+    AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
+};
+use netlink_packet_route::link::{
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+
+use super::mac::MacAddr;
+use super::netlink::{Handle, os_error};
+
+/// Why a device could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {attempt} device {device}: {source}")]
+pub struct LinkError {
+    attempt: &'static str,
+    device: String,
+    source: io::Error,
+}
+
+impl LinkError {
+    fn new(attempt: &'static str, device: impl ToString) -> impl FnOnce(rtnetlink::Error) -> Self {
+        let device = device.to_string();
+        move |error| Self {
+            attempt,
+            device,
+            source: os_error(error),
+        }
+    }
+
+    fn is_missing(&self) -> bool {
+        self.source.raw_os_error() == Some(libc::ENODEV)
+    }
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number in its namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// What made it (`veth`, `bridge`); `None` for hardware and the loopback.
+    pub kind: Option<String>,
+    /// Its hardware address, if it has one of Ethernet's kind.
+    pub mac: Option<MacAddr>,
+    /// Largest packet, bytes without the Ethernet header.
+    pub mtu: u32,
+    /// Whether it was told to be up.
+    pub up: bool,
+    /// Whether it is a loopback.
+    pub loopback: bool,
+    /// The free text that its maker marked it with.
+    pub alias: Option<String>,
+    /// The other end, if it is a veth.
+    pub peer: Option<Peer>,
+}
+
+/// The other end of a veth pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number in its own namespace.
+    pub index: u32,
+    /// This namespace's number for the one it is in; `None` if that is this one.
+    pub netnsid: Option<i32>,
+}
+
+/// An address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkAddress {
+    /// The device's number.
+    pub index: u32,
+    /// The address.
+    pub address: IpAddr,
+    /// How many of its bits name the network.
+    pub prefix_len: u8,
+    /// Whether it cannot be used (yet), as duplicate address detection has not passed it.
+    pub tentative: bool,
+}
+
+/// What a new veth pair shall be.
+#[derive(Clone, Debug)]
+pub struct VethPair<'a> {
+    /// Name of one end.
+    pub name: &'a str,
+    /// Hardware address of that end.
+    pub mac: MacAddr,
+    /// Name of the other end.
+    pub peer_name: &'a str,
+    /// Hardware address of the other end.
+    pub peer_mac: MacAddr,
+    /// MTU of both, bytes.
+    pub mtu: u32,
+}
+
+/// Finds a device by its name.
+pub async fn by_name(handle: &Handle, name: &str) -> Result<Option<Link>, LinkError> {
+    let request = handle.link().get().match_name(name);
+    one(request, name).await
+}
+
+/// Finds a device by its number.
+pub async fn by_index(handle: &Handle, index: u32) -> Result<Option<Link>, LinkError> {
+    let request = handle.link().get().match_index(index);
+    one(request, index).await
+}
+
+async fn one(
+    request: rtnetlink::LinkGetRequest,
+    device: impl ToString,
+) -> Result<Option<Link>, LinkError> {
+    let answer = request
+        .execute()
+        .try_next()
+        .await
+        .map_err(LinkError::new("find", device));
+    match answer {
+        Ok(message) => Ok(message.map(Link::from)),
+        Err(error) if error.is_missing() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lists all devices.
+pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
+    handle
+        .link()
+        .get()
+        .execute()
+        .map_ok(Link::from)
+        .try_collect()
+        .await
+        .map_err(LinkError::new("list", "*"))
+}
+
+/// Lists the addresses of all devices.
+pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, LinkError> {
+    handle
+        .address()
+        .get()
+        .execute()
+        .try_filter_map(async |message| Ok(link_address(&message)))
+        .try_collect()
+        .await
+        .map_err(LinkError::new("list addresses of", "*"))
+}
+
+/// Lists all devices with their addresses.
+pub async fn list_with_addresses(
+    handle: &Handle,
+) -> Result<Vec<(Link, Vec<LinkAddress>)>, LinkError> {
+    let mut by_index: HashMap<u32, Vec<LinkAddress>> = HashMap::new();
+    for address in addresses(handle).await? {
+        by_index.entry(address.index).or_default().push(address);
+    }
+    let links = list(handle).await?;
+    Ok(links
+        .into_iter()
+        .map(|link| {
+            let addresses = by_index.remove(&link.index).unwrap_or_default();
+            (link, addresses)
+        })
+        .collect())
+}
+
+/// Finds the devices that carry any of the `wanted` addresses, each with those that it carries.
+pub async fn carrying(
+    handle: &Handle,
+    wanted: &[IpAddr],
+) -> Result<Vec<(Link, Vec<IpAddr>)>, LinkError> {
+    let links = list_with_addresses(handle).await?;
+    Ok(links
+        .into_iter()
+        .filter_map(|(link, addresses)| {
+            let carried: Vec<_> = addresses
+                .iter()
+                .map(|address| address.address)
+                .filter(|address| wanted.contains(address))
+                .collect();
+            (!carried.is_empty()).then_some((link, carried))
+        })
+        .collect())
+}
+
+/// Makes a veth pair, both ends down and in the handle's namespace.
+pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), LinkError> {
+    let peer = LinkMessageBuilder::<LinkUnspec>::new()
+        .name(pair.peer_name)
+        .address(pair.peer_mac.0.to_vec())
+        .mtu(pair.mtu);
+    let message = LinkMessageBuilder::<LinkVeth>::new(pair.name, pair.peer_name)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer.build())))
+        .address(pair.mac.0.to_vec())
+        .mtu(pair.mtu)
+        .build();
+    handle
+        .link()
+        .add(message)
+        .execute()
+        .await
+        .map_err(LinkError::new("create veth", pair.name))
+}
+
+/// Marks a device with a free text.
+pub async fn set_alias(handle: &Handle, link: &Link, alias: &str) -> Result<(), LinkError> {
+    change(handle, link, "set the alias of", |m| m.alias(alias)).await
+}
+
+/// Gives a device another hardware address.
+pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), LinkError> {
+    change(handle, link, "set the hardware address of", |m| {
+        m.address(mac.0.to_vec())
+    })
+    .await
+}
+
+/// Gives a device another MTU, bytes.
+pub async fn set_mtu(handle: &Handle, link: &Link, mtu: u32) -> Result<(), LinkError> {
+    change(handle, link, "set the MTU of", |m| m.mtu(mtu)).await
+}
+
+/// Brings a device up.
+pub async fn set_up(handle: &Handle, link: &Link) -> Result<(), LinkError> {
+    change(handle, link, "bring up", LinkMessageBuilder::up).await
+}
+
+/// Takes a device down.
+pub async fn set_down(handle: &Handle, link: &Link) -> Result<(), LinkError> {
+    change(handle, link, "take down", LinkMessageBuilder::down).await
+}
+
+/// Moves a device to another namespace, where it keeps its name and is down. Its number may change.
+pub async fn move_to_netns(
+    handle: &Handle,
+    link: &Link,
+    netns: BorrowedFd<'_>,
+) -> Result<(), LinkError> {
+    change(handle, link, "move to another namespace", |m| {
+        m.setns_by_fd(netns.as_raw_fd())
+    })
+    .await
+}
+
+async fn change(
+    handle: &Handle,
+    link: &Link,
+    attempt: &'static str,
+    edit: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
+) -> Result<(), LinkError> {
+    let message = edit(LinkUnspec::new_with_index(link.index)).build();
+    handle
+        .link()
+        .set(message)
+        .execute()
+        .await
+        .map_err(LinkError::new(attempt, &link.name))
+}
+
+/// Deletes a device; of a veth pair, both ends. Returns whether it was there.
+pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, LinkError> {
+    let done = handle.link().del(link.index).execute().await;
+    match done.map_err(LinkError::new("delete", &link.name)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_missing() => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives a device an address of its own (`/32` or `/128`), at once usable. One that is there
+/// already is left.
+pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), LinkError> {
+    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+    let mut request = handle
+        .address()
+        .add(link.index, address, prefix_len)
+        .replace();
+    if address.is_ipv6() {
+        // Nobody else is on the link who could have it.
+        request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+    }
+    request
+        .execute()
+        .await
+        .map_err(LinkError::new("add an address to", &link.name))
+}
+
+impl From<LinkMessage> for Link {
+    fn from(message: LinkMessage) -> Self {
+        let flags = message.header.flags;
+        let mut link = Self {
+            index: message.header.index,
+            name: String::new(),
+            kind: None,
+            mac: None,
+            mtu: 0,
+            up: flags.contains(LinkFlags::Up),
+            loopback: flags.contains(LinkFlags::Loopback),
+            alias: None,
+            peer: None,
+        };
+        let (mut lower, mut netnsid) = (None, None);
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Address(bytes) => {
+                    link.mac = <[u8; 6]>::try_from(bytes).ok().map(MacAddr);
+                }
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+                LinkAttribute::Link(index) => lower = Some(index),
+                LinkAttribute::LinkNetNsId(id) => netnsid = Some(id),
+                LinkAttribute::LinkInfo(infos) => {
+                    link.kind = infos.iter().find_map(|info| match info {
+                        LinkInfo::Kind(kind) => Some(kind.to_string()),
+                        _ => None,
+                    });
+                }
+                _ => {}
+            }
+        }
+        if link.kind.as_deref() == Some(&InfoKind::Veth.to_string()) {
+            link.peer = lower.map(|index| Peer { index, netnsid });
+        }
+        link
+    }
+}
+
+fn link_address(message: &AddressMessage) -> Option<LinkAddress> {
+    // On a point-to-point device `Address` is the other side's.
+    let local = message.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = message.attributes.iter().find_map(|a| match a {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    let unusable = AddressFlags::Tentative | AddressFlags::Dadfailed;
+    let tentative = message
+        .attributes
+        .iter()
+        .any(|a| matches!(a, AddressAttribute::Flags(flags) if flags.intersects(unusable)));
+    Some(LinkAddress {
+        index: message.header.index,
+        address: local.or(address)?,
+        prefix_len: message.header.prefix_len,
+        tentative,
+    })
+}

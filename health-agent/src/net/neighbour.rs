@@ -1,0 +1,95 @@
+//! Neighbour entries: which hardware address an IP address has on a device.
+
+use std::io;
+use std::net::IpAddr;
+
+use futures_util::StreamExt;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
+use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+
+use super::link::Link;
+use super::mac::MacAddr;
+use super::netlink::{Handle, os_error};
+
+/// Why a neighbour entry could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {attempt} the neighbour entry of {address} on device {device}: {source}")]
+pub struct NeighbourError {
+    attempt: &'static str,
+    address: IpAddr,
+    device: String,
+    source: io::Error,
+}
+
+/// Makes an entry that does not age and is not asked for on the link.
+pub async fn set_permanent(
+    handle: &Handle,
+    link: &Link,
+    address: IpAddr,
+    mac: MacAddr,
+) -> Result<(), NeighbourError> {
+    handle
+        .neighbours()
+        .add(link.index, address)
+        .link_layer_address(&mac.0)
+        .replace()
+        .execute()
+        .await
+        .map_err(|error| NeighbourError {
+            attempt: "write",
+            address,
+            device: link.name.clone(),
+            source: os_error(error),
+        })
+}
+
+/// The hardware address of a permanent entry, if there is one.
+pub async fn permanent(
+    handle: &Handle,
+    link: &Link,
+    address: IpAddr,
+) -> Result<Option<MacAddr>, NeighbourError> {
+    let failed = |source| NeighbourError {
+        attempt: "read",
+        address,
+        device: link.name.clone(),
+        source,
+    };
+    // The library only offers to dump all entries.
+    let mut wanted = handle.neighbours().add(link.index, address);
+    wanted.message_mut().header.state = NeighbourState::None;
+    let mut request = NetlinkMessage::from(RouteNetlinkMessage::GetNeighbour(
+        wanted.message_mut().clone(),
+    ));
+    request.header.flags = NLM_F_REQUEST;
+    let mut answers = handle
+        .clone()
+        .request(request)
+        .map_err(|error| failed(os_error(error)))?;
+    match answers.next().await.map(|answer| answer.payload) {
+        Some(NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(entry))) => {
+            Ok(permanent_mac(&entry))
+        }
+        Some(NetlinkPayload::Error(error))
+            if error.to_io().raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(None)
+        }
+        Some(NetlinkPayload::Error(error)) => Err(failed(error.to_io())),
+        _ => Err(failed(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn permanent_mac(entry: &NeighbourMessage) -> Option<MacAddr> {
+    entry
+        .attributes
+        .iter()
+        .filter(|_| entry.header.state == NeighbourState::Permanent)
+        .find_map(|attribute| match attribute {
+            NeighbourAttribute::LinkLayerAddress(bytes) => {
+                <[u8; 6]>::try_from(bytes.as_slice()).ok().map(MacAddr)
+            }
+            _ => None,
+        })
+}

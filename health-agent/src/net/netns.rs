@@ -1,0 +1,204 @@
+//! Named network namespaces, kept alive by a bind mount under `/run/netns` as `ip netns` does it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
+
+use super::netlink;
+
+/// The folder of named network namespaces, shared with `ip netns`.
+pub const NETNS_DIR: &str = "/run/netns";
+
+/// The calling thread's own namespace. `/proc/self` would name the process's first thread's.
+const OWN_NETNS: &str = "/proc/thread-self/ns/net";
+
+/// Why a network namespace could not be made, entered or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetNsError {
+    /// The name cannot be a file's.
+    #[error("{0:?} cannot name a network namespace")]
+    BadName(String),
+    /// A system call failed.
+    #[error("cannot {attempt} {}: {source}", path.display())]
+    System {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl NetNsError {
+    fn new(attempt: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
+        Self::System {
+            attempt,
+            path: path.to_owned(),
+            source: source.into(),
+        }
+    }
+}
+
+/// An open network namespace. It lives at least as long as this value.
+#[derive(Debug)]
+pub struct NetNs {
+    path: PathBuf,
+    file: File,
+}
+
+impl NetNs {
+    /// Makes a namespace and names it. Nothing is left behind on failure, among them that the name
+    /// is in use.
+    pub fn create(name: &str) -> Result<Self, NetNsError> {
+        let path = path_of(name)?;
+        let dir = Path::new(NETNS_DIR);
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(dir)
+            .map_err(|e| NetNsError::new("create folder", dir, e))?;
+        share_mounts(dir)?;
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o444)
+            .open(&path)
+            .map_err(|e| NetNsError::new("create", &path, e))?;
+        let made = on_own_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNET)
+                .map_err(|e| NetNsError::new("make a network namespace for", &path, e))?;
+            mount(
+                Some(OWN_NETNS),
+                &path,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .map_err(|e| NetNsError::new("mount a network namespace at", &path, e))
+        });
+        made.and_then(|()| Self::open(name)).inspect_err(|_| {
+            let undone = remove(name);
+            debug_assert!(undone.is_ok(), "{undone:?}");
+        })
+    }
+
+    /// Opens a namespace by its name.
+    pub fn open(name: &str) -> Result<Self, NetNsError> {
+        let path = path_of(name)?;
+        let file =
+            File::open(&path).map_err(|e| NetNsError::new("open network namespace", &path, e))?;
+        Ok(Self { path, file })
+    }
+
+    /// The file that names the namespace.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The open namespace, for requests that take one by descriptor.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether the name still leads to this very namespace.
+    pub fn is_named(&self) -> bool {
+        let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        match (self.file.metadata(), fs::metadata(&self.path)) {
+            (Ok(open), Ok(named)) => identity(open) == identity(named),
+            _ => false,
+        }
+    }
+
+    /// Runs `work` on a thread that is in the namespace and ends with it. Sockets opened there stay
+    /// in the namespace wherever they are used.
+    pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetNsError> {
+        on_own_thread(|| {
+            setns(&self.file, CloneFlags::CLONE_NEWNET)
+                .map_err(|e| NetNsError::new("enter network namespace", &self.path, e))?;
+            Ok(work())
+        })
+    }
+}
+
+/// Opens a netlink connection in a namespace. Must be called inside a tokio runtime.
+pub fn netlink_in(netns: &NetNs) -> Result<netlink::Handle, NetNsError> {
+    let runtime = tokio::runtime::Handle::current();
+    netns
+        .run_in(|| {
+            let _entered = runtime.enter();
+            netlink::open()
+        })?
+        .map_err(|e| NetNsError::new("open netlink in", netns.path(), e))
+}
+
+/// Opens the calling thread's own namespace.
+pub fn own() -> Result<File, NetNsError> {
+    let path = Path::new(OWN_NETNS);
+    File::open(path).map_err(|e| NetNsError::new("open network namespace", path, e))
+}
+
+/// Where a namespace of this name is, or would be, mounted.
+pub fn path_of(name: &str) -> Result<PathBuf, NetNsError> {
+    if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
+        return Err(NetNsError::BadName(name.to_owned()));
+    }
+    Ok(Path::new(NETNS_DIR).join(name))
+}
+
+/// Whether a namespace is mounted under this name. A leftover file is none.
+pub fn is_alive(name: &str) -> bool {
+    path_of(name).is_ok_and(|path| statfs(&path).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC))
+}
+
+/// Takes a namespace's name away, and with it the namespace unless something else keeps it.
+/// Returns whether there was one.
+pub fn remove(name: &str) -> Result<bool, NetNsError> {
+    let path = path_of(name)?;
+    match umount2(&path, MntFlags::MNT_DETACH) {
+        // Not mounted: a leftover file.
+        Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => {}
+        Err(e) => return Err(NetNsError::new("unmount", &path, e)),
+    }
+    match fs::remove_file(&path) {
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(NetNsError::new("remove", &path, e)),
+    }
+}
+
+/// Makes the folder a shared mount point, so that names come and go in all mount namespaces alike.
+fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
+    let failed = |e: Errno| NetNsError::new("share the mounts of", dir, e);
+    let share = || {
+        let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
+        mount(None::<&str>, dir, None::<&str>, flags, None::<&str>)
+    };
+    // Two that do this at once would mount the folder twice; `ip netns` takes the same lock.
+    let folder = File::open(dir).map_err(|e| NetNsError::new("open folder", dir, e))?;
+    let _lock = Flock::lock(folder, FlockArg::LockExclusive)
+        .map_err(|(_, e)| NetNsError::new("lock folder", dir, e))?;
+    match share() {
+        // Not a mount point yet.
+        Err(Errno::EINVAL) => {
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+            mount(Some(dir), dir, None::<&str>, flags, None::<&str>).map_err(failed)?;
+            share().map_err(failed)
+        }
+        other => other.map_err(failed),
+    }
+}
+
+/// Runs `work` on a thread made for it, so that the namespaces it enters end with it.
+fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| scope.spawn(work).join())
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

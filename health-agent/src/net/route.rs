@@ -1,0 +1,264 @@
+//! Routes of the main table.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use futures_util::TryStreamExt;
+use ipnet::IpNet;
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric,
+    RouteProtocol, RouteScope, RouteType,
+};
+
+use super::netlink::{Handle, os_error};
+
+/// The protocol number that marks a route as made by this program. It is in none of
+/// `/etc/iproute2/rt_protos`, so `ip route` shows it as `proto 72`.
+pub const ROUTE_PROTOCOL: u8 = 72;
+
+/// Why routes could not be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum RouteError {
+    /// One route.
+    #[error("cannot {attempt} route {route}: {source}")]
+    Change {
+        /// What was attempted.
+        attempt: &'static str,
+        /// The route, as `ip route` writes it.
+        route: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// All routes.
+    #[error("cannot list routes: {0}")]
+    List(io::Error),
+    /// A lookup.
+    #[error("cannot look up the route to {address}: {source}")]
+    Lookup {
+        /// To which address.
+        address: IpAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl RouteError {
+    /// The kernel's error number behind it.
+    pub fn os_code(&self) -> Option<i32> {
+        match self {
+            Self::Change { source, .. } | Self::List(source) | Self::Lookup { source, .. } => {
+                source.raw_os_error()
+            }
+        }
+    }
+}
+
+/// A unicast route. Without a gateway its destination is on the link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where to.
+    pub destination: IpNet,
+    /// Next hop.
+    pub gateway: Option<IpAddr>,
+    /// Number of the device; where there is none the kernel takes the gateway's.
+    pub device: Option<u32>,
+    /// Source address of packets that have none yet.
+    pub prefsrc: Option<IpAddr>,
+    /// Largest packet, bytes, where it is not the device's.
+    pub mtu: Option<u32>,
+    /// Who made it; see [`ROUTE_PROTOCOL`].
+    pub protocol: u8,
+}
+
+impl Route {
+    /// A route of ours, with nothing set but its destination.
+    pub fn to(destination: IpNet) -> Self {
+        Self {
+            destination,
+            gateway: None,
+            device: None,
+            prefsrc: None,
+            mtu: None,
+            protocol: ROUTE_PROTOCOL,
+        }
+    }
+
+    fn message(&self) -> RouteMessage {
+        let mut message = RouteMessage::default();
+        let header = &mut message.header;
+        header.address_family = family(self.destination.addr());
+        header.destination_prefix_length = self.destination.prefix_len();
+        header.table = RouteHeader::RT_TABLE_MAIN;
+        header.protocol = RouteProtocol::from(self.protocol);
+        header.kind = RouteType::Unicast;
+        if self.gateway.is_none() && self.destination.addr().is_ipv4() {
+            header.scope = RouteScope::Link;
+        }
+        let attributes = &mut message.attributes;
+        attributes.push(RouteAttribute::Destination(self.destination.addr().into()));
+        attributes.extend(self.gateway.map(|ip| RouteAttribute::Gateway(ip.into())));
+        attributes.extend(self.device.map(RouteAttribute::Oif));
+        attributes.extend(self.prefsrc.map(|ip| RouteAttribute::PrefSource(ip.into())));
+        attributes.extend(
+            self.mtu
+                .map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])),
+        );
+        message
+    }
+}
+
+/// As `ip route` writes it, with the device's number for its name.
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.destination)?;
+        if let Some(gateway) = self.gateway {
+            write!(f, " via {gateway}")?;
+        }
+        if let Some(device) = self.device {
+            write!(f, " dev #{device}")?;
+        }
+        if let Some(prefsrc) = self.prefsrc {
+            write!(f, " src {prefsrc}")?;
+        }
+        if let Some(mtu) = self.mtu {
+            write!(f, " mtu {mtu}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a route; one with the same destination and metric must not be there (`EEXIST`).
+pub async fn add(handle: &Handle, route: &Route) -> Result<(), RouteError> {
+    let request = handle.route().add(route.message());
+    request.execute().await.map_err(failed("add", route))
+}
+
+/// Makes a route, or puts it in the place of that with the same destination and metric.
+pub async fn replace(handle: &Handle, route: &Route) -> Result<(), RouteError> {
+    let request = handle.route().add(route.message()).replace();
+    request.execute().await.map_err(failed("set", route))
+}
+
+/// Deletes a route. Returns whether it was there.
+pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, RouteError> {
+    let done = handle.route().del(route.message()).execute().await;
+    match done.map_err(failed("delete", route)) {
+        Ok(()) => Ok(true),
+        Err(error) if error.os_code() == Some(libc::ESRCH) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Lists the routes of our protocol, both families.
+pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+    let mut routes = Vec::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut filter = RouteMessage::default();
+        filter.header.address_family = family;
+        filter.header.table = RouteHeader::RT_TABLE_MAIN;
+        filter.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+        let listed: Result<Vec<_>, _> = handle.route().get(filter).execute().try_collect().await;
+        match listed {
+            Ok(messages) => routes.extend(messages.iter().filter_map(parse)),
+            // A kernel without IPv6, or a table that has never had a route.
+            Err(error) => match os_error(error) {
+                e if is_absent_table(&e) => {}
+                e => return Err(RouteError::List(e)),
+            },
+        }
+    }
+    routes.retain(|route| route.protocol == ROUTE_PROTOCOL);
+    Ok(routes)
+}
+
+/// The route that packets to an address take, whoever made it and in whichever table it is, the
+/// host's own addresses included; `None` where there is none that delivers.
+pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, RouteError> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = family(address);
+    request.header.destination_prefix_length = full_length(address);
+    request.header.flags = RouteFlags::FibMatch;
+    request
+        .attributes
+        .push(RouteAttribute::Destination(address.into()));
+    let answer = handle.route().get(request).execute().try_next().await;
+    match answer.map_err(os_error) {
+        Ok(message) => Ok(message.as_ref().and_then(parse)),
+        Err(source) if is_undeliverable(&source) => Ok(None),
+        Err(source) => Err(RouteError::Lookup { address, source }),
+    }
+}
+
+fn failed(attempt: &'static str, route: &Route) -> impl FnOnce(rtnetlink::Error) -> RouteError {
+    move |error| RouteError::Change {
+        attempt,
+        route: route.to_string(),
+        source: os_error(error),
+    }
+}
+
+fn is_absent_table(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::ENOENT)
+    )
+}
+
+/// Whether a lookup's error is the answer: no route, or an unreachable, prohibiting or black hole
+/// one.
+fn is_undeliverable(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL)
+    )
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+fn full_length(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn parse(message: &RouteMessage) -> Option<Route> {
+    let any: IpAddr = match message.header.address_family {
+        AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
+        AddressFamily::Inet6 => Ipv6Addr::UNSPECIFIED.into(),
+        _ => return None,
+    };
+    let length = message.header.destination_prefix_length;
+    let mut route = Route::to(IpNet::new(any, length).ok()?);
+    route.protocol = message.header.protocol.into();
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => {
+                route.destination = IpNet::new(ip(address)?, length).ok()?;
+            }
+            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::Oif(index) => route.device = Some(*index),
+            RouteAttribute::PrefSource(address) => route.prefsrc = ip(address),
+            RouteAttribute::Metrics(metrics) => {
+                route.mtu = metrics.iter().find_map(|metric| match metric {
+                    RouteMetric::Mtu(mtu) => Some(*mtu),
+                    _ => None,
+                });
+            }
+            _ => {}
+        }
+    }
+    Some(route)
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some((*ip).into()),
+        RouteAddress::Inet6(ip) => Some((*ip).into()),
+        _ => None,
+    }
+}

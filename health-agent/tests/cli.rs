@@ -1,0 +1,335 @@
+//! The real program, as its users call it.
+
+mod common;
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use common::Agent;
+use health_agent::api::types::{Endpoint, HealthStatus, NodeEntry};
+use health_agent::config::Config;
+use serde_json::Value;
+
+/// All commands, groups included.
+const COMMANDS: [&str; 29] = [
+    "",
+    "run",
+    "status",
+    "node",
+    "node list",
+    "endpoint",
+    "endpoint list",
+    "endpoint get",
+    "bpf",
+    "bpf ct",
+    "bpf ct list",
+    "bpf nat",
+    "bpf nat list",
+    "bpf rtt",
+    "bpf rtt list",
+    "bpf endpoint",
+    "bpf endpoint list",
+    "bpf metrics",
+    "bpf metrics list",
+    "bpf map",
+    "bpf map list",
+    "bpf map dump",
+    "bpf prog",
+    "bpf prog list",
+    "config",
+    "cleanup",
+    "completion",
+    "help",
+    "help bpf map dump",
+];
+
+/// The program with `arguments`, untouched by the environment of the test.
+fn program(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_health-agent"));
+    command.args(arguments.split_ascii_whitespace()).env_clear();
+    command
+}
+
+/// The program, told to look for its agent in `dir`.
+fn program_in(dir: &Path, arguments: &str) -> Command {
+    let mut command = program(arguments);
+    for flag in ["--runtime-dir", "--state-dir", "--bpf-root"] {
+        command.arg(flag).arg(dir);
+    }
+    command
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+/// What the program prints when all is well.
+fn printed(agent: &Agent, arguments: &str) -> String {
+    let output = program_in(agent.dir(), arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments}: {output:?}");
+    stdout(&output).to_owned()
+}
+
+/// The one line that a failure is explained by.
+fn failure(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(stdout(&output), "");
+    let line = stderr(&output).strip_suffix('\n').unwrap();
+    assert!(line.starts_with("error: "), "{line}");
+    assert!(!line.contains('\n'), "{line}");
+    line.to_owned()
+}
+
+#[test]
+fn the_help_of_every_command_ends_with_examples() {
+    for command in COMMANDS {
+        let output = match command.strip_prefix("help") {
+            Some(_) => program(command).output().unwrap(),
+            None => program(command).arg("--help").output().unwrap(),
+        };
+        assert_eq!(output.status.code(), Some(0), "{command}: {output:?}");
+        let help = stdout(&output);
+        let (_, examples) = help
+            .rsplit_once("\nExamples:\n")
+            .unwrap_or_else(|| panic!("{command}: {help}"));
+        for example in examples.lines() {
+            assert!(example.starts_with("  "), "{command}: {help}");
+        }
+    }
+}
+
+#[test]
+fn bad_usage_exits_2_and_names_flag_and_value() {
+    for (arguments, flag, value) in [
+        ("run --probe-interval 10", "--probe-interval", "10"),
+        ("run --probe-interval 50ms", "--probe-interval", "50ms"),
+        ("run --probe-timeout 11s", "--probe-timeout", "11s"),
+        ("run --health-port 0", "--health-port", "0"),
+        ("run --health-port 65536", "--health-port", "65536"),
+        ("run --device a/b", "--device", "a/b"),
+        ("run --node-name a/b", "--node-name", "a/b"),
+        ("run --log-level loud", "--log-level", "loud"),
+        ("run --log-format xml", "--log-format", "xml"),
+        ("run --nonsense", "--nonsense", ""),
+        ("status --instance A", "--instance", "A"),
+        ("--runtime-dir run status", "--runtime-dir", "run"),
+        ("status --state-dir lib", "--state-dir", "lib"),
+        ("bpf map list --bpf-root bpf", "--bpf-root", "bpf"),
+        ("status -o xml", "--output", "xml"),
+        ("endpoint get 0", "<ID>", "0"),
+        ("bpf ct list all", "[SCOPE]", "all"),
+        ("completion tcsh", "<SHELL>", "tcsh"),
+        ("nonsense", "nonsense", ""),
+        ("", "Usage:", ""),
+    ] {
+        let output = program(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {output:?}");
+        let text = stderr(&output);
+        assert!(text.contains(flag), "{arguments}: {text}");
+        assert!(text.contains(value), "{arguments}: {text}");
+    }
+}
+
+#[test]
+fn flags_come_from_the_environment_too() {
+    let agent = Agent::start(|_| {});
+    let output = program("status")
+        .env("HEALTH_AGENT_RUNTIME_DIR", agent.dir())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = program("status")
+        .env("HEALTH_AGENT_INSTANCE", "no/such")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(stderr(&output).contains("'no/such'"), "{output:?}");
+}
+
+#[test]
+fn without_an_agent_one_line_says_where_it_was_looked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("health.sock");
+    for command in [
+        "status",
+        "status --probe",
+        "node list",
+        "endpoint list",
+        "config",
+    ] {
+        let line = failure(program_in(dir.path(), command));
+        assert!(line.contains(socket.to_str().unwrap()), "{line}");
+        assert!(line.contains("--runtime-dir"), "{line}");
+    }
+    drop(UnixListener::bind(&socket).unwrap());
+    let line = failure(program_in(dir.path(), "status"));
+    assert!(line.contains("was killed"), "{line}");
+}
+
+#[test]
+fn without_pinned_maps_one_line_says_where_they_were_looked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pins = dir.path().join("health/default");
+    for command in [
+        "bpf map list",
+        "bpf prog list",
+        "bpf ct list",
+        "bpf map dump X",
+    ] {
+        let line = failure(program_in(dir.path(), command));
+        assert!(line.contains(pins.to_str().unwrap()), "{line}");
+        assert!(line.contains("--bpf-root"), "{line}");
+    }
+}
+
+#[test]
+fn status_reads_as_people_know_it() {
+    let agent = Agent::start(|_| {});
+    assert_eq!(
+        printed(&agent, "status"),
+        "\
+Probe time:   2026-11-21T03:00:00Z
+Cluster health:   2/2 reachable   (Probe interval: 10s)
+Nodes:
+  default/hnode1 (localhost):
+    Host connectivity to 172.30.0.1:
+      ICMP to stack:   OK, RTT=21.3µs
+      HTTP to agent:   OK, RTT=21.3µs
+    Endpoint connectivity to 10.244.1.7:
+      ICMP to stack:   OK, RTT=21.3µs
+      HTTP to agent:   OK, RTT=21.3µs
+  default/hnode2:
+    Host connectivity to 172.30.0.2:
+      ICMP to stack:   OK, RTT=21.3µs
+      HTTP to agent:   OK, RTT=21.3µs
+    Endpoint connectivity to 10.244.2.7:
+      ICMP to stack:   OK, RTT=21.3µs
+      HTTP to agent:   OK, RTT=21.3µs
+"
+    );
+    assert!(printed(&agent, "status --succinct").contains("default/hnode2 "));
+    let verbose = printed(&agent, "status --verbose");
+    assert!(
+        verbose.contains("RTT=21.3µs (kernel)   (Last probed: "),
+        "{verbose}"
+    );
+    assert!(
+        verbose.contains("RTT statistics:   not readable"),
+        "{verbose}"
+    );
+}
+
+#[test]
+fn status_exits_3_only_when_something_is_known_to_be_unreachable() {
+    let timed_out = "Connection timed out";
+    for (peer, code) in [(Some(""), 0), (None, 0), (Some(timed_out), 3)] {
+        let agent = Agent::start(|fixture| {
+            fixture.peer = peer;
+            fixture.peer_when_probed = Some(timed_out);
+        });
+        for flags in ["", "--succinct", "--verbose", "-o json", "-o jsonl"] {
+            let output = program_in(agent.dir(), &format!("status {flags}")).output();
+            assert_eq!(output.unwrap().status.code(), Some(code), "{flags}");
+        }
+        let output = program_in(agent.dir(), "status --probe").output().unwrap();
+        assert_eq!(output.status.code(), Some(3));
+        assert!(stdout(&output).contains(&format!("ICMP to stack:   {timed_out}\n")));
+        assert_eq!(stderr(&output), "");
+    }
+}
+
+#[test]
+fn json_is_what_the_types_say() {
+    let agent = Agent::start(|_| {});
+    let status: HealthStatus = serde_json::from_str(&printed(&agent, "status -o json")).unwrap();
+    assert_eq!(status.nodes.len(), 2);
+    let nodes: Vec<NodeEntry> =
+        serde_json::from_str(&printed(&agent, "node list -o json")).unwrap();
+    assert!(nodes[0].local);
+    let endpoints: Vec<Endpoint> =
+        serde_json::from_str(&printed(&agent, "endpoint list -o json")).unwrap();
+    let endpoint: Endpoint = serde_json::from_str(&printed(&agent, "endpoint get 1017")).unwrap();
+    assert_eq!(endpoints, [endpoint]);
+    let config: Config = serde_json::from_str(&printed(&agent, "config -o json")).unwrap();
+    assert_eq!(config.location.runtime_dir, agent.dir());
+
+    for command in [
+        "status",
+        "node list",
+        "endpoint list",
+        "endpoint get 1017",
+        "config",
+    ] {
+        let lines = printed(&agent, &format!("{command} -o jsonl"));
+        assert_eq!(lines.lines().count(), 1, "{command}: {lines}");
+        let object: Value = serde_json::from_str(&lines).unwrap();
+        assert!(object.is_object(), "{command}: {lines}");
+    }
+}
+
+#[test]
+fn listings_have_headers_and_warnings_go_to_stderr() {
+    let agent = Agent::start(|_| {});
+    let output = program_in(agent.dir(), "node list").output().unwrap();
+    assert!(stdout(&output).starts_with("NAME   "), "{output:?}");
+    assert!(stderr(&output).contains("nodes.yaml:3:5: unknown field"));
+    assert!(printed(&agent, "endpoint list").starts_with("ENDPOINT   "));
+    let config = printed(&agent, "config");
+    assert!(config.contains("probe-interval   10s\n"), "{config}");
+}
+
+#[test]
+fn an_unknown_endpoint_is_a_failure() {
+    let agent = Agent::start(|_| {});
+    let line = failure(program_in(agent.dir(), "endpoint get 7"));
+    assert!(line.contains("no endpoint 7"), "{line}");
+}
+
+#[test]
+fn every_shell_gets_its_completion() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = program(&format!("completion {shell}")).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(stdout(&output).contains("--succinct"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_may_stop_reading() {
+    let agent = Agent::start(|_| {});
+    for mut command in [
+        program("completion bash"),
+        program("run --help"),
+        program_in(agent.dir(), "status"),
+        program_in(agent.dir(), "status -o json"),
+    ] {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Closed before the program can have written anything.
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(stderr(&output), "", "{command:?}");
+        assert_eq!(output.status.code(), Some(0), "{command:?}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_a_failure() {
+    let mut command = program("completion bash");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let child = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("error: cannot write to standard output: "));
+    assert_eq!(stderr(&output).lines().count(), 1);
+}

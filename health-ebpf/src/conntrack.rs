@@ -1,0 +1,106 @@
+//! Conntrack entries of ICMP echoes.
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
+use aya_ebpf::maps::LruHashMap;
+use health_common::ct::CtEntry;
+
+/// What one packet, or one exchange, adds to its entry.
+#[derive(Clone, Copy, Default)]
+pub struct Traffic {
+    /// Bytes received, from the IP header on; 0 for no packet.
+    pub rx_bytes: u32,
+    /// Bytes sent, from the IP header on; 0 for no packet.
+    pub tx_bytes: u32,
+    /// Identity of the side that opened the flow.
+    pub source_identity: u32,
+    /// Device on which it was opened.
+    pub ifindex: u32,
+    /// Lifetime of the entry after this packet, seconds.
+    pub timeout_secs: u32,
+}
+
+/// How the entry was found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Tracked {
+    /// It was there.
+    Established,
+    /// It was made.
+    New,
+    /// It could not be made.
+    Full,
+}
+
+/// Updates a flow's entry, or makes it.
+#[inline(always)]
+pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
+    // Milliseconds of error do not matter in seconds, and this clock costs a fraction of the exact one.
+    // SAFETY: a helper without arguments.
+    let now = (unsafe { bpf_ktime_get_coarse_ns() } / 1_000_000_000) as u32;
+    if let Some(entry) = map.get_ptr_mut(tuple) {
+        // SAFETY: a map value stays valid memory for the program's run.
+        unsafe { update(entry, traffic, now) };
+        return Tracked::Established;
+    }
+    let entry = CtEntry {
+        rx_packets: u64::from(traffic.rx_bytes != 0),
+        rx_bytes: u64::from(traffic.rx_bytes),
+        tx_packets: u64::from(traffic.tx_bytes != 0),
+        tx_bytes: u64::from(traffic.tx_bytes),
+        expires: now + traffic.timeout_secs,
+        last_rx: if traffic.rx_bytes != 0 { now } else { 0 },
+        last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
+        source_identity: traffic.source_identity,
+        ifindex: traffic.ifindex,
+        flags: 0,
+        rx_flags_seen: 0,
+        tx_flags_seen: 0,
+    };
+    if map.insert(tuple, &entry, u64::from(BPF_NOEXIST)).is_ok() {
+        return Tracked::New;
+    }
+    // Another CPU may have made it in the meantime.
+    match map.get_ptr_mut(tuple) {
+        Some(entry) => {
+            // SAFETY: as above.
+            unsafe { update(entry, traffic, now) };
+            Tracked::Established
+        }
+        None => Tracked::Full,
+    }
+}
+
+/// # Safety
+///
+/// `entry` must point to a value of a conntrack map.
+#[inline(always)]
+unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now: u32) {
+    // SAFETY: the caller's promise. Counters are added to atomically, since several CPUs may carry one
+    // flow; the rest are single words of which the last writer's serves.
+    unsafe {
+        if traffic.rx_bytes != 0 {
+            add(&raw mut (*entry).rx_packets, 1);
+            add(&raw mut (*entry).rx_bytes, u64::from(traffic.rx_bytes));
+            (*entry).last_rx = now;
+        }
+        if traffic.tx_bytes != 0 {
+            add(&raw mut (*entry).tx_packets, 1);
+            add(&raw mut (*entry).tx_bytes, u64::from(traffic.tx_bytes));
+            (*entry).last_tx = now;
+        }
+        (*entry).expires = now + traffic.timeout_secs;
+    }
+}
+
+/// # Safety
+///
+/// `counter` must point to a counter in a map value.
+#[inline(always)]
+unsafe fn add(counter: *mut u64, value: u64) {
+    // SAFETY: the caller's promise; map values are aligned to eight bytes. The standard library offers
+    // no `fetch_add` on targets without compare-and-swap, which BPF is to it; the unused result makes
+    // this one `lock add`.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value) };
+}

@@ -1,0 +1,463 @@
+//! `to_endpoint` and `from_endpoint`: the host's side of an endpoint's veth pair.
+
+use aya_ebpf::bindings::BPF_F_INGRESS;
+use aya_ebpf::helpers::generated::{bpf_skb_adjust_room, bpf_skb_load_bytes};
+use aya_log_ebpf::debug;
+use health_common::addr::{Addr, v6_is_link_local};
+use health_common::config::DatapathConfig;
+use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::echo::{
+    self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMP,
+    PROTOCOL_ICMPV6,
+};
+use health_common::endpoint::EndpointInfo;
+use health_common::identity;
+use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::{
+    self, Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthernetHeader,
+    NEIGHBOUR_SOLICITATION, Neighbour, Role,
+};
+
+use aya_ebpf::EbpfContext as _;
+
+use crate::conntrack::{self, Tracked, Traffic};
+use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
+use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
+use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
+
+/// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
+pub trait State {
+    /// See [`State`].
+    const KEPT: bool;
+}
+
+/// State is kept.
+pub struct Kept;
+/// State is not kept.
+pub struct Stateless;
+
+impl State for Kept {
+    const KEPT: bool = true;
+}
+impl State for Stateless {
+    const KEPT: bool = false;
+}
+
+/// A packet on its way to an endpoint.
+#[inline(always)]
+pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
+    // A tagged packet is not for the endpoint's untagged device.
+    if frame.has_vlan_tag() {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    }
+    match frame.protocol() {
+        ETHERTYPE_IPV4 => to_endpoint4::<S>(frame),
+        ETHERTYPE_IPV6 => to_endpoint6::<S>(frame),
+        ETHERTYPE_ARP => to_endpoint_arp(frame),
+        _ => pass(frame, Reason::LeftToStack, Direction::Egress),
+    }
+}
+
+/// A packet that an endpoint sent.
+#[inline(always)]
+pub fn from_endpoint(frame: &Frame) -> Verdict {
+    if frame.mark() == MARK_ANSWERED {
+        frame.set_mark(0);
+        return ignore();
+    }
+    match frame.protocol() {
+        ETHERTYPE_IPV4 => from_endpoint4(frame),
+        ETHERTYPE_IPV6 => from_endpoint6(frame),
+        ETHERTYPE_ARP => from_endpoint_arp(frame),
+        _ => pass(frame, Reason::Forwarded, Direction::Ingress),
+    }
+}
+
+#[inline(always)]
+fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
+    if !frame.pull(L4_AT4) {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    }
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    let Some(config) = for_health_endpoint(frame, Addr::v4(ip.daddr_be)) else {
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    };
+    if ip.protocol != PROTOCOL_ICMP {
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    }
+    let verdict = match judge4(frame) {
+        EchoVerdict::AnswerWithoutOptions(len) => judge_and_cut_options(frame, len),
+        verdict => verdict,
+    };
+    match verdict {
+        EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
+        EchoVerdict::Stack => pass(frame, Reason::LeftToStack, Direction::Egress),
+        EchoVerdict::Refuse(reason) => {
+            debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
+            refuse(frame, reason, Direction::Egress)
+        }
+    }
+}
+
+/// Judges the fixed headers. With options the echo header is further back and read on its own.
+#[inline(always)]
+fn judge4(frame: &Frame) -> EchoVerdict {
+    if !frame.pull(L4_AT4 + echo::ECHO_LEN) {
+        return EchoVerdict::Stack;
+    }
+    let Some((ethernet, ip, at_20)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
+        return EchoVerdict::Stack;
+    };
+    // A host does not answer what came to a group's hardware address.
+    if ethernet.destination[0] & 1 != 0 {
+        return EchoVerdict::Stack;
+    }
+    if ip.version_ihl == 0x45 {
+        return echo::judge4(ip, at_20, frame.len());
+    }
+    let mut behind = EchoHeader::default();
+    if load(
+        frame,
+        IP_AT as u32 + ip.header_len(),
+        &mut behind,
+        echo::ECHO_LEN as u32,
+    )
+    .is_none()
+    {
+        return EchoVerdict::Stack;
+    }
+    match frame.at::<Ipv4Header>(IP_AT) {
+        Some(ip) => echo::judge4(ip, &behind, frame.len()),
+        None => EchoVerdict::Stack,
+    }
+}
+
+/// Cuts the options off when they are of a kind that is not echoed.
+#[inline(always)]
+fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
+    let mut options = [0_u32; IPV4_OPTIONS_MAX / 4];
+    // The verifier wants the bounds of the length right before the call.
+    if len == 0
+        || len > IPV4_OPTIONS_MAX as u32
+        || load(frame, L4_AT4 as u32, &mut options, len).is_none()
+    {
+        return EchoVerdict::Stack;
+    }
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return EchoVerdict::Stack;
+    };
+    let verdict = echo::judge_options(ip, &options, len);
+    if let EchoVerdict::AnswerWithoutOptions(_) = verdict {
+        const BPF_ADJ_ROOM_NET: u32 = 0;
+        // SAFETY: a valid context; the helper checks the rest.
+        let cut = unsafe {
+            bpf_skb_adjust_room(
+                frame.ctx().as_ptr().cast(),
+                -(len as i32),
+                BPF_ADJ_ROOM_NET,
+                0,
+            )
+        };
+        if cut != 0 || !frame.pull(L4_AT4 + echo::ECHO_LEN) {
+            return EchoVerdict::Stack;
+        }
+        let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+            return EchoVerdict::Stack;
+        };
+        echo::drop_options(ip, len);
+    }
+    verdict
+}
+
+/// Copies `len` bytes at `offset` of the packet into `to`.
+#[inline(always)]
+fn load<T>(frame: &Frame, offset: u32, to: &mut T, len: u32) -> Option<()> {
+    // SAFETY: `len` is at most the size of `T`, which the verifier checks against the stack.
+    let failed = unsafe {
+        bpf_skb_load_bytes(
+            frame.ctx().as_ptr().cast(),
+            offset,
+            core::ptr::from_mut(to).cast(),
+            len,
+        )
+    };
+    (failed == 0).then_some(())
+}
+
+#[inline(always)]
+fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    if S::KEPT {
+        let tuple = Tuple4 {
+            saddr_be: ip.saddr_be,
+            daddr_be: ip.daddr_be,
+            sport_be: echo.id_be,
+            dport_be: 0,
+            protocol: PROTOCOL_ICMP,
+            direction: TUPLE_IN,
+            pad: 0,
+        };
+        note(
+            frame,
+            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame, config)),
+        );
+    }
+    echo::turn4(ip, echo);
+    turn_round::<S>(frame, ethernet, config)
+}
+
+#[inline(always)]
+fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
+    if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    }
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    if ip.next_header == PROTOCOL_ICMPV6 && echo.kind == NEIGHBOUR_SOLICITATION {
+        return to_endpoint_solicitation(frame);
+    }
+    let Some(config) = for_health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    };
+    if ethernet.destination[0] & 1 != 0 {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    }
+    match echo::judge6(ip, echo, frame.len()) {
+        EchoVerdict::Answer => answer6::<S>(frame, config),
+        EchoVerdict::Refuse(reason) => {
+            debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
+            refuse(frame, reason, Direction::Egress)
+        }
+        EchoVerdict::Stack | EchoVerdict::AnswerWithoutOptions(_) => {
+            pass(frame, Reason::LeftToStack, Direction::Egress)
+        }
+    }
+}
+
+#[inline(always)]
+fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
+    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    if S::KEPT {
+        let tuple = Tuple6 {
+            saddr_be: ip.saddr_be,
+            daddr_be: ip.daddr_be,
+            sport_be: echo.id_be,
+            dport_be: 0,
+            protocol: PROTOCOL_ICMPV6,
+            direction: TUPLE_IN,
+            pad: 0,
+        };
+        note(
+            frame,
+            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame, config)),
+        );
+    }
+    echo::turn6(ip, echo);
+    turn_round::<S>(frame, ethernet, config)
+}
+
+/// Request and reply of one echo, which are of the same length.
+#[inline(always)]
+fn exchange(frame: &Frame, config: &DatapathConfig) -> Traffic {
+    let bytes = frame.len() - IP_AT as u32;
+    Traffic {
+        rx_bytes: bytes,
+        tx_bytes: bytes,
+        source_identity: identity::UNKNOWN,
+        ifindex: frame.ifindex(),
+        timeout_secs: config.ct_any_timeout_secs,
+    }
+}
+
+#[inline(always)]
+fn note(frame: &Frame, tracked: Tracked) {
+    if tracked == Tracked::Full {
+        count(frame, Reason::CtFull, Direction::Egress);
+    }
+}
+
+/// Sends the packet, now a reply, back the way it came.
+#[inline(always)]
+fn turn_round<S: State>(
+    frame: &Frame,
+    ethernet: &mut EthernetHeader,
+    config: &DatapathConfig,
+) -> Verdict {
+    core::mem::swap(&mut ethernet.destination, &mut ethernet.source);
+    frame.set_mark(MARK_ANSWERED);
+    let code = frame.redirect(config.health_ifindex, u64::from(BPF_F_INGRESS));
+    if S::KEPT {
+        redirected(frame, Reason::EchoAnswered, Direction::Egress, code)
+    } else {
+        crate::metrics::redirected_uncounted(code)
+    }
+}
+
+#[inline(always)]
+fn to_endpoint_arp(frame: &Frame) -> Verdict {
+    let Some((ethernet, arp)) = arp(frame) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    let target = Addr::v4(u32::from_ne_bytes(arp.target_ip));
+    match for_health_endpoint(frame, target) {
+        Some(config) if neighbour::is_arp_request(ethernet, arp) => {
+            neighbour::turn_arp(ethernet, arp, config.health_mac);
+            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
+        }
+        _ => pass(frame, Reason::LeftToStack, Direction::Egress),
+    }
+}
+
+#[inline(always)]
+fn to_endpoint_solicitation(frame: &Frame) -> Verdict {
+    let Some((ethernet, ip, message)) = solicitation(frame) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    match for_health_endpoint(frame, Addr::v6(message.target_be)) {
+        Some(config) => {
+            neighbour::turn_solicitation(ethernet, ip, message, config.health_mac, Role::Endpoint);
+            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
+        }
+        None => pass(frame, Reason::LeftToStack, Direction::Egress),
+    }
+}
+
+#[inline(always)]
+fn from_endpoint4(frame: &Frame) -> Verdict {
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    };
+    if endpoint_at(frame, Addr::v4(ip.saddr_be)).is_some() {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
+    debug!(
+        frame.ctx(),
+        "source {:i} is not the endpoint's",
+        u32::from_be(ip.saddr_be)
+    );
+    refuse(frame, Reason::InvalidSource, Direction::Ingress)
+}
+
+#[inline(always)]
+fn from_endpoint6(frame: &Frame) -> Verdict {
+    if let Some(verdict) = from_endpoint_solicitation(frame) {
+        return verdict;
+    }
+    let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    };
+    let source = Addr::v6(ip.saddr_be);
+    // Router and neighbour discovery go by link-local or no source.
+    if v6_is_link_local(&source.words_be)
+        || source.is_unset()
+        || endpoint_at(frame, source).is_some()
+    {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
+    debug!(frame.ctx(), "IPv6 source is not the endpoint's");
+    refuse(frame, Reason::InvalidSource, Direction::Ingress)
+}
+
+/// Answers a solicitation for the gateway; `None` for everything else.
+#[inline(always)]
+fn from_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
+    let (ethernet, ip, message) = solicitation(frame)?;
+    if Addr::v6(message.target_be) != config()?.gateway6 {
+        return None;
+    }
+    let endpoint = endpoint_at(frame, Addr::v6(ip.saddr_be))?;
+    neighbour::turn_solicitation(ethernet, ip, message, endpoint.host_mac, Role::Gateway);
+    Some(answer_neighbour(
+        frame,
+        endpoint.ifindex,
+        Direction::Ingress,
+    ))
+}
+
+#[inline(always)]
+fn from_endpoint_arp(frame: &Frame) -> Verdict {
+    let Some((ethernet, arp)) = arp(frame) else {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    };
+    if neighbour::is_arp_request(ethernet, arp)
+        && let Some(config) = config()
+        && Addr::v4(u32::from_ne_bytes(arp.target_ip)) == config.gateway4
+        && let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.sender_ip)))
+    {
+        neighbour::turn_arp(ethernet, arp, endpoint.host_mac);
+        return answer_neighbour(frame, endpoint.ifindex, Direction::Ingress);
+    }
+    pass(frame, Reason::Forwarded, Direction::Ingress)
+}
+
+/// The parts of an ARP packet.
+#[inline(always)]
+fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthernetHeader, &'a mut Arp)> {
+    if !frame.pull(IP_AT + size_of::<Arp>()) {
+        return None;
+    }
+    let (ethernet, _, arp) = frame.headers::<(), Arp>(IP_AT)?;
+    Some((ethernet, arp))
+}
+
+/// The parts of a valid neighbour solicitation.
+#[inline(always)]
+fn solicitation<'a>(
+    frame: &Frame<'a>,
+) -> Option<(
+    &'a mut EthernetHeader,
+    &'a mut Ipv6Header,
+    &'a mut Neighbour,
+)> {
+    // Longer ones are not answered, so nothing is pulled for the sake of those that are no solicitations.
+    if frame.len() as usize != L4_AT6 + size_of::<Neighbour>()
+        || !frame.pull(L4_AT6 + size_of::<Neighbour>())
+    {
+        return None;
+    }
+    let headers = frame.headers::<Ipv6Header, Neighbour>(L4_AT6)?;
+    neighbour::is_solicitation(headers.1, headers.2, frame.len()).then_some(headers)
+}
+
+/// Sends an answer about a neighbour back: to the host for its own question, out to the endpoint for
+/// the endpoint's.
+#[inline(always)]
+fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdict {
+    let flags = match direction {
+        Direction::Egress => {
+            frame.set_mark(MARK_ANSWERED);
+            u64::from(BPF_F_INGRESS)
+        }
+        Direction::Ingress => 0,
+    };
+    let code = frame.redirect(ifindex, flags);
+    redirected(frame, Reason::NeighbourAnswered, direction, code)
+}
+
+/// The settings, if the packet is at the health endpoint's device and this is the endpoint's address.
+#[inline(always)]
+fn for_health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static DatapathConfig> {
+    config().filter(|config| {
+        config.health_ifindex == frame.ifindex()
+            && (addr == config.health4 || addr == config.health6)
+    })
+}
+
+#[inline(always)]
+fn endpoint_at(frame: &Frame, addr: Addr) -> Option<&'static EndpointInfo> {
+    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    let endpoint = unsafe { HEALTH_ENDPOINTS.get(&addr) }?;
+    (endpoint.ifindex == frame.ifindex()).then_some(endpoint)
+}
+
+#[inline(always)]
+fn config() -> Option<&'static DatapathConfig> {
+    HEALTH_CONFIG.get(0)
+}

@@ -1,0 +1,148 @@
+//! Bounds-checked access to a packet's bytes.
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::helpers::bpf_redirect;
+use aya_ebpf::programs::TcContext;
+use health_common::neighbour::EthernetHeader;
+
+/// Headers of a packet lie at fixed places: no extension headers or options are walked.
+pub const IP_AT: usize = 14;
+/// Where the transport header of IPv4 without options begins.
+pub const L4_AT4: usize = IP_AT + 20;
+/// Where what follows the IPv6 header begins.
+pub const L4_AT6: usize = IP_AT + 40;
+
+/// Mark of a packet that `to_endpoint` turned round, seen once by `from_endpoint` and cleared there.
+/// Marks do not cross namespaces, so nobody else can set it on an endpoint's device.
+pub const MARK_ANSWERED: u32 = 0x6865_616c;
+
+/// A packet at a tc hook.
+pub struct Frame<'a> {
+    ctx: &'a TcContext,
+}
+
+impl<'a> Frame<'a> {
+    /// Wraps the hook's context.
+    #[inline(always)]
+    pub fn new(ctx: &'a TcContext) -> Self {
+        Self { ctx }
+    }
+
+    /// The context, for logging.
+    #[inline(always)]
+    pub fn ctx(&self) -> &'a TcContext {
+        self.ctx
+    }
+
+    #[inline(always)]
+    fn skb(&self) -> *mut __sk_buff {
+        self.ctx.as_ptr().cast()
+    }
+
+    /// Length from the Ethernet header on, bytes, parts outside the linear area included.
+    #[inline(always)]
+    pub fn len(&self) -> u32 {
+        self.ctx.len()
+    }
+
+    /// The device the packet is at.
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        // SAFETY: the context pointer is valid for the program's run.
+        unsafe { (*self.skb()).ifindex }
+    }
+
+    /// The packet's mark.
+    #[inline(always)]
+    pub fn mark(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).mark }
+    }
+
+    /// Sets the packet's mark.
+    #[inline(always)]
+    pub fn set_mark(&self, mark: u32) {
+        // SAFETY: as above; the kernel lets classifiers write this field.
+        unsafe { (*self.skb()).mark = mark }
+    }
+
+    /// Whether the packet carries a VLAN tag beside its bytes.
+    #[inline(always)]
+    pub fn has_vlan_tag(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).vlan_present != 0 }
+    }
+
+    /// Ethernet type of the packet, host byte order; a tag inside the bytes shows as its own type.
+    #[inline(always)]
+    pub fn protocol(&self) -> u16 {
+        // SAFETY: as above. The kernel keeps the 16-bit field in network byte order.
+        u16::from_be(unsafe { (*self.skb()).protocol } as u16)
+    }
+
+    /// Makes the first `len` bytes readable and writable in place; `false` when there are not as many.
+    /// Pointers from before are void afterwards.
+    #[inline(always)]
+    pub fn pull(&self, len: usize) -> bool {
+        if self.ctx.data() + len <= self.ctx.data_end() {
+            return true;
+        }
+        self.len() as usize >= len
+            && self.ctx.pull_data(len as u32).is_ok()
+            && self.ctx.data() + len <= self.ctx.data_end()
+    }
+
+    /// The bytes at `offset` as `T`; `None` when they are not all there.
+    ///
+    /// The reference is aligned as far as BPF is concerned: the kernel places the IP header on a
+    /// four-byte boundary or runs on hardware that does not mind, and LLVM emits plain loads.
+    #[inline(always)]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the bytes belong to the packet, not to the context"
+    )]
+    pub fn at<T>(&self, offset: usize) -> Option<&'a mut T> {
+        let start = self.ctx.data() + offset;
+        // The verifier wants the end of the access compared with data_end.
+        if start + size_of::<T>() > self.ctx.data_end() {
+            return None;
+        }
+        // SAFETY: in bounds as just compared, and all `T` used are plain integers.
+        Some(unsafe { &mut *(start as *mut T) })
+    }
+
+    /// Ethernet header, IP header and `T` at `offset`, behind one comparison: the verifier loses track
+    /// when LLVM merges the outcomes of several.
+    #[inline(always)]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the bytes belong to the packet, not to the context"
+    )]
+    pub fn headers<I, T>(
+        &self,
+        offset: usize,
+    ) -> Option<(&'a mut EthernetHeader, &'a mut I, &'a mut T)> {
+        let start = self.ctx.data();
+        if start + offset + size_of::<T>() > self.ctx.data_end() {
+            return None;
+        }
+        // SAFETY: in bounds, since `offset` is behind the other two headers; they do not overlap, and
+        // all are plain integers. For alignment see `at`.
+        Some(unsafe {
+            (
+                &mut *(start as *mut EthernetHeader),
+                &mut *((start + IP_AT) as *mut I),
+                &mut *((start + offset) as *mut T),
+            )
+        })
+    }
+
+    /// Hands the packet to a device, on its way in (`BPF_F_INGRESS`) or out (0). The result is the
+    /// classifier's return value.
+    #[inline(always)]
+    pub fn redirect(&self, ifindex: u32, flags: u64) -> i64 {
+        // SAFETY: a helper without memory arguments.
+        unsafe { bpf_redirect(ifindex, flags) }
+    }
+}

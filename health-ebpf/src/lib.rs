@@ -1,0 +1,17 @@
+//! The concerns of the kernel side, one module each. The programs themselves are in the binaries
+//! `datapath` (what an agent loads) and `bench` (what measures it).
+
+#![no_std]
+#![feature(core_intrinsics)]
+#![allow(
+    internal_features,
+    reason = "the only way to an atomic addition on this target"
+)]
+
+pub mod conntrack;
+pub mod endpoint;
+pub mod frame;
+pub mod maps;
+pub mod metrics;
+pub mod netdev;
+pub mod rtt;

@@ -1,0 +1,54 @@
+//! The maps. Pinned by name, so they outlive the agent; layouts are in `health-common`.
+
+use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::endpoint::EndpointInfo;
+use health_common::metrics::{Counter, METRICS_ENTRIES};
+use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+
+const FLOWS: u32 = 65_536;
+const PEER_PATHS: u32 = 262_144;
+const PROBES: u32 = 65_536;
+const ENDPOINTS: u32 = 8_192;
+
+/// IPv4 flows.
+#[map]
+pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(FLOWS, 0);
+
+/// IPv6 flows.
+#[map]
+pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(FLOWS, 0);
+
+/// IPv4 translations.
+#[map]
+pub static HEALTH_NAT4: LruHashMap<Tuple4, NatEntry4> = LruHashMap::pinned(FLOWS, 0);
+
+/// IPv6 translations.
+#[map]
+pub static HEALTH_NAT6: LruHashMap<Tuple6, NatEntry6> = LruHashMap::pinned(FLOWS, 0);
+
+/// Round-trip times by peer. Rows are large and made by the agent, so memory is taken as they come.
+#[map]
+pub static HEALTH_RTT: HashMap<RttKey, RttRow> = HashMap::pinned(PEER_PATHS, BPF_F_NO_PREALLOC);
+
+/// Probes that left and have no reply yet.
+#[map]
+pub static HEALTH_INFLIGHT: LruHashMap<InflightKey, Inflight> = LruHashMap::pinned(PROBES, 0);
+
+/// Endpoints of this node, by address.
+#[map]
+pub static HEALTH_ENDPOINTS: HashMap<Addr, EndpointInfo> =
+    HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
+
+/// Packet counters.
+#[map]
+pub static HEALTH_METRICS: PerCpuArray<Counter> = PerCpuArray::pinned(METRICS_ENTRIES, 0);
+
+/// Settings.
+#[map]
+pub static HEALTH_CONFIG: Array<DatapathConfig> = Array::pinned(1, 0);

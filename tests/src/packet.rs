@@ -1,0 +1,162 @@
+//! Packets built byte by byte, by code of its own: nothing here is shared with what it tests.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// Ethernet type of IPv4.
+pub const IPV4: u16 = 0x0800;
+/// Ethernet type of IPv6.
+pub const IPV6: u16 = 0x86dd;
+/// Ethernet type of ARP.
+pub const ARP: u16 = 0x0806;
+
+/// Internet checksum over bytes, as RFC 1071 spells it out.
+pub fn checksum(parts: &[&[u8]]) -> u16 {
+    let bytes: Vec<u8> = parts.concat();
+    let mut sum: u32 = bytes
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
+        .sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// An Ethernet frame.
+pub fn ethernet(destination: [u8; 6], source: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
+    [&destination[..], &source, &ethertype.to_be_bytes(), payload].concat()
+}
+
+/// An IPv4 packet in the making.
+#[derive(Clone, Debug)]
+pub struct Ipv4 {
+    /// Type of service.
+    pub tos: u8,
+    /// Identification.
+    pub id: u16,
+    /// Flags and fragment offset.
+    pub fragment: u16,
+    /// Time to live.
+    pub ttl: u8,
+    /// Protocol.
+    pub protocol: u8,
+    /// Source.
+    pub source: Ipv4Addr,
+    /// Destination.
+    pub destination: Ipv4Addr,
+    /// Options, a multiple of four bytes.
+    pub options: Vec<u8>,
+}
+
+impl Ipv4 {
+    /// ICMP from `source` to `destination`, as a common `ping` sends it.
+    pub fn icmp(source: Ipv4Addr, destination: Ipv4Addr) -> Self {
+        Self {
+            tos: 0,
+            id: 0,
+            fragment: 0x4000,
+            ttl: 64,
+            protocol: 1,
+            source,
+            destination,
+            options: Vec::new(),
+        }
+    }
+
+    /// Header and payload, checksum filled in.
+    pub fn packet(&self, payload: &[u8]) -> Vec<u8> {
+        let header_len = 20 + self.options.len();
+        let mut header = vec![0x40 | (header_len / 4) as u8, self.tos];
+        header.extend(((header_len + payload.len()) as u16).to_be_bytes());
+        header.extend(self.id.to_be_bytes());
+        header.extend(self.fragment.to_be_bytes());
+        header.extend([self.ttl, self.protocol, 0, 0]);
+        header.extend(self.source.octets());
+        header.extend(self.destination.octets());
+        header.extend(&self.options);
+        let check = checksum(&[&header]);
+        header[10..12].copy_from_slice(&check.to_be_bytes());
+        header.extend(payload);
+        header
+    }
+}
+
+/// An IPv6 packet in the making.
+#[derive(Clone, Debug)]
+pub struct Ipv6 {
+    /// Traffic class.
+    pub class: u8,
+    /// Flow label.
+    pub flow: u32,
+    /// What follows the header.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Source.
+    pub source: Ipv6Addr,
+    /// Destination.
+    pub destination: Ipv6Addr,
+}
+
+impl Ipv6 {
+    /// ICMPv6 from `source` to `destination`.
+    pub fn icmp(source: Ipv6Addr, destination: Ipv6Addr) -> Self {
+        Self {
+            class: 0,
+            flow: 0,
+            next_header: 58,
+            hop_limit: 64,
+            source,
+            destination,
+        }
+    }
+
+    /// Header and payload.
+    pub fn packet(&self, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = (6 << 28 | u32::from(self.class) << 20 | self.flow)
+            .to_be_bytes()
+            .to_vec();
+        bytes.extend((payload.len() as u16).to_be_bytes());
+        bytes.extend([self.next_header, self.hop_limit]);
+        bytes.extend(self.source.octets());
+        bytes.extend(self.destination.octets());
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// An ICMPv6 message with its checksum, of the given bytes without.
+    pub fn with_checksum(&self, mut message: Vec<u8>) -> Vec<u8> {
+        message[2..4].fill(0);
+        let check = checksum(&[
+            &self.source.octets(),
+            &self.destination.octets(),
+            &(message.len() as u32).to_be_bytes(),
+            &[0, 0, 0, 58],
+            &message,
+        ]);
+        message[2..4].copy_from_slice(&check.to_be_bytes());
+        message
+    }
+}
+
+/// An ICMP message without its checksum: type, code, identifier, sequence number, payload.
+pub fn echo(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
+    let mut message = vec![kind, code, 0, 0];
+    message.extend(id.to_be_bytes());
+    message.extend(sequence.to_be_bytes());
+    message.extend(payload);
+    message
+}
+
+/// An ICMP message for IPv4, checksum filled in.
+pub fn echo4(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
+    let mut message = echo(kind, code, id, sequence, payload);
+    let check = checksum(&[&message]);
+    message[2..4].copy_from_slice(&check.to_be_bytes());
+    message
+}
+
+/// Bytes that differ from their neighbours.
+pub fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
+}

@@ -1,0 +1,193 @@
+//! The datapath's programs run on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
+
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use aya::TestRunOptions;
+use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
+use health_agent::config::Location;
+use health_agent::datapath::dump::Pinned;
+use health_agent::datapath::loader::{Datapath, ProgramLog};
+use health_common::config::DatapathConfig;
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::{LAYOUT_VERSION, identity};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+/// Return value for a packet that goes on (`TC_ACT_UNSPEC`).
+pub const GO_ON: i32 = -1;
+/// Return value for a dropped packet (`TC_ACT_SHOT`).
+pub const DROP: i32 = 2;
+/// Return value for a packet handed to a device (`TC_ACT_REDIRECT`).
+pub const REDIRECT: i32 = 7;
+/// The device that test runs pretend to be at: the loopback.
+pub const IFINDEX: u32 = 1;
+
+/// What became of a packet.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The program's return value.
+    pub code: i32,
+    /// The packet afterwards.
+    pub bytes: Vec<u8>,
+}
+
+/// A bpffs of one's own, unmounted on drop.
+pub struct Bpffs(PathBuf);
+
+impl Bpffs {
+    /// Mounts one in a fresh folder.
+    pub fn mount() -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("health-bpffs-")
+            .tempdir()
+            .expect("a temporary folder")
+            .keep();
+        mount(
+            Some("bpf"),
+            &dir,
+            Some("bpf"),
+            MsFlags::empty(),
+            None::<&str>,
+        )
+        .unwrap_or_else(|error| panic!("cannot mount a bpffs at {}: {error}", dir.display()));
+        Self(dir)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Bpffs {
+    fn drop(&mut self) {
+        // What is still open keeps the filesystem, not its place.
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// The loaded datapath of one test.
+pub struct TestRun {
+    /// For its typed maps.
+    pub datapath: Datapath,
+    /// Where its pins are.
+    pub location: Location,
+    _bpffs: Bpffs,
+}
+
+impl TestRun {
+    /// Loads the programs into a bpffs of their own.
+    pub fn load() -> Self {
+        let bpffs = Bpffs::mount();
+        let location = Location {
+            instance: "packets".to_owned(),
+            runtime_dir: PathBuf::from("/nonexistent"),
+            state_dir: PathBuf::from("/nonexistent"),
+            bpf_root: bpffs.path().to_owned(),
+        };
+        let datapath = Datapath::load(&location, ProgramLog::Warn).expect("the programs load");
+        Self {
+            datapath,
+            location,
+            _bpffs: bpffs,
+        }
+    }
+
+    /// A pinned program.
+    pub fn program(&self, name: &str) -> SchedClassifier {
+        SchedClassifier::from_pin(self.location.pins().join("programs").join(name))
+            .expect("a pinned program")
+    }
+
+    /// Runs a program on a packet.
+    pub fn run(&self, program: &str, packet: &[u8]) -> Outcome {
+        self.try_run(program, packet)
+            .unwrap_or_else(|| panic!("the kernel takes no test run of {} bytes", packet.len()))
+    }
+
+    /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run: it wants
+    /// the IP header that the Ethernet type announces.
+    pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
+        let mut out = vec![0; packet.len() + 256];
+        let options = TestRunOptions {
+            data_in: Some(packet),
+            data_out: Some(&mut out),
+            ..TestRunOptions::new()
+        };
+        let result = match self.program(program).test_run(options) {
+            Ok(result) => result,
+            Err(ProgramError::SyscallError(error))
+                if error.io_error.kind() == std::io::ErrorKind::InvalidInput =>
+            {
+                return None;
+            }
+            Err(error) => panic!(
+                "a test run of {program} on {} bytes: {error:?}",
+                packet.len()
+            ),
+        };
+        out.truncate(result.data_size_out as usize);
+        Some(Outcome {
+            code: result.return_value as i32,
+            bytes: out,
+        })
+    }
+
+    /// The pinned maps.
+    pub fn maps(&self) -> Pinned {
+        Pinned::open(&self.location).expect("pinned maps")
+    }
+
+    /// Packets counted for a reason, both directions.
+    pub fn counted(&self, reason: health_common::metrics::Reason) -> u64 {
+        let rows = self.maps().metrics().expect("the counters");
+        rows.iter()
+            .filter(|row| row.reason == reason as u8)
+            .map(|row| row.packets)
+            .sum()
+    }
+
+    /// Sets up the health endpoint: its addresses and hardware addresses, and the rest of the settings.
+    pub fn set_health_endpoint(
+        &mut self,
+        addresses: (Ipv4Addr, Ipv6Addr),
+        mac: [u8; 6],
+        host_mac: [u8; 6],
+        config: DatapathConfig,
+    ) {
+        let (ipv4, ipv6) = addresses;
+        let info = EndpointInfo {
+            ifindex: IFINDEX,
+            identity: identity::HEALTH,
+            flags: ENDPOINT_HEALTH,
+            id: 77,
+            mac,
+            host_mac,
+            pad: 0,
+        };
+        self.datapath
+            .set_endpoints(&[(ipv4.into(), info), (ipv6.into(), info)])
+            .expect("the endpoints");
+        let config = DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            ct_any_timeout_secs: 60,
+            health_ifindex: IFINDEX,
+            health4: ipv4.into(),
+            health6: ipv6.into(),
+            health_mac: mac,
+            ..config
+        };
+        self.datapath.configure(config).expect("the settings");
+    }
+}
+
+/// Whether tests that need root can run; says so where they can't.
+pub fn is_root() -> bool {
+    let root = nix::unistd::Uid::effective().is_root();
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}

@@ -1,0 +1,934 @@
+//! Each program on crafted packets: whole packets are compared, byte by byte, and the maps.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use health_agent::mesh::rtt_store::{LossOutcome, RttStore as _};
+use health_common::config::DatapathConfig;
+use health_common::metrics::Reason;
+use health_common::probe::{Path, ProbePayload};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
+use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, is_root};
+
+const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
+const HEALTH: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
+const HEALTH6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
+const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 1);
+const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0e];
+const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
+const MAGIC: u64 = 0x1122_3344_5566_7788;
+const PROBE_ID: u16 = 0x4240;
+
+fn bed() -> TestRun {
+    let mut bed = TestRun::load();
+    bed.set_health_endpoint(
+        (HEALTH, HEALTH6),
+        MAC,
+        HOST_MAC,
+        DatapathConfig {
+            icmp_id_be: PROBE_ID.to_be(),
+            probe_magic: MAGIC,
+            gateway4: GATEWAY.into(),
+            gateway6: GATEWAY6.into(),
+            ..DatapathConfig::default()
+        },
+    );
+    bed
+}
+
+fn to_health(ip: &Ipv4, message: &[u8]) -> Vec<u8> {
+    ethernet(MAC, HOST_MAC, IPV4, &ip.packet(message))
+}
+
+fn from_health(ip: &Ipv4, message: &[u8]) -> Vec<u8> {
+    ethernet(HOST_MAC, MAC, IPV4, &ip.packet(message))
+}
+
+fn request() -> Ipv4 {
+    Ipv4::icmp(PEER, HEALTH)
+}
+
+/// The reply's header as Linux makes it: TTL 64, no don't-fragment, the request's type of service.
+fn reply(id: u16) -> Ipv4 {
+    Ipv4 {
+        id,
+        fragment: 0,
+        ..Ipv4::icmp(HEALTH, PEER)
+    }
+}
+
+fn untouched(packet: &[u8]) -> Outcome {
+    Outcome {
+        code: GO_ON,
+        bytes: packet.to_vec(),
+    }
+}
+
+fn dropped(packet: &[u8]) -> Outcome {
+    Outcome {
+        code: DROP,
+        bytes: packet.to_vec(),
+    }
+}
+
+fn sent_back(packet: Vec<u8>) -> Outcome {
+    Outcome {
+        code: REDIRECT,
+        bytes: packet,
+    }
+}
+
+#[test]
+fn an_echo_request_of_any_size_becomes_its_reply() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for len in [0, 1, 2, 3, 56, 57, 255, 1471, 1472] {
+        let data = payload(len);
+        let packet = to_health(
+            &Ipv4 {
+                id: 99,
+                ttl: 61,
+                ..request()
+            },
+            &echo4(8, 0, 5, 6, &data),
+        );
+        let expected = from_health(&reply(99), &echo4(0, 0, 5, 6, &data));
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            sent_back(expected),
+            "payload of {len}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::EchoAnswered), 9);
+}
+
+#[test]
+fn the_type_of_service_is_copied_and_the_dont_fragment_bit_is_not() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for tos in [0x00, 0x10, 0xb8, 0xff] {
+        for fragment in [0, 0x4000] {
+            let packet = to_health(
+                &Ipv4 {
+                    tos,
+                    fragment,
+                    id: 7,
+                    ..request()
+                },
+                &echo4(8, 0, 1, 2, &payload(56)),
+            );
+            let expected = from_health(&Ipv4 { tos, ..reply(7) }, &echo4(0, 0, 1, 2, &payload(56)));
+            assert_eq!(
+                bed.run("to_endpoint", &packet),
+                sent_back(expected),
+                "tos {tos:#x}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_request_without_identification_gets_one_that_changes_with_its_sequence() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for sequence in [0, 1, 2, 0xffff] {
+        let packet = to_health(&request(), &echo4(8, 0, 0x1234, sequence, b"x"));
+        let expected = from_health(
+            &reply(0x1234 ^ sequence),
+            &echo4(0, 0, 0x1234, sequence, b"x"),
+        );
+        assert_eq!(bed.run("to_endpoint", &packet), sent_back(expected));
+    }
+}
+
+#[test]
+fn options_that_a_host_does_not_echo_are_cut_off() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for options in [
+        vec![1, 1, 1, 0],
+        vec![148, 4, 0, 0],
+        vec![1; 40],
+        vec![148, 4, 0, 0, 1, 1, 0, 0],
+        vec![0, 0, 0, 0],
+    ] {
+        for len in [0, 1, 56, 1400] {
+            let data = payload(len);
+            let ip = Ipv4 {
+                id: 3,
+                options: options.clone(),
+                ..request()
+            };
+            let expected = from_health(&reply(3), &echo4(0, 0, 5, 6, &data));
+            let packet = to_health(&ip, &echo4(8, 0, 5, 6, &data));
+            assert_eq!(
+                bed.run("to_endpoint", &packet),
+                sent_back(expected),
+                "{options:?} payload {len}"
+            );
+        }
+    }
+}
+
+#[test]
+fn options_that_a_host_echoes_are_left_to_the_stack() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for options in [
+        vec![7, 7, 4, 0, 0, 0, 0, 0],
+        vec![68, 8, 5, 0, 0, 0, 0, 0],
+        vec![131, 7, 4, 10, 0, 0, 1, 0],
+        vec![148, 4, 0, 0, 7, 3, 4, 0],
+        vec![148, 5, 0, 0, 0, 0, 0, 0],
+        vec![1, 1, 148, 4],
+    ] {
+        let packet = to_health(
+            &Ipv4 {
+                options: options.clone(),
+                ..request()
+            },
+            &echo4(8, 0, 5, 6, b"data"),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "{options:?}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::EchoAnswered), 0);
+    assert_eq!(bed.counted(Reason::LeftToStack), 6);
+}
+
+#[test]
+fn what_was_damaged_is_not_made_whole() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    // A wrong header checksum: a host discards the packet without a word.
+    let mut packet = to_health(&request(), &echo4(8, 0, 5, 6, b"data"));
+    packet[14 + 10] ^= 1;
+    assert_eq!(bed.run("to_endpoint", &packet), dropped(&packet));
+    let mut packet = to_health(
+        &Ipv4 {
+            options: vec![1; 4],
+            ..request()
+        },
+        &echo4(8, 0, 5, 6, b"data"),
+    );
+    packet[14 + 10] ^= 1;
+    assert_eq!(bed.run("to_endpoint", &packet), dropped(&packet));
+    assert_eq!(bed.counted(Reason::InvalidHeaderChecksum), 2);
+
+    // A wrong ICMP checksum stays exactly as wrong, so the sender discards the reply.
+    let mut message = echo4(8, 0, 5, 6, b"data");
+    let mut expected = echo4(0, 0, 5, 6, b"data");
+    message[9] ^= 0x10;
+    expected[9] ^= 0x10;
+    let packet = to_health(&Ipv4 { id: 1, ..request() }, &message);
+    assert_eq!(
+        bed.run("to_endpoint", &packet),
+        sent_back(from_health(&reply(1), &expected))
+    );
+}
+
+#[test]
+fn fragments_are_left_to_the_stack() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for (which, fragment) in [("first", 0x2000), ("middle", 0x2010), ("last", 0x0010)] {
+        let packet = to_health(
+            &Ipv4 {
+                fragment,
+                id: 9,
+                ..request()
+            },
+            &echo4(8, 0, 5, 6, &payload(64)),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "{which} fragment"
+        );
+    }
+}
+
+#[test]
+fn other_messages_and_protocols_are_left_alone() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for kind in (0..=255).filter(|&kind| kind != 8) {
+        let packet = to_health(&request(), &echo4(kind, 0, 5, 6, b"data"));
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "type {kind}"
+        );
+    }
+    let packet = to_health(&request(), &echo4(8, 1, 5, 6, b"data"));
+    assert_eq!(
+        bed.run("to_endpoint", &packet),
+        untouched(&packet),
+        "code 1"
+    );
+    for protocol in [2, 6, 17, 58, 132] {
+        let packet = to_health(
+            &Ipv4 {
+                protocol,
+                ..request()
+            },
+            &echo4(8, 0, 5, 6, b"data"),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "protocol {protocol}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::EchoAnswered), 0);
+}
+
+#[test]
+fn requests_to_others_pass() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for destination in [
+        Ipv4Addr::new(10, 244, 1, 8),
+        Ipv4Addr::BROADCAST,
+        Ipv4Addr::new(224, 0, 0, 1),
+    ] {
+        let packet = to_health(&Ipv4::icmp(PEER, destination), &echo4(8, 0, 5, 6, b"data"));
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "{destination}"
+        );
+    }
+    // To the endpoint's address, but on the wire for everybody.
+    for mac in [[0xff; 6], [0x01, 0, 0x5e, 0, 0, 1]] {
+        let packet = ethernet(
+            mac,
+            HOST_MAC,
+            IPV4,
+            &request().packet(&echo4(8, 0, 5, 6, b"data")),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "{mac:?}"
+        );
+    }
+}
+
+#[test]
+fn impossible_sources_are_refused() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let sources = [
+        "0.0.0.0",
+        "0.1.2.3",
+        "127.0.0.1",
+        "224.0.0.1",
+        "239.1.1.1",
+        "240.0.0.1",
+        "255.255.255.255",
+    ];
+    for source in sources
+        .iter()
+        .map(|s| s.parse().expect("an address"))
+        .chain([HEALTH])
+    {
+        let packet = to_health(&Ipv4::icmp(source, HEALTH), &echo4(8, 0, 5, 6, b"data"));
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            dropped(&packet),
+            "{source}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::InvalidSource), 8);
+    for source in [
+        Ipv6Addr::UNSPECIFIED,
+        Ipv6Addr::LOCALHOST,
+        "ff02::1".parse().expect("an address"),
+        HEALTH6,
+    ] {
+        let ip = Ipv6::icmp(source, HEALTH6);
+        let packet = ethernet(
+            MAC,
+            HOST_MAC,
+            IPV6,
+            &ip.packet(&ip.with_checksum(echo(128, 0, 5, 6, b"data"))),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            dropped(&packet),
+            "{source}"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_read_past_what_the_packet_holds() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let ip = Ipv6::icmp(PEER6, HEALTH6);
+    for (program, whole, ip_len) in [
+        (
+            "to_endpoint",
+            to_health(&request(), &echo4(8, 0, 5, 6, b"")),
+            20,
+        ),
+        (
+            "to_endpoint",
+            to_health(
+                &Ipv4 {
+                    options: vec![1; 40],
+                    ..request()
+                },
+                &echo4(8, 0, 5, 6, b""),
+            ),
+            20,
+        ),
+        (
+            "to_endpoint",
+            ethernet(
+                MAC,
+                HOST_MAC,
+                IPV6,
+                &ip.packet(&ip.with_checksum(echo(128, 0, 5, 6, b""))),
+            ),
+            40,
+        ),
+        ("to_endpoint", arp_request(HOST_MAC, PEER, HEALTH), 0),
+        ("from_endpoint", arp_request(MAC, HEALTH, GATEWAY), 0),
+        ("to_endpoint", solicitation(PEER6, HEALTH6, HOST_MAC), 40),
+        ("from_endpoint", solicitation(HEALTH6, GATEWAY6, MAC), 40),
+        ("to_netdev", probe(Path::Host, 8, PROBE_ID, 1), 20),
+        ("from_netdev", probe(Path::Host, 0, PROBE_ID, 1), 20),
+    ] {
+        for len in 0..whole.len() {
+            match bed.try_run(program, &whole[..len]) {
+                Some(Outcome { code, bytes }) => {
+                    assert_ne!(
+                        code,
+                        REDIRECT,
+                        "{program} answered {len} bytes of {}",
+                        whole.len()
+                    );
+                    assert_eq!(bytes, &whole[..len], "{program} on {len} bytes");
+                }
+                None => assert!(
+                    len <= 14 || len < 14 + ip_len,
+                    "{program} was not run on {len} bytes"
+                ),
+            }
+        }
+    }
+    // A length field that disagrees with the packet.
+    let mut longer = to_health(&request(), &echo4(8, 0, 5, 6, b"data"));
+    longer.extend([0; 6]);
+    assert_eq!(bed.run("to_endpoint", &longer), untouched(&longer));
+    assert_eq!(bed.counted(Reason::EchoAnswered), 0);
+}
+
+#[test]
+fn tagged_packets_are_not_the_endpoints() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let inner = [
+        &[0x00, 0x05][..],
+        &IPV4.to_be_bytes(),
+        &request().packet(&echo4(8, 0, 5, 6, b"data")),
+    ]
+    .concat();
+    for tag in [0x8100, 0x88a8] {
+        let packet = ethernet(MAC, HOST_MAC, tag, &inner);
+        assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
+    }
+}
+
+#[test]
+fn an_icmpv6_echo_request_becomes_its_reply() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for len in [0, 1, 56, 57, 1452] {
+        for (class, flow, hop_limit) in [(0, 0, 64), (0xb8, 0x12345, 3)] {
+            let data = payload(len);
+            let ip = Ipv6 {
+                class,
+                flow,
+                hop_limit,
+                ..Ipv6::icmp(PEER6, HEALTH6)
+            };
+            let packet = ethernet(
+                MAC,
+                HOST_MAC,
+                IPV6,
+                &ip.packet(&ip.with_checksum(echo(128, 0, 5, 6, &data))),
+            );
+            let back = Ipv6 {
+                class,
+                flow,
+                ..Ipv6::icmp(HEALTH6, PEER6)
+            };
+            let expected = ethernet(
+                HOST_MAC,
+                MAC,
+                IPV6,
+                &back.packet(&back.with_checksum(echo(129, 0, 5, 6, &data))),
+            );
+            assert_eq!(
+                bed.run("to_endpoint", &packet),
+                sent_back(expected),
+                "payload of {len}"
+            );
+        }
+    }
+}
+
+#[test]
+fn icmpv6_behind_extension_headers_is_left_to_the_stack() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for header in [0, 43, 44, 60, 135] {
+        let ip = Ipv6 {
+            next_header: header,
+            ..Ipv6::icmp(PEER6, HEALTH6)
+        };
+        // Eight bytes of padding option, then the echo.
+        let extension = [58, 0, 1, 4, 0, 0, 0, 0];
+        let message = ip.with_checksum(echo(128, 0, 5, 6, b"data"));
+        let packet = ethernet(
+            MAC,
+            HOST_MAC,
+            IPV6,
+            &ip.packet(&[&extension[..], &message].concat()),
+        );
+        assert_eq!(
+            bed.run("to_endpoint", &packet),
+            untouched(&packet),
+            "header {header}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::LeftToStack), 5);
+}
+
+fn arp(operation: u16, sender: ([u8; 6], Ipv4Addr), target: ([u8; 6], Ipv4Addr)) -> Vec<u8> {
+    let mut bytes = vec![0, 1, 8, 0, 6, 4];
+    bytes.extend(operation.to_be_bytes());
+    bytes.extend(sender.0);
+    bytes.extend(sender.1.octets());
+    bytes.extend(target.0);
+    bytes.extend(target.1.octets());
+    bytes
+}
+
+fn arp_request(mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    ethernet(
+        [0xff; 6],
+        mac,
+        ARP,
+        &arp(1, (mac, sender), ([0; 6], target)),
+    )
+}
+
+#[test]
+fn arp_for_endpoint_and_gateway_is_answered() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let expected = ethernet(HOST_MAC, MAC, ARP, &arp(2, (MAC, HEALTH), (HOST_MAC, PEER)));
+    assert_eq!(
+        bed.run("to_endpoint", &arp_request(HOST_MAC, PEER, HEALTH)),
+        sent_back(expected)
+    );
+    let expected = ethernet(
+        MAC,
+        HOST_MAC,
+        ARP,
+        &arp(2, (HOST_MAC, GATEWAY), (MAC, HEALTH)),
+    );
+    assert_eq!(
+        bed.run("from_endpoint", &arp_request(MAC, HEALTH, GATEWAY)),
+        sent_back(expected)
+    );
+    assert_eq!(bed.counted(Reason::NeighbourAnswered), 2);
+}
+
+#[test]
+fn arp_that_is_malformed_or_for_others_is_not_answered() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let other = Ipv4Addr::new(10, 244, 1, 9);
+    let mut cases = vec![
+        arp_request(HOST_MAC, PEER, other),
+        arp_request(HOST_MAC, Ipv4Addr::UNSPECIFIED, HEALTH),
+        arp_request(HOST_MAC, HEALTH, HEALTH),
+        ethernet(MAC, HOST_MAC, ARP, &arp(2, (HOST_MAC, PEER), (MAC, HEALTH))),
+        // Who asks is not who sends.
+        ethernet(
+            [0xff; 6],
+            HOST_MAC,
+            ARP,
+            &arp(1, ([2; 6], PEER), ([0; 6], HEALTH)),
+        ),
+    ];
+    for at in 0..6 {
+        let mut wrong = arp_request(HOST_MAC, PEER, HEALTH);
+        wrong[14 + at] ^= 0x40;
+        cases.push(wrong);
+    }
+    for packet in cases {
+        assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
+    }
+    for packet in [
+        arp_request(MAC, HEALTH, other),
+        arp_request(MAC, other, GATEWAY),
+    ] {
+        assert_eq!(bed.run("from_endpoint", &packet), untouched(&packet));
+    }
+    assert_eq!(bed.counted(Reason::NeighbourAnswered), 0);
+}
+
+fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, [u8; 6]) {
+    let o = target.octets();
+    let group = Ipv6Addr::new(
+        0xff02,
+        0,
+        0,
+        0,
+        0,
+        1,
+        0xff00 | u16::from(o[13]),
+        u16::from_be_bytes([o[14], o[15]]),
+    );
+    (group, [0x33, 0x33, 0xff, o[13], o[14], o[15]])
+}
+
+fn solicitation_message(target: Ipv6Addr, mac: [u8; 6]) -> Vec<u8> {
+    [
+        &[135, 0, 0, 0, 0, 0, 0, 0][..],
+        &target.octets(),
+        &[1, 1],
+        &mac,
+    ]
+    .concat()
+}
+
+fn solicitation(source: Ipv6Addr, target: Ipv6Addr, mac: [u8; 6]) -> Vec<u8> {
+    let (group, group_mac) = solicited_node(target);
+    let ip = Ipv6 {
+        hop_limit: 255,
+        ..Ipv6::icmp(source, group)
+    };
+    ethernet(
+        group_mac,
+        mac,
+        IPV6,
+        &ip.packet(&ip.with_checksum(solicitation_message(target, mac))),
+    )
+}
+
+fn advertisement(from: ([u8; 6], Ipv6Addr), to: ([u8; 6], Ipv6Addr), flags: u8) -> Vec<u8> {
+    let ip = Ipv6 {
+        hop_limit: 255,
+        ..Ipv6::icmp(from.1, to.1)
+    };
+    let message = [
+        &[136, 0, 0, 0, flags, 0, 0, 0][..],
+        &from.1.octets(),
+        &[2, 1],
+        &from.0,
+    ]
+    .concat();
+    ethernet(to.0, from.0, IPV6, &ip.packet(&ip.with_checksum(message)))
+}
+
+#[test]
+fn solicitations_for_endpoint_and_gateway_are_answered() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for source in [PEER6, "fe80::1".parse().expect("an address")] {
+        let expected = advertisement((MAC, HEALTH6), (HOST_MAC, source), 0x60);
+        assert_eq!(
+            bed.run("to_endpoint", &solicitation(source, HEALTH6, HOST_MAC)),
+            sent_back(expected)
+        );
+    }
+    let expected = advertisement((HOST_MAC, GATEWAY6), (MAC, HEALTH6), 0xe0);
+    assert_eq!(
+        bed.run("from_endpoint", &solicitation(HEALTH6, GATEWAY6, MAC)),
+        sent_back(expected)
+    );
+}
+
+#[test]
+fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let other: Ipv6Addr = "fd00:10:244:1::9".parse().expect("an address");
+    let (group, group_mac) = solicited_node(HEALTH6);
+    let build =
+        |ip: &Ipv6, message: Vec<u8>| ethernet(group_mac, HOST_MAC, IPV6, &ip.packet(&message));
+    let ip = Ipv6 {
+        hop_limit: 255,
+        ..Ipv6::icmp(PEER6, group)
+    };
+    let message = ip.with_checksum(solicitation_message(HEALTH6, HOST_MAC));
+    let routed = Ipv6 {
+        hop_limit: 254,
+        ..ip.clone()
+    };
+    let mut damaged = message.clone();
+    damaged[3] ^= 1;
+    let mut coded = solicitation_message(HEALTH6, HOST_MAC);
+    coded[1] = 1;
+    let without_option = ip.with_checksum(message[..24].to_vec());
+    for packet in [
+        solicitation(PEER6, other, HOST_MAC),
+        // A probe for duplicates has no source.
+        solicitation(Ipv6Addr::UNSPECIFIED, HEALTH6, HOST_MAC),
+        build(&routed, message.clone()),
+        build(&ip, damaged),
+        build(&ip, ip.with_checksum(coded)),
+        build(&ip, without_option),
+    ] {
+        assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
+    }
+    assert_eq!(bed.counted(Reason::NeighbourAnswered), 0);
+}
+
+#[test]
+fn an_endpoint_can_only_send_as_itself() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let own = from_health(&Ipv4::icmp(HEALTH, PEER), &echo4(8, 0, 5, 6, b"data"));
+    assert_eq!(bed.run("from_endpoint", &own), untouched(&own));
+    let forged = from_health(
+        &Ipv4::icmp(Ipv4Addr::new(10, 244, 1, 8), PEER),
+        &echo4(8, 0, 5, 6, b"data"),
+    );
+    assert_eq!(bed.run("from_endpoint", &forged), dropped(&forged));
+    for (source, expected) in [("fe80::1", GO_ON), ("::", GO_ON), ("fd00::1", DROP)] {
+        let ip = Ipv6::icmp(source.parse().expect("an address"), PEER6);
+        let packet = ethernet(
+            HOST_MAC,
+            MAC,
+            IPV6,
+            &ip.packet(&ip.with_checksum(echo(133, 0, 0, 0, b""))),
+        );
+        assert_eq!(bed.run("from_endpoint", &packet).code, expected, "{source}");
+    }
+    assert_eq!(bed.counted(Reason::InvalidSource), 2);
+}
+
+#[test]
+fn each_exchange_is_in_conntrack() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    for sequence in 1..=3 {
+        let packet = to_health(&request(), &echo4(8, 0, 0x1234, sequence, &payload(56)));
+        assert_eq!(bed.run("to_endpoint", &packet).code, REDIRECT);
+    }
+    let flows = bed.maps().conntrack().expect("the flows");
+    let [(flow, entry)] = &flows[..] else {
+        panic!("one flow, not {flows:?}")
+    };
+    assert!(flow.inbound);
+    assert_eq!((flow.source, flow.source_port), (IpAddr::V4(PEER), 0x1234));
+    assert_eq!(
+        (flow.destination, flow.destination_port, flow.protocol),
+        (IpAddr::V4(HEALTH), 0, 1)
+    );
+    assert_eq!((entry.rx_packets, entry.tx_packets), (3, 3));
+    assert_eq!((entry.rx_bytes, entry.tx_bytes), (3 * 84, 3 * 84));
+    assert_eq!(entry.expires, entry.last_rx + 60);
+    assert!(entry.last_rx > 0 && entry.last_tx == entry.last_rx);
+}
+
+fn probe(path: Path, kind: u8, id: u16, sequence: u16) -> Vec<u8> {
+    let message = echo4(kind, 0, id, sequence, &ProbePayload::encode(MAGIC, path));
+    let ip = if kind == 8 {
+        Ipv4::icmp(HEALTH, PEER)
+    } else {
+        Ipv4::icmp(PEER, HEALTH)
+    };
+    ethernet(HOST_MAC, MAC, IPV4, &ip.packet(&message))
+}
+
+#[test]
+fn a_probe_and_its_reply_make_a_round_trip() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let rtt = bed.datapath.rtt().expect("the rows");
+    let key = RttKey {
+        peer: PEER.into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    rtt.ensure(key).expect("a row");
+    for sequence in 1..=3 {
+        let out = probe(Path::Host, 8, PROBE_ID, sequence);
+        assert_eq!(bed.run("to_netdev", &out), untouched(&out));
+        let back = probe(Path::Host, 0, PROBE_ID, sequence);
+        assert_eq!(bed.run("from_netdev", &back), untouched(&back));
+    }
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!(
+        (
+            row.samples,
+            row.lost,
+            row.late,
+            row.last_sequence,
+            row.source
+        ),
+        (3, 0, 0, 3, SOURCE_KERNEL)
+    );
+    assert!(row.min_ns > 0 && row.min_ns <= row.last_ns && row.last_ns <= row.max_ns);
+    assert_eq!(row.histogram.iter().map(|&n| u64::from(n)).sum::<u64>(), 3);
+    assert_eq!(bed.counted(Reason::ProbeStamped), 3);
+    assert_eq!(bed.counted(Reason::ProbeMatched), 3);
+
+    // The same reply once more, and one to a probe that was never sent.
+    for sequence in [3, 9] {
+        bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, sequence));
+    }
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!((row.samples, row.late), (3, 2));
+
+    // The agent's own echoes are host-local in NAT and outbound in conntrack.
+    let flows = bed.maps().conntrack().expect("the flows");
+    let [(flow, entry)] = &flows[..] else {
+        panic!("one flow, not {flows:?}")
+    };
+    assert!(!flow.inbound);
+    assert_eq!((entry.tx_packets, entry.rx_packets), (3, 5));
+    let nat = bed.maps().nat().expect("the translations");
+    assert_eq!(nat.len(), 2);
+    assert!(
+        nat.iter()
+            .all(|(_, to)| to.host_local && to.addr == IpAddr::V4(HEALTH) && to.port == PROBE_ID)
+    );
+}
+
+#[test]
+fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let rtt = bed.datapath.rtt().expect("the rows");
+    let key = RttKey {
+        peer: PEER.into(),
+        path: Path::Endpoint as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    assert_eq!(
+        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        LossOutcome::UnknownPeer
+    );
+    rtt.ensure(key).expect("a row");
+    bed.run("to_netdev", &probe(Path::Endpoint, 8, PROBE_ID, 1));
+    assert_eq!(
+        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        LossOutcome::Counted
+    );
+    assert_eq!(
+        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        LossOutcome::AlreadyAnswered
+    );
+    bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 1));
+    bed.run("to_netdev", &probe(Path::Endpoint, 8, PROBE_ID, 2));
+    bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 2));
+    assert_eq!(
+        rtt.lost(key, PROBE_ID, 2, true).expect("an answer"),
+        LossOutcome::AlreadyAnswered
+    );
+    assert_eq!(
+        rtt.lost_untracked(key).expect("an answer"),
+        LossOutcome::Counted
+    );
+    rtt.sample(key, 5_000).expect("counted");
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!(
+        (row.samples, row.lost, row.late, row.last_ns),
+        (2, 2, 1, 5_000)
+    );
+}
+
+#[test]
+fn other_peoples_pings_are_not_stamped() {
+    if !is_root() {
+        return;
+    }
+    let bed = bed();
+    let rtt = bed.datapath.rtt().expect("the rows");
+    let key = RttKey {
+        peer: PEER.into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    rtt.ensure(key).expect("a row");
+    let foreign = ethernet(
+        HOST_MAC,
+        MAC,
+        IPV4,
+        &Ipv4::icmp(HEALTH, PEER).packet(&echo4(8, 0, PROBE_ID, 1, &payload(56))),
+    );
+    let short = ethernet(
+        HOST_MAC,
+        MAC,
+        IPV4,
+        &Ipv4::icmp(HEALTH, PEER).packet(&echo4(8, 0, PROBE_ID, 1, b"")),
+    );
+    for packet in [probe(Path::Host, 8, PROBE_ID + 1, 1), foreign, short] {
+        assert_eq!(bed.run("to_netdev", &packet), untouched(&packet));
+        assert_eq!(bed.run("from_netdev", &packet), untouched(&packet));
+    }
+    assert_eq!(bed.counted(Reason::ProbeStamped), 0);
+    assert_eq!(rtt.row(key).expect("the map").expect("the row").late, 0);
+}
