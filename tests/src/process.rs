@@ -2,8 +2,11 @@
 
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+
+use crate::wait_for;
 
 /// What a program that ended left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,31 @@ pub fn run(command: &mut Command) -> anyhow::Result<Ran> {
         .output()
         .with_context(|| format!("cannot run {shown}"))?;
     Ok(Ran::from_output(shown, output))
+}
+
+/// Runs a command that is to end by itself within `deadline`; kills it and fails if it does not.
+pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<Ran> {
+    let shown = shown(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {shown}"))?;
+    let ended = wait_for("its end", deadline, || {
+        child.try_wait().context("cannot wait for it")
+    });
+    if ended.is_err() {
+        child
+            .kill()
+            .with_context(|| format!("cannot kill {shown}"))?;
+    }
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("cannot wait for {shown}"))?;
+    let ran = Ran::from_output(shown, output);
+    ended.with_context(|| format!("{} (it said: {})", ran.command, ran.stderr.trim_end()))?;
+    Ok(ran)
 }
 
 /// Runs a command to its end, with `input` on its standard input.

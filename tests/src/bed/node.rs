@@ -1,13 +1,16 @@
 //! One node of a bed.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::types::HealthStatus;
+use health_agent::net::netns::NetNs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -17,6 +20,9 @@ use crate::process::{Ran, run};
 
 /// `status` ends with this code when something is unreachable.
 const UNREACHABLE: i32 = 3;
+/// Where `/hello` is served.
+const HEALTH_PORT: u16 = 4240;
+const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A namespace with an agent of its own.
 #[derive(Debug)]
@@ -112,6 +118,23 @@ impl Node {
         let mut words = command.split_whitespace();
         let program = words.next().context("no command to run")?;
         run(self.command(program).args(words))?.success()
+    }
+
+    /// Does something on a thread in its network namespace.
+    pub fn run_in<T: Send>(&self, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
+        Ok(NetNs::open(self.name())?.run_in(work)?)
+    }
+
+    /// The answer of a `/hello` responder, asked from this node: the status line's code.
+    pub fn hello(&self, responder: IpAddr) -> anyhow::Result<u16> {
+        self.run_in(|| hello(SocketAddr::new(responder, HEALTH_PORT)))?
+    }
+
+    /// Whether an echo request from this node is answered within a second.
+    pub fn pings(&self, address: IpAddr) -> anyhow::Result<bool> {
+        let ping = format!("-n -q -c 1 -W 1 {address}");
+        let ran = run(self.command("ping").args(ping.split(' ')))?;
+        Ok(ran.code == Some(0))
     }
 
     /// The command line that starts its agent, from anywhere.
@@ -240,8 +263,33 @@ impl Node {
         }
     }
 
+    /// Lines of its agent's log that contain all of these.
+    pub fn logged(&self, words: &[&str]) -> anyhow::Result<Vec<String>> {
+        let log = self.log()?;
+        let lines = log
+            .lines()
+            .filter(|line| words.iter().all(|word| line.contains(word)));
+        Ok(lines.map(str::to_owned).collect())
+    }
+
     fn agent(&self) -> MutexGuard<'_, Option<AgentProcess>> {
         // A test that panicked must still be able to stop the agent.
         self.agent.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Asks `GET /hello`, and reads the status code.
+fn hello(responder: SocketAddr) -> anyhow::Result<u16> {
+    let mut stream = TcpStream::connect_timeout(&responder, HELLO_TIMEOUT)
+        .with_context(|| format!("cannot connect to {responder}"))?;
+    stream.set_read_timeout(Some(HELLO_TIMEOUT))?;
+    stream.set_write_timeout(Some(HELLO_TIMEOUT))?;
+    stream.write_all(b"GET /hello HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    response
+        .split(' ')
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .with_context(|| format!("{responder} answered no HTTP: {response:?}"))
 }

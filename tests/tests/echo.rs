@@ -1,0 +1,85 @@
+//! The health endpoint answers echo requests in the kernel: under load, and with no agent at all.
+
+use std::net::IpAddr;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::signal::Signal;
+use tests::ping::Summary;
+use tests::{Bed, Node, wait_for};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// Two nodes that know each other, and the address of the first one's health endpoint.
+fn bed() -> anyhow::Result<(Bed, IpAddr)> {
+    let bed = Bed::builder().nodes(2).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let target = bed.node(1).health_ipv4()?;
+    Ok((bed, target))
+}
+
+fn ping(from: &Node, arguments: &str) -> anyhow::Result<Child> {
+    from.command("ping")
+        .args(arguments.split_whitespace())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run ping")
+}
+
+fn summary(ping: Child) -> anyhow::Result<Summary> {
+    let output = ping.wait_with_output().context("cannot wait for ping")?;
+    Summary::parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_flood_loses_nothing() -> anyhow::Result<()> {
+    let (bed, target) = bed()?;
+    let summary = summary(ping(bed.node(2), &format!("-n -q -f -c 100000 {target}"))?)?;
+    assert_eq!((summary.transmitted, summary.lost()), (100_000, 0));
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
+    let (bed, target) = bed()?;
+    let target_node = bed.node(1);
+    let mut pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 10 {target}"))?;
+    // As often as fits: each round is one end and one start.
+    let mut restarts = 0;
+    while pinging.try_wait()?.is_none() {
+        target_node.kill_agent(Signal::SIGKILL)?;
+        target_node.start_agent()?;
+        restarts += 1;
+        wait_for("the agent to have taken over", SOON, || {
+            let starts = target_node.logged(&["agent is up"])?.len();
+            Ok((starts > restarts).then_some(()))
+        })?;
+    }
+    let summary = summary(pinging)?;
+    assert!(restarts >= 2, "{restarts} restarts");
+    assert!(summary.transmitted > 5_000, "{summary:?}");
+    assert_eq!(summary.lost(), 0, "{restarts} restarts, {summary:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn echo_is_answered_without_an_agent() -> anyhow::Result<()> {
+    let (bed, target) = bed()?;
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        bed.node(1).kill_agent(signal)?;
+        let summary = summary(ping(
+            bed.node(2),
+            &format!("-n -q -i 0.01 -c 100 {target}"),
+        )?)?;
+        assert_eq!(summary.lost(), 0, "after {signal}");
+        bed.node(2)
+            .hello(target)
+            .expect_err("no agent, so nobody serves HTTP");
+        bed.node(1).start_agent()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! Every node of a cluster finds every other one reachable, and says where round trips were stamped.
+
+use std::time::Duration;
+
+use health_agent::api::types::{NodeStatus, RttSource};
+use tests::Bed;
+
+/// From the start of the agents until everything is known to be reachable.
+const SOON: Duration = Duration::from_secs(3);
+
+#[test]
+#[ignore = "needs root"]
+fn three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(3).start()?;
+    bed.wait_all_reachable(SOON)?;
+    for node in bed.nodes() {
+        let status = node.status()?;
+        assert_eq!(status.local.name, node.full_name());
+        for peer in &status.nodes {
+            let expected = if peer.name == node.full_name() {
+                // No uplink is crossed.
+                RttSource::Socket
+            } else {
+                RttSource::Kernel
+            };
+            for (address, source, latency) in icmp_results(peer) {
+                assert_eq!(source, Some(expected), "{} to {address}", node.name());
+                assert!(latency > 0, "{} to {address}", node.name());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn eight_nodes_reach_each_other_by_both_families() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(8).ipv6(true).start()?;
+    bed.wait_all_reachable(Duration::from_secs(10))?;
+    let status = bed.node(1).status()?;
+    assert_eq!(status.nodes.len(), 8);
+    for node in &status.nodes {
+        assert_eq!(
+            icmp_results(node).len(),
+            4,
+            "two families, host and endpoint"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn endpoints_keep_their_address_over_a_restart() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let before = node.health_addresses()?;
+    node.kill_agent(nix::sys::signal::Signal::SIGTERM)?;
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)?;
+    assert_eq!(node.health_addresses()?, before);
+    Ok(())
+}
+
+fn icmp_results(node: &NodeStatus) -> Vec<(String, Option<RttSource>, i64)> {
+    node.host
+        .paths()
+        .chain(
+            node.health_endpoint
+                .iter()
+                .flat_map(|endpoint| endpoint.paths()),
+        )
+        .filter_map(|path| {
+            let icmp = path.icmp.as_ref()?;
+            Some((path.ip.to_string(), icmp.rtt_source, icmp.latency))
+        })
+        .collect()
+}

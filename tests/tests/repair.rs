@@ -1,0 +1,203 @@
+//! What others break in a health endpoint is put right within two seconds, and the log names the cause.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tests::{Bed, Node, wait_for};
+
+const REPAIR: Duration = Duration::from_secs(2);
+
+/// Two nodes, the first of which will be broken.
+struct Broken {
+    bed: Bed,
+    endpoint: IpAddr,
+    pins: Vec<PathBuf>,
+}
+
+impl Broken {
+    fn start() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(2).start()?;
+        bed.wait_all_reachable(Duration::from_secs(5))?;
+        let endpoint = bed.node(1).health_ipv4()?;
+        let pins = files(&bed.node(1).pins())?;
+        Ok(Self {
+            bed,
+            endpoint,
+            pins,
+        })
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// What must hold again: all pins, all programs on their devices, and answers of both kinds to
+    /// another node, of which the echo must come from the kernel.
+    fn is_healthy(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(files(&self.node().pins())? == self.pins, "pins are missing");
+        let attached = attachments(self.node())?;
+        for hook in [
+            "lxc_health/ingress",
+            "lxc_health/egress",
+            "eth0/ingress",
+            "eth0/egress",
+        ] {
+            anyhow::ensure!(attached.iter().any(|at| at == hook), "nothing at {hook}");
+        }
+        let answered = echoes_answered(self.node())?;
+        anyhow::ensure!(self.bed.node(2).pings(self.endpoint)?, "no echo");
+        anyhow::ensure!(
+            echoes_answered(self.node())? > answered,
+            "the echo was not answered in the kernel"
+        );
+        anyhow::ensure!(self.bed.node(2).hello(self.endpoint)? == 200, "no hello");
+        Ok(())
+    }
+
+    /// Breaks something, and expects it repaired, and a line in the log with `cause`.
+    fn breaks(
+        &self,
+        cause: &str,
+        fault: impl FnOnce(&Node) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.is_healthy().context("before the fault")?;
+        let told = self.node().logged(&[cause])?.len();
+        fault(self.node()).context("making the fault")?;
+        wait_for(&format!("the repair of: {cause}"), REPAIR, || {
+            // Told first, for a fault that does not show in traffic at once.
+            anyhow::ensure!(
+                self.node().logged(&[cause])?.len() > told,
+                "nothing in the log"
+            );
+            self.is_healthy().map(Some)
+        })
+        .with_context(|| format!("log: {}", self.node().log().unwrap_or_default()))
+    }
+}
+
+fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?
+    {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(files(&path)?);
+        } else {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Where programs are attached, as the listing of programs tells it.
+fn attachments(node: &Node) -> anyhow::Result<Vec<String>> {
+    let programs = node.listing("bpf prog list")?;
+    let programs = programs.as_array().context("not a list")?;
+    Ok(programs
+        .iter()
+        .flat_map(|program| program["attached"].as_array().into_iter().flatten())
+        .filter_map(|at| at.as_str().map(str::to_owned))
+        .collect())
+}
+
+fn echoes_answered(node: &Node) -> anyhow::Result<u64> {
+    let metrics = node.listing("bpf metrics list")?;
+    let rows = metrics.as_array().context("not a list")?;
+    Ok(rows
+        .iter()
+        .filter(|row| row["reason"] == "Echo answered")
+        .filter_map(|row| row["packets"].as_u64())
+        .sum())
+}
+
+/// The pin of the link that holds a program on a device.
+fn link_pin(node: &Node, name: &str) -> anyhow::Result<PathBuf> {
+    files(&node.pins())?
+        .into_iter()
+        .find(|path| path.ends_with(name))
+        .with_context(|| format!("no pin {name}"))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_deleted_veth() -> anyhow::Result<()> {
+    Broken::start()?.breaks("lxc_health was gone", |node| {
+        node.exec("ip link delete lxc_health").map(drop)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_veth_set_down() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    broken.breaks("lxc_health was down", |node| {
+        node.exec("ip link set lxc_health down").map(drop)
+    })?;
+    broken.breaks("health0 was down", |node| {
+        node.exec(&format!(
+            "ip netns exec health-{} ip link set health0 down",
+            node.name()
+        ))
+        .map(drop)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_removed_namespace() -> anyhow::Result<()> {
+    Broken::start()?.breaks("was gone", |node| {
+        node.exec(&format!("ip netns delete health-{}", node.name()))
+            .map(drop)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_detached_program() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    for (program, device) in [("to_endpoint", "lxc_health"), ("from_netdev", "eth0")] {
+        broken.breaks(&format!("{program} at"), |node| {
+            let pin = link_pin(node, &format!("{program}_{device}"))?;
+            node.exec(&format!("bpftool link detach pinned {}", pin.display()))
+                .map(drop)
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn removed_pins() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    broken.breaks("the pinned link of program to_endpoint", |node| {
+        fs::remove_file(link_pin(node, "to_endpoint_lxc_health")?).context("cannot remove a pin")
+    })?;
+    broken.breaks("the pin of HEALTH_CT4 was removed", |node| {
+        fs::remove_file(link_pin(node, "HEALTH_CT4")?).context("cannot remove a pin")
+    })?;
+    broken.breaks("was removed", |node| {
+        for pin in files(&node.pins())? {
+            fs::remove_file(pin).context("cannot remove a pin")?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn changed_settings() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    broken.breaks("rp_filter", |node| {
+        node.exec("sysctl -q -w net.ipv4.conf.lxc_health.rp_filter=1")
+            .map(drop)
+    })?;
+    broken.breaks("route", |node| {
+        node.exec(&format!("ip route delete {}", node.health_ipv4()?))
+            .map(drop)
+    })
+}

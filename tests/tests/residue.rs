@@ -1,0 +1,147 @@
+//! Nothing is left behind: neither by `cleanup`, nor by a bed, however it ends.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tests::bed::BedLock;
+use tests::{Bed, Snapshot};
+
+const SOON: Duration = Duration::from_secs(5);
+
+#[test]
+#[ignore = "needs root"]
+fn a_bed_leaves_the_machine_as_it_was() -> anyhow::Result<()> {
+    let lock = BedLock::acquire()?;
+    let before = Snapshot::machine()?;
+    let bed = Bed::builder().nodes(3).ipv6(true).start_with(lock)?;
+    bed.wait_all_reachable(SOON)?;
+    assert!(Snapshot::machine()?.mentions("netns /run/netns/hnode3"));
+    drop(bed);
+
+    let _lock = BedLock::acquire()?;
+    before.wait_same(Snapshot::machine)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_bed_that_panics_leaves_the_machine_as_it_was() -> anyhow::Result<()> {
+    let lock = BedLock::acquire()?;
+    let before = Snapshot::machine()?;
+    let test = std::thread::spawn(move || {
+        let _bed = Bed::builder().nodes(1).start_with(lock).expect("a bed");
+        panic!("on purpose");
+    });
+    assert!(test.join().is_err());
+
+    let _lock = BedLock::acquire()?;
+    before.wait_same(Snapshot::machine)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_bed_that_was_killed_is_removed_by_the_next() -> anyhow::Result<()> {
+    let before = machine_alone()?;
+    let mut killed = bed_program()?;
+    killed.kill()?;
+    killed.wait()?;
+    assert!(Snapshot::machine()?.mentions("netns /run/netns/hnode2"));
+
+    let bed = Bed::builder().nodes(1).start()?;
+    assert!(!Snapshot::machine()?.mentions("netns /run/netns/hnode2"));
+    bed.wait_all_reachable(SOON)?;
+    drop(bed);
+    let _lock = BedLock::acquire()?;
+    before.wait_same(Snapshot::machine)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_ends_the_bed_program_and_all_it_made() -> anyhow::Result<()> {
+    let before = machine_alone()?;
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let mut bed = bed_program()?;
+        kill(Pid::from_raw(bed.id().cast_signed()), signal)?;
+        assert_eq!(bed.wait()?.code(), Some(0), "after {signal}");
+        let _lock = BedLock::acquire()?;
+        before.wait_same(Snapshot::machine)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .without_agents()
+        .start()?;
+    let node = bed.node(1);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let before = Snapshot::node(node)?;
+        for node in bed.nodes() {
+            node.start_agent()?;
+        }
+        bed.wait_all_reachable(SOON)?;
+        assert!(Snapshot::node(node)?.mentions("lxc_health"));
+        for node in bed.nodes() {
+            node.kill_agent(signal)?;
+        }
+        // The log is the bed's own.
+        std::fs::remove_file(node.runtime_dir().join("agent.log"))?;
+        node.cli("cleanup")?.success()?;
+        std::fs::create_dir_all(node.runtime_dir())?;
+        before.wait_same(|| Snapshot::node(node))?;
+
+        let again = node.cli("cleanup")?.success()?;
+        assert_eq!(again.trim_end(), "nothing to remove", "after {signal}");
+        std::fs::create_dir_all(node.runtime_dir())?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn cleanup_leaves_a_running_agent_alone() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let before = Snapshot::node(node)?;
+    let ran = node.cli("cleanup")?;
+    assert_eq!(ran.code, Some(1));
+    assert!(
+        ran.stderr.contains(&node.agent_pid()?.to_string()),
+        "{}",
+        ran.stderr
+    );
+    before.wait_same(|| Snapshot::node(node))
+}
+
+/// The machine while no bed is on it, the lock's file included, as in all other pictures.
+fn machine_alone() -> anyhow::Result<Snapshot> {
+    let _lock = BedLock::acquire()?;
+    Snapshot::machine()
+}
+
+/// A running `bed` of two nodes, which has told that all is reachable.
+fn bed_program() -> anyhow::Result<Child> {
+    let mut bed = Command::new(env!("CARGO_BIN_EXE_bed"))
+        .args(["--nodes", "2"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let stderr = bed.stderr.take().context("no standard error")?;
+    let mut told = Vec::new();
+    for line in BufReader::new(stderr).lines() {
+        let line = line?;
+        if line.contains("start it again") {
+            return Ok(bed);
+        }
+        told.push(line);
+    }
+    bail!("the bed ended: {}", told.join("\n"))
+}

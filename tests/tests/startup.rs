@@ -1,0 +1,287 @@
+//! An agent that cannot start says why in one line, ends with code 1, and leaves nothing half done.
+
+use std::fs;
+use std::net::{TcpListener, UdpSocket};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use tests::bed::{BPFFS, NODES_FILE, agent_binary};
+use tests::process::run_within;
+use tests::{Bed, Node, Snapshot};
+
+const SOON: Duration = Duration::from_secs(5);
+
+/// How an agent is to be started, and what is to be wrong with it.
+struct Start {
+    /// Words in front of the agent's own.
+    wrapper: Vec<String>,
+    binary: PathBuf,
+    bpf_root: PathBuf,
+    nodes_file: PathBuf,
+    extra: Vec<String>,
+}
+
+impl Start {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self {
+            wrapper: vec!["env".to_owned()],
+            binary: agent_binary()?,
+            bpf_root: BPFFS.into(),
+            nodes_file: NODES_FILE.into(),
+            extra: Vec::new(),
+        })
+    }
+
+    fn wrapped(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    fn with(mut self, words: &str) -> Self {
+        self.extra = words.split(' ').map(str::to_owned).collect();
+        self
+    }
+
+    fn command(&self, node: &Node) -> Command {
+        let mut command = Command::new(&self.wrapper[0]);
+        command
+            .args(&self.wrapper[1..])
+            .arg(&self.binary)
+            .arg("--netns")
+            .arg(node.netns())
+            .args(["--instance", node.name(), "--runtime-dir"])
+            .arg(node.runtime_dir())
+            .arg("--state-dir")
+            .arg(node.runtime_dir().join("state"))
+            .arg("--bpf-root")
+            .arg(&self.bpf_root)
+            .args(["run", "--node-name", node.name(), "--nodes-file"])
+            .arg(&self.nodes_file)
+            .args(&self.extra);
+        command
+    }
+
+    /// Expects the start to fail, in a line that holds all of `naming`, and to change nothing.
+    fn fails(&self, node: &Node, naming: &[&str]) -> anyhow::Result<()> {
+        let machine = Snapshot::machine()?;
+        let before = Snapshot::node(node)?;
+        let ran = run_within(SOON, &mut self.command(node))?;
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+        assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
+        for name in naming {
+            assert!(ran.stderr.contains(name), "no {name:?} in: {}", ran.stderr);
+        }
+        before.wait_same(|| Snapshot::node(node))?;
+        machine.wait_same(Snapshot::machine)
+    }
+}
+
+/// A node without an agent.
+fn bed() -> anyhow::Result<Bed> {
+    Bed::builder().nodes(1).without_agents().start()
+}
+
+/// A registry of one node with these addresses and pod CIDRs, in YAML's flow style.
+fn registry(addresses: &str, pod_cidrs: &str) -> String {
+    format!("nodes:\n- name: hnode1\n  addresses: [{addresses}]\n  podCIDRs: [{pod_cidrs}]\n")
+}
+
+#[test]
+#[ignore = "needs root"]
+fn not_root() -> anyhow::Result<()> {
+    let bed = bed()?;
+    // The program must be where everybody may run it.
+    let folder = tempfile::tempdir()?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+    let binary = folder.path().join("health-agent");
+    fs::copy(agent_binary()?, &binary)?;
+    let start = Start {
+        binary,
+        ..Start::new()?
+    };
+    let nobody = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
+    start.wrapped(&nobody).fails(bed.node(1), &["root"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_btf() -> anyhow::Result<()> {
+    let hide = "mount -t tmpfs none /sys/kernel/btf && exec \"$0\" \"$@\"";
+    Start::new()?
+        .wrapped(&["unshare", "--mount", "sh", "-c", hide])
+        .fails(bed()?.node(1), &["BTF", "/sys/kernel/btf/vmlinux"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_bpffs() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let start = Start {
+        bpf_root: folder.path().to_owned(),
+        ..Start::new()?
+    };
+    let path = folder.path().display().to_string();
+    start.fails(bed()?.node(1), &["bpffs", &path, "mount -t bpf"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_kernel_that_is_too_old() -> anyhow::Result<()> {
+    Start::new()?
+        .wrapped(&["setarch", "--uname-2.6"])
+        .fails(bed()?.node(1), &["kernel 2.6", "TCX"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_of_the_name_that_is_not_ours() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let node = bed.node(1);
+    node.exec("ip link add lxc_health type veth peer name foreign0")?;
+    Start::new()?.fails(node, &["lxc_health"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_exhausted_pod_cidr() -> anyhow::Result<()> {
+    let bed = bed()?;
+    bed.write_nodes_file(&registry("172.30.0.1", "10.244.1.0/31"))?;
+    Start::new()?.fails(bed.node(1), &["10.244.1.0/31"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_pod_cidr_over_the_nodes_address() -> anyhow::Result<()> {
+    let bed = bed()?;
+    bed.write_nodes_file(&registry("172.30.0.1", "172.30.0.0/24"))?;
+    Start::new()?.fails(bed.node(1), &["172.30.0.0/24", "172.30.0.1"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_address_that_the_host_does_not_have() -> anyhow::Result<()> {
+    let bed = bed()?;
+    bed.write_nodes_file(&registry("172.30.0.99", "10.244.1.0/24"))?;
+    Start::new()?.fails(bed.node(1), &["172.30.0.99"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_in_use() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let node = bed.node(1);
+    let _listener = node.run_in(|| TcpListener::bind("172.30.0.1:4240"))??;
+    Start::new()?.fails(node, &["172.30.0.1:4240"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_live_agent_is_named_by_its_pid() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let pid = node.agent_pid()?.to_string();
+    Start::new()?.fails(node, &["another agent", &format!("pid {pid}")])?;
+    bed.wait_all_reachable(SOON)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_killed_agent_left_is_taken_over() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    node.kill_agent(Signal::SIGKILL)?;
+    assert!(node.socket().exists());
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_socket_that_somebody_else_serves() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let node = bed.node(1);
+    let _listener = UnixListener::bind(node.socket())?;
+    let own_pid = std::process::id().to_string();
+    Start::new()?.fails(node, &["health.sock", &own_pid])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_unknown_interface() -> anyhow::Result<()> {
+    Start::new()?
+        .with("--device nosuch0")
+        .fails(bed()?.node(1), &["nosuch0", "eth0"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_absent_nodes_file() -> anyhow::Result<()> {
+    let start = Start {
+        nodes_file: Path::new("/nonexistent/nodes.yaml").to_owned(),
+        ..Start::new()?
+    };
+    start.fails(bed()?.node(1), &["/nonexistent/nodes.yaml"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_unusable_nodes_file() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let twice = |field: &str| {
+        let second = registry("172.30.0.2", "10.244.2.0/24").replace("nodes:\n", "");
+        let second = match field {
+            "name" => second,
+            _ => second
+                .replace("hnode1", "hnode2")
+                .replace("172.30.0.2", "172.30.0.1"),
+        };
+        registry("172.30.0.1", "10.244.1.0/24") + &second
+    };
+    let cases: [(String, &[&str]); 6] = [
+        (String::new(), &["empty"]),
+        ("nodes: []\n".to_owned(), &["nodes"]),
+        ("nodes: [\n".to_owned(), &["line ", "column "]),
+        (
+            registry("not-an-address", "10.244.1.0/24"),
+            &["line 3", "not-an-address"],
+        ),
+        (twice("name"), &["hnode1", "line "]),
+        (twice("address"), &["172.30.0.1", "line "]),
+    ];
+    for (yaml, naming) in cases {
+        bed.write_nodes_file(&yaml)?;
+        let naming = [&[NODES_FILE], naming].concat();
+        Start::new()?.fails(bed.node(1), &naming)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_node_that_the_registry_does_not_know() -> anyhow::Result<()> {
+    let bed = bed()?;
+    bed.write_nodes_file(&registry("172.30.0.1", "10.244.1.0/24").replace("hnode1", "other"))?;
+    Start::new()?.fails(bed.node(1), &[NODES_FILE, "hnode1"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_udp_socket_on_the_port_is_no_hindrance() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let node = bed.node(1);
+    let _socket = node.run_in(|| UdpSocket::bind("172.30.0.1:4240"))??;
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)
+}
