@@ -1,5 +1,15 @@
-//! The test bed.
+//! The test bed, and what integration tests and benchmarks share: clusters of real agents on this
+//! machine, crafted packets, pictures of the machine to compare, readings of the tools' output.
 
+pub mod bed;
 pub mod bench;
 pub mod packet;
+pub mod ping;
+pub mod process;
+pub mod snapshot;
 pub mod testrun;
+pub mod wait;
+
+pub use bed::{Bed, Node};
+pub use snapshot::Snapshot;
+pub use wait::wait_for;

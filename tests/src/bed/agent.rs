@@ -1,0 +1,184 @@
+//! One node's agent: its command line, its process, its log.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::fabric::netns_path;
+use super::mounts::BPFFS;
+use super::{NODES_FILE, RUNTIME_ROOT};
+use crate::wait_for;
+
+/// How long an agent may take until it serves its API, and until it ends when told to.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Lines of the log that stand in the error when an agent dies.
+const LOG_TAIL: usize = 5;
+
+/// The agent's program, which cargo puts beside or above the programs of this crate.
+pub fn binary() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    let found = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("health-agent"))
+        .find(|path| path.is_file());
+    found.with_context(|| {
+        format!(
+            "no health-agent beside {}; run: cargo build --package health-agent",
+            own.display()
+        )
+    })
+}
+
+/// Where one node's agent keeps its things, and how it is started.
+#[derive(Clone, Debug)]
+pub(super) struct AgentSpec {
+    pub(super) binary: PathBuf,
+    pub(super) name: String,
+    pub(super) extra: Vec<String>,
+}
+
+impl AgentSpec {
+    pub(super) fn runtime_dir(&self) -> PathBuf {
+        Path::new(RUNTIME_ROOT).join(&self.name)
+    }
+
+    pub(super) fn state_dir(&self) -> PathBuf {
+        self.runtime_dir().join("state")
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.runtime_dir().join("agent.log")
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.runtime_dir().join("health.sock")
+    }
+
+    /// The command line that finds this agent; what to do is still to be added.
+    pub(super) fn cli(&self) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .arg("--netns")
+            .arg(netns_path(&self.name))
+            .arg("--instance")
+            .arg(&self.name)
+            .arg("--runtime-dir")
+            .arg(self.runtime_dir())
+            .arg("--state-dir")
+            .arg(self.state_dir())
+            .args(["--bpf-root", BPFFS]);
+        command
+    }
+
+    /// The daemon's command line.
+    pub(super) fn daemon(&self) -> Command {
+        let mut command = self.cli();
+        command
+            .args(["run", "--node-name", &self.name])
+            .args(["--nodes-file", NODES_FILE])
+            .args(&self.extra);
+        command
+    }
+}
+
+/// A running agent that we started.
+#[derive(Debug)]
+pub(super) struct AgentProcess {
+    child: Child,
+}
+
+impl AgentProcess {
+    /// Starts it; its standard error goes to the end of its log.
+    pub(super) fn spawn(spec: &AgentSpec) -> anyhow::Result<Self> {
+        let log = append_to(&spec.log())?;
+        let child = spec
+            .daemon()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            // Ctrl-C in a terminal is for the bed, which then ends the agents in order.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run {}", spec.binary.display()))?;
+        Ok(Self { child })
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        // A process id is a positive i32 that the standard library hands out as u32.
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    /// Waits until it serves its API.
+    pub(super) fn wait_serving(&mut self, spec: &AgentSpec) -> anyhow::Result<()> {
+        let mut died = None;
+        wait_for("the agent's socket", PATIENCE, || {
+            if let Err(error) = self.check_alive(spec) {
+                died = Some(error);
+                return Ok(Some(()));
+            }
+            let connected = UnixStream::connect(spec.socket());
+            Ok(connected.is_ok().then_some(()))
+        })
+        .with_context(|| format!("agent of {} (log: {})", spec.name, spec.log().display()))?;
+        match died {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails, with the end of its log, if it has ended.
+    pub(super) fn check_alive(&mut self, spec: &AgentSpec) -> anyhow::Result<()> {
+        match self.child.try_wait().context("cannot wait for the agent")? {
+            None => Ok(()),
+            Some(status) => bail!(
+                "agent of {} ended ({status}): {}",
+                spec.name,
+                log_tail(&spec.log())
+            ),
+        }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        match kill(self.pid(), signal) {
+            // It has ended by itself.
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(errno) => Err(errno).with_context(|| format!("cannot signal agent {}", self.pid())),
+        }
+    }
+
+    /// Waits for its end; kills it if that takes too long.
+    pub(super) fn reap(mut self) -> anyhow::Result<()> {
+        let ended = wait_for("the agent to end", PATIENCE, || {
+            self.child.try_wait().context("cannot wait for the agent")
+        });
+        if ended.is_err() {
+            self.child.kill().context("cannot kill the agent")?;
+            self.child.wait().context("cannot wait for the agent")?;
+        }
+        ended.map(drop)
+    }
+}
+
+fn append_to(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn log_tail(path: &Path) -> String {
+    let log = fs::read_to_string(path).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_TAIL)..].join(" | ")
+}

@@ -1,0 +1,143 @@
+//! The nodes' namespaces and the bridge between them.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::process::{run, run_with_input};
+
+/// Where named namespaces stand.
+pub(super) const NETNS_DIR: &str = "/run/netns";
+/// The namespace of the bridge.
+pub(super) const FABRIC: &str = "hfabric";
+
+/// Name of node `index`, from 1: of its namespace, its instance and in the registry.
+pub(super) fn node_name(index: u8) -> String {
+    format!("hnode{index}")
+}
+
+/// Whether `name` is one that [`node_name`] makes.
+pub(super) fn is_node_name(name: &str) -> bool {
+    name.strip_prefix("hnode")
+        .is_some_and(|index| !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// File of a named namespace.
+pub(super) fn netns_path(name: &str) -> PathBuf {
+    Path::new(NETNS_DIR).join(name)
+}
+
+pub(super) fn node_ipv4(index: u8) -> Ipv4Addr {
+    Ipv4Addr::new(172, 30, 0, index)
+}
+
+/// `fd00:30::i`, where `i` is the decimal index read as a hexadecimal group, as people write it.
+pub(super) fn node_ipv6(index: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, decimal_group(index))
+}
+
+pub(super) fn pod_cidr4(index: u8) -> String {
+    format!("10.244.{index}.0/24")
+}
+
+pub(super) fn pod_cidr6(index: u8) -> String {
+    format!("fd00:10:244:{index}::/64")
+}
+
+fn decimal_group(index: u8) -> u16 {
+    let index = u16::from(index);
+    ((index / 100) << 8) | ((index / 10 % 10) << 4) | (index % 10)
+}
+
+/// Makes `nodes` namespaces with `eth0` up and addressed, all on one bridge.
+pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
+    add_namespace(FABRIC)?;
+    let mut links = format!("link add br0 mtu {mtu} up type bridge mcast_snooping 0\n");
+    for index in 1..=nodes {
+        let node = node_name(index);
+        add_namespace(&node)?;
+        writeln!(
+            links,
+            "link add {node} mtu {mtu} master br0 up type veth \
+             peer name eth0 mtu {mtu} netns {node}"
+        )?;
+    }
+    batch(FABRIC, &links)?;
+    for index in 1..=nodes {
+        let mut addresses = format!(
+            "link set lo up\nlink set eth0 up\naddress add {}/24 dev eth0\n",
+            node_ipv4(index)
+        );
+        if ipv6 {
+            // Without duplicate address detection, so that the address serves at once.
+            writeln!(
+                addresses,
+                "address add {}/64 dev eth0 nodad",
+                node_ipv6(index)
+            )?;
+        }
+        batch(&node_name(index), &addresses)?;
+    }
+    Ok(())
+}
+
+fn add_namespace(name: &str) -> anyhow::Result<()> {
+    run(Command::new("ip").args(["netns", "add", name]))?.success()?;
+    Ok(())
+}
+
+/// Deletes a named namespace, if it is there.
+pub(super) fn delete_namespace(name: &str) -> anyhow::Result<()> {
+    if !netns_path(name).exists() {
+        return Ok(());
+    }
+    run(Command::new("ip").args(["netns", "del", name]))?.success()?;
+    Ok(())
+}
+
+/// Names of all named namespaces.
+pub(super) fn namespaces() -> anyhow::Result<Vec<String>> {
+    if !Path::new(NETNS_DIR).exists() {
+        return Ok(Vec::new());
+    }
+    fs::read_dir(NETNS_DIR)
+        .and_then(|entries| {
+            entries
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect()
+        })
+        .with_context(|| format!("cannot list {NETNS_DIR}"))
+}
+
+/// Runs commands of `ip`, a line each, in a namespace.
+fn batch(namespace: &str, commands: &str) -> anyhow::Result<()> {
+    run_with_input(
+        Command::new("ip").args(["-netns", namespace, "-batch", "-"]),
+        commands,
+    )?
+    .success()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_read_as_the_index() {
+        assert_eq!(node_ipv4(12).to_string(), "172.30.0.12");
+        assert_eq!(node_ipv6(12).to_string(), "fd00:30::12");
+        assert_eq!(node_ipv6(205).to_string(), "fd00:30::205");
+        assert_eq!(pod_cidr6(12), "fd00:10:244:12::/64");
+    }
+
+    #[test]
+    fn only_nodes_names_are_nodes_names() {
+        assert!(is_node_name("hnode1") && is_node_name("hnode12"));
+        assert!(!is_node_name("hnode") && !is_node_name("hnodex") && !is_node_name("myhnode1"));
+    }
+}

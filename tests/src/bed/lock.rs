@@ -1,0 +1,71 @@
+//! One bed at a time: beds share names and addresses on this machine.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+const PATH: &str = "/run/health-agent-bed.lock";
+
+/// The right to have the machine's bed. Dropping it removes the lock's file.
+#[derive(Debug)]
+pub struct BedLock {
+    // Held, never read.
+    _file: Flock<File>,
+}
+
+impl BedLock {
+    /// Waits until no other process or thread has a bed.
+    pub fn acquire() -> anyhow::Result<Self> {
+        let path = Path::new(PATH);
+        let mut told = false;
+        loop {
+            let file = OpenOptions::new()
+                .create(true)
+                .truncate(false)
+                .write(true)
+                .open(path)
+                .with_context(|| format!("cannot open {} (are you root?)", path.display()))?;
+            let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => file,
+                Err((file, Errno::EWOULDBLOCK)) => {
+                    if !told {
+                        eprintln!("waiting for another bed on this machine to end");
+                        told = true;
+                    }
+                    Flock::lock(file, FlockArg::LockExclusive)
+                        .map_err(|(_, errno)| errno)
+                        .with_context(|| format!("cannot lock {}", path.display()))?
+                }
+                Err((_, errno)) => {
+                    return Err(errno).with_context(|| format!("cannot lock {}", path.display()));
+                }
+            };
+            // Whoever had the lock before removed the file: then this one excludes nobody.
+            let own = file.metadata().context("cannot stat the bed's lock")?;
+            match fs::metadata(path) {
+                Ok(there) if there.ino() == own.ino() && there.dev() == own.dev() => {
+                    return Ok(Self { _file: file });
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => {
+                    return Err(error).with_context(|| format!("cannot stat {}", path.display()));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for BedLock {
+    fn drop(&mut self) {
+        // Still locked here, so nobody else can have made it anew.
+        if let Err(error) = fs::remove_file(PATH) {
+            eprintln!("bed: cannot remove {PATH}: {error}");
+        }
+    }
+}

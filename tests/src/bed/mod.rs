@@ -1,0 +1,303 @@
+//! A cluster of real agents on this machine: a network namespace a node, joined by a bridge.
+//!
+//! Node `i` is the namespace `hnode<i>` with 172.30.0.i (and fd00:30::i) on `eth0`; its endpoints
+//! live in 10.244.i.0/24 (and fd00:10:244:i::/64). Dropping a [`Bed`] removes all of it, and
+//! starting one removes first what a killed one has left.
+
+mod agent;
+mod fabric;
+mod lock;
+mod mounts;
+mod node;
+mod reachability;
+mod removal;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use health_agent::api::types::HealthStatus;
+use nix::sys::signal::Signal;
+
+use self::agent::AgentSpec;
+use self::reachability::Expected;
+
+pub use self::agent::binary as agent_binary;
+pub use self::lock::BedLock;
+pub use self::mounts::BPFFS;
+pub use self::node::Node;
+pub use self::reachability::Unanswered;
+
+/// The folder above the agents' runtime folders.
+pub const RUNTIME_ROOT: &str = "/run/health-agent";
+/// The node registry of all nodes.
+pub const NODES_FILE: &str = "/run/health-agent/nodes.yaml";
+/// Mounts to be undone.
+const JOURNAL: &str = "/run/health-agent/bed.mounts";
+
+/// Time between two rounds of questions to the agents.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How a bed is to be.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    nodes: u8,
+    ipv6: bool,
+    mtu: u32,
+    agent_args: Vec<String>,
+    start_agents: bool,
+}
+
+impl Builder {
+    /// How many nodes; 3 unless told.
+    pub fn nodes(mut self, nodes: u8) -> Self {
+        self.nodes = nodes;
+        self
+    }
+
+    /// Whether nodes and endpoints have IPv6 addresses besides IPv4.
+    pub fn ipv6(mut self, ipv6: bool) -> Self {
+        self.ipv6 = ipv6;
+        self
+    }
+
+    /// Largest packet on the nodes' devices, bytes; 1500 unless told.
+    pub fn mtu(mut self, mtu: u32) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// More flags for `health-agent run`, words separated by blanks.
+    pub fn agent_args(mut self, words: &str) -> Self {
+        self.agent_args
+            .extend(words.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Leaves the agents to be started by the test.
+    pub fn without_agents(mut self) -> Self {
+        self.start_agents = false;
+        self
+    }
+
+    /// Waits for the machine's bed to be free, and makes this one.
+    pub fn start(self) -> anyhow::Result<Bed> {
+        self.start_with(BedLock::acquire()?)
+    }
+
+    /// Makes this bed, for a caller who already holds the machine's bed.
+    pub fn start_with(self, lock: BedLock) -> anyhow::Result<Bed> {
+        removal::remove().context("cannot remove what an earlier bed left")?;
+        let binary = agent_binary()?;
+        let nodes = (1..=self.nodes)
+            .map(|index| {
+                let spec = AgentSpec {
+                    binary: binary.clone(),
+                    name: fabric::node_name(index),
+                    extra: self.agent_args.clone(),
+                };
+                Node::new(index, self.ipv6, spec)
+            })
+            .collect();
+        // From here on, an early return removes what was made so far.
+        let bed = Bed { nodes, _lock: lock };
+        make_folder(Path::new(RUNTIME_ROOT))?;
+        mounts::ensure(Path::new(JOURNAL))?;
+        fabric::build(self.nodes, self.ipv6, self.mtu)?;
+        bed.write_nodes_file(&registry(&bed.nodes))?;
+        for node in &bed.nodes {
+            make_folder(&node.runtime_dir())?;
+        }
+        if self.start_agents {
+            for node in &bed.nodes {
+                node.spawn_agent()?;
+            }
+            for node in &bed.nodes {
+                node.wait_serving()?;
+            }
+        }
+        Ok(bed)
+    }
+}
+
+/// A running cluster, alone on this machine. Dropping it removes it.
+#[derive(Debug)]
+pub struct Bed {
+    nodes: Vec<Node>,
+    // Last, so that the machine is clean when the next bed gets it.
+    _lock: BedLock,
+}
+
+impl Bed {
+    /// A bed of three nodes with IPv4, unless told otherwise.
+    pub fn builder() -> Builder {
+        Builder {
+            nodes: 3,
+            ipv6: false,
+            mtu: 1500,
+            agent_args: Vec::new(),
+            start_agents: true,
+        }
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Node `index`, counted from 1 as in its name.
+    ///
+    /// # Panics
+    /// If the bed has no such node.
+    pub fn node(&self, index: usize) -> &Node {
+        &self.nodes[index - 1]
+    }
+
+    /// Replaces the node registry of all nodes.
+    pub fn write_nodes_file(&self, yaml: &str) -> anyhow::Result<()> {
+        fs::write(NODES_FILE, yaml).with_context(|| format!("cannot write {NODES_FILE}"))
+    }
+
+    /// Waits until every node says that every probe of every node was answered.
+    pub fn wait_all_reachable(&self, deadline: Duration) -> anyhow::Result<()> {
+        let waited = self.wait_reachable_or(deadline, || false)?;
+        match waited {
+            Waited::AllReachable | Waited::Stopped => Ok(()),
+            Waited::DeadlinePassed(unanswered) => {
+                let lines: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
+                bail!(
+                    "after {deadline:?} these probes have no answer:\n{}",
+                    lines.join("\n")
+                )
+            }
+        }
+    }
+
+    /// As [`wait_all_reachable`](Self::wait_all_reachable), and gives up when `stop` says so.
+    /// Fails when an agent ends.
+    pub fn wait_reachable_or(
+        &self,
+        deadline: Duration,
+        mut stop: impl FnMut() -> bool,
+    ) -> anyhow::Result<Waited> {
+        let start = Instant::now();
+        let expected = self.expected();
+        let mut waiting_for: Vec<&Node> = self.nodes.iter().collect();
+        loop {
+            waiting_for.retain(|node| {
+                !node
+                    .status()
+                    .is_ok_and(|report| complete(&report, &expected))
+            });
+            if waiting_for.is_empty() {
+                return Ok(Waited::AllReachable);
+            }
+            self.nodes.iter().try_for_each(Node::check_agent)?;
+            if stop() {
+                return Ok(Waited::Stopped);
+            }
+            if start.elapsed() > deadline {
+                let reports: Vec<HealthStatus> = waiting_for
+                    .iter()
+                    .map(|node| node.status())
+                    .collect::<anyhow::Result<_>>()?;
+                return Ok(Waited::DeadlinePassed(
+                    reports
+                        .iter()
+                        .flat_map(|report| reachability::unanswered(report, &expected))
+                        .collect(),
+                ));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Probes without an answer in one node's report.
+    pub fn unanswered(&self, report: &HealthStatus) -> Vec<Unanswered> {
+        reachability::unanswered(report, &self.expected())
+    }
+
+    fn expected(&self) -> Vec<Expected> {
+        self.nodes
+            .iter()
+            .map(|node| Expected {
+                name: node.full_name(),
+                addresses: node.addresses(),
+            })
+            .collect()
+    }
+
+    fn stop_agents(&self) -> anyhow::Result<()> {
+        for node in &self.nodes {
+            node.signal_agent(Signal::SIGTERM)?;
+        }
+        for node in &self.nodes {
+            node.reap_agent()?;
+        }
+        // One that was started by hand is nobody's child here.
+        removal::kill_agents()
+    }
+}
+
+/// How waiting for reachability ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// Every probe of every pair was answered.
+    AllReachable,
+    /// The caller did not want to wait any longer.
+    Stopped,
+    /// Time was up; these are still to be answered.
+    DeadlinePassed(Vec<Unanswered>),
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        let report = |error: anyhow::Error| eprintln!("bed: {error:#}");
+        self.stop_agents().unwrap_or_else(report);
+        for node in self.nodes.iter().filter(|node| node.pins().exists()) {
+            node.cli("cleanup")
+                .and_then(|ran| ran.success().map(drop))
+                .unwrap_or_else(report);
+        }
+        removal::remove().unwrap_or_else(report);
+    }
+}
+
+fn complete(report: &HealthStatus, expected: &[Expected]) -> bool {
+    reachability::unanswered(report, expected).is_empty()
+}
+
+/// The registry's file for these nodes. Agents tell each other the addresses of their health
+/// endpoints themselves.
+pub fn registry(nodes: &[Node]) -> String {
+    let mut yaml = "nodes:\n".to_owned();
+    for node in nodes {
+        yaml += &registry_entry(node);
+    }
+    yaml
+}
+
+fn registry_entry(node: &Node) -> String {
+    let addresses: Vec<String> = node
+        .addresses()
+        .iter()
+        .map(|ip| format!("\"{ip}\""))
+        .collect();
+    let cidrs: Vec<String> = node
+        .pod_cidrs()
+        .iter()
+        .map(|cidr| format!("\"{cidr}\""))
+        .collect();
+    format!(
+        "- name: {}\n  cluster: default\n  addresses: [{}]\n  podCIDRs: [{}]\n",
+        node.name(),
+        addresses.join(", "),
+        cidrs.join(", ")
+    )
+}
+
+fn make_folder(path: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+}

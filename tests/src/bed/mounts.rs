@@ -1,0 +1,81 @@
+//! Mounts that a bed makes on the machine where they are missing, and takes back.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use super::fabric::NETNS_DIR;
+
+/// Where the bpffs is mounted.
+pub const BPFFS: &str = "/sys/fs/bpf";
+
+/// Mounts a bpffs unless there is one. What is to be undone stands in the file `journal` first, so
+/// that a bed that is killed leaves word to the next one.
+pub(super) fn ensure(journal: &Path) -> anyhow::Result<()> {
+    let mut ours = Vec::new();
+    // `ip netns add` mounts this folder on itself the first time.
+    if !is_mount_point(NETNS_DIR)? {
+        ours.push(NETNS_DIR);
+    }
+    let bpffs_is_missing = !is_mount_point(BPFFS)?;
+    if bpffs_is_missing {
+        ours.push(BPFFS);
+    }
+    fs::write(journal, ours.join("\n"))
+        .with_context(|| format!("cannot write {}", journal.display()))?;
+    if bpffs_is_missing {
+        mount(
+            Some("bpf"),
+            BPFFS,
+            Some("bpf"),
+            MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
+            Some("mode=0700"),
+        )
+        .with_context(|| format!("cannot mount a bpffs at {BPFFS}"))?;
+    }
+    Ok(())
+}
+
+/// Undoes what the file `journal` tells, if there is one.
+pub(super) fn undo(journal: &Path) -> anyhow::Result<()> {
+    let ours = match fs::read_to_string(journal) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        ours => ours.with_context(|| format!("cannot read {}", journal.display()))?,
+    };
+    ours.lines().try_for_each(unmount_if_empty)?;
+    fs::remove_file(journal).with_context(|| format!("cannot remove {}", journal.display()))
+}
+
+/// Leaves a mount alone that somebody else has begun to use meanwhile.
+fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
+    if !is_mount_point(path)? {
+        return Ok(());
+    }
+    let mut entries = fs::read_dir(path).with_context(|| format!("cannot list {path}"))?;
+    if entries.next().is_some() {
+        return Ok(());
+    }
+    umount2(path, MntFlags::empty()).with_context(|| format!("cannot unmount {path}"))?;
+    if path == NETNS_DIR {
+        match fs::remove_dir(path) {
+            Err(error) if error.raw_os_error() != Some(Errno::ENOTEMPTY as i32) => {
+                return Err(error).with_context(|| format!("cannot remove {path}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_mount_point(path: &str) -> anyhow::Result<bool> {
+    let mounts =
+        fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
+    Ok(mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .any(|mounted| Path::new(mounted) == Path::new(path)))
+}

@@ -1,0 +1,247 @@
+//! One node of a bed.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context as _, ensure};
+use health_agent::api::types::HealthStatus;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::agent::{AgentProcess, AgentSpec};
+use super::fabric::{netns_path, node_ipv4, node_ipv6, pod_cidr4, pod_cidr6};
+use crate::process::{Ran, run};
+
+/// `status` ends with this code when something is unreachable.
+const UNREACHABLE: i32 = 3;
+
+/// A namespace with an agent of its own.
+#[derive(Debug)]
+pub struct Node {
+    index: u8,
+    has_ipv6: bool,
+    spec: AgentSpec,
+    agent: Mutex<Option<AgentProcess>>,
+}
+
+impl Node {
+    pub(super) fn new(index: u8, has_ipv6: bool, spec: AgentSpec) -> Self {
+        Self {
+            index,
+            has_ipv6,
+            spec,
+            agent: Mutex::new(None),
+        }
+    }
+
+    /// Its name: of its namespace, its agent's instance, and in the registry.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Its name in reports: `cluster/node`.
+    pub fn full_name(&self) -> String {
+        format!("default/{}", self.name())
+    }
+
+    /// Its own IPv4 address.
+    pub fn ipv4(&self) -> Ipv4Addr {
+        node_ipv4(self.index)
+    }
+
+    /// Its own IPv6 address, in a bed that has them.
+    pub fn ipv6(&self) -> Option<Ipv6Addr> {
+        self.has_ipv6.then(|| node_ipv6(self.index))
+    }
+
+    /// All its own addresses.
+    pub fn addresses(&self) -> Vec<IpAddr> {
+        std::iter::once(self.ipv4().into())
+            .chain(self.ipv6().map(IpAddr::from))
+            .collect()
+    }
+
+    /// Prefixes of its endpoints' addresses.
+    pub fn pod_cidrs(&self) -> Vec<String> {
+        std::iter::once(pod_cidr4(self.index))
+            .chain(self.has_ipv6.then(|| pod_cidr6(self.index)))
+            .collect()
+    }
+
+    /// File of its network namespace.
+    pub fn netns(&self) -> PathBuf {
+        netns_path(self.name())
+    }
+
+    /// File of its health endpoint's network namespace.
+    pub fn endpoint_netns(&self) -> PathBuf {
+        netns_path(&format!("health-{}", self.name()))
+    }
+
+    /// Its agent's runtime folder.
+    pub fn runtime_dir(&self) -> PathBuf {
+        self.spec.runtime_dir()
+    }
+
+    /// Its agent's API.
+    pub fn socket(&self) -> PathBuf {
+        self.spec.socket()
+    }
+
+    /// Where its agent pins maps and programs.
+    pub fn pins(&self) -> PathBuf {
+        [super::BPFFS, "health", self.name()].iter().collect()
+    }
+
+    /// A command that will run in its network namespace. File system and processes are the
+    /// machine's.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.netns().display()))
+            .args(["--", program]);
+        command
+    }
+
+    /// Runs a command, words separated by blanks, in its network namespace, and returns what it
+    /// printed. Fails when the command does.
+    pub fn exec(&self, command: &str) -> anyhow::Result<String> {
+        let mut words = command.split_whitespace();
+        let program = words.next().context("no command to run")?;
+        run(self.command(program).args(words))?.success()
+    }
+
+    /// The command line that starts its agent, from anywhere.
+    pub fn agent_command(&self) -> Command {
+        self.spec.daemon()
+    }
+
+    /// The command line that finds its agent; what to do is still to be added.
+    pub fn cli_command(&self) -> Command {
+        self.spec.cli()
+    }
+
+    /// Runs health-agent's command line for its agent, words separated by blanks.
+    pub fn cli(&self, words: &str) -> anyhow::Result<Ran> {
+        run(self.cli_command().args(words.split_whitespace()))
+    }
+
+    /// Its view of the mesh, as `status` tells it.
+    pub fn status(&self) -> anyhow::Result<HealthStatus> {
+        let mut ran = self.cli("status -o json")?;
+        if ran.code == Some(UNREACHABLE) {
+            ran.code = Some(0);
+        }
+        serde_json::from_str(&ran.success()?)
+            .with_context(|| format!("status of {} is not what the API promises", self.name()))
+    }
+
+    /// What a listing of its agent's command line shows, words separated by blanks.
+    pub fn listing(&self, words: &str) -> anyhow::Result<serde_json::Value> {
+        let json = self.cli(&format!("{words} -o json"))?.success()?;
+        serde_json::from_str(&json)
+            .with_context(|| format!("{words} of {} is not JSON", self.name()))
+    }
+
+    /// Addresses of its health endpoint, from its own agent.
+    pub fn health_addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
+        let status = self.status()?;
+        let own = status
+            .nodes
+            .iter()
+            .find(|node| node.name == self.full_name())
+            .and_then(|node| node.health_endpoint.as_ref())
+            .with_context(|| format!("{} does not know its health endpoint yet", self.name()))?;
+        Ok(own.paths().map(|path| path.ip).collect())
+    }
+
+    /// The IPv4 address of its health endpoint, from its own agent.
+    pub fn health_ipv4(&self) -> anyhow::Result<IpAddr> {
+        self.health_addresses()?
+            .into_iter()
+            .find(IpAddr::is_ipv4)
+            .with_context(|| format!("the health endpoint of {} has no IPv4", self.name()))
+    }
+
+    /// What its agent has logged.
+    pub fn log(&self) -> anyhow::Result<String> {
+        let path = self.spec.log();
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+
+    /// Process id of its agent, whoever started it.
+    pub fn agent_pid(&self) -> anyhow::Result<Pid> {
+        let path = self.runtime_dir().join("health-agent.pid");
+        let text =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let pid = text
+            .trim()
+            .parse()
+            .with_context(|| format!("{} holds no process id: {text:?}", path.display()))?;
+        Ok(Pid::from_raw(pid))
+    }
+
+    /// Starts its agent, and waits until that serves its API.
+    pub fn start_agent(&self) -> anyhow::Result<()> {
+        self.spawn_agent()?;
+        self.wait_serving()
+    }
+
+    pub(super) fn spawn_agent(&self) -> anyhow::Result<()> {
+        let mut agent = self.agent();
+        if let Some(running) = agent.as_mut() {
+            ensure!(
+                running.check_alive(&self.spec).is_err(),
+                "the agent of {} runs already",
+                self.name()
+            );
+        }
+        *agent = Some(AgentProcess::spawn(&self.spec)?);
+        Ok(())
+    }
+
+    pub(super) fn wait_serving(&self) -> anyhow::Result<()> {
+        self.agent()
+            .as_mut()
+            .with_context(|| format!("the agent of {} was not started", self.name()))?
+            .wait_serving(&self.spec)
+    }
+
+    /// Sends its agent a signal that ends it, and waits for the end.
+    pub fn kill_agent(&self, signal: Signal) -> anyhow::Result<()> {
+        self.signal_agent(signal)?;
+        self.reap_agent()
+    }
+
+    pub(super) fn signal_agent(&self, signal: Signal) -> anyhow::Result<()> {
+        match self.agent().as_ref() {
+            Some(agent) => agent.signal(signal),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn reap_agent(&self) -> anyhow::Result<()> {
+        let agent = self.agent().take();
+        agent.map_or(Ok(()), AgentProcess::reap)
+    }
+
+    /// Fails if its agent was started and has ended by itself.
+    pub(super) fn check_agent(&self) -> anyhow::Result<()> {
+        match self.agent().as_mut() {
+            // A dead one may have been replaced by hand.
+            Some(agent) => agent.check_alive(&self.spec).or_else(|died| {
+                let successor = self.agent_pid().ok().filter(|&pid| kill(pid, None).is_ok());
+                successor.map(drop).ok_or(died)
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn agent(&self) -> MutexGuard<'_, Option<AgentProcess>> {
+        // A test that panicked must still be able to stop the agent.
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

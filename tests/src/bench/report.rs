@@ -1,0 +1,211 @@
+//! What a benchmark found, as a table and as JSON.
+
+use std::fmt;
+use std::fs;
+use std::thread;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+/// What a figure is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Target {
+    /// Our figure itself, in its unit, may be this at most.
+    AtMost(f64),
+    /// Our figure divided by the other's may be this at most.
+    RatioAtMost(f64),
+}
+
+/// One measured figure. Smaller is better.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub name: String,
+    /// The unit of `ours` and `other`.
+    pub unit: &'static str,
+    /// Ours.
+    pub ours: f64,
+    /// The peer's or the floor's, measured on the same machine at the same time.
+    pub other: Option<f64>,
+    /// What is promised, if anything is.
+    pub target: Option<Target>,
+}
+
+impl Figure {
+    /// Ours divided by the other's.
+    pub fn ratio(&self) -> Option<f64> {
+        self.other.map(|other| self.ours / other)
+    }
+
+    /// Whether the target is met; `None` without one, and without the other figure that it needs.
+    pub fn met(&self) -> Option<bool> {
+        match self.target? {
+            Target::AtMost(limit) => Some(self.ours <= limit),
+            Target::RatioAtMost(limit) => self.ratio().map(|ratio| ratio <= limit),
+        }
+    }
+}
+
+/// Where figures were measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// The CPU's model.
+    pub cpu: String,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    /// The kernel's release.
+    pub kernel: String,
+}
+
+impl Machine {
+    /// Reads what machine this is.
+    pub fn here() -> anyhow::Result<Self> {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").context("cannot read /proc/cpuinfo")?;
+        let cpu = cpuinfo
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+            .map_or("unknown CPU", |(_, model)| model)
+            .to_owned();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")
+            .context("cannot read the kernel's release")?
+            .trim_end()
+            .to_owned();
+        let cpus = thread::available_parallelism()
+            .context("cannot count the CPUs")?
+            .get();
+        Ok(Self { cpu, cpus, kernel })
+    }
+}
+
+/// What a benchmark found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Its figures.
+    pub figures: Vec<Figure>,
+    /// How often each was measured.
+    pub rounds: u32,
+    /// Where.
+    pub machine: Machine,
+    /// The one ratio that stands for all, printed in a last line of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_ratio: Option<f64>,
+}
+
+impl Report {
+    /// The report, with a ratio that stands for all.
+    pub fn with_last_ratio(mut self, ratio: f64) -> Self {
+        self.last_ratio = Some(ratio);
+        self
+    }
+
+    /// A report on this machine.
+    pub fn new(figures: Vec<Figure>, rounds: u32) -> anyhow::Result<Self> {
+        Ok(Self {
+            figures,
+            rounds,
+            machine: Machine::here()?,
+            last_ratio: None,
+        })
+    }
+}
+
+const COLUMNS: [&str; 6] = ["FIGURE", "OURS", "OTHER", "RATIO", "TARGET", ""];
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows = vec![COLUMNS.map(str::to_owned)];
+        rows.extend(self.figures.iter().map(row));
+        let widths: [usize; COLUMNS.len()] = std::array::from_fn(|column| {
+            let widest = rows.iter().map(|row| row[column].chars().count()).max();
+            widest.unwrap_or(0)
+        });
+        for row in &rows {
+            let mut line = String::new();
+            for (cell, width) in row.iter().zip(widths) {
+                line += &format!("{cell:width$}   ");
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        let Machine { cpu, cpus, kernel } = &self.machine;
+        writeln!(f, "machine: {cpu}, {cpus} CPUs, Linux {kernel}")?;
+        writeln!(f, "rounds: {}", self.rounds)?;
+        match self.last_ratio {
+            Some(ratio) => writeln!(f, "ratio {ratio:.2}"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn row(figure: &Figure) -> [String; COLUMNS.len()] {
+    let with_unit = |value: f64| format!("{value:.2} {}", figure.unit);
+    let target = match figure.target {
+        None => "-".to_owned(),
+        Some(Target::AtMost(limit)) => format!("<= {}", with_unit(limit)),
+        Some(Target::RatioAtMost(limit)) => format!("ratio <= {limit:.2}"),
+    };
+    let verdict = match figure.met() {
+        None => "",
+        Some(true) => "ok",
+        Some(false) => "MISS",
+    };
+    [
+        figure.name.clone(),
+        with_unit(figure.ours),
+        figure.other.map_or("-".to_owned(), with_unit),
+        figure
+            .ratio()
+            .map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+        target,
+        verdict.to_owned(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(ours: f64, other: Option<f64>, target: Option<Target>) -> Figure {
+        Figure {
+            name: "echo".to_owned(),
+            unit: "us",
+            ours,
+            other,
+            target,
+        }
+    }
+
+    #[test]
+    fn targets_are_limits_of_the_figure_or_of_the_ratio() {
+        let ratio = Some(Target::RatioAtMost(0.78));
+        assert_eq!(figure(7.8, Some(10.0), ratio).met(), Some(true));
+        assert_eq!(figure(7.9, Some(10.0), ratio).met(), Some(false));
+        assert_eq!(figure(7.9, None, ratio).met(), None);
+        assert_eq!(
+            figure(25.1, None, Some(Target::AtMost(25.0))).met(),
+            Some(false)
+        );
+        assert_eq!(figure(25.1, None, None).met(), None);
+    }
+
+    #[test]
+    fn a_row_a_figure_then_machine_and_rounds() {
+        let report = Report {
+            figures: vec![figure(7.4, Some(10.0), Some(Target::RatioAtMost(0.78)))],
+            rounds: 5,
+            machine: Machine {
+                cpu: "A CPU".to_owned(),
+                cpus: 2,
+                kernel: "6.18.5".to_owned(),
+            },
+            last_ratio: Some(0.74),
+        };
+        assert_eq!(
+            report.to_string(),
+            "FIGURE   OURS      OTHER      RATIO   TARGET\n\
+             echo     7.40 us   10.00 us   0.74    ratio <= 0.78   ok\n\
+             machine: A CPU, 2 CPUs, Linux 6.18.5\n\
+             rounds: 5\n"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! Runs a cluster of real agents on this machine until Ctrl-C, or until all probes were answered.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Parser;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use tests::bed::{Bed, BedLock, Node, Waited};
+use tests::process::shown;
+
+/// How long the first answers of all probes may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+#[derive(Parser)]
+#[command(name = "bed", about = "A cluster of real agents on this machine")]
+struct Cli {
+    /// Exit as soon as the answer is known: 0 if all is reachable, else 1
+    #[arg(long)]
+    once: bool,
+    /// How many nodes
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=250))]
+    nodes: u8,
+    /// Give nodes and endpoints IPv6 addresses too
+    #[arg(long)]
+    ipv6: bool,
+    /// Print the first node's status as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    // Waiting for the lock, a signal may simply end us.
+    let lock = BedLock::acquire()?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
+    let start = Instant::now();
+    let bed = Bed::builder()
+        .nodes(cli.nodes)
+        .ipv6(cli.ipv6)
+        .start_with(lock)?;
+    let waited = bed.wait_reachable_or(DEADLINE, || signals.pending().next().is_some())?;
+    let result = match waited {
+        Waited::AllReachable => {
+            eprintln!(
+                "{} nodes, all reachable after {:.1} s",
+                cli.nodes,
+                start.elapsed().as_secs_f64()
+            );
+            Ok(())
+        }
+        Waited::Stopped => bail!("interrupted before every probe had an answer"),
+        Waited::DeadlinePassed(unanswered) => {
+            for pair in &unanswered {
+                eprintln!("{pair}");
+            }
+            Err(anyhow::anyhow!(
+                "{} probes have no good answer after {} s; the log of each node is {}",
+                unanswered.len(),
+                DEADLINE.as_secs(),
+                "/run/health-agent/<node>/agent.log"
+            ))
+        }
+    };
+
+    print_status(bed.node(1), cli.json)?;
+    if cli.once {
+        return result;
+    }
+    if let Err(error) = result {
+        eprintln!("warning: {error:#}");
+    }
+    print_guide(&bed);
+    signals.forever().next();
+    eprintln!("removing the cluster");
+    Ok(())
+}
+
+fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
+    let ran = node.cli(if json { "status -o json" } else { "status" })?;
+    if ran.stdout.is_empty() {
+        bail!("{}: {}", ran.command, ran.stderr.trim_end());
+    }
+    print!("{}", ran.stdout);
+    Ok(())
+}
+
+fn print_guide(bed: &Bed) {
+    let node = bed.node(1);
+    let last = bed.nodes().last().unwrap_or(node);
+    eprintln!(
+        "\nThe cluster runs until Ctrl-C. Its nodes are the network namespaces {first} to {last}; \
+         for {first}:\n  \
+         run a command on it   nsenter --net={netns} COMMAND\n  \
+         ask its agent         {cli} status\n  \
+         its API               curl --unix-socket {socket} http://agent/v1beta/status\n  \
+         its log               {runtime}/agent.log\n  \
+         kill its agent        kill -9 $(cat {runtime}/health-agent.pid)\n  \
+         start it again        {daemon}",
+        first = node.name(),
+        last = last.name(),
+        netns = node.netns().display(),
+        cli = shown(&node.cli_command()),
+        socket = node.socket().display(),
+        runtime = node.runtime_dir().display(),
+        daemon = shown(&node.agent_command()),
+    );
+}

@@ -1,0 +1,82 @@
+//! Running the tools that the bed and the tests call, to their end.
+
+use std::io::Write as _;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, ensure};
+
+/// What a program that ended left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ran {
+    /// Its command line.
+    pub command: String,
+    /// Its exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Its standard output, or an error if it failed.
+    pub fn success(self) -> anyhow::Result<String> {
+        ensure!(
+            self.code == Some(0),
+            "{} ended with {}: {}",
+            self.command,
+            self.code
+                .map_or("a signal".to_owned(), |code| format!("code {code}")),
+            self.stderr.trim_end()
+        );
+        Ok(self.stdout)
+    }
+
+    pub(crate) fn from_output(command: String, output: Output) -> Self {
+        Self {
+            command,
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// Runs a command to its end, with no input.
+pub fn run(command: &mut Command) -> anyhow::Result<Ran> {
+    let shown = shown(command);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot run {shown}"))?;
+    Ok(Ran::from_output(shown, output))
+}
+
+/// Runs a command to its end, with `input` on its standard input.
+pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<Ran> {
+    let shown = shown(command);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run {shown}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin
+            .write_all(input.as_bytes())
+            .with_context(|| format!("cannot write to {shown}"))?;
+    }
+    let output = child
+        .wait_with_output()
+        .with_context(|| format!("cannot wait for {shown}"))?;
+    Ok(Ran::from_output(shown, output))
+}
+
+/// The command line, for messages and for copying to a shell.
+pub fn shown(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}

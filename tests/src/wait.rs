@@ -1,0 +1,33 @@
+//! Waiting for a condition, up to a deadline.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+
+/// Time between two looks.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
+/// `what` it waited for and the last error of `look`, if it had one.
+pub fn wait_for<T>(
+    what: &str,
+    deadline: Duration,
+    mut look: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    let start = Instant::now();
+    loop {
+        let found = look();
+        if let Ok(Some(found)) = found {
+            return Ok(found);
+        }
+        if start.elapsed() > deadline {
+            let because = found.err().map(|error| format!(": {error:#}"));
+            bail!(
+                "waited {deadline:?} in vain for {what}{}",
+                because.unwrap_or_default()
+            );
+        }
+        thread::sleep(PAUSE);
+    }
+}
