@@ -172,6 +172,16 @@ fn without_pinned_maps_one_line_says_where_they_were_looked_for() {
 }
 
 #[test]
+fn a_missing_namespace_is_named_by_its_full_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program_in(dir.path(), "status --netns missing");
+    command.current_dir(dir.path());
+    let line = failure(command);
+    let path = dir.path().join("missing");
+    assert!(line.contains(path.to_str().unwrap()), "{line}");
+}
+
+#[test]
 fn status_reads_as_people_know_it() {
     let agent = Agent::start(|_| {});
     assert_eq!(

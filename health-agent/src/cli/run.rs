@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use clap::builder::{PathBufValueParser, TypedValueParser};
 
+use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{Config, Location, parse_duration};
@@ -35,7 +35,7 @@ pub struct RunArgs {
         long,
         value_name = "FILE",
         default_value = "/etc/health-agent/nodes.yaml",
-        value_parser = PathBufValueParser::new().try_map(std::path::absolute)
+        value_parser = absolute_path()
     )]
     nodes_file: PathBuf,
     /// Uplink, by interface name; give it once for each [default: those that carry the node's
