@@ -56,6 +56,9 @@ pub struct Link {
     pub mtu: u32,
     /// Whether it was told to be up.
     pub up: bool,
+    /// Whether packets pass: it is up, and so is what it leads to. Of a veth the kernel sees to the
+    /// latter a moment after both ends came up, and drops packets until then.
+    pub running: bool,
     /// Whether it is a loopback.
     pub loopback: bool,
     /// The free text that its maker marked it with.
@@ -302,6 +305,7 @@ impl From<LinkMessage> for Link {
             mac: None,
             mtu: 0,
             up: flags.contains(LinkFlags::Up),
+            running: flags.contains(LinkFlags::Running),
             loopback: flags.contains(LinkFlags::Loopback),
             alias: None,
             peer: None,
