@@ -82,10 +82,10 @@ impl Host {
         no_link_local();
         far.run_in(no_link_local).unwrap();
         let pair = VethPair {
-            name: UPLINK,
-            mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            peer_name: "far0",
-            peer_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            name: "far0",
+            mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            peer_name: UPLINK,
+            peer_mac: MacAddr([2, 0, 0, 0, 0, 1]),
             mtu: UPLINK_MTU,
         };
         link::create_veth(&netlink, &pair).await.unwrap();
@@ -275,13 +275,7 @@ fn exchange((client, server): &mut (TcpStream, TcpStream)) {
 #[test]
 fn a_new_endpoint_is_complete_and_reachable_at_once() {
     on_a_host(async |host: Host| {
-        let start = Instant::now();
         let endpoint = ensure(&host.spec()).await;
-        println!(
-            "created in {:?}, {:?}",
-            start.elapsed(),
-            (endpoint.ifindex(), endpoint.pair.inner.index)
-        );
         assert!(ENDPOINT_IDS.contains(&endpoint.id()));
         assert_eq!(endpoint.mtu(), UPLINK_MTU);
         assert_eq!(endpoint.gateway4(), Some("10.244.1.1".parse().unwrap()));
@@ -589,6 +583,37 @@ fn another_instance_keeps_its_endpoint_and_routes() {
         );
         assert_eq!(host.own_routes().await, routes);
         assert_eq!(endpoint.check().await.unwrap(), []);
+    });
+}
+
+#[test]
+fn packets_pass_at_once_on_a_host_with_one_device() {
+    on_a_host(async |host: Host| {
+        // The host's end must not get the number of the endpoint's.
+        assert_eq!(device(&host.netlink, UPLINK).await.index, 2);
+        let endpoint = ensure(&host.spec()).await;
+        assert_ne!(endpoint.ifindex(), endpoint.pair.inner.index);
+        for end in [DEVICE, UPLINK] {
+            assert!(device(&host.netlink, end).await.running);
+        }
+    });
+}
+
+#[test]
+fn a_node_address_is_waited_for_until_it_is_usable() {
+    on_a_host(async |host: Host| {
+        let uplink = device(&host.netlink, UPLINK).await;
+        sysctl::write("ipv6/conf/eth0/accept_dad", "1").unwrap();
+        let node = ip("fd00:30::7");
+        let request = host.netlink.address().add(uplink.index, node, 64);
+        request.execute().await.unwrap();
+        let addresses = link::addresses(&host.netlink).await.unwrap();
+        assert!(addresses.iter().any(|a| a.address == node && a.tentative));
+
+        let mut spec = host.spec();
+        spec.node_addresses[1] = node;
+        let endpoint = ensure(&spec).await;
+        assert_eq!(endpoint.plan.stack(Family::V6).unwrap().node, Some(node));
     });
 }
 
@@ -939,4 +964,17 @@ fn a_check_is_cheap() {
         println!("median of a check: {:?}", times[times.len() / 2]);
         assert!(times[times.len() / 2] < Duration::from_millis(1));
     });
+}
+
+/// The daemon runs these on many threads.
+#[test]
+fn futures_can_move_between_threads() {
+    fn assert_send<T: Send>(_: impl FnOnce(&'static HealthEndpoint) -> T) {}
+    fn spec() -> &'static HealthEndpointSpec {
+        unreachable!("is never called")
+    }
+    assert_send(|_| HealthEndpoint::ensure(spec()));
+    assert_send(HealthEndpoint::check);
+    assert_send(|_| cleanup("", Path::new("")));
+    assert_send(|endpoint| peer_routes::sync(&endpoint.host, &[]));
 }
