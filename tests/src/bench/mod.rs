@@ -18,12 +18,15 @@ pub struct Benchmark {
 }
 
 /// All benchmarks.
-pub const ALL: &[Benchmark] = &[Benchmark {
-    name: "agent",
-    about: "Memory and CPU of one agent in a cluster of three",
-    run: agent::run,
-}, Benchmark {
-    name: "echo",
-    about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
-    run: echo::run,
-}];
+pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "agent",
+        about: "Memory and CPU of one agent in a cluster of three",
+        run: agent::run,
+    },
+    Benchmark {
+        name: "echo",
+        about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
+        run: echo::run,
+    },
+];
