@@ -15,5 +15,9 @@ mod results;
 pub mod rtt_store;
 mod schedule;
 pub mod target;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use engine::{Mesh, MeshError, MeshHandle, MeshOptions};
