@@ -11,6 +11,7 @@ use std::time::Duration;
 use health_common::probe::Path;
 use health_common::rtt::{RttKey, SOURCE_KERNEL};
 use jiff::Timestamp;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -30,9 +31,11 @@ use crate::nodes::NodeSet;
 const FIRST_SPREAD: Duration = Duration::from_millis(100);
 /// Most probes a second that are begun for many targets at once (new ones, or all on request).
 const BURST_RATE: u32 = 20_000;
-/// Most HTTP probes at a time, so that they fit the usual limit of 1024 file descriptors. Each dead
-/// peer holds its place until the time-out, so a small number would let the dead delay the living.
-const HTTP_CONCURRENCY: usize = 512;
+/// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
+/// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
+/// delay the living.
+const HTTP_CONCURRENCY: (usize, usize) = (64, 4096);
+const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
 /// Time in which changes of learned addresses are gathered before the targets are made anew.
@@ -111,6 +114,7 @@ impl Mesh {
             icmp,
             icmp_events: Vec::new(),
             http: JoinSet::new(),
+            http_places: http_places(),
             http_waiting: VecDeque::new(),
             http_busy: HashMap::new(),
             sweep: None,
@@ -220,6 +224,7 @@ struct Engine {
     /// Taken in after each batch; kept for its memory.
     icmp_events: Vec<IcmpEvent>,
     http: JoinSet<HttpDone>,
+    http_places: usize,
     /// Due, while there is no place.
     http_waiting: VecDeque<TargetKey>,
     /// Waiting or running, and since when.
@@ -245,7 +250,7 @@ impl Engine {
                 // A source that has gone leaves what it said last.
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
-                ready = self.icmp.readable() => self.receive_icmp(ready),
+                _ = self.icmp.readable() => self.receive_icmp(),
                 Some(done) = self.http.join_next() => self.http_done(done),
                 () = sleep_until(wake) => {}
             }
@@ -267,7 +272,11 @@ impl Engine {
         if self.rebuild_at.is_some_and(|at| at <= now) {
             self.rebuild();
         }
-        self.icmp.expire(now, &mut self.icmp_events);
+        if self.icmp.next_expiry().is_some_and(|at| at <= now) {
+            // A reply that is there has come in time, even if the agent itself was held up.
+            self.receive_icmp();
+            self.icmp.expire(now, &mut self.icmp_events);
+        }
         while let Some(key) = self.schedule.pop_due(now) {
             match key.protocol {
                 Protocol::Icmp => self.begin_icmp(key),
@@ -320,10 +329,9 @@ impl Engine {
         }
     }
 
-    fn receive_icmp(&mut self, ready: io::Result<()>) {
+    fn receive_icmp(&mut self) {
         let now = self.now();
-        let received = ready.and_then(|()| self.icmp.receive(now, &mut self.icmp_events));
-        if let Err(error) = received {
+        if let Err(error) = self.icmp.receive(now, &mut self.icmp_events) {
             tracing::warn!(%error, "cannot receive ICMP replies");
         }
         self.take_icmp_events();
@@ -435,7 +443,7 @@ impl Engine {
     }
 
     fn begin_http(&mut self) {
-        while self.http.len() < HTTP_CONCURRENCY
+        while self.http.len() < self.http_places
             && let Some(key) = self.http_waiting.pop_front()
         {
             if !self.targets.contains_key(&key) {
@@ -686,6 +694,14 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// How many HTTP probes may run at a time under the limit on open files.
+fn http_places() -> usize {
+    let (fewest, most) = HTTP_CONCURRENCY;
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {
+        usize::try_from(soft / HTTP_DESCRIPTORS_DIVISOR).map_or(most, |n| n.clamp(fewest, most))
+    })
 }
 
 /// The time that probes of so many targets are spread over at [`BURST_RATE`].

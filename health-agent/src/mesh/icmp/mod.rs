@@ -137,7 +137,7 @@ impl IcmpProber {
         }
     }
 
-    /// Waits until there may be something to receive.
+    /// Waits until something has come since the last wait; [`Self::receive`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         let wait = async |family: &Option<FamilyProber>| match family {
             Some(family) => family.socket.readable().await,
