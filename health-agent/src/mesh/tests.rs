@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -195,6 +195,20 @@ fn the_local_node_is_probed_at_the_socket() {
             assert_eq!((row.samples, row.lost), (1, 0));
         }
         assert!(report.timestamp.is_some());
+        for table in ["tcp", "tcp6"] {
+            let sockets =
+                std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
+            let states = sockets
+                .lines()
+                .skip(1)
+                .filter_map(|line| line.split_whitespace().nth(3));
+            // TIME_WAIT, include/net/tcp_states.h.
+            assert_eq!(
+                states.filter(|&state| state == "06").count(),
+                0,
+                "{sockets}"
+            );
+        }
         let listed = bed.mesh.nodes();
         assert!(listed.nodes[0].local);
         assert_eq!(listed.nodes[0].health_addresses, ips(&["10.244.1.7"]));
@@ -456,6 +470,33 @@ fn late_and_duplicate_replies_change_nothing() {
             .get(key("172.30.0.3", Path::Host, Protocol::Icmp))
             .unwrap();
         assert_eq!((twice.samples, twice.lost), (2, 0));
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_reply_that_waits_for_a_busy_agent_is_neither_late_nor_slow() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let asked = Arc::new(AtomicBool::new(false));
+    let (delay, noted) = (Duration::from_millis(20), asked.clone());
+    let _echo = EchoResponder::start(&there, move |_, _| {
+        noted.store(true, Ordering::Relaxed);
+        vec![delay]
+    });
+    here.block_on(async || {
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"])]);
+        while !asked.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        // The runtime has this one thread: the mesh stands still as well.
+        std::thread::sleep(TIMEOUT * 2);
+        let report = bed.until("complete", is_complete).await;
+        let icmp = path(&report, "172.30.0.2").icmp.as_ref().unwrap();
+        assert_eq!(icmp.status, "");
+        let rtt = Duration::from_nanos(icmp.latency as u64);
+        assert!(rtt >= delay && rtt < TIMEOUT / 2, "{rtt:?}");
         bed.mesh.shutdown().await;
     });
 }
