@@ -53,10 +53,8 @@ impl NodeDatapath {
         let had_pins = config.location.pins().exists();
         let result = Self::make(config, own, uplinks).await;
         if result.is_err() {
-            if !had_pins {
-                if let Err(error) = loader::remove_pins(&config.location) {
-                    warn!(%error, "cannot undo the start");
-                }
+            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
+                warn!(%error, "cannot undo the start");
             }
             if !had_endpoint {
                 for error in health::cleanup(&config.location.instance, &config.location.state_dir)

@@ -49,7 +49,9 @@ fn ping_cycles() -> anyhow::Result<(f64, f64)> {
     // A thread of its own takes the network namespace with it when it ends.
     std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
         runtime.block_on(alternate())
     })
     .join()
@@ -76,7 +78,11 @@ async fn alternate() -> anyhow::Result<(f64, f64)> {
     }
     .await;
     let cleanup = health::cleanup(INSTANCE, state_dir.path()).await;
-    ensure!(cleanup.failed.is_empty(), "cannot remove the health endpoint: {:?}", cleanup.failed);
+    ensure!(
+        cleanup.failed.is_empty(),
+        "cannot remove the health endpoint: {:?}",
+        cleanup.failed
+    );
     result
 }
 
@@ -87,13 +93,24 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
         state_dir: "/nonexistent".into(),
         bpf_root: bpffs.path().to_owned(),
     };
-    let address = endpoint.ipv4().context("the endpoint has no IPv4 address")?;
-    let gateway = endpoint.gateway4().context("the endpoint has no IPv4 gateway")?;
+    let address = endpoint
+        .ipv4()
+        .context("the endpoint has no IPv4 address")?;
+    let gateway = endpoint
+        .gateway4()
+        .context("the endpoint has no IPv4 gateway")?;
     // Answered in eBPF otherwise; both sides are to be alike but for the echo.
     endpoint.netns().run_in(|| {
         ip(&[
-            "neighbour", "replace", &gateway.to_string(), "lladdr", &endpoint.host_mac().to_string(), "dev",
-            health::INNER_DEVICE, "nud", "permanent",
+            "neighbour",
+            "replace",
+            &gateway.to_string(),
+            "lladdr",
+            &endpoint.host_mac().to_string(),
+            "dev",
+            health::INNER_DEVICE,
+            "nud",
+            "permanent",
         ])
     })??;
     let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
@@ -125,12 +142,27 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
 /// Microseconds a cycle of one `ping -f`, in which nothing may be lost.
 fn ping(address: Ipv4Addr) -> anyhow::Result<f64> {
     let output = Command::new("taskset")
-        .args(["-c", CPU, "ping", "-f", "-q", "-c", &ECHOES.to_string(), &address.to_string()])
+        .args([
+            "-c",
+            CPU,
+            "ping",
+            "-f",
+            "-q",
+            "-c",
+            &ECHOES.to_string(),
+            &address.to_string(),
+        ])
         .output()
         .context("cannot run taskset and ping (Debian: util-linux, iputils-ping)")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let summary = text.lines().find(|line| line.contains("packets transmitted")).context("ping said nothing")?;
-    ensure!(summary.contains(&format!("{ECHOES} received")), "ping lost packets: {summary}");
+    let summary = text
+        .lines()
+        .find(|line| line.contains("packets transmitted"))
+        .context("ping said nothing")?;
+    ensure!(
+        summary.contains(&format!("{ECHOES} received")),
+        "ping lost packets: {summary}"
+    );
     let millis: f64 = summary
         .rsplit_once("time ")
         .and_then(|(_, time)| time.strip_suffix("ms")?.parse().ok())
@@ -145,15 +177,21 @@ fn program_figures() -> anyhow::Result<Vec<Figure>> {
     let health4 = Ipv4Addr::new(10, 244, 1, 7);
     let health6: Ipv6Addr = "fd00:10:244:1::7".parse()?;
     let ip4 = Ipv4::icmp(NODE, health4);
-    let packet4 = ethernet(MAC, HOST_MAC, IPV4, &ip4.packet(&echo4(8, 0, 5, 6, &payload(56))));
+    let packet4 = ethernet(
+        MAC,
+        HOST_MAC,
+        IPV4,
+        &ip4.packet(&echo4(8, 0, 5, 6, &payload(56))),
+    );
     let ip6 = Ipv6::icmp("fd00:30::1".parse()?, health6);
     let message6 = ip6.with_checksum(echo(128, 0, 5, 6, &payload(56)));
     let packet6 = ethernet(MAC, HOST_MAC, IPV6, &ip6.packet(&message6));
 
     let mut figures = Vec::new();
-    for (family, packet, target) in
-        [("IPv4", packet4, Some(Target::AtMost(90.0))), ("IPv6", packet6, None)]
-    {
+    for (family, packet, target) in [
+        ("IPv4", packet4, Some(Target::AtMost(90.0))),
+        ("IPv6", packet6, None),
+    ] {
         let mut bed = TestRun::load();
         bed.set_health_endpoint((health4, health6), MAC, HOST_MAC, DatapathConfig::default());
         let mut cost = ProgramCost::new(&bed, packet)?;
@@ -189,7 +227,15 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn ip(args: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new("ip").args(args).output().context("cannot run ip (Debian: iproute2)")?;
-    ensure!(output.status.success(), "ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    let output = Command::new("ip")
+        .args(args)
+        .output()
+        .context("cannot run ip (Debian: iproute2)")?;
+    ensure!(
+        output.status.success(),
+        "ip {}: {}",
+        args.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     Ok(())
 }

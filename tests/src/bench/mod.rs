@@ -1,6 +1,8 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
+mod echo;
+mod program_cost;
 mod program_cost;
 mod report;
 
