@@ -3,7 +3,6 @@
 mod agent;
 mod echo;
 mod program_cost;
-mod program_cost;
 mod report;
 
 pub use report::{Figure, Machine, Report, Target};
