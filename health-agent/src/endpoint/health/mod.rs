@@ -1,6 +1,6 @@
 //! The node's health endpoint: a network namespace behind a veth pair, whose host side is
 //! `lxc_health`. [`HealthEndpoint::ensure`] makes, adopts or repairs it, [`HealthEndpoint::check`]
-//! tells whether that is needed, [`cleanup`] removes it.
+//! tells whether that is needed, [`cleanup()`] removes it.
 //!
 //! Its gateway is on no device: the programs on `lxc_health` answer for it.
 
@@ -26,7 +26,7 @@ use crate::ipam::Family;
 use crate::net::link;
 use crate::net::mac::MacAddr;
 use crate::net::netlink::{self, Handle};
-use crate::net::netns::NetNs;
+use crate::net::netns::{self, NetNs};
 
 pub use self::cleanup::{Cleanup, Removed, cleanup};
 pub use self::error::HealthError;
@@ -305,7 +305,7 @@ fn state(
         ipv6: address(Family::V6).and_then(v6),
         mac: plan.mac,
         host_mac: plan.host_mac,
-        netns: crate::net::netns::path_of(&pair::netns_name(&spec.instance))?,
+        netns: netns::path_of(&pair::netns_name(&spec.instance))?,
         sysctls,
     })
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::TryStreamExt;
 use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -23,7 +24,7 @@ use crate::endpoint::peer_routes::{self, Change, PeerRouteError};
 use crate::ipam::IpamError;
 use crate::net::link::{Link, VethPair};
 use crate::net::route::{self, Route};
-use crate::net::{neighbour, netns, sysctl};
+use crate::net::{neighbour, sysctl};
 
 const UPLINK: &str = "eth0";
 const UPLINK_MTU: u32 = 1400;
@@ -104,8 +105,7 @@ impl Host {
                     .address()
                     .add(nic.index, address.parse().unwrap(), length);
                 if length == 64 {
-                    request.message_mut().header.flags |=
-                        netlink_packet_route::address::AddressHeaderFlags::Nodad;
+                    request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
                 }
                 request.execute().await.unwrap();
             }
@@ -117,10 +117,10 @@ impl Host {
             far,
             state: tempfile::tempdir().unwrap(),
         };
-        // The last that the kernel does when it has noticed that the uplink has a carrier.
+        // What the kernel does when it has noticed that the uplink has a carrier.
         let settled = |inventory: BTreeSet<String>| {
-            !inventory.iter().any(|item| item.contains("Linkdown"))
-                && inventory.iter().any(|item| item.contains("Inet6(ff00::)"))
+            let has = |text| inventory.iter().any(|item| item.contains(text));
+            !has("Linkdown") && has("(Inet6(ff00::))") && has("(Inet6(fd00:30::1))")
         };
         while !settled(host.inventory().await) {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -185,6 +185,16 @@ impl Host {
         let mounts = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         all.extend(mounts.lines().map(str::to_owned));
         all
+    }
+
+    async fn assert_unchanged(&self, before: &BTreeSet<String>) {
+        let after = self.inventory().await;
+        let lost: Vec<_> = before.difference(&after).collect();
+        let left: Vec<_> = after.difference(before).collect();
+        assert!(
+            lost.is_empty() && left.is_empty(),
+            "lost {lost:#?}, left behind {left:#?}"
+        );
     }
 
     async fn own_routes(&self) -> BTreeSet<String> {
@@ -550,7 +560,7 @@ fn a_replaced_veth_is_foreign_and_left_alone() {
             text.contains("lxc_health") && !text.contains('\n'),
             "{text}"
         );
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
 
         let report = cleanup(&spec.instance, &spec.state_dir).await;
         assert!(report.failed.is_empty(), "{:?}", report.failed);
@@ -559,7 +569,7 @@ fn a_replaced_veth_is_foreign_and_left_alone() {
 
         let before = host.inventory().await;
         HealthEndpoint::ensure(&spec).await.unwrap_err();
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
     });
 }
 
@@ -761,7 +771,7 @@ fn refusals_are_one_line_and_leave_nothing() {
             edit(&mut spec);
             let error = HealthEndpoint::ensure(&spec).await.unwrap_err();
             assert_eq!(error.to_string(), expected);
-            assert_eq!(host.inventory().await, before, "{expected}");
+            host.assert_unchanged(&before).await;
         }
     });
 }
@@ -793,7 +803,7 @@ fn taken_addresses_are_refused_or_passed_over() {
                 matches!(error, HealthError::Ipam(IpamError::Taken(a)) if a == taken),
                 "{error}"
             );
-            assert_eq!(host.inventory().await, before);
+            host.assert_unchanged(&before).await;
         }
         spec.fixed_addresses.clear();
         let endpoint = ensure(&spec).await;
@@ -829,7 +839,7 @@ fn a_failure_half_way_is_undone() {
                 .starts_with("cannot create veth device lxc_health"),
             "{error}"
         );
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
     });
 }
 
@@ -863,14 +873,14 @@ fn cleanup_leaves_nothing_and_is_idempotent() {
                 .iter()
                 .any(|r| r.starts_with("route 10.244.2.0/24 via 172.30.0.2"))
         );
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
 
         let again = cleanup(&spec.instance, &spec.state_dir).await;
         assert!(
             again.removed.is_empty() && again.failed.is_empty(),
             "{again:?}"
         );
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
     });
 }
 
@@ -946,7 +956,7 @@ fn routes_of_others_are_not_touched() {
             "{outcome:?}"
         );
         peer_routes::sync(&host.netlink, &[]).await.unwrap();
-        assert_eq!(host.inventory().await, before);
+        host.assert_unchanged(&before).await;
     });
 }
 
