@@ -64,7 +64,11 @@ impl ProgramCost {
     }
 
     /// Nanoseconds a pass with another program behind the front.
-    pub(super) fn measure(&mut self, program: &SchedClassifier, expected: u32) -> anyhow::Result<f64> {
+    pub(super) fn measure(
+        &mut self,
+        program: &SchedClassifier,
+        expected: u32,
+    ) -> anyhow::Result<f64> {
         self.slot.set(0, program.fd()?, 0)?;
         self.run(expected)
     }
