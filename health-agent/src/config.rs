@@ -157,6 +157,7 @@ impl Config {
         let location = self.location.validated()?;
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
+        absolute("--nodes-file", &self.nodes_file)?;
         for (i, device) in self.devices.iter().enumerate() {
             interface(device)?;
             if self.devices[..i].contains(device) {
@@ -311,7 +312,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 20] = [
+        let cases: [(&str, &str, Change); 21] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -333,6 +334,9 @@ mod tests {
             ("--node-name", "a/b", |c| c.node_name = "a/b".into()),
             ("--node-name", "a\\nb", |c| c.node_name = "a\nb".into()),
             ("--cluster-name", "a b", |c| c.cluster_name = "a b".into()),
+            ("--nodes-file", "nodes.yaml", |c| {
+                c.nodes_file = "nodes.yaml".into();
+            }),
             ("--device", "", |c| c.devices = vec!["".into()]),
             ("--device", "interface-number-1", |c| {
                 c.devices = vec!["interface-number-1".into()];

@@ -1,5 +1,7 @@
 //! The API over its socket, held against its own OpenAPI document.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
+
 mod common;
 
 use std::io::{Read, Write};

@@ -1,5 +1,7 @@
 //! The real program, as its users call it.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
+
 mod common;
 
 use std::fs;
@@ -7,43 +9,25 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use clap::CommandFactory;
 use common::Agent;
 use health_agent::api::types::{Endpoint, HealthStatus, NodeEntry};
+use health_agent::cli::Cli;
 use health_agent::config::Config;
 use serde_json::Value;
 
-/// All commands, groups included.
-const COMMANDS: [&str; 29] = [
-    "",
-    "run",
-    "status",
-    "node",
-    "node list",
-    "endpoint",
-    "endpoint list",
-    "endpoint get",
-    "bpf",
-    "bpf ct",
-    "bpf ct list",
-    "bpf nat",
-    "bpf nat list",
-    "bpf rtt",
-    "bpf rtt list",
-    "bpf endpoint",
-    "bpf endpoint list",
-    "bpf metrics",
-    "bpf metrics list",
-    "bpf map",
-    "bpf map list",
-    "bpf map dump",
-    "bpf prog",
-    "bpf prog list",
-    "config",
-    "cleanup",
-    "completion",
-    "help",
-    "help bpf map dump",
-];
+/// All commands by their full names, groups included; the program itself is "".
+fn commands() -> Vec<String> {
+    fn walk(name: &str, command: &clap::Command, all: &mut Vec<String>) {
+        all.push(name.to_owned());
+        for sub in command.get_subcommands() {
+            walk(&format!("{name} {}", sub.get_name()), sub, all);
+        }
+    }
+    let mut all = Vec::new();
+    walk("", &Cli::command(), &mut all);
+    all
+}
 
 /// The program with `arguments`, untouched by the environment of the test.
 fn program(arguments: &str) -> Command {
@@ -89,11 +73,8 @@ fn failure(mut command: Command) -> String {
 
 #[test]
 fn the_help_of_every_command_ends_with_examples() {
-    for command in COMMANDS {
-        let output = match command.strip_prefix("help") {
-            Some(_) => program(command).output().unwrap(),
-            None => program(command).arg("--help").output().unwrap(),
-        };
+    for command in commands() {
+        let output = program(&command).arg("--help").output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{command}: {output:?}");
         let help = stdout(&output);
         let (_, examples) = help
@@ -103,6 +84,7 @@ fn the_help_of_every_command_ends_with_examples() {
             assert!(example.starts_with("  "), "{command}: {help}");
         }
     }
+    assert!(commands().contains(&" bpf map dump".to_owned()));
 }
 
 #[test]
@@ -187,6 +169,16 @@ fn without_pinned_maps_one_line_says_where_they_were_looked_for() {
         assert!(line.contains(pins.to_str().unwrap()), "{line}");
         assert!(line.contains("--bpf-root"), "{line}");
     }
+}
+
+#[test]
+fn a_missing_namespace_is_named_by_its_full_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program_in(dir.path(), "status --netns missing");
+    command.current_dir(dir.path());
+    let line = failure(command);
+    let path = dir.path().join("missing");
+    assert!(line.contains(path.to_str().unwrap()), "{line}");
 }
 
 #[test]

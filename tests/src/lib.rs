@@ -1,6 +1,5 @@
 //! The test bed, and what integration tests and benchmarks share: clusters of real agents on this
-//! machine, programs run on crafted packets, pictures of the machine to compare, readings of the
-//! tools' output.
+//! machine, crafted packets, pictures of the machine to compare, readings of the tools' output.
 
 pub mod bed;
 pub mod bench;

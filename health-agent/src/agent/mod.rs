@@ -6,6 +6,7 @@ mod state;
 mod watch;
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,9 @@ use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time between two looks at the routes to peers.
+const ROUTES_PERIOD: Duration = Duration::from_secs(2);
 
 /// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
 /// [`cleanup`] removes it.
@@ -97,6 +101,7 @@ struct Agent {
     own: Node,
     netlink: Handle,
     host_responder: Responder,
+    route_failures: Vec<String>,
 }
 
 impl Agent {
@@ -141,6 +146,7 @@ impl Agent {
             own,
             netlink,
             host_responder,
+            route_failures: Vec::new(),
         })
     }
 
@@ -172,8 +178,9 @@ impl Agent {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut ticks = tokio::time::interval(watch::PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The kernel drops routes with a device that goes down, and nobody tells.
+        let mut route_ticks = tokio::time::interval(ROUTES_PERIOD);
         let mut backoff = watch::Backoff::default();
-        self.sync_routes().await;
         loop {
             tokio::select! {
                 _ = terminate.recv() => return Ok(()),
@@ -183,6 +190,7 @@ impl Agent {
                         self.sync_routes().await;
                     }
                 }
+                _ = route_ticks.tick() => self.sync_routes().await,
                 _ = ticks.tick() => {
                     if backoff.is_due() {
                         let outcome = watch::repair(&mut self.node).await;
@@ -194,32 +202,37 @@ impl Agent {
         }
     }
 
-    /// Brings the routes to peers' pod CIDRs in line with the registry.
-    async fn sync_routes(&self) {
-        let nodes = self.registry.borrow().clone();
+    /// Brings the routes to peers' pod CIDRs in line with the registry. Failures are logged when they are
+    /// other than last time's.
+    async fn sync_routes(&mut self) {
+        let nodes = self.registry.borrow_and_update().clone();
         let wanted: Vec<_> = nodes
             .nodes
             .iter()
             .filter(|node| node.full_name() != self.own.full_name())
             .flat_map(|node| {
                 node.pod_cidrs.iter().filter_map(|cidr| {
-                    let same_family =
-                        |addr: &&std::net::IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
+                    let same_family = |addr: &&IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
                     Some((*cidr, *node.addresses.iter().find(same_family)?))
                 })
             })
             .collect();
-        match peer_routes::sync(&self.netlink, &wanted).await {
+        let failures = match peer_routes::sync(&self.netlink, &wanted).await {
             Ok(outcome) => {
                 for change in outcome.changes {
                     info!(%change, "routes follow the node registry");
                 }
-                for error in outcome.failed {
-                    warn!(%error, "a pod CIDR cannot be reached");
-                }
+                outcome.failed.iter().map(ToString::to_string).collect()
             }
-            Err(error) => warn!(%error, "cannot bring the routes in line with the node registry"),
+            Err(error) => vec![error.to_string()],
+        };
+        for error in failures
+            .iter()
+            .filter(|failure| !self.route_failures.contains(failure))
+        {
+            warn!(error, "a pod CIDR cannot be reached");
         }
+        self.route_failures = failures;
     }
 }
 
@@ -236,8 +249,8 @@ fn remove_file(path: &Path) {
 }
 
 /// An endpoint's addresses, IPv4 first.
-fn addresses(endpoint: &HealthEndpoint) -> Vec<std::net::IpAddr> {
-    let v4 = endpoint.ipv4().map(std::net::IpAddr::V4);
-    let v6 = endpoint.ipv6().map(std::net::IpAddr::V6);
+fn addresses(endpoint: &HealthEndpoint) -> Vec<IpAddr> {
+    let v4 = endpoint.ipv4().map(IpAddr::V4);
+    let v6 = endpoint.ipv6().map(IpAddr::V6);
     v4.into_iter().chain(v6).collect()
 }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::addresses;
+use super::watch::Repaired;
 use crate::config::Config;
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
@@ -53,10 +54,8 @@ impl NodeDatapath {
         let had_pins = config.location.pins().exists();
         let result = Self::make(config, own, uplinks).await;
         if result.is_err() {
-            if !had_pins {
-                if let Err(error) = loader::remove_pins(&config.location) {
-                    warn!(%error, "cannot undo the start");
-                }
+            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
+                warn!(%error, "cannot undo the start");
             }
             if !had_endpoint {
                 for error in health::cleanup(&config.location.instance, &config.location.state_dir)
@@ -82,7 +81,7 @@ impl NodeDatapath {
         };
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
-            warn!(cause = %repair, "health endpoint repaired");
+            warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
@@ -119,7 +118,7 @@ impl NodeDatapath {
 
     /// Puts the health endpoint in order; the causes of what had to be done. The programs and the
     /// responder follow where the device or the namespace was made anew.
-    pub(super) async fn repair_endpoint(&mut self) -> anyhow::Result<Vec<String>> {
+    pub(super) async fn repair_endpoint(&mut self) -> anyhow::Result<Vec<Repaired>> {
         if self.endpoint.check().await?.is_empty() {
             return Ok(Vec::new());
         }
@@ -133,24 +132,34 @@ impl NodeDatapath {
             self.health_addresses
                 .send_replace(addresses(&self.endpoint));
         }
-        Ok(repaired.iter().map(ToString::to_string).collect())
+        Ok(repaired
+            .iter()
+            .map(|repair| Repaired {
+                cause: repair.0.cause(),
+                what: repair.to_string(),
+            })
+            .collect())
     }
 
     /// Puts pins and attached programs in order; the causes of what had to be done.
-    pub(super) fn repair_datapath(&mut self) -> anyhow::Result<Vec<String>> {
-        let mut causes = Vec::new();
+    pub(super) fn repair_datapath(&mut self) -> anyhow::Result<Vec<Repaired>> {
+        let mut repaired = Vec::new();
         if !self.datapath.pins_are_there() {
-            let lost = self.datapath.repair_pins()?;
-            causes.extend(
-                lost.into_iter()
-                    .map(|name| format!("the pin of {name} was removed")),
-            );
+            for name in self.datapath.repair_pins()? {
+                repaired.push(Repaired {
+                    cause: "pin-lost",
+                    what: format!("the pin of {name} was removed"),
+                });
+            }
         }
         for fault in self.datapath.hook_faults() {
             self.datapath.repair_hook(&fault)?;
-            causes.push(fault.to_string());
+            repaired.push(Repaired {
+                cause: fault.cause(),
+                what: fault.to_string(),
+            });
         }
-        Ok(causes)
+        Ok(repaired)
     }
 
     fn hooks(&self) -> Vec<Hook> {

@@ -12,11 +12,20 @@ pub(super) const PERIOD: Duration = Duration::from_millis(500);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
+/// Something that was put right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Repaired {
+    /// A short fixed word, to count by.
+    pub(super) cause: &'static str,
+    /// What was wrong, in words.
+    pub(super) what: String,
+}
+
 /// What one look led to.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// The causes of what was repaired.
-    pub(super) repaired: Vec<String>,
+    /// What was repaired.
+    pub(super) repaired: Vec<Repaired>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
 }
@@ -28,7 +37,7 @@ pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
     let datapath = node.repair_datapath();
     for result in [endpoint, datapath] {
         match result {
-            Ok(causes) => outcome.repaired.extend(causes),
+            Ok(repaired) => outcome.repaired.extend(repaired),
             Err(error) => {
                 let failure = outcome.failure.get_or_insert_default();
                 if !failure.is_empty() {
@@ -38,8 +47,9 @@ pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
             }
         }
     }
-    for cause in &outcome.repaired {
-        warn!(cause, "repaired");
+    for Repaired { cause, what } in &outcome.repaired {
+        warn!(cause, "repaired: {what}");
+        *node.repairs.entry((*cause).to_owned()).or_default() += 1;
     }
     outcome
 }

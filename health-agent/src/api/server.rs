@@ -2,12 +2,13 @@
 
 use std::convert::Infallible;
 use std::fs::{self, Permissions};
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{self, Request, State};
 use axum::http::{StatusCode, header};
@@ -17,6 +18,7 @@ use axum::{Json, Router};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::net::UnixListener;
+use tokio::sync::oneshot;
 
 use super::types::{
     AgentState, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage, NodeList,
@@ -29,6 +31,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 /// Owner and group may speak to the agent.
 const SOCKET_MODE: u32 = 0o660;
 const BACKLOG: i32 = 128;
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// What the server reads; the agent implements it. Every call answers at once with what is known.
 pub trait Source: Send + Sync + 'static {
@@ -45,7 +48,7 @@ pub trait Source: Send + Sync + 'static {
     /// How the agent itself does.
     fn state(&self) -> AgentState;
     /// Since when it runs.
-    fn uptime(&self) -> std::time::Duration;
+    fn uptime(&self) -> Duration;
 }
 
 /// Why the socket could not be opened.
@@ -139,17 +142,29 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Serves the API until `shutdown` ends; requests under way are answered. Then removes the socket's
-/// file.
+/// Serves the API until `shutdown` ends; requests under way are answered, if that takes no longer
+/// than 2 s. Then removes the socket's file.
 pub async fn serve<S: Source>(
     listener: UnixListener,
     source: Arc<S>,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
-    axum::serve(listener, router(source))
-        .with_graceful_shutdown(shutdown)
-        .await?;
+    let (stopping, stopped) = oneshot::channel();
+    let server = axum::serve(listener, router(source)).with_graceful_shutdown(async move {
+        shutdown.await;
+        // The other end is only gone when the server is.
+        let _ = stopping.send(());
+    });
+    // A client that sends half a request and waits must not hold up the agent's end.
+    let grace = async {
+        let _ = stopped.await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
+    };
+    tokio::select! {
+        result = server.into_future() => result?,
+        () = grace => {}
+    }
     match path {
         Some(path) => fs::remove_file(path),
         None => Ok(()),
@@ -293,6 +308,7 @@ fn error(code: StatusCode, error: String) -> Response {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::io::Write;
     use std::os::unix::net::UnixStream;
 
     /// Stands for the type parameter of [`routes`]; no request reaches it.
@@ -317,7 +333,7 @@ mod tests {
         fn state(&self) -> AgentState {
             unreachable!()
         }
-        fn uptime(&self) -> std::time::Duration {
+        fn uptime(&self) -> Duration {
             unreachable!()
         }
     }
@@ -372,6 +388,20 @@ mod tests {
         let path = dir.path().join("health.sock");
         let listener = bind(&path).unwrap();
         serve(listener, Arc::new(Unasked), async {}).await.unwrap();
+        assert!(!path.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_request_does_not_hold_up_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = bind(&path).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"GET /v1beta/sta").unwrap();
+        let shutdown = tokio::time::sleep(Duration::from_secs(1));
+        let begun = tokio::time::Instant::now();
+        serve(listener, Arc::new(Unasked), shutdown).await.unwrap();
+        assert!(begun.elapsed() <= Duration::from_secs(4));
         assert!(!path.exists());
     }
 }

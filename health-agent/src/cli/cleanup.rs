@@ -1,6 +1,7 @@
 //! `health-agent cleanup`: removes what an agent left on this machine.
 
 use clap::Args;
+use serde::Serialize;
 
 use super::output::OutputArgs;
 use crate::config::Location;
@@ -20,18 +21,28 @@ pub struct CleanupArgs {
 
 impl CleanupArgs {
     pub(super) async fn execute(self, location: &Location) -> anyhow::Result<()> {
-        let removed = crate::agent::cleanup(location).await?;
+        let removed: Vec<Removed> = crate::agent::cleanup(location)
+            .await?
+            .into_iter()
+            .map(|removed| Removed { removed })
+            .collect();
         self.output.output.print_rows(&removed, removed_text)
     }
 }
 
-fn removed_text(removed: &[String]) -> String {
+/// Something that is gone.
+#[derive(Debug, Serialize)]
+struct Removed {
+    removed: String,
+}
+
+fn removed_text(removed: &[Removed]) -> String {
     if removed.is_empty() {
         return "nothing to remove\n".to_owned();
     }
     removed
         .iter()
-        .map(|what| format!("removed {what}\n"))
+        .map(|Removed { removed }| format!("removed {removed}\n"))
         .collect()
 }
 
@@ -42,7 +53,9 @@ mod tests {
     #[test]
     fn everything_removed_is_named() {
         assert_eq!(removed_text(&[]), "nothing to remove\n");
-        let removed = ["device lxc_health".to_owned(), "pins".to_owned()];
+        let removed = ["device lxc_health", "pins"].map(|what| Removed {
+            removed: what.to_owned(),
+        });
         assert_eq!(
             removed_text(&removed),
             "removed device lxc_health\nremoved pins\n"

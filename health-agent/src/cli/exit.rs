@@ -18,7 +18,7 @@ pub enum Failure {
     #[error(transparent)]
     Usage(#[from] InvalidSetting),
     /// Anything else.
-    #[error("{0:#}")]
+    #[error("{}", with_causes(.0))]
     Failed(#[from] anyhow::Error),
 }
 
@@ -43,6 +43,18 @@ pub fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
+/// The error and what caused it, without what an error already quotes of its cause.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.as_str() {
+            "" => cause,
+            _ if text.contains(&cause) => text,
+            _ => format!("{text}: {cause}"),
+        }
+    })
+}
+
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -50,17 +62,36 @@ fn one_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::{Context, anyhow};
+    use anyhow::anyhow;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot open {path}: {source}; try it as root")]
+    struct Quoting {
+        path: &'static str,
+        source: std::io::Error,
+    }
 
     #[test]
-    fn a_failure_with_all_its_causes_is_one_line() {
+    fn a_failure_is_one_line() {
         let failure = Failure::from(anyhow!("line 3:\n   bad indent")).to_string();
         assert_eq!(one_line(&failure), "line 3: bad indent");
-        let failure = Failure::from(
-            Err::<(), _>(anyhow!("no such file"))
-                .context("cannot read nodes.yaml")
-                .expect_err("an error with context"),
+    }
+
+    #[test]
+    fn every_cause_is_told_once() {
+        let silent = anyhow!("no such file").context("cannot read nodes.yaml");
+        assert_eq!(
+            Failure::from(silent).to_string(),
+            "cannot read nodes.yaml: no such file"
         );
-        assert_eq!(failure.to_string(), "cannot read nodes.yaml: no such file");
+        let quoting = Quoting {
+            path: "health.sock",
+            source: std::io::ErrorKind::PermissionDenied.into(),
+        };
+        let failure = Failure::from(anyhow::Error::from(quoting).context("no status"));
+        assert_eq!(
+            failure.to_string(),
+            "no status: cannot open health.sock: permission denied; try it as root"
+        );
     }
 }

@@ -15,6 +15,7 @@ mod status;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
 use crate::api::client::Client;
@@ -81,7 +82,7 @@ pub struct GlobalArgs {
     )]
     pub bpf_root: PathBuf,
     /// Work for the network namespace at PATH instead of the one it is started in
-    #[arg(long, global = true, env = "HEALTH_AGENT_NETNS", value_name = "PATH")]
+    #[arg(long, global = true, env = "HEALTH_AGENT_NETNS", value_name = "PATH", value_parser = absolute_path())]
     pub netns: Option<PathBuf>,
 }
 
@@ -96,6 +97,12 @@ impl GlobalArgs {
         }
         .validated()
     }
+}
+
+/// Takes a path as it is meant where the program is started: entering the host's mounts changes the
+/// working folder.
+fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(std::path::absolute)
 }
 
 /// The commands.

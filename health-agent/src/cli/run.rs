@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 
+use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{Config, Location, parse_duration};
@@ -17,7 +18,7 @@ Examples:
   health-agent run --node-name hnode1 --nodes-file /etc/health-agent/nodes.yaml
   health-agent run --device eth0 --device eth1 --probe-interval 5s --probe-timeout 500ms
   health-agent run --log-format json --log-level debug
-  health-agent run --netns /run/netns/hnode1 --instance hnode1 --runtime-dir /run/health-agent/hnode1";
+  health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
 /// Flags of `run`.
 #[derive(Args, Debug)]
@@ -33,7 +34,8 @@ pub struct RunArgs {
     #[arg(
         long,
         value_name = "FILE",
-        default_value = "/etc/health-agent/nodes.yaml"
+        default_value = "/etc/health-agent/nodes.yaml",
+        value_parser = absolute_path()
     )]
     nodes_file: PathBuf,
     /// Uplink, by interface name; give it once for each [default: those that carry the node's

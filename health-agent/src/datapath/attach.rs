@@ -98,6 +98,16 @@ pub enum HookFault {
     PinLost(Hook),
 }
 
+impl HookFault {
+    /// A short fixed word, to count by.
+    pub const fn cause(&self) -> &'static str {
+        match self {
+            Self::Detached(_) => "program-detached",
+            Self::PinLost(_) => "link-pin-lost",
+        }
+    }
+}
+
 impl fmt::Display for HookFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

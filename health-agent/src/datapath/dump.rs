@@ -13,11 +13,12 @@ use aya::programs::ProgramInfo;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::util::nr_cpus;
 use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::metrics::Counter;
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
-use health_common::rtt::{RttKey, RttRow};
+use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
 
 use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
 use super::sys;
@@ -214,6 +215,24 @@ impl Pinned {
             rows.push((key, row))
         })?;
         Ok(rows)
+    }
+
+    /// Probes whose answer is waited for.
+    pub fn inflight(&self) -> Result<Vec<(InflightKey, Inflight)>, DumpError> {
+        let mut probes = Vec::new();
+        self.each(&layout::INFLIGHT, |key: InflightKey, probe: Inflight| {
+            probes.push((key, probe))
+        })?;
+        Ok(probes)
+    }
+
+    /// The settings that the programs read, by index.
+    pub fn config(&self) -> Result<Vec<(u32, DatapathConfig)>, DumpError> {
+        let mut settings = Vec::new();
+        self.each(&layout::CONFIG, |index: u32, config: DatapathConfig| {
+            settings.push((index, config))
+        })?;
+        Ok(settings)
     }
 
     /// Local endpoints as the datapath knows them.

@@ -9,18 +9,19 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use health_common::probe::Path;
-use health_common::rtt::{RttKey, SOURCE_KERNEL};
 use jiff::Timestamp;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use super::accounts::Accounts;
 use super::failure::Failure;
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Probe};
 use super::learned::Learned;
 use super::results::Results;
-use super::rtt_store::{LossOutcome, RttStore};
+use super::rtt_store::RttStore;
 use super::schedule::Schedule;
 use super::target::{NodePaths, Protocol, TargetKey};
 use crate::api::types::{ConnectivityStatus, HealthStatus, NodeList, RttSource};
@@ -30,9 +31,11 @@ use crate::nodes::NodeSet;
 const FIRST_SPREAD: Duration = Duration::from_millis(100);
 /// Most probes a second that are begun for many targets at once (new ones, or all on request).
 const BURST_RATE: u32 = 20_000;
-/// Most HTTP probes at a time, so that they fit the usual limit of 1024 file descriptors. Each dead
-/// peer holds its place until the time-out, so a small number would let the dead delay the living.
-const HTTP_CONCURRENCY: usize = 512;
+/// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
+/// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
+/// delay the living.
+const HTTP_CONCURRENCY: (usize, usize) = (64, 4096);
+const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
 /// Time in which changes of learned addresses are gathered before the targets are made anew.
@@ -100,10 +103,10 @@ impl Mesh {
             start: Instant::now(),
             schedule: Schedule::new(&options.local, options.interval),
             learned: Learned::load(&options.state_dir),
+            accounts: Accounts::new(store, options.icmp_id, options.local_addresses.clone()),
             options,
             nodes,
             local_health,
-            store,
             results: results.clone(),
             set: Arc::default(),
             targets: HashMap::new(),
@@ -111,12 +114,19 @@ impl Mesh {
             icmp,
             icmp_events: Vec::new(),
             http: JoinSet::new(),
+            http_places: http_places(),
             http_waiting: VecDeque::new(),
             http_busy: HashMap::new(),
             sweep: None,
         };
         engine.rebuild();
-        engine.remove_unknown_rows().map_err(MeshError::RttStore)?;
+        if !engine.set.nodes.is_empty() {
+            let known = engine.targets.keys().copied();
+            engine
+                .accounts
+                .keep_only(known)
+                .map_err(MeshError::RttStore)?;
+        }
         tokio::spawn(engine.run(received));
         Ok(MeshHandle { results, commands })
     }
@@ -207,7 +217,7 @@ struct Engine {
     start: Instant,
     nodes: watch::Receiver<Arc<NodeSet>>,
     local_health: watch::Receiver<Vec<IpAddr>>,
-    store: Arc<dyn RttStore>,
+    accounts: Accounts,
     results: Arc<RwLock<Results>>,
     learned: Learned,
     schedule: Schedule,
@@ -220,6 +230,7 @@ struct Engine {
     /// Taken in after each batch; kept for its memory.
     icmp_events: Vec<IcmpEvent>,
     http: JoinSet<HttpDone>,
+    http_places: usize,
     /// Due, while there is no place.
     http_waiting: VecDeque<TargetKey>,
     /// Waiting or running, and since when.
@@ -245,7 +256,7 @@ impl Engine {
                 // A source that has gone leaves what it said last.
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
-                ready = self.icmp.readable() => self.receive_icmp(ready),
+                _ = self.icmp.readable() => self.receive_icmp(),
                 Some(done) = self.http.join_next() => self.http_done(done),
                 () = sleep_until(wake) => {}
             }
@@ -267,7 +278,11 @@ impl Engine {
         if self.rebuild_at.is_some_and(|at| at <= now) {
             self.rebuild();
         }
-        self.icmp.expire(now, &mut self.icmp_events);
+        if self.icmp.next_expiry().is_some_and(|at| at <= now) {
+            // A reply that is there has come in time, even if the agent itself was held up.
+            self.receive_icmp();
+            self.icmp.expire(now, &mut self.icmp_events);
+        }
         while let Some(key) = self.schedule.pop_due(now) {
             match key.protocol {
                 Protocol::Icmp => self.begin_icmp(key),
@@ -320,10 +335,9 @@ impl Engine {
         }
     }
 
-    fn receive_icmp(&mut self, ready: io::Result<()>) {
+    fn receive_icmp(&mut self) {
         let now = self.now();
-        let received = ready.and_then(|()| self.icmp.receive(now, &mut self.icmp_events));
-        if let Err(error) = received {
+        if let Err(error) = self.icmp.receive(now, &mut self.icmp_events) {
             tracing::warn!(%error, "cannot receive ICMP replies");
         }
         self.take_icmp_events();
@@ -338,7 +352,7 @@ impl Engine {
                     sequence,
                     rtt,
                 } => {
-                    let (rtt, source) = self.account_echo(&probe, sequence, rtt);
+                    let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
                     self.answered(probe.key, probe.sent, rtt, source, None);
                 }
                 IcmpEvent::Failed {
@@ -346,7 +360,7 @@ impl Engine {
                     sequence,
                     failure,
                 } => {
-                    self.account_loss(&probe, sequence, &failure);
+                    self.accounts.lost(&probe, sequence, &failure);
                     self.failed(probe.key, probe.sent, &failure);
                 }
                 IcmpEvent::Deferred { key } => {
@@ -356,70 +370,6 @@ impl Engine {
             }
         }
         self.icmp_events = events;
-    }
-
-    /// The round trip as the uplink's programs measured it, or else as the socket did.
-    fn account_echo(
-        &self,
-        probe: &Probe,
-        sequence: u16,
-        at_socket: Duration,
-    ) -> (Duration, RttSource) {
-        let key = RttKey::from(probe.key);
-        if probe.stamped
-            && let Ok(Some(row)) = self.store.row(key)
-            && row.last_sequence == sequence
-            && row.source == SOURCE_KERNEL
-        {
-            return (Duration::from_nanos(row.last_ns), RttSource::Kernel);
-        }
-        self.account_sample(key, at_socket);
-        (at_socket, RttSource::Socket)
-    }
-
-    fn account_sample(&self, key: RttKey, rtt: Duration) {
-        let rtt_ns = rtt.as_nanos().try_into().unwrap_or(u64::MAX);
-        let sampled = self.store.sample(key, rtt_ns).or_else(|_| {
-            // The row may have been removed by hand.
-            self.store.ensure(key)?;
-            self.store.sample(key, rtt_ns)
-        });
-        if let Err(error) = sampled {
-            tracing::debug!(peer = %key.peer.to_ip(), %error, "round trip not counted");
-        }
-    }
-
-    fn account_loss(&self, probe: &Probe, sequence: u16, failure: &Failure) {
-        let key = RttKey::from(probe.key);
-        // An error that this host reports to itself: the probe never got as far as the uplink.
-        let refused_here = matches!(failure, Failure::Icmp(error)
-            if self.options.local_addresses.contains(&error.from));
-        let stamped = probe.stamped && !refused_here;
-        let lost = |stamped| self.store.lost(key, self.icmp.id(), sequence, stamped);
-        let outcome = lost(stamped).and_then(|outcome| match outcome {
-            // The kernel holds no stamp of the probe. Either it matched a reply that the socket
-            // did not get, or the probe never left, for want of the peer's hardware address.
-            LossOutcome::AlreadyAnswered if stamped => {
-                let row = self.store.row(key)?;
-                if row.is_some_and(|row| row.last_sequence == sequence) {
-                    tracing::debug!(
-                        peer = %probe.key.address, sequence,
-                        "the kernel saw a reply that did not reach the socket in time"
-                    );
-                    Ok(outcome)
-                } else {
-                    lost(false)
-                }
-            }
-            LossOutcome::UnknownPeer => {
-                self.store.ensure(key)?;
-                lost(false)
-            }
-            _ => Ok(outcome),
-        });
-        if let Err(error) = outcome {
-            tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
-        }
     }
 
     /// Queues an HTTP probe, unless one is on its way that serves as well.
@@ -435,7 +385,7 @@ impl Engine {
     }
 
     fn begin_http(&mut self) {
-        while self.http.len() < HTTP_CONCURRENCY
+        while self.http.len() < self.http_places
             && let Some(key) = self.http_waiting.pop_front()
         {
             if !self.targets.contains_key(&key) {
@@ -466,10 +416,9 @@ impl Engine {
         let Some(&target) = self.targets.get(&key) else {
             return;
         };
-        let rtt_key = RttKey::from(key);
         match answer {
             Ok(hello) => {
-                self.account_sample(rtt_key, hello.total);
+                self.accounts.sample(key, hello.total);
                 if let (Path::Host, Some(told)) = (key.path, &hello.health_endpoint) {
                     self.learn(target, told);
                 }
@@ -477,9 +426,7 @@ impl Engine {
                 self.answered(key, sent, hello.total, source, Some(hello.connect));
             }
             Err(failure) => {
-                if let Err(error) = self.store.lost_untracked(rtt_key) {
-                    tracing::debug!(peer = %key.address, %error, "lost probe not counted");
-                }
+                self.accounts.lost_untracked(key);
                 self.failed(key, sent, &failure);
             }
         }
@@ -647,9 +594,7 @@ impl Engine {
                 sweep.awaited.remove(key);
             }
             results.remove(key);
-            if let Err(error) = self.store.remove((*key).into()) {
-                tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
-            }
+            self.accounts.close(*key);
         }
         if !gone.is_empty() {
             self.icmp.retain(|key| self.targets.contains_key(key));
@@ -659,33 +604,19 @@ impl Engine {
     fn add_targets(&mut self, fresh: Vec<TargetKey>) {
         let now = self.now();
         let spread = burst_time(fresh.len()).max(FIRST_SPREAD);
-        let mut without_row = 0;
-        let mut last_error = None;
+        self.accounts.open(&fresh);
         for key in fresh {
-            if let Err(error) = self.store.ensure(key.into()) {
-                without_row += 1;
-                last_error = Some(error);
-            }
             self.schedule.insert(key, now, spread);
         }
-        if let Some(error) = last_error {
-            tracing::warn!(targets = without_row, %error, "no round-trip rows; probed without");
-        }
     }
+}
 
-    /// Removes the rows of peers that went while no agent ran.
-    fn remove_unknown_rows(&self) -> io::Result<()> {
-        if self.set.nodes.is_empty() {
-            return Ok(());
-        }
-        let known: HashSet<RttKey> = self.targets.keys().map(|&key| key.into()).collect();
-        for key in self.store.keys()? {
-            if !known.contains(&key) {
-                self.store.remove(key)?;
-            }
-        }
-        Ok(())
-    }
+/// How many HTTP probes may run at a time under the limit on open files.
+fn http_places() -> usize {
+    let (fewest, most) = HTTP_CONCURRENCY;
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {
+        usize::try_from(soft / HTTP_DESCRIPTORS_DIVISOR).map_or(most, |n| n.clamp(fewest, most))
+    })
 }
 
 /// The time that probes of so many targets are spread over at [`BURST_RATE`].

@@ -1,11 +1,12 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
-//! One task owns all state ([`engine`]). The parts it is made of know nothing of each other:
-//! [`target`] says what to probe, `schedule` when, `icmp` and `http` do it, `results` keeps what
-//! came out and `learned` the addresses that peers tell of themselves. [`hello`] is the side that
-//! answers.
+//! One task owns all state (`engine`). The parts it is made of know nothing of each other:
+//! `target` says what to probe, `schedule` when, `icmp` and `http` do it, `results` keeps what
+//! came out, `accounts` counts it in the datapath's rows, and `learned` keeps the addresses that
+//! peers tell of themselves. [`hello`] is the side that answers.
 
-pub mod engine;
+mod accounts;
+mod engine;
 mod failure;
 pub mod hello;
 mod http;
@@ -14,7 +15,11 @@ mod learned;
 mod results;
 pub mod rtt_store;
 mod schedule;
-pub mod target;
+mod target;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use engine::{Mesh, MeshError, MeshHandle, MeshOptions};
 pub use learned::FILE as LEARNED_FILE;

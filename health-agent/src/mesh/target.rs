@@ -10,7 +10,7 @@ use crate::nodes::Node;
 
 /// How an address is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Protocol {
+pub(super) enum Protocol {
     /// ICMP echo.
     Icmp,
     /// HTTP `GET /hello`.
@@ -19,13 +19,13 @@ pub enum Protocol {
 
 /// One address probed by one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TargetKey {
+pub(super) struct TargetKey {
     /// The address.
-    pub address: IpAddr,
+    pub(super) address: IpAddr,
     /// What it belongs to.
-    pub path: Path,
+    pub(super) path: Path,
     /// How it is probed.
-    pub protocol: Protocol,
+    pub(super) protocol: Protocol,
 }
 
 impl From<TargetKey> for RttKey {
@@ -44,20 +44,20 @@ impl From<TargetKey> for RttKey {
 
 /// The addresses of one node that are probed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodePaths {
+pub(super) struct NodePaths {
     /// `cluster/node`.
-    pub name: String,
+    pub(super) name: String,
     /// Whether it is the node that probes.
-    pub local: bool,
+    pub(super) local: bool,
     /// The node's own addresses, the primary first.
-    pub host: Vec<IpAddr>,
+    pub(super) host: Vec<IpAddr>,
     /// Those of its health endpoint, the primary first; empty while not known.
-    pub endpoint: Vec<IpAddr>,
+    pub(super) endpoint: Vec<IpAddr>,
 }
 
 impl NodePaths {
     /// The paths of a node whose health endpoint has the addresses `endpoint`.
-    pub fn new(node: &Node, local: bool, endpoint: &[IpAddr]) -> Self {
+    pub(super) fn new(node: &Node, local: bool, endpoint: &[IpAddr]) -> Self {
         let mut host = primary_first(&node.addresses);
         host.extend(&node.secondary_addresses);
         Self {
@@ -69,7 +69,7 @@ impl NodePaths {
     }
 
     /// All targets of this node.
-    pub fn targets(&self) -> impl Iterator<Item = TargetKey> {
+    pub(super) fn targets(&self) -> impl Iterator<Item = TargetKey> {
         let host = self.host.iter().map(|&address| (address, Path::Host));
         let endpoint = self
             .endpoint

@@ -17,27 +17,52 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 use super::mac::MacAddr;
 use super::netlink::{Handle, os_error};
 
-/// Why a device could not be read or changed.
+/// Why devices could not be read or changed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {attempt} device {device}: {source}")]
-pub struct LinkError {
-    attempt: &'static str,
-    device: String,
-    source: io::Error,
+pub enum LinkError {
+    /// One device.
+    #[error("cannot {attempt} device {device}: {source}")]
+    Device {
+        /// What was attempted.
+        attempt: &'static str,
+        /// On which device: its name, or its number.
+        device: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// All devices.
+    #[error("cannot list {what}: {source}")]
+    List {
+        /// `devices` or `addresses`.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
 }
 
 impl LinkError {
-    fn new(attempt: &'static str, device: impl ToString) -> impl FnOnce(rtnetlink::Error) -> Self {
+    fn device(
+        attempt: &'static str,
+        device: impl ToString,
+    ) -> impl FnOnce(rtnetlink::Error) -> Self {
         let device = device.to_string();
-        move |error| Self {
+        move |error| Self::Device {
             attempt,
             device,
             source: os_error(error),
         }
     }
 
+    fn list(what: &'static str) -> impl FnOnce(rtnetlink::Error) -> Self {
+        move |error| Self::List {
+            what,
+            source: os_error(error),
+        }
+    }
+
     fn is_missing(&self) -> bool {
-        self.source.raw_os_error() == Some(libc::ENODEV)
+        let (Self::Device { source, .. } | Self::List { source, .. }) = self;
+        source.raw_os_error() == Some(libc::ENODEV)
     }
 }
 
@@ -56,6 +81,9 @@ pub struct Link {
     pub mtu: u32,
     /// Whether it was told to be up.
     pub up: bool,
+    /// Whether packets pass: it is up, and so is what it leads to. Of a veth the kernel sees to the
+    /// latter a moment after both ends came up, and drops packets until then.
+    pub running: bool,
     /// Whether it is a loopback.
     pub loopback: bool,
     /// The free text that its maker marked it with.
@@ -121,7 +149,7 @@ async fn one(
         .execute()
         .try_next()
         .await
-        .map_err(LinkError::new("find", device));
+        .map_err(LinkError::device("find", device));
     match answer {
         Ok(message) => Ok(message.map(Link::from)),
         Err(error) if error.is_missing() => Ok(None),
@@ -138,7 +166,7 @@ pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
         .map_ok(Link::from)
         .try_collect()
         .await
-        .map_err(LinkError::new("list", "*"))
+        .map_err(LinkError::list("devices"))
 }
 
 /// Lists the addresses of all devices.
@@ -150,7 +178,7 @@ pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, LinkError> {
         .try_filter_map(async |message| Ok(link_address(&message)))
         .try_collect()
         .await
-        .map_err(LinkError::new("list addresses of", "*"))
+        .map_err(LinkError::list("addresses"))
 }
 
 /// Lists all devices with their addresses.
@@ -206,7 +234,7 @@ pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), Lin
         .add(message)
         .execute()
         .await
-        .map_err(LinkError::new("create veth", pair.name))
+        .map_err(LinkError::device("create veth", pair.name))
 }
 
 /// Marks a device with a free text.
@@ -261,13 +289,13 @@ async fn change(
         .set(message)
         .execute()
         .await
-        .map_err(LinkError::new(attempt, &link.name))
+        .map_err(LinkError::device(attempt, &link.name))
 }
 
 /// Deletes a device; of a veth pair, both ends. Returns whether it was there.
 pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, LinkError> {
     let done = handle.link().del(link.index).execute().await;
-    match done.map_err(LinkError::new("delete", &link.name)) {
+    match done.map_err(LinkError::device("delete", &link.name)) {
         Ok(()) => Ok(true),
         Err(error) if error.is_missing() => Ok(false),
         Err(error) => Err(error),
@@ -289,7 +317,7 @@ pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Resul
     request
         .execute()
         .await
-        .map_err(LinkError::new("add an address to", &link.name))
+        .map_err(LinkError::device("add an address to", &link.name))
 }
 
 impl From<LinkMessage> for Link {
@@ -302,6 +330,7 @@ impl From<LinkMessage> for Link {
             mac: None,
             mtu: 0,
             up: flags.contains(LinkFlags::Up),
+            running: flags.contains(LinkFlags::Running),
             loopback: flags.contains(LinkFlags::Loopback),
             alias: None,
             peer: None,

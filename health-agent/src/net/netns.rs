@@ -11,6 +11,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::statfs::{NSFS_MAGIC, statfs};
+use tracing::warn;
 
 use super::netlink;
 
@@ -56,8 +57,8 @@ pub struct NetNs {
 }
 
 impl NetNs {
-    /// Makes a namespace and names it. Nothing is left behind on failure, among them that the name
-    /// is in use.
+    /// Makes a namespace and names it. Fails if the name is in use; whatever the failure, nothing is
+    /// left behind.
     pub fn create(name: &str) -> Result<Self, NetNsError> {
         let path = path_of(name)?;
         let dir = Path::new(NETNS_DIR);
@@ -86,8 +87,9 @@ impl NetNs {
             .map_err(|e| NetNsError::new("mount a network namespace at", &path, e))
         });
         made.and_then(|()| Self::open(name)).inspect_err(|_| {
-            let undone = remove(name);
-            debug_assert!(undone.is_ok(), "{undone:?}");
+            if let Err(error) = remove(name) {
+                warn!(%error, "cannot undo the making of a network namespace");
+            }
         })
     }
 
@@ -201,4 +203,74 @@ fn share_mounts(dir: &Path) -> Result<(), NetNsError> {
 fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(work).join())
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_folder() {
+        for bad in ["", ".", "..", "a/b", "/etc", "a\0b"] {
+            assert!(
+                matches!(path_of(bad), Err(NetNsError::BadName(_))),
+                "{bad:?}"
+            );
+        }
+        assert_eq!(path_of("a.b").unwrap(), Path::new("/run/netns/a.b"));
+    }
+
+    #[test]
+    fn a_namespace_lives_from_create_to_remove() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        let mounts = || {
+            let text = fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+            text.lines().count()
+        };
+        on_own_thread(|| {
+            // A mount namespace and a `/run` of its own leave the machine's alone.
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            let none = None::<&str>;
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(none, "/", none, private, none).unwrap();
+            mount(Some("none"), "/run", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+
+            let before = mounts();
+            let first = NetNs::create("first").unwrap();
+            let second = NetNs::create("second").unwrap();
+            assert!(is_alive("first") && is_alive("second"));
+            assert!(first.is_named() && second.is_named());
+            assert_ne!(inode(first.file()), inode(second.file()));
+            assert_ne!(inode(first.file()), inode(&own().unwrap()));
+            let inside = first.run_in(|| own().unwrap()).unwrap();
+            assert_eq!(inode(&inside), inode(first.file()));
+
+            let error = NetNs::create("first").unwrap_err().to_string();
+            assert_eq!(
+                error,
+                "cannot create /run/netns/first: File exists (os error 17)"
+            );
+            assert!(first.is_named());
+
+            assert!(remove("first").unwrap());
+            assert!(!first.is_named() && !is_alive("first") && second.is_named());
+            assert!(!remove("first").unwrap());
+            assert!(NetNs::open("first").is_err());
+            let again = NetNs::create("first").unwrap();
+            assert!(again.is_named() && !first.is_named());
+
+            fs::write("/run/netns/leftover", "").unwrap();
+            assert!(!is_alive("leftover"));
+            assert!(remove("leftover").unwrap());
+
+            // That of the folder, whoever came first, and one for each name.
+            assert_eq!(mounts(), before + 3);
+            assert!(remove("first").unwrap() && remove("second").unwrap());
+            assert_eq!(mounts(), before + 1);
+        });
+    }
 }

@@ -37,7 +37,7 @@ pub enum RegistryError {
         /// The file.
         path: PathBuf,
         /// What is wrong, and where.
-        source: DocumentError,
+        source: Box<DocumentError>,
     },
 }
 
@@ -120,7 +120,7 @@ impl RegistryFile {
         })?;
         document::parse(&text, &self.default_cluster).map_err(|source| RegistryError::Invalid {
             path: self.path.clone(),
-            source,
+            source: Box::new(source),
         })
     }
 

@@ -1,7 +1,8 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
-pub mod program_cost;
+mod echo;
+mod program_cost;
 mod report;
 
 pub use report::{Figure, Machine, Report, Target};
@@ -18,8 +19,15 @@ pub struct Benchmark {
 }
 
 /// All benchmarks.
-pub const ALL: &[Benchmark] = &[Benchmark {
-    name: "agent",
-    about: "Memory and CPU of one agent in a cluster of three",
-    run: agent::run,
-}];
+pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "agent",
+        about: "Memory and CPU of one agent in a cluster of three",
+        run: agent::run,
+    },
+    Benchmark {
+        name: "echo",
+        about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
+        run: echo::run,
+    },
+];

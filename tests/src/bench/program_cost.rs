@@ -16,7 +16,7 @@ const HEADERS: usize = 62;
 const PASSES: u32 = 1_000_000;
 
 /// The benchmark programs, on the maps of a loaded datapath.
-pub struct ProgramCost {
+pub(super) struct ProgramCost {
     ebpf: Ebpf,
     front: SchedClassifier,
     slot: ProgramArray<aya::maps::MapData>,
@@ -25,7 +25,7 @@ pub struct ProgramCost {
 
 impl ProgramCost {
     /// Loads the benchmark programs; each pass will start with `packet`.
-    pub fn new(bed: &TestRun, packet: Vec<u8>) -> anyhow::Result<Self> {
+    pub(super) fn new(bed: &TestRun, packet: Vec<u8>) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(bed.location.pins())
             .load(BENCH_PROGRAMS)?;
@@ -57,14 +57,18 @@ impl ProgramCost {
     }
 
     /// Nanoseconds a pass with a program of the benchmarks behind the front.
-    pub fn measure_own(&mut self, name: &str, expected: u32) -> anyhow::Result<f64> {
+    pub(super) fn measure_own(&mut self, name: &str, expected: u32) -> anyhow::Result<f64> {
         let fd = classifier(&mut self.ebpf, name)?.fd()?.try_clone()?;
         self.slot.set(0, &fd, 0)?;
         self.run(expected)
     }
 
     /// Nanoseconds a pass with another program behind the front.
-    pub fn measure(&mut self, program: &SchedClassifier, expected: u32) -> anyhow::Result<f64> {
+    pub(super) fn measure(
+        &mut self,
+        program: &SchedClassifier,
+        expected: u32,
+    ) -> anyhow::Result<f64> {
         self.slot.set(0, program.fd()?, 0)?;
         self.run(expected)
     }

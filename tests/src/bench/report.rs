@@ -87,15 +87,25 @@ pub struct Report {
     pub rounds: u32,
     /// Where.
     pub machine: Machine,
+    /// The one ratio that stands for all, printed in a last line of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_ratio: Option<f64>,
 }
 
 impl Report {
+    /// The report, with a ratio that stands for all.
+    pub fn with_last_ratio(mut self, ratio: f64) -> Self {
+        self.last_ratio = Some(ratio);
+        self
+    }
+
     /// A report on this machine.
     pub fn new(figures: Vec<Figure>, rounds: u32) -> anyhow::Result<Self> {
         Ok(Self {
             figures,
             rounds,
             machine: Machine::here()?,
+            last_ratio: None,
         })
     }
 }
@@ -119,7 +129,11 @@ impl fmt::Display for Report {
         }
         let Machine { cpu, cpus, kernel } = &self.machine;
         writeln!(f, "machine: {cpu}, {cpus} CPUs, Linux {kernel}")?;
-        writeln!(f, "rounds: {}", self.rounds)
+        writeln!(f, "rounds: {}", self.rounds)?;
+        match self.last_ratio {
+            Some(ratio) => writeln!(f, "ratio {ratio:.2}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -184,6 +198,7 @@ mod tests {
                 cpus: 2,
                 kernel: "6.18.5".to_owned(),
             },
+            last_ratio: Some(0.74),
         };
         assert_eq!(
             report.to_string(),

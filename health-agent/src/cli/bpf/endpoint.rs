@@ -108,7 +108,8 @@ impl fmt::Display for EndpointValue {
     }
 }
 
-fn mac(bytes: [u8; 6]) -> String {
+/// A hardware address.
+pub(super) fn mac(bytes: [u8; 6]) -> String {
     bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 

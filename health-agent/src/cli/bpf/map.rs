@@ -1,7 +1,6 @@
 //! `health-agent bpf map`: the pinned maps themselves.
 
 use std::fmt::Display;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -9,10 +8,10 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::flow::FlowKey;
-use super::layout::{DatapathConfig, Hex, Index, Inflight, InflightKey, decode};
-use super::{ct, endpoint, metrics, nat, rtt};
+use super::{ct, endpoint, inflight, metrics, nat, rtt, settings};
 use crate::cli::output::{Format, NONE, OutputArgs, table};
-use crate::datapath::dump::{MapInfo, Pinned};
+use crate::datapath::dump::{DumpError, MapInfo, Pinned};
+use crate::datapath::layout;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,79 +57,92 @@ impl MapCommand {
                 rows.sort_by(|a, b| a.name.cmp(&b.name));
                 args.output.print_rows(&rows, maps_table)
             }
-            Self::Dump(args) => dump(&args.name, args.output.output, pinned),
-        }
-    }
-}
-
-fn dump(name: &str, format: Format, pinned: &Pinned) -> anyhow::Result<()> {
-    match name {
-        "HEALTH_CT4" => print(
-            format,
-            only(ct::entries(pinned.conntrack()?), IpAddr::is_ipv4),
-        ),
-        "HEALTH_CT6" => print(
-            format,
-            only(ct::entries(pinned.conntrack()?), IpAddr::is_ipv6),
-        ),
-        "HEALTH_NAT4" => {
-            let entries = nat::entries(pinned.nat()?, nat::monotonic_ns()?);
-            print(format, only(entries, IpAddr::is_ipv4))
-        }
-        "HEALTH_NAT6" => {
-            let entries = nat::entries(pinned.nat()?, nat::monotonic_ns()?);
-            print(format, only(entries, IpAddr::is_ipv6))
-        }
-        "HEALTH_RTT" => print(format, rtt::entries(pinned.rtt()?)),
-        "HEALTH_ENDPOINTS" => print(format, endpoint::entries(pinned.endpoints()?)),
-        "HEALTH_METRICS" => print(format, metrics::entries(pinned.metrics()?)),
-        _ => {
-            let raw = pinned.raw(name)?;
-            match name {
-                "HEALTH_INFLIGHT" => {
-                    if let Some(entries) = decode(&raw, InflightKey::decode, Inflight::decode) {
-                        return print(format, entries);
-                    }
-                }
-                "HEALTH_CONFIG" => {
-                    if let Some(entries) = decode(&raw, Index::decode, DatapathConfig::decode) {
-                        return print(format, entries);
-                    }
-                }
-                _ => {}
+            Self::Dump(args) => Dump {
+                name: &args.name,
+                format: args.output.output,
+                pinned,
             }
-            print(format, in_hex(&raw))
+            .execute(),
         }
     }
 }
 
-/// Both families of flows come from one listing.
-fn only<V>(
-    entries: Vec<Entry<FlowKey, V>>,
-    family: impl Fn(&IpAddr) -> bool,
-) -> Vec<Entry<FlowKey, V>> {
-    entries
-        .into_iter()
-        .filter(|entry| family(&entry.key.source))
-        .collect()
+/// One map to show.
+struct Dump<'a> {
+    name: &'a str,
+    format: Format,
+    pinned: &'a Pinned,
 }
 
-fn in_hex(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<Hex, Hex>> {
+impl Dump<'_> {
+    fn execute(&self) -> anyhow::Result<()> {
+        // Patterns must be paths.
+        const CT4: &str = layout::CT4.name;
+        const CT6: &str = layout::CT6.name;
+        const NAT4: &str = layout::NAT4.name;
+        const NAT6: &str = layout::NAT6.name;
+        const RTT: &str = layout::RTT.name;
+        const INFLIGHT: &str = layout::INFLIGHT.name;
+        const ENDPOINTS: &str = layout::ENDPOINTS.name;
+        const METRICS: &str = layout::METRICS.name;
+        const CONFIG: &str = layout::CONFIG.name;
+
+        let pinned = self.pinned;
+        match self.name {
+            CT4 => self.print(pinned.conntrack().map(|all| only_v4(ct::entries(all)))),
+            CT6 => self.print(pinned.conntrack().map(|all| only_v6(ct::entries(all)))),
+            NAT4 | NAT6 => {
+                let now = nat::monotonic_ns()?;
+                let only = if self.name == NAT4 { only_v4 } else { only_v6 };
+                self.print(pinned.nat().map(|all| only(nat::entries(all, now))))
+            }
+            RTT => self.print(pinned.rtt().map(rtt::entries)),
+            INFLIGHT => self.print(pinned.inflight().map(inflight::entries)),
+            ENDPOINTS => self.print(pinned.endpoints().map(endpoint::entries)),
+            METRICS => self.print(pinned.metrics().map(metrics::entries)),
+            CONFIG => self.print(pinned.config().map(settings::entries)),
+            _ => self.print_hex(),
+        }
+    }
+
+    fn print<K, V>(&self, entries: Result<Vec<Entry<K, V>>, DumpError>) -> anyhow::Result<()>
+    where
+        K: Display + Serialize,
+        V: Display + Serialize,
+    {
+        match entries {
+            Ok(entries) => self.format.print_rows(&entries, lines),
+            // Another version's map: its bytes are all that can be told.
+            Err(DumpError::OtherLayout(_)) => self.print_hex(),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn print_hex(&self) -> anyhow::Result<()> {
+        let entries = in_hex(&self.pinned.raw(self.name)?);
+        self.format.print_rows(&entries, lines)
+    }
+}
+
+fn only_v4<V>(mut entries: Vec<Entry<FlowKey, V>>) -> Vec<Entry<FlowKey, V>> {
+    entries.retain(|entry| entry.key.source.is_ipv4());
+    entries
+}
+
+fn only_v6<V>(mut entries: Vec<Entry<FlowKey, V>>) -> Vec<Entry<FlowKey, V>> {
+    entries.retain(|entry| entry.key.source.is_ipv6());
+    entries
+}
+
+fn in_hex(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<String, String>> {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     entries
         .iter()
         .map(|(key, value)| Entry {
-            key: Hex::from(key.as_slice()),
-            value: Hex::from(value.as_slice()),
+            key: hex(key),
+            value: hex(value),
         })
         .collect()
-}
-
-fn print<K, V>(format: Format, entries: Vec<Entry<K, V>>) -> anyhow::Result<()>
-where
-    K: Display + Serialize,
-    V: Display + Serialize,
-{
-    format.print_rows(&entries, lines)
 }
 
 /// A map as JSON shows it.
@@ -237,10 +249,10 @@ HEALTH_CONFIG   12   array   4           56            -         1             3
                 (flow("fd00:30::2", "fd00:10:244:1::7"), CtEntry::default()),
             ])
         };
-        let text = lines(&only(flows(), IpAddr::is_ipv4));
+        let text = lines(&only_v4(flows()));
         assert!(text.starts_with("ICMP IN 172.30.0.2:1 -> 10.244.1.7:0: expires=0 "));
         assert_eq!(text.lines().count(), 1);
-        let text = lines(&only(flows(), IpAddr::is_ipv6));
+        let text = lines(&only_v6(flows()));
         assert!(text.starts_with("ICMP IN [fd00:30::2]:1 -> "), "{text}");
         assert_eq!(text.lines().count(), 1);
     }

@@ -4,12 +4,13 @@ mod ct;
 mod endpoint;
 mod entry;
 mod flow;
-mod layout;
+mod inflight;
 mod map;
 mod metrics;
 mod nat;
 mod prog;
 pub(super) mod rtt;
+mod settings;
 
 use clap::Subcommand;
 

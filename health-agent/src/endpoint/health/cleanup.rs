@@ -43,7 +43,7 @@ impl fmt::Display for Removed {
     }
 }
 
-/// What [`cleanup`] did.
+/// What [`cleanup()`] did.
 #[derive(Debug, Default)]
 pub struct Cleanup {
     /// What it removed.

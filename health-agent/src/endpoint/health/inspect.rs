@@ -1,5 +1,9 @@
 //! Comparing the health endpoint with what it shall be, and putting right what differs.
 
+use std::time::Duration;
+
+use tokio::time::{self, Instant};
+
 use crate::net::link::{self, Link};
 use crate::net::netlink::Handle;
 use crate::net::{neighbour, route, sysctl};
@@ -12,6 +16,10 @@ const LOOPBACK: &str = "lo";
 /// How often faults are looked for and repaired before something else is taken to cause them. One
 /// repair may uncover another fault, as bringing a device up does.
 const ROUNDS: usize = 3;
+
+/// How long the kernel may take to notice that both ends are up: it looks once a second.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
+const CARRIER_POLL: Duration = Duration::from_millis(2);
 
 impl HealthEndpoint {
     /// Looks for everything that is not as [`HealthEndpoint::ensure`] left it. Costs about a dozen
@@ -48,12 +56,13 @@ impl HealthEndpoint {
         Ok(faults)
     }
 
-    /// Repairs until there is nothing to repair. Returns what was wrong.
+    /// Repairs until there is nothing to repair, and packets pass. Returns what was wrong.
     pub(super) async fn put_in_order(&self) -> Result<Vec<Fault>, HealthError> {
         let mut repaired = Vec::new();
         for _ in 0..ROUNDS {
             let faults = self.check().await?;
             if faults.is_empty() {
+                self.wait_until_running().await?;
                 return Ok(repaired);
             }
             for fault in faults {
@@ -64,9 +73,28 @@ impl HealthEndpoint {
             }
         }
         match self.check().await?.into_iter().next() {
-            None => Ok(repaired),
+            None => self.wait_until_running().await.map(|()| repaired),
             Some(fault) => Err(HealthError::Unrepaired(fault)),
         }
+    }
+
+    async fn wait_until_running(&self) -> Result<(), HealthError> {
+        let deadline = Instant::now() + CARRIER_PATIENCE;
+        let mut poll = time::interval(CARRIER_POLL);
+        for end in [End::Outer, End::Inner] {
+            let (handle, link) = self.side(end);
+            loop {
+                poll.tick().await;
+                let link = link::by_index(handle, link.index).await?;
+                if link.is_some_and(|link| link.running) {
+                    break;
+                }
+                if Instant::now() >= deadline {
+                    return Err(HealthError::Unrepaired(Fault::Down(end)));
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn repair(&self, fault: &Fault) -> Result<(), HealthError> {

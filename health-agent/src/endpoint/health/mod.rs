@@ -1,6 +1,6 @@
 //! The node's health endpoint: a network namespace behind a veth pair, whose host side is
 //! `lxc_health`. [`HealthEndpoint::ensure`] makes, adopts or repairs it, [`HealthEndpoint::check`]
-//! tells whether that is needed, [`cleanup`] removes it.
+//! tells whether that is needed, [`cleanup()`] removes it.
 //!
 //! Its gateway is on no device: the programs on `lxc_health` answer for it.
 
@@ -11,6 +11,8 @@ mod inspect;
 mod pair;
 mod plan;
 mod state;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -24,7 +26,7 @@ use crate::ipam::Family;
 use crate::net::link;
 use crate::net::mac::MacAddr;
 use crate::net::netlink::{self, Handle};
-use crate::net::netns::NetNs;
+use crate::net::netns::{self, NetNs};
 
 pub use self::cleanup::{Cleanup, Removed, cleanup};
 pub use self::error::HealthError;
@@ -83,21 +85,17 @@ impl HealthEndpoint {
         let host = netlink::open().map_err(HealthError::Netlink)?;
         let file = StateFile::in_dir(&spec.state_dir);
         let saved = file.load();
-        let (living, remains) = match pair::find(&host, &spec.instance).await? {
-            Found::Living(pair) => (Some(pair), None),
-            Found::Remains(fault) => {
-                // Else its own route would make its address look like somebody else's.
-                pair::remove(&host, &spec.instance).await?;
-                (None, Some(fault))
-            }
-            Found::Nothing => (None, saved.is_some().then_some(Fault::VethGone)),
-        };
-        let past = past(saved.as_ref(), living.as_ref()).await?;
+        let Survey {
+            living,
+            past,
+            mut faults,
+        } = survey(&host, &spec.instance, saved.as_ref()).await?;
         let plan = Plan::make(&host, spec, &past).await?;
-        let outdated = outdated(&past, &plan);
-        let mut faults: Vec<_> = remains.into_iter().collect();
-        let living = living.filter(|_| outdated.is_empty());
-        faults.extend(outdated);
+        let living = living.filter(|_| {
+            let outdated = outdated(&past, &plan);
+            faults.extend_from_slice(&outdated);
+            outdated.is_empty()
+        });
 
         // Before the first change, so that it can be undone whatever happens.
         let state = state(&plan, spec, saved.as_ref())?;
@@ -242,14 +240,30 @@ impl HealthEndpoint {
     }
 }
 
-/// What the endpoint was: by the state file, or failing that as it stands.
-async fn past(saved: Option<&State>, living: Option<&Pair>) -> Result<Past, HealthError> {
+/// What there is before anything is done.
+struct Survey {
+    living: Option<Pair>,
+    past: Past,
+    /// What is wrong with an endpoint that is not living.
+    faults: Vec<Fault>,
+}
+
+async fn survey(
+    host: &Handle,
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<Survey, HealthError> {
     let mut past = saved.map(Past::of_state).unwrap_or_default();
-    let Some(pair) = living else {
-        return Ok(past);
+    let (living, fault) = match pair::find(host, instance).await? {
+        Found::Living(pair) => (Some(pair), None),
+        Found::Remains(fault) => (None, Some(fault)),
+        Found::Nothing => (None, saved.map(|_| Fault::VethGone)),
     };
-    past.living = true;
-    if saved.is_none() {
+    past.device_stands = living.is_some()
+        || fault
+            .as_ref()
+            .is_some_and(|fault| *fault != Fault::VethGone);
+    if let (None, Some(pair)) = (saved, &living) {
         past.macs = pair.inner.mac.zip(pair.outer.mac);
         past.addresses = link::addresses(&pair.inside)
             .await?
@@ -258,19 +272,18 @@ async fn past(saved: Option<&State>, living: Option<&Pair>) -> Result<Past, Heal
             .map(|address| address.address)
             .collect();
     }
-    Ok(past)
+    Ok(Survey {
+        living,
+        past,
+        faults: fault.into_iter().collect(),
+    })
 }
 
 /// The addresses that a living endpoint may not keep or does not have yet. If there are any, it
 /// takes a new pair.
 fn outdated(past: &Past, plan: &Plan) -> Vec<Fault> {
-    let old: BTreeSet<_> = past
-        .addresses
-        .iter()
-        .copied()
-        .filter(|_| past.living)
-        .collect();
-    let new: BTreeSet<_> = plan.addresses().filter(|_| past.living).collect();
+    let old: BTreeSet<_> = past.addresses.iter().copied().collect();
+    let new: BTreeSet<_> = plan.addresses().collect();
     let gone = old.difference(&new).copied().map(Fault::AddressOutdated);
     let added = new.difference(&old).copied().map(Fault::AddressMissing);
     gone.chain(added).collect()
@@ -292,7 +305,7 @@ fn state(
         ipv6: address(Family::V6).and_then(v6),
         mac: plan.mac,
         host_mac: plan.host_mac,
-        netns: crate::net::netns::path_of(&pair::netns_name(&spec.instance))?,
+        netns: netns::path_of(&pair::netns_name(&spec.instance))?,
         sysctls,
     })
 }

@@ -109,11 +109,13 @@ pub(super) async fn create(
     let netns = NetNs::create(&netns_name(instance))?;
     netns.run_in(|| configure_namespace(blueprint.ipv6))??;
     let inside = netns::netlink_in(&netns)?;
+    // The peer gets the lower number, 2, which the host's end then hardly ever gets. Were both
+    // equal, the kernel would take its time, up to a second, to let packets pass.
     let pair = VethPair {
-        name: INNER_DEVICE,
-        mac: blueprint.mac,
-        peer_name: DEVICE,
-        peer_mac: blueprint.host_mac,
+        name: DEVICE,
+        mac: blueprint.host_mac,
+        peer_name: INNER_DEVICE,
+        peer_mac: blueprint.mac,
         mtu: blueprint.mtu,
     };
     link::create_veth(&inside, &pair).await?;

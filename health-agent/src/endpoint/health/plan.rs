@@ -54,8 +54,8 @@ pub(super) struct Past {
     /// The endpoint's own hardware address and the host side's.
     pub(super) macs: Option<(MacAddr, MacAddr)>,
     pub(super) addresses: Vec<IpAddr>,
-    /// Whether its pair still stands, so that its addresses are in use by itself.
-    pub(super) living: bool,
+    /// Whether its device still stands, so that its addresses are in use by itself.
+    pub(super) device_stands: bool,
 }
 
 impl Past {
@@ -65,7 +65,7 @@ impl Past {
             id: Some(state.id),
             macs: Some((state.mac, state.host_mac)),
             addresses: state.addresses().collect(),
-            living: false,
+            device_stands: false,
         }
     }
 }
@@ -286,7 +286,7 @@ async fn stacks(
             continue;
         };
         let last = past.addresses.iter().find(of_family).copied();
-        let in_place = last.filter(|_| past.living);
+        let in_place = last.filter(|_| past.device_stands);
         let address = match fixed {
             Some(address) => claim(host, &mut pool, address, in_place).await?,
             None => allocate(host, &mut pool, last, in_place).await?,

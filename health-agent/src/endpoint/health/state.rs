@@ -88,9 +88,9 @@ impl StateFile {
 
     /// Writes the state so that a crash at any moment leaves either the old or the new one.
     pub(super) fn save(&self, state: &State) -> Result<(), HealthError> {
+        let temporary = self.dir.join(format!(".{FILE_NAME}.tmp"));
         let written = || -> io::Result<()> {
             fs::create_dir_all(&self.dir)?;
-            let temporary = self.dir.join(format!(".{FILE_NAME}.tmp"));
             let mut file = File::create(&temporary)?;
             file.write_all(&serde_json::to_vec_pretty(state)?)?;
             file.write_all(b"\n")?;
@@ -98,7 +98,11 @@ impl StateFile {
             fs::rename(&temporary, self.path())?;
             File::open(&self.dir)?.sync_all()
         };
-        written().map_err(|source| self.error("write", source))
+        written().map_err(|source| {
+            // Whether it was made at all does not matter: the failure to report is the first one.
+            fs::remove_file(&temporary).ok();
+            self.error("write", source)
+        })
     }
 
     /// Removes the file. Returns whether it was there.

@@ -64,7 +64,6 @@ pub(super) enum IcmpEvent {
 /// The echo prober. Events come in the order in which things are learned.
 #[derive(Debug)]
 pub(super) struct IcmpProber {
-    id: u16,
     v4: Option<FamilyProber>,
     v6: Option<FamilyProber>,
 }
@@ -92,15 +91,9 @@ impl IcmpProber {
             Err(error) => Err(error),
         };
         Ok(Self {
-            id,
             v4: open(Family::V4)?,
             v6: open(Family::V6)?,
         })
-    }
-
-    /// The ICMP identifier, host byte order.
-    pub(super) fn id(&self) -> u16 {
-        self.id
     }
 
     /// Files a probe for the next [`Self::flush`].
@@ -137,7 +130,7 @@ impl IcmpProber {
         }
     }
 
-    /// Waits until there may be something to receive.
+    /// Waits until something has come since the last wait; [`Self::receive`] must follow.
     pub(super) async fn readable(&self) -> io::Result<()> {
         let wait = async |family: &Option<FamilyProber>| match family {
             Some(family) => family.socket.readable().await,

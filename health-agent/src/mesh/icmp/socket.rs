@@ -12,7 +12,6 @@ use nix::sys::socket::{
 };
 use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::filter;
@@ -102,30 +101,28 @@ impl IcmpSocket {
         Ok((sent.count(), before))
     }
 
-    /// Waits until there may be something to receive.
+    /// Waits until something has come since the last wait. [`Self::drain`] must follow: what is
+    /// left in the socket does not end the next wait.
     pub(super) async fn readable(&self) -> io::Result<()> {
         self.socket
             .readable()
             .await
-            .map(|mut guard| guard.retain_ready())
+            .map(|mut guard| guard.clear_ready())
     }
 
     /// Receives all that is there and hands over what concerns this agent's probes.
     pub(super) fn drain(&self, mut handle: impl FnMut(Received)) -> io::Result<()> {
         loop {
-            let received = self.socket.try_io(Interest::READABLE, |_| {
-                self.receive(&mut handle).map_err(io::Error::from)
-            });
-            match received {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+            match self.receive(&mut handle) {
+                Ok(BATCH) | Err(Errno::EINTR) => {}
+                Ok(_) | Err(Errno::EAGAIN) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }
 
-    fn receive(&self, handle: &mut impl FnMut(Received)) -> Result<(), Errno> {
+    /// Receives one batch and returns how many packets there were in it.
+    fn receive(&self, handle: &mut impl FnMut(Received)) -> Result<usize, Errno> {
         let mut packets = [[0; PACKET_LEN]; BATCH];
         let mut slices = packets.each_mut().map(|packet| [IoSliceMut::new(packet)]);
         // Not kept: the kernel overwrites the lengths in it, which a next call would go by.
@@ -140,7 +137,9 @@ impl IcmpSocket {
             MsgFlags::MSG_DONTWAIT,
             None,
         )?;
+        let mut count = 0;
         for message in messages {
+            count += 1;
             let Some(from) = message.address.as_ref().and_then(ip_address) else {
                 continue;
             };
@@ -159,7 +158,7 @@ impl IcmpSocket {
                 handle(Received { from, message, at });
             }
         }
-        Ok(())
+        Ok(count)
     }
 }
 
@@ -170,4 +169,47 @@ fn ip_address(address: &SockaddrStorage) -> Option<IpAddr> {
 
 fn realtime() -> Result<Duration, Errno> {
     clock_gettime(ClockId::CLOCK_REALTIME).map(Duration::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::super::super::testing::Namespace;
+    use super::*;
+
+    #[test]
+    fn a_socket_gets_the_replies_to_its_own_requests_alone() {
+        let Some(namespace) = Namespace::new() else {
+            return;
+        };
+        namespace.block_on(async || {
+            for (family, address) in [(Family::V4, "127.0.0.1"), (Family::V6, "::1")] {
+                let open = |id| IcmpSocket::open(family, Mark { id, magic: 7 }).unwrap();
+                let (own, other) = (open(1), open(2));
+                let requests: Vec<_> = (1..=40)
+                    .map(|sequence| Request {
+                        address: address.parse().unwrap(),
+                        sequence,
+                        path: Path::Host,
+                    })
+                    .collect();
+                let mut sent = 0;
+                while sent < requests.len() {
+                    sent += own.send(&requests[sent..]).unwrap().0;
+                }
+                own.readable().await.unwrap();
+                let mut sequences = Vec::new();
+                own.drain(|received| match received.message {
+                    Message::Reply { sequence } => sequences.push(sequence),
+                    Message::Error { .. } => panic!("{received:?}"),
+                })
+                .unwrap();
+                assert_eq!(sequences, (1..=40).collect::<Vec<_>>());
+                let mut packets = [0; PACKET_LEN];
+                let foreign = other.socket.get_ref().read(&mut packets);
+                assert_eq!(foreign.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            }
+        });
+    }
 }

@@ -68,7 +68,7 @@ pub(super) struct Mark {
 /// A received message that concerns a probe of this agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The echo reply, with the sender's address where the packet holds it.
+    /// An echo reply.
     Reply {
         /// Sequence number, host byte order.
         sequence: u16,

@@ -1,0 +1,556 @@
+//! The mesh against real networks, in namespaces of its own.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use health_common::probe::Path;
+use health_common::rtt::RttKey;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::hello::{self, Responder};
+use super::rtt_store::RttStore;
+use super::target::{Protocol, TargetKey};
+use super::testing::{EchoResponder, MemoryStore, Namespace};
+use super::{Mesh, MeshHandle, MeshOptions};
+use crate::api::types::{HealthStatus, PathStatus, Reachability, RttSource};
+use crate::nodes::{Node, NodeSet};
+
+const PORT: u16 = 4240;
+const TIMEOUT: Duration = Duration::from_millis(400);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn ips(list: &[&str]) -> Vec<IpAddr> {
+    list.iter().map(|text| ip(text)).collect()
+}
+
+fn node(name: &str, addresses: &[&str]) -> Node {
+    Node {
+        name: name.to_owned(),
+        cluster: "default".to_owned(),
+        addresses: ips(addresses),
+        secondary_addresses: Vec::new(),
+        pod_cidrs: Vec::new(),
+        health_addresses: Vec::new(),
+    }
+}
+
+fn key(address: &str, path: Path, protocol: Protocol) -> TargetKey {
+    TargetKey {
+        address: ip(address),
+        path,
+        protocol,
+    }
+}
+
+/// A mesh, and all that it is given.
+struct Bed {
+    mesh: MeshHandle,
+    store: Arc<MemoryStore>,
+    nodes: watch::Sender<Arc<NodeSet>>,
+    local_health: watch::Sender<Vec<IpAddr>>,
+    state_dir: tempfile::TempDir,
+}
+
+fn options(state_dir: &std::path::Path) -> MeshOptions {
+    MeshOptions {
+        local: "default/a".to_owned(),
+        local_addresses: ips(&["172.30.0.1", "fd00:30::1"]),
+        interval: Duration::from_secs(10),
+        timeout: TIMEOUT,
+        port: PORT,
+        icmp_id: rand::random(),
+        magic: rand::random(),
+        state_dir: state_dir.to_owned(),
+    }
+}
+
+fn node_set(nodes: Vec<Node>) -> Arc<NodeSet> {
+    Arc::new(NodeSet { nodes, stale: None })
+}
+
+impl Bed {
+    fn start(nodes: Vec<Node>) -> Self {
+        let state_dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(MemoryStore::default());
+        let (nodes, watch_nodes) = watch::channel(node_set(nodes));
+        let (local_health, watch_health) = watch::channel(Vec::new());
+        let options = options(state_dir.path());
+        let mesh = Mesh::start(options, watch_nodes, store.clone(), watch_health).unwrap();
+        Self {
+            mesh,
+            store,
+            nodes,
+            local_health,
+            state_dir,
+        }
+    }
+
+    /// Waits until the report is as wanted.
+    async fn until(&self, what: &str, wanted: impl Fn(&HealthStatus) -> bool) -> HealthStatus {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        loop {
+            let report = self.mesh.report();
+            if wanted(&report) {
+                return report;
+            }
+            assert!(Instant::now() < deadline, "never {what}: {report:#?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn path<'a>(report: &'a HealthStatus, address: &str) -> &'a PathStatus {
+    let address = ip(address);
+    let groups = report.nodes.iter().flat_map(|node| {
+        let endpoint = node.health_endpoint.iter();
+        std::iter::once(&node.host).chain(endpoint)
+    });
+    let mut paths = groups.flat_map(|group| group.paths());
+    paths.find(|path| path.ip == address).unwrap()
+}
+
+fn is_complete(report: &HealthStatus) -> bool {
+    let mut paths = report.nodes.iter().flat_map(|node| {
+        let endpoint = node.health_endpoint.iter();
+        std::iter::once(&node.host)
+            .chain(endpoint)
+            .flat_map(|group| group.paths())
+    });
+    paths.all(|path| path.icmp.is_some() && path.http.is_some())
+}
+
+fn icmp_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
+    &path(report, address).icmp.as_ref().unwrap().status
+}
+
+fn http_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
+    &path(report, address).http.as_ref().unwrap().status
+}
+
+/// Answers `/hello` on addresses inside a namespace, and tells `health_endpoint`.
+fn respond(namespace: &Namespace, addresses: &[&str], health_endpoint: &[&str]) -> Responder {
+    let addresses = ips(addresses);
+    let listeners = namespace.enter(|| hello::bind(&addresses, PORT).unwrap());
+    Responder::start(listeners, watch::channel(ips(health_endpoint)).1).unwrap()
+}
+
+/// The prober's namespace, and one that is peer and router to it.
+fn two_namespaces() -> Option<(Namespace, Namespace)> {
+    let here = Namespace::new()?;
+    let there = Namespace::new()?;
+    here.join(&there);
+    here.ip("addr add 172.30.0.1/24 dev eth0");
+    here.ip("addr add fd00:30::1/64 dev eth0 nodad");
+    for address in ["172.30.0.2/24", "172.30.0.3/24"] {
+        there.ip(&format!("addr add {address} dev eth0"));
+    }
+    there.ip("addr add fd00:30::2/64 dev eth0 nodad");
+    there.sysctl("ipv4/ip_forward", "1");
+    there.sysctl("ipv6/conf/all/forwarding", "1");
+    // Each probe is to get its error.
+    there.sysctl("ipv4/icmp_ratelimit", "0");
+    there.sysctl("ipv6/icmp/ratelimit", "0");
+    here.ip("route add default via 172.30.0.2");
+    here.ip("route add default via fd00:30::2");
+    Some((here, there))
+}
+
+#[test]
+fn the_local_node_is_probed_at_the_socket() {
+    let Some(here) = Namespace::new() else { return };
+    for address in ["172.30.0.1/32", "10.244.1.7/32"] {
+        here.ip(&format!("addr add {address} dev lo"));
+    }
+    here.ip("addr add fd00:30::1/128 dev lo nodad");
+    here.block_on(async || {
+        let _responder = respond(&here, &["172.30.0.1", "fd00:30::1", "10.244.1.7"], &[]);
+        let bed = Bed::start(vec![node("a", &["172.30.0.1", "fd00:30::1"])]);
+        let report = bed.mesh.report();
+        assert_eq!(report.nodes[0].reachability(), Reachability::Unknown);
+        bed.local_health.send_replace(ips(&["10.244.1.7"]));
+        let report = bed
+            .until("all reachable", |report| {
+                report.nodes[0].reachability() == Reachability::Reachable
+            })
+            .await;
+        for address in ["172.30.0.1", "fd00:30::1", "10.244.1.7"] {
+            let path = path(&report, address);
+            let icmp = path.icmp.as_ref().unwrap();
+            assert_eq!(icmp.rtt_source, Some(RttSource::Socket));
+            assert!((1..10_000_000).contains(&icmp.latency), "{icmp:?}");
+            let http = path.http.as_ref().unwrap();
+            assert!(http.connect_latency.unwrap() < http.latency, "{http:?}");
+        }
+        for protocol in [Protocol::Icmp, Protocol::Http] {
+            let row = bed
+                .store
+                .get(key("172.30.0.1", Path::Host, protocol))
+                .unwrap();
+            assert_eq!((row.samples, row.lost), (1, 0));
+        }
+        assert!(report.timestamp.is_some());
+        for table in ["tcp", "tcp6"] {
+            let sockets =
+                std::fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap();
+            let states = sockets
+                .lines()
+                .skip(1)
+                .filter_map(|line| line.split_whitespace().nth(3));
+            // TIME_WAIT, include/net/tcp_states.h.
+            assert_eq!(
+                states.filter(|&state| state == "06").count(),
+                0,
+                "{sockets}"
+            );
+        }
+        let listed = bed.mesh.nodes();
+        assert!(listed.nodes[0].local);
+        assert_eq!(listed.nodes[0].health_addresses, ips(&["10.244.1.7"]));
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn each_failure_says_what_is_broken() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.ip("route add blackhole 172.31.0.4");
+    there.ip("route add unreachable 172.31.0.5");
+    there.ip("route add prohibit 172.31.0.6");
+    here.ip("route add unreachable 172.31.0.7");
+    there.ip("route add unreachable fd00:31::5");
+    there.ip("route add prohibit fd00:31::6");
+    here.block_on(async || {
+        let _responder = respond(&there, &["172.30.0.2", "fd00:30::2"], &[]);
+        let nodes = [
+            ("b", &["172.30.0.2", "fd00:30::2"][..]),
+            ("refused", &["172.30.0.3"]),
+            ("silent", &["172.31.0.4"]),
+            ("unreachable", &["172.31.0.5", "fd00:31::5"]),
+            ("prohibited", &["172.31.0.6", "fd00:31::6"]),
+            ("unroutable", &["172.31.0.7"]),
+        ];
+        let bed = Bed::start(nodes.iter().map(|(name, ips)| node(name, ips)).collect());
+        let begun = Instant::now();
+        let report = bed.until("complete", is_complete).await;
+        assert!(
+            begun.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            begun.elapsed()
+        );
+        for address in ["172.30.0.2", "fd00:30::2"] {
+            assert_eq!(
+                path(&report, address).reachability(),
+                Reachability::Reachable
+            );
+        }
+        assert_eq!(icmp_text(&report, "172.30.0.3"), "");
+        assert_eq!(http_text(&report, "172.30.0.3"), "Connection refused");
+        for (address, text) in [
+            ("172.31.0.4", "Connection timed out"),
+            ("172.31.0.5", "No route to host (from 172.30.0.2)"),
+            ("fd00:31::5", "No route to host (from fd00:30::2)"),
+            ("172.31.0.6", "Communication prohibited (from 172.30.0.2)"),
+            ("fd00:31::6", "Communication prohibited (from fd00:30::2)"),
+            ("172.31.0.7", "No route to host"),
+        ] {
+            assert_eq!(icmp_text(&report, address), text, "{address}");
+        }
+        assert_eq!(http_text(&report, "172.31.0.4"), "Connection timed out");
+        assert_eq!(http_text(&report, "172.31.0.7"), "No route to host");
+        let lost = bed
+            .store
+            .get(key("172.31.0.5", Path::Host, Protocol::Icmp))
+            .unwrap();
+        assert!(lost.lost >= 1 && lost.samples == 0);
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_failure_and_a_recovery_are_seen_early() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"])]);
+        let is =
+            |wanted| move |report: &HealthStatus| report.nodes[0].host.reachability() == wanted;
+        bed.until("reachable", is(Reachability::Reachable)).await;
+        there.ip("link set eth0 down");
+        bed.mesh.probe_now().await;
+        assert_eq!(
+            bed.mesh.report().nodes[0].host.reachability(),
+            Reachability::Unreachable
+        );
+        there.ip("link set eth0 up");
+        let begun = Instant::now();
+        bed.until("reachable again", is(Reachability::Reachable))
+            .await;
+        // Far below the interval of 10 s.
+        assert!(
+            begun.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            begun.elapsed()
+        );
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_reload_keeps_what_is_known_of_addresses_that_stay() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        let _responder = respond(&there, &["172.30.0.2", "172.30.0.3"], &[]);
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
+        let before = bed.until("complete", is_complete).await;
+        bed.nodes.send_replace(node_set(vec![
+            node("b", &["172.30.0.2"]),
+            node("d", &["172.30.0.9"]),
+        ]));
+        let after = bed
+            .until("reloaded", |report| report.nodes[1].name == "default/d")
+            .await;
+        assert_eq!(path(&after, "172.30.0.2"), path(&before, "172.30.0.2"));
+        assert_eq!(
+            path(&after, "172.30.0.9").reachability(),
+            Reachability::Unknown
+        );
+        assert!(
+            bed.store
+                .get(key("172.30.0.2", Path::Host, Protocol::Icmp))
+                .is_some()
+        );
+        assert!(
+            bed.store
+                .get(key("172.30.0.3", Path::Host, Protocol::Icmp))
+                .is_none()
+        );
+        assert!(
+            bed.store
+                .get(key("172.30.0.9", Path::Host, Protocol::Http))
+                .is_some()
+        );
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn rows_of_peers_that_went_meanwhile_are_removed_at_the_start() {
+    let Some(here) = Namespace::new() else { return };
+    here.block_on(async || {
+        let state_dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(MemoryStore::default());
+        let gone = RttKey::from(key("172.30.0.9", Path::Host, Protocol::Icmp));
+        let stays = RttKey::from(key("172.30.0.1", Path::Host, Protocol::Icmp));
+        for key in [gone, stays] {
+            store.ensure(key).unwrap();
+        }
+        store.sample(stays, 7).unwrap();
+        let (_nodes, nodes) = watch::channel(node_set(vec![node("a", &["172.30.0.1"])]));
+        let (_health, health) = watch::channel(Vec::new());
+        let options = options(state_dir.path());
+        let mesh = Mesh::start(options, nodes, store.clone(), health).unwrap();
+        assert!(store.get(gone).is_none());
+        assert_eq!(store.get(stays).unwrap().samples, 1);
+        mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_peer_tells_its_health_endpoint_and_that_is_remembered() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.ip("addr add 10.244.2.17/32 dev lo");
+    here.block_on(async || {
+        let mut peer = node("b", &["172.30.0.2"]);
+        peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
+        let bed = Bed::start(vec![peer.clone()]);
+        let hello = respond(&there, &["172.30.0.2"], &["10.244.2.17"]);
+        let endpoint = respond(&there, &["10.244.2.17"], &[]);
+        bed.until("learned", |report| {
+            report.nodes[0].reachability() == Reachability::Reachable
+        })
+        .await;
+        hello.shutdown().await;
+        endpoint.shutdown().await;
+        let report = bed.mesh.probe_now().await;
+        assert_eq!(http_text(&report, "10.244.2.17"), "Connection refused");
+        assert_eq!(icmp_text(&report, "10.244.2.17"), "");
+        bed.mesh.shutdown().await;
+
+        let (_nodes, nodes) = watch::channel(node_set(vec![peer.clone()]));
+        let (_health, health) = watch::channel(Vec::new());
+        let options = options(bed.state_dir.path());
+        let mesh = Mesh::start(options, nodes, bed.store.clone(), health).unwrap();
+        assert_eq!(
+            mesh.nodes().nodes[0].health_addresses,
+            ips(&["10.244.2.17"])
+        );
+        mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn probing_on_request_ends_in_time_and_tells_the_dead_from_the_living() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.ip("route add blackhole 172.31.0.0/16");
+    here.block_on(async || {
+        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let mut nodes = vec![node("b", &["172.30.0.2"])];
+        for dead in 1..=100 {
+            nodes.push(node(
+                &format!("dead{dead:03}"),
+                &[&format!("172.31.0.{dead}")],
+            ));
+        }
+        let bed = Bed::start(nodes);
+        bed.until("complete", is_complete).await;
+        // The requests share the probes; one that comes late ends no later.
+        let begun = Instant::now();
+        let wall = jiff::Timestamp::now();
+        let (first, second) = tokio::join!(bed.mesh.probe_now(), bed.mesh.probe_now());
+        let took = begun.elapsed();
+        assert!(took <= TIMEOUT + Duration::from_millis(20), "{took:?}");
+        for report in [&first, &second] {
+            for node in &report.nodes {
+                let path = &node.host.primary_address;
+                for status in [path.icmp.as_ref().unwrap(), path.http.as_ref().unwrap()] {
+                    assert!(status.last_probed >= wall, "{}: {status:?}", node.name);
+                    assert_eq!(status.is_ok(), node.name == "default/b");
+                }
+            }
+        }
+        bed.mesh.shutdown().await;
+        // A report of what was known is still there.
+        assert_eq!(bed.mesh.probe_now().await.nodes.len(), 101);
+    });
+}
+
+#[test]
+fn late_and_duplicate_replies_change_nothing() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let late = TIMEOUT + Duration::from_millis(100);
+    let _echo = EchoResponder::start(&there, move |to, _| {
+        if to == ip("172.30.0.2") {
+            vec![late, late]
+        } else {
+            vec![Duration::ZERO; 3]
+        }
+    });
+    here.block_on(async || {
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
+        bed.until("complete", is_complete).await;
+        tokio::time::sleep(late * 2).await;
+        let report = bed.mesh.probe_now().await;
+        assert_eq!(icmp_text(&report, "172.30.0.2"), "Connection timed out");
+        assert_eq!(icmp_text(&report, "172.30.0.3"), "");
+        let late = bed
+            .store
+            .get(key("172.30.0.2", Path::Host, Protocol::Icmp))
+            .unwrap();
+        assert!(late.samples == 0 && late.lost >= 2, "{late:?}");
+        let twice = bed
+            .store
+            .get(key("172.30.0.3", Path::Host, Protocol::Icmp))
+            .unwrap();
+        assert_eq!((twice.samples, twice.lost), (2, 0));
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_reply_that_waits_for_a_busy_agent_is_neither_late_nor_slow() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let asked = Arc::new(AtomicBool::new(false));
+    let (delay, noted) = (Duration::from_millis(20), asked.clone());
+    let _echo = EchoResponder::start(&there, move |_, _| {
+        noted.store(true, Ordering::Relaxed);
+        vec![delay]
+    });
+    here.block_on(async || {
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"])]);
+        while !asked.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        // The runtime has this one thread: the mesh stands still as well.
+        std::thread::sleep(TIMEOUT * 2);
+        let report = bed.until("complete", is_complete).await;
+        let icmp = path(&report, "172.30.0.2").icmp.as_ref().unwrap();
+        assert_eq!(icmp.status, "");
+        let rtt = Duration::from_nanos(icmp.latency as u64);
+        assert!(rtt >= delay && rtt < TIMEOUT / 2, "{rtt:?}");
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn the_kernels_round_trip_is_taken_where_it_measured_one() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        let bed = Bed::start(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
+        let store = bed.store.clone();
+        let _echo = EchoResponder::start(&there, move |to, sequence| {
+            let measured = key("172.30.0.2", Path::Host, Protocol::Icmp);
+            if to == measured.address {
+                store.stamp(measured, 12_345, sequence);
+            }
+            vec![Duration::ZERO]
+        });
+        let ok = |report: &HealthStatus, address| {
+            path(report, address)
+                .icmp
+                .as_ref()
+                .is_some_and(|icmp| icmp.is_ok())
+        };
+        let both = |report: &HealthStatus| ok(report, "172.30.0.2") && ok(report, "172.30.0.3");
+        bed.until("answered", both).await;
+        let report = bed.mesh.probe_now().await;
+        let icmp = path(&report, "172.30.0.2").icmp.as_ref().unwrap();
+        assert_eq!(
+            (icmp.latency, icmp.rtt_source),
+            (12_345, Some(RttSource::Kernel))
+        );
+        let icmp = path(&report, "172.30.0.3").icmp.as_ref().unwrap();
+        assert_eq!(icmp.rtt_source, Some(RttSource::Socket));
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_probe_that_never_reached_the_uplink_is_counted_as_lost() {
+    let Some((here, _there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        // Nobody answers the question for its hardware address.
+        let bed = Bed::start(vec![node("b", &["172.30.0.99"])]);
+        bed.store.stamps_lost.store(true, Ordering::Relaxed);
+        bed.until("complete", is_complete).await;
+        let row = bed
+            .store
+            .get(key("172.30.0.99", Path::Host, Protocol::Icmp))
+            .unwrap();
+        assert!(row.lost >= 1, "{row:?}");
+        bed.mesh.shutdown().await;
+    });
+}

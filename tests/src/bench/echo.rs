@@ -1,0 +1,241 @@
+//! What an echo answered in eBPF costs, against one answered by the namespace's stack on the same veth
+//! pair, and what the program itself costs, against the same answer without state.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use health_agent::config::Location;
+use health_agent::datapath::loader::ProgramLog;
+use health_agent::datapath::{Datapath, Hook};
+use health_agent::endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
+use health_common::config::DatapathConfig;
+use nix::sched::{CloneFlags, unshare};
+
+use super::program_cost::ProgramCost;
+use super::{Figure, Report, Target};
+use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use crate::testrun::{Bpffs, TestRun};
+
+/// Echoes in one run of `ping -f`.
+const ECHOES: u32 = 300_000;
+/// Runs of each side, alternating.
+const ROUNDS: u32 = 7;
+/// All runs on one CPU, so that none pays for waking another.
+const CPU: &str = "1";
+
+const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+const INSTANCE: &str = "bench-echo";
+
+const EMPTY_CODE: u32 = 0;
+const REDIRECT_CODE: u32 = 7;
+
+pub(super) fn run() -> anyhow::Result<Report> {
+    let (ebpf, stack) = ping_cycles()?;
+    let mut figures = vec![Figure {
+        name: "ping -f cycle, answered in eBPF (other: by the stack)".to_owned(),
+        unit: "us",
+        ours: ebpf,
+        other: Some(stack),
+        target: Some(Target::RatioAtMost(0.78)),
+    }];
+    let headline = ebpf / stack;
+    figures.extend(program_figures()?);
+    Ok(Report::new(figures, ROUNDS)?.with_last_ratio(headline))
+}
+
+/// Microseconds a `ping -f` cycle, medians: answered in eBPF, and by the namespace's stack.
+fn ping_cycles() -> anyhow::Result<(f64, f64)> {
+    // A thread of its own takes the network namespace with it when it ends.
+    std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(alternate())
+    })
+    .join()
+    .map_err(|_| anyhow::anyhow!("the measuring thread panicked"))?
+}
+
+async fn alternate() -> anyhow::Result<(f64, f64)> {
+    let bpffs = Bpffs::mount();
+    let state_dir = tempfile::tempdir()?;
+    ip(&["link", "set", "lo", "up"])?;
+    ip(&["address", "add", &format!("{NODE}/32"), "dev", "lo"])?;
+    let spec = HealthEndpointSpec {
+        instance: INSTANCE.to_owned(),
+        node_addresses: vec![NODE.into()],
+        pod_cidrs: vec!["10.244.1.0/24".parse()?],
+        fixed_addresses: Vec::new(),
+        mtu_device: None,
+        uplinks: Vec::new(),
+        state_dir: state_dir.path().to_owned(),
+    };
+    let result = async {
+        let (endpoint, _) = HealthEndpoint::ensure(&spec).await?;
+        measure(&endpoint, &bpffs)
+    }
+    .await;
+    let cleanup = health::cleanup(INSTANCE, state_dir.path()).await;
+    ensure!(
+        cleanup.failed.is_empty(),
+        "cannot remove the health endpoint: {:?}",
+        cleanup.failed
+    );
+    result
+}
+
+fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64)> {
+    let location = Location {
+        instance: INSTANCE.to_owned(),
+        runtime_dir: "/nonexistent".into(),
+        state_dir: "/nonexistent".into(),
+        bpf_root: bpffs.path().to_owned(),
+    };
+    let address = endpoint
+        .ipv4()
+        .context("the endpoint has no IPv4 address")?;
+    let gateway = endpoint
+        .gateway4()
+        .context("the endpoint has no IPv4 gateway")?;
+    // Answered in eBPF otherwise; both sides are to be alike but for the echo.
+    endpoint.netns().run_in(|| {
+        ip(&[
+            "neighbour",
+            "replace",
+            &gateway.to_string(),
+            "lladdr",
+            &endpoint.host_mac().to_string(),
+            "dev",
+            health::INNER_DEVICE,
+            "nud",
+            "permanent",
+        ])
+    })??;
+    let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
+    datapath.configure(DatapathConfig {
+        layout_version: health_common::LAYOUT_VERSION,
+        ct_any_timeout_secs: 60,
+        health_ifindex: endpoint.ifindex(),
+        health4: address.into(),
+        health_mac: endpoint.mac().0,
+        ..DatapathConfig::default()
+    })?;
+    let hooks = Hook::endpoint(endpoint.ifname());
+    let mut ebpf = Vec::new();
+    let mut stack = Vec::new();
+    for round in 0..=ROUNDS {
+        datapath.attach(&hooks)?;
+        let answered = ping(address)?;
+        datapath.attach(&[])?;
+        let by_stack = ping(address)?;
+        // The first round warms both up.
+        if round > 0 {
+            ebpf.push(answered);
+            stack.push(by_stack);
+        }
+    }
+    Ok((median(ebpf), median(stack)))
+}
+
+/// Microseconds a cycle of one `ping -f`, in which nothing may be lost.
+fn ping(address: Ipv4Addr) -> anyhow::Result<f64> {
+    let output = Command::new("taskset")
+        .args([
+            "-c",
+            CPU,
+            "ping",
+            "-f",
+            "-q",
+            "-c",
+            &ECHOES.to_string(),
+            &address.to_string(),
+        ])
+        .output()
+        .context("cannot run taskset and ping (Debian: util-linux, iputils-ping)")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let summary = text
+        .lines()
+        .find(|line| line.contains("packets transmitted"))
+        .context("ping said nothing")?;
+    ensure!(
+        summary.contains(&format!("{ECHOES} received")),
+        "ping lost packets: {summary}"
+    );
+    let millis: f64 = summary
+        .rsplit_once("time ")
+        .and_then(|(_, time)| time.strip_suffix("ms")?.parse().ok())
+        .with_context(|| format!("ping gave no time: {summary}"))?;
+    Ok(millis * 1_000.0 / f64::from(ECHOES))
+}
+
+/// The cost of the program itself, IPv4 and IPv6, net of the same run with an empty program.
+fn program_figures() -> anyhow::Result<Vec<Figure>> {
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
+    const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    let health4 = Ipv4Addr::new(10, 244, 1, 7);
+    let health6: Ipv6Addr = "fd00:10:244:1::7".parse()?;
+    let ip4 = Ipv4::icmp(NODE, health4);
+    let packet4 = ethernet(
+        MAC,
+        HOST_MAC,
+        IPV4,
+        &ip4.packet(&echo4(8, 0, 5, 6, &payload(56))),
+    );
+    let ip6 = Ipv6::icmp("fd00:30::1".parse()?, health6);
+    let message6 = ip6.with_checksum(echo(128, 0, 5, 6, &payload(56)));
+    let packet6 = ethernet(MAC, HOST_MAC, IPV6, &ip6.packet(&message6));
+
+    let mut figures = Vec::new();
+    for (family, packet, target) in [
+        ("IPv4", packet4, Some(Target::AtMost(90.0))),
+        ("IPv6", packet6, None),
+    ] {
+        let mut bed = TestRun::load();
+        bed.set_health_endpoint((health4, health6), MAC, HOST_MAC, DatapathConfig::default());
+        let mut cost = ProgramCost::new(&bed, packet)?;
+        let program = bed.program("to_endpoint");
+        let (mut empty, mut stateless, mut full) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            empty.push(cost.measure_own("bench_empty", EMPTY_CODE)?);
+            stateless.push(cost.measure_own("bench_echo_stateless", REDIRECT_CODE)?);
+            full.push(cost.measure(&program, REDIRECT_CODE)?);
+        }
+        let empty = median(empty);
+        figures.push(Figure {
+            name: format!("to_endpoint, {family}, known flow, net (other: without state)"),
+            unit: "ns",
+            ours: median(full) - empty,
+            other: Some(median(stateless) - empty),
+            target,
+        });
+        figures.push(Figure {
+            name: format!("empty program behind the front, {family} (subtracted)"),
+            unit: "ns",
+            ours: empty,
+            other: None,
+            target: None,
+        });
+    }
+    Ok(figures)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn ip(args: &[&str]) -> anyhow::Result<()> {
+    let output = Command::new("ip")
+        .args(args)
+        .output()
+        .context("cannot run ip (Debian: iproute2)")?;
+    ensure!(
+        output.status.success(),
+        "ip {}: {}",
+        args.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}
