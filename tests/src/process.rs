@@ -1,6 +1,7 @@
 //! Running the tools that the bed and the tests call, to their end.
 
-use std::io::Write as _;
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -98,6 +99,12 @@ pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<Ran>
         .wait_with_output()
         .with_context(|| format!("cannot wait for {shown}"))?;
     Ok(Ran::from_output(shown, output))
+}
+
+/// Prints a line on standard error. Unlike `eprintln!` it does not panic when nobody reads there any
+/// more, which would end a bed before it is removed.
+pub fn tell(message: impl Display) {
+    let _ = writeln!(io::stderr(), "{message}");
 }
 
 /// The command line, for messages and for copying to a shell.

@@ -182,12 +182,3 @@ impl TestRun {
         self.datapath.configure(config).expect("the settings");
     }
 }
-
-/// Whether tests that need root can run; says so where they can't.
-pub fn is_root() -> bool {
-    let root = nix::unistd::Uid::effective().is_root();
-    if !root {
-        println!("skipped: needs root");
-    }
-    root
-}

@@ -8,7 +8,7 @@ use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
-use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, is_root};
+use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun};
 
 const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const HEALTH: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
@@ -81,10 +81,8 @@ fn sent_back(packet: Vec<u8>) -> Outcome {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn an_echo_request_of_any_size_becomes_its_reply() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for len in [0, 1, 2, 3, 56, 57, 255, 1471, 1472] {
         let data = payload(len);
@@ -107,10 +105,8 @@ fn an_echo_request_of_any_size_becomes_its_reply() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn the_type_of_service_is_copied_and_the_dont_fragment_bit_is_not() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for tos in [0x00, 0x10, 0xb8, 0xff] {
         for fragment in [0, 0x4000] {
@@ -134,10 +130,8 @@ fn the_type_of_service_is_copied_and_the_dont_fragment_bit_is_not() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_request_without_identification_gets_one_that_changes_with_its_sequence() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for sequence in [0, 1, 2, 0xffff] {
         let packet = to_health(&request(), &echo4(8, 0, 0x1234, sequence, b"x"));
@@ -150,10 +144,8 @@ fn a_request_without_identification_gets_one_that_changes_with_its_sequence() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn options_that_a_host_does_not_echo_are_cut_off() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for options in [
         vec![1, 1, 1, 0],
@@ -181,10 +173,8 @@ fn options_that_a_host_does_not_echo_are_cut_off() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn options_that_a_host_echoes_are_left_to_the_stack() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for options in [
         vec![7, 7, 4, 0, 0, 0, 0, 0],
@@ -212,10 +202,8 @@ fn options_that_a_host_echoes_are_left_to_the_stack() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn what_was_damaged_is_not_made_whole() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     // A wrong header checksum: a host discards the packet without a word.
     let mut packet = to_health(&request(), &echo4(8, 0, 5, 6, b"data"));
@@ -245,10 +233,8 @@ fn what_was_damaged_is_not_made_whole() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn fragments_are_left_to_the_stack() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for (which, fragment) in [("first", 0x2000), ("middle", 0x2010), ("last", 0x0010)] {
         let packet = to_health(
@@ -268,10 +254,8 @@ fn fragments_are_left_to_the_stack() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn other_messages_and_protocols_are_left_alone() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for kind in (0..=255).filter(|&kind| kind != 8) {
         let packet = to_health(&request(), &echo4(kind, 0, 5, 6, b"data"));
@@ -305,10 +289,8 @@ fn other_messages_and_protocols_are_left_alone() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn requests_to_others_pass() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for destination in [
         Ipv4Addr::new(10, 244, 1, 8),
@@ -339,10 +321,8 @@ fn requests_to_others_pass() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn impossible_sources_are_refused() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let sources = [
         "0.0.0.0",
@@ -388,10 +368,8 @@ fn impossible_sources_are_refused() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn nothing_is_read_past_what_the_packet_holds() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let ip = Ipv6::icmp(PEER6, HEALTH6);
     for (program, whole, ip_len) in [
@@ -454,10 +432,8 @@ fn nothing_is_read_past_what_the_packet_holds() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn tagged_packets_are_not_the_endpoints() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let inner = [
         &[0x00, 0x05][..],
@@ -472,10 +448,8 @@ fn tagged_packets_are_not_the_endpoints() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn an_icmpv6_echo_request_becomes_its_reply() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for len in [0, 1, 56, 57, 1452] {
         for (class, flow, hop_limit) in [(0, 0, 64), (0xb8, 0x12345, 3)] {
@@ -513,10 +487,8 @@ fn an_icmpv6_echo_request_becomes_its_reply() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn icmpv6_behind_extension_headers_is_left_to_the_stack() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for header in [0, 43, 44, 60, 135] {
         let ip = Ipv6 {
@@ -561,10 +533,8 @@ fn arp_request(mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn arp_for_endpoint_and_gateway_is_answered() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let expected = ethernet(HOST_MAC, MAC, ARP, &arp(2, (MAC, HEALTH), (HOST_MAC, PEER)));
     assert_eq!(
@@ -585,10 +555,8 @@ fn arp_for_endpoint_and_gateway_is_answered() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn arp_that_is_malformed_or_for_others_is_not_answered() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let other = Ipv4Addr::new(10, 244, 1, 9);
     let mut cases = vec![
@@ -676,10 +644,8 @@ fn advertisement(from: ([u8; 6], Ipv6Addr), to: ([u8; 6], Ipv6Addr), flags: u8) 
 }
 
 #[test]
+#[ignore = "needs root"]
 fn solicitations_for_endpoint_and_gateway_are_answered() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for source in [PEER6, "fe80::1".parse().expect("an address")] {
         let expected = advertisement((MAC, HEALTH6), (HOST_MAC, source), 0x60);
@@ -696,10 +662,8 @@ fn solicitations_for_endpoint_and_gateway_are_answered() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let other: Ipv6Addr = "fd00:10:244:1::9".parse().expect("an address");
     let (group, group_mac) = solicited_node(HEALTH6);
@@ -734,10 +698,8 @@ fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn an_endpoint_can_only_send_as_itself() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let own = from_health(&Ipv4::icmp(HEALTH, PEER), &echo4(8, 0, 5, 6, b"data"));
     assert_eq!(bed.run("from_endpoint", &own), untouched(&own));
@@ -760,10 +722,8 @@ fn an_endpoint_can_only_send_as_itself() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn each_exchange_is_in_conntrack() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     for sequence in 1..=3 {
         let packet = to_health(&request(), &echo4(8, 0, 0x1234, sequence, &payload(56)));
@@ -796,10 +756,8 @@ fn probe(path: Path, kind: u8, id: u16, sequence: u16) -> Vec<u8> {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_probe_and_its_reply_make_a_round_trip() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let rtt = bed.datapath.rtt().expect("the rows");
     let key = RttKey {
@@ -854,10 +812,8 @@ fn a_probe_and_its_reply_make_a_round_trip() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let rtt = bed.datapath.rtt().expect("the rows");
     let key = RttKey {
@@ -900,10 +856,8 @@ fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn other_peoples_pings_are_not_stamped() {
-    if !is_root() {
-        return;
-    }
     let bed = bed();
     let rtt = bed.datapath.rtt().expect("the rows");
     let key = RttKey {

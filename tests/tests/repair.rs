@@ -193,8 +193,9 @@ fn removed_pins() -> anyhow::Result<()> {
 fn changed_settings() -> anyhow::Result<()> {
     let broken = Broken::start()?;
     broken.breaks("rp_filter", |node| {
-        node.exec("sysctl -q -w net.ipv4.conf.lxc_health.rp_filter=1")
-            .map(drop)
+        let setting = "/proc/sys/net/ipv4/conf/lxc_health/rp_filter";
+        node.run_in(|| fs::write(setting, "1"))?
+            .with_context(|| format!("cannot write {setting}"))
     })?;
     broken.breaks("route", |node| {
         node.exec(&format!("ip route delete {}", node.health_ipv4()?))

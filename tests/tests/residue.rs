@@ -94,12 +94,11 @@ fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
         // The log is the bed's own.
         std::fs::remove_file(node.runtime_dir().join("agent.log"))?;
         node.cli("cleanup")?.success()?;
-        std::fs::create_dir_all(node.runtime_dir())?;
-        before.wait_same(|| Snapshot::node(node))?;
-
         let again = node.cli("cleanup")?.success()?;
         assert_eq!(again.trim_end(), "nothing to remove", "after {signal}");
+
         std::fs::create_dir_all(node.runtime_dir())?;
+        before.wait_same(|| Snapshot::node(node))?;
     }
     Ok(())
 }

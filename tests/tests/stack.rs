@@ -214,9 +214,6 @@ impl Pair {
                 vec![v4().packet(&echo4(8, code, ID, 7, &payload(56)))],
             );
         }
-        let mut corrupt = message(56);
-        corrupt[20] ^= 1;
-        add("a wrong checksum", vec![v4().packet(&corrupt)]);
         add("half an ICMP header", vec![v4().packet(&message(56)[..4])]);
         let long = message(2000);
         let (first, rest) = long.split_at(1000);
@@ -325,9 +322,6 @@ impl Pair {
             let message = v6().with_checksum(echo(128, code, ID, 7, &payload(56)));
             add(&format!("code {code}"), vec![v6().packet(&message)]);
         }
-        let mut corrupt = message(56);
-        corrupt[20] ^= 1;
-        add("a wrong checksum", vec![v6().packet(&corrupt)]);
         add(
             "half an ICMPv6 header",
             vec![v6().packet(&message(56)[..4])],

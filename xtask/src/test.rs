@@ -64,7 +64,8 @@ fn selections(workspace: &Workspace, args: &Args) -> Vec<Vec<String>> {
             .is_file()
     };
     // Tests that need root are marked as ignored, so that a plain `cargo test` skips them.
-    let on_bed = ["--", "--include-ignored", "--test-threads=1"];
+    let all = ["--", "--include-ignored"];
+    let on_bed = [&all[..], &["--test-threads=1"]].concat();
     match filter {
         Some(name) if is_file(name) => {
             vec![[words(&["--package=tests", "--test", name]), words(&on_bed)].concat()]
@@ -73,7 +74,7 @@ fn selections(workspace: &Workspace, args: &Args) -> Vec<Vec<String>> {
             let filter: Vec<_> = filter.iter().map(|&filter| filter.to_owned()).collect();
             let units = ["--workspace", "--exclude=health-ebpf", "--exclude=tests"];
             vec![
-                [words(&units), filter.clone()].concat(),
+                [words(&units), filter.clone(), words(&all)].concat(),
                 [words(&["--package=tests"]), filter, words(&on_bed)].concat(),
             ]
         }

@@ -40,6 +40,10 @@ pub(super) fn node_ipv6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, decimal_group(index))
 }
 
+fn link_local(index: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, decimal_group(index))
+}
+
 pub(super) fn pod_cidr4(index: u8) -> String {
     format!("10.244.{index}.0/24")
 }
@@ -69,16 +73,18 @@ pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
     batch(FABRIC, &links)?;
     for index in 1..=nodes {
         let mut addresses = format!(
-            "link set lo up\nlink set eth0 up\naddress add {}/24 dev eth0\n",
+            "link set lo up\n\
+             link set eth0 addrgenmode none\n\
+             link set eth0 up\n\
+             address add {}/24 dev eth0\n",
             node_ipv4(index)
         );
         if ipv6 {
-            // Without duplicate address detection, so that the address serves at once.
-            writeln!(
-                addresses,
-                "address add {}/64 dev eth0 nodad",
-                node_ipv6(index)
-            )?;
+            // Link-local ones too, which the kernel would else make at some later time. Without
+            // duplicate address detection, so that they serve at once.
+            for address in [link_local(index), node_ipv6(index)] {
+                writeln!(addresses, "address add {address}/64 dev eth0 nodad")?;
+            }
         }
         batch(&node_name(index), &addresses)?;
     }

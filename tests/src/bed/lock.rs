@@ -9,6 +9,8 @@ use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use crate::process::tell;
+
 const PATH: &str = "/run/health-agent-bed.lock";
 
 /// The right to have the machine's bed. Dropping it removes the lock's file.
@@ -34,7 +36,7 @@ impl BedLock {
                 Ok(file) => file,
                 Err((file, Errno::EWOULDBLOCK)) => {
                     if !told {
-                        eprintln!("waiting for another bed on this machine to end");
+                        tell("waiting for another bed on this machine to end");
                         told = true;
                     }
                     Flock::lock(file, FlockArg::LockExclusive)
@@ -65,7 +67,7 @@ impl Drop for BedLock {
     fn drop(&mut self) {
         // Still locked here, so nobody else can have made it anew.
         if let Err(error) = fs::remove_file(PATH) {
-            eprintln!("bed: cannot remove {PATH}: {error}");
+            tell(format_args!("bed: cannot remove {PATH}: {error}"));
         }
     }
 }

@@ -22,6 +22,7 @@ use nix::sys::signal::Signal;
 
 use self::agent::AgentSpec;
 use self::reachability::Expected;
+use crate::process::tell;
 
 pub use self::agent::binary as agent_binary;
 pub use self::lock::BedLock;
@@ -254,7 +255,7 @@ pub enum Waited {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        let report = |error: anyhow::Error| eprintln!("bed: {error:#}");
+        let report = |error: anyhow::Error| tell(format_args!("bed: {error:#}"));
         self.stop_agents().unwrap_or_else(report);
         for node in self.nodes.iter().filter(|node| node.pins().exists()) {
             node.cli("cleanup")

@@ -1,5 +1,6 @@
 //! Runs a cluster of real agents on this machine until Ctrl-C, or until all probes were answered.
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use clap::Parser;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, Waited};
-use tests::process::shown;
+use tests::process::{shown, tell};
 
 /// How long the first answers of all probes may take.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            tell(format_args!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -52,17 +53,17 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let waited = bed.wait_reachable_or(DEADLINE, || signals.pending().next().is_some())?;
     let result = match waited {
         Waited::AllReachable => {
-            eprintln!(
+            tell(format_args!(
                 "{} nodes, all reachable after {:.1} s",
                 cli.nodes,
                 start.elapsed().as_secs_f64()
-            );
+            ));
             Ok(())
         }
         Waited::Stopped => bail!("interrupted before every probe had an answer"),
         Waited::DeadlinePassed(unanswered) => {
             for pair in &unanswered {
-                eprintln!("{pair}");
+                tell(pair);
             }
             Err(anyhow::anyhow!(
                 "{} probes have no good answer after {} s; the log of each node is {}",
@@ -78,11 +79,11 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         return result;
     }
     if let Err(error) = result {
-        eprintln!("warning: {error:#}");
+        tell(format_args!("warning: {error:#}"));
     }
     print_guide(&bed);
     signals.forever().next();
-    eprintln!("removing the cluster");
+    tell("removing the cluster");
     Ok(())
 }
 
@@ -91,14 +92,15 @@ fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
     if ran.stdout.is_empty() {
         bail!("{}: {}", ran.command, ran.stderr.trim_end());
     }
-    print!("{}", ran.stdout);
-    Ok(())
+    io::stdout()
+        .write_all(ran.stdout.as_bytes())
+        .context("cannot print the status")
 }
 
 fn print_guide(bed: &Bed) {
     let node = bed.node(1);
     let last = bed.nodes().last().unwrap_or(node);
-    eprintln!(
+    tell(format_args!(
         "\nThe cluster runs until Ctrl-C. Its nodes are the network namespaces {first} to {last}; \
          for {first}:\n  \
          run a command on it   nsenter --net={netns} COMMAND\n  \
@@ -114,5 +116,5 @@ fn print_guide(bed: &Bed) {
         socket = node.socket().display(),
         runtime = node.runtime_dir().display(),
         daemon = shown(&node.agent_command()),
-    );
+    ));
 }
