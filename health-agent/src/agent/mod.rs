@@ -1,11 +1,11 @@
 //! Builds everything, supervises the tasks, shuts down in order.
 
 mod cleanup;
+mod folders;
 mod node;
 mod state;
 mod watch;
 
-use std::fs;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 pub use self::cleanup::cleanup;
 
+use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
 use crate::api::server;
@@ -46,23 +47,27 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let nodes = registry.watch();
     let own = own_node(&nodes.borrow(), &config)?;
 
-    for folder in [&config.location.runtime_dir, &config.location.state_dir] {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create folder {}", folder.display()))?;
+    let new_folders = NewFolders::make(&config.location)?;
+    let result = run_in_folders(config, own, nodes).await;
+    if result.is_err() {
+        new_folders.remove();
     }
+    result
+}
+
+async fn run_in_folders(
+    config: Config,
+    own: Node,
+    nodes: Receiver<Arc<NodeSet>>,
+) -> anyhow::Result<()> {
     raise_open_files_limit();
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     let socket = server::bind(&config.location.socket())?;
     let source = Arc::new(AgentSource::new(config.clone()));
     let (stop, stopped) = channel(false);
-    let api = tokio::spawn(server::serve(
-        socket,
-        source.clone(),
-        until(stopped.clone()),
-    ));
+    let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = Agent::start(&config, own, nodes, source).await;
-    let result = match result {
+    let result = match Agent::start(&config, own, nodes, source).await {
         Ok(agent) => {
             agent.supervise().await;
             Ok(())
