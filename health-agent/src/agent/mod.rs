@@ -1,23 +1,24 @@
 //! Builds everything, supervises the tasks, shuts down in order.
 
 mod cleanup;
+mod folders;
 mod node;
 mod state;
 mod watch;
 
-use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Receiver, channel};
 use tracing::{info, warn};
 
 pub use self::cleanup::cleanup;
 
+use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
 use crate::api::server;
@@ -46,22 +47,27 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let nodes = registry.watch();
     let own = own_node(&nodes.borrow(), &config)?;
 
-    for folder in [&config.location.runtime_dir, &config.location.state_dir] {
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create folder {}", folder.display()))?;
+    let new_folders = NewFolders::make(&config.location)?;
+    let result = run_in_folders(config, own, nodes).await;
+    if result.is_err() {
+        new_folders.remove();
     }
+    result
+}
+
+async fn run_in_folders(
+    config: Config,
+    own: Node,
+    nodes: Receiver<Arc<NodeSet>>,
+) -> anyhow::Result<()> {
+    raise_open_files_limit();
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     let socket = server::bind(&config.location.socket())?;
     let source = Arc::new(AgentSource::new(config.clone()));
     let (stop, stopped) = channel(false);
-    let api = tokio::spawn(server::serve(
-        socket,
-        source.clone(),
-        until(stopped.clone()),
-    ));
+    let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = Agent::start(&config, own, nodes, source).await;
-    let result = match result {
+    let result = match Agent::start(&config, own, nodes, source).await {
         Ok(agent) => {
             agent.supervise().await;
             Ok(())
@@ -69,9 +75,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         Err(error) => Err(error),
     };
     stop.send_replace(true);
-    if tokio::time::timeout(SHUTDOWN_TIMEOUT, api).await.is_err() {
-        // The file would otherwise outlive its listener.
-        remove_file(&config.location.socket());
+    match api.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(%error, "the API did not end in order"),
+        Err(error) => warn!(%error, "the API did not end in order"),
     }
     result
 }
@@ -242,9 +249,12 @@ async fn until(mut stopped: Receiver<bool>) {
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-fn remove_file(path: &Path) {
-    if let Err(error) = fs::remove_file(path) {
-        warn!(path = %path.display(), %error, "cannot remove a file");
+/// Allows as many open files as the hard limit does: each HTTP probe under way takes one.
+fn raise_open_files_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        warn!(%error, "cannot raise the limit on open files; fewer probes go out at a time");
     }
 }
 
