@@ -13,6 +13,9 @@ use super::fabric::NETNS_DIR;
 /// Where the bpffs is mounted.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
+/// What the kernel itself puts into a fresh bpffs.
+const MADE_BY_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
+
 /// Mounts a bpffs unless there is one. What is to be undone stands in the file `journal` first, so
 /// that a bed that is killed leaves word to the next one.
 pub(super) fn ensure(journal: &Path) -> anyhow::Result<()> {
@@ -55,9 +58,12 @@ fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
     if !is_mount_point(path)? {
         return Ok(());
     }
-    let mut entries = fs::read_dir(path).with_context(|| format!("cannot list {path}"))?;
-    if entries.next().is_some() {
-        return Ok(());
+    let entries = fs::read_dir(path).with_context(|| format!("cannot list {path}"))?;
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot list {path}"))?;
+        if !MADE_BY_KERNEL.iter().any(|name| entry.file_name() == *name) {
+            return Ok(());
+        }
     }
     umount2(path, MntFlags::empty()).with_context(|| format!("cannot unmount {path}"))?;
     if path == NETNS_DIR {

@@ -205,7 +205,8 @@ mod tests {
             "FIGURE   OURS      OTHER      RATIO   TARGET\n\
              echo     7.40 us   10.00 us   0.74    ratio <= 0.78   ok\n\
              machine: A CPU, 2 CPUs, Linux 6.18.5\n\
-             rounds: 5\n"
+             rounds: 5\n\
+             ratio 0.74\n"
         );
     }
 }
