@@ -123,15 +123,16 @@ impl NodeDatapath {
             return Ok(Vec::new());
         }
         let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
-        let is_new = endpoint.ifindex() != self.endpoint.ifindex();
+        // A number may come again, a namespace does not.
+        let is_new = !endpoint.netns().is_same(self.endpoint.netns());
         self.endpoint = endpoint;
+        self.configure()?;
+        self.datapath.attach(&self.hooks())?;
         if is_new {
             self.responder.replace(self.endpoint.listen(self.port)?)?;
-            self.configure()?;
-            self.datapath.attach(&self.hooks())?;
-            self.health_addresses
-                .send_replace(addresses(&self.endpoint));
         }
+        self.health_addresses
+            .send_replace(addresses(&self.endpoint));
         Ok(repaired
             .iter()
             .map(|repair| Repaired {

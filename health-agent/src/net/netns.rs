@@ -111,6 +111,12 @@ impl NetNs {
         &self.file
     }
 
+    /// Whether two handles are of one namespace.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let identity = |file: &File| file.metadata().map(|meta| (meta.dev(), meta.ino())).ok();
+        identity(&self.file).is_some_and(|own| Some(own) == identity(&other.file))
+    }
+
     /// Whether the name still leads to this very namespace.
     pub fn is_named(&self) -> bool {
         let identity = |meta: fs::Metadata| (meta.dev(), meta.ino());
