@@ -52,12 +52,6 @@ fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
 }
 
-#[cfg(not(test))]
-#[panic_handler]
-fn panic(_info: &core::panic::PanicInfo) -> ! {
-    loop {}
-}
-
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -58,7 +58,7 @@ pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tr
         rx_flags_seen: 0,
         tx_flags_seen: 0,
     };
-    if map.insert(tuple, &entry, u64::from(BPF_NOEXIST)).is_ok() {
+    if map.insert(tuple, entry, u64::from(BPF_NOEXIST)).is_ok() {
         return Tracked::New;
     }
     // Another CPU may have made it in the meantime.

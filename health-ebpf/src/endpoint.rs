@@ -115,7 +115,7 @@ fn judge4(frame: &Frame) -> EchoVerdict {
         return EchoVerdict::Stack;
     }
     if ip.version_ihl == 0x45 {
-        return echo::judge4(ip, at_20, frame.len());
+        return echo::judge4(ip, at_20, frame.length());
     }
     let mut behind = EchoHeader::default();
     if load(
@@ -129,7 +129,7 @@ fn judge4(frame: &Frame) -> EchoVerdict {
         return EchoVerdict::Stack;
     }
     match frame.at::<Ipv4Header>(IP_AT) {
-        Some(ip) => echo::judge4(ip, &behind, frame.len()),
+        Some(ip) => echo::judge4(ip, &behind, frame.length()),
         None => EchoVerdict::Stack,
     }
 }
@@ -227,7 +227,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
     if ethernet.destination[0] & 1 != 0 {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
-    match echo::judge6(ip, echo, frame.len()) {
+    match echo::judge6(ip, echo, frame.length()) {
         EchoVerdict::Answer => answer6::<S>(frame, config),
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
@@ -266,7 +266,7 @@ fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
 /// Request and reply of one echo, which are of the same length.
 #[inline(always)]
 fn exchange(frame: &Frame, config: &DatapathConfig) -> Traffic {
-    let bytes = frame.len() - IP_AT as u32;
+    let bytes = frame.length() - IP_AT as u32;
     Traffic {
         rx_bytes: bytes,
         tx_bytes: bytes,
@@ -417,13 +417,13 @@ fn solicitation<'a>(
     &'a mut Neighbour,
 )> {
     // Longer ones are not answered, so nothing is pulled for the sake of those that are no solicitations.
-    if frame.len() as usize != L4_AT6 + size_of::<Neighbour>()
+    if frame.length() as usize != L4_AT6 + size_of::<Neighbour>()
         || !frame.pull(L4_AT6 + size_of::<Neighbour>())
     {
         return None;
     }
     let headers = frame.headers::<Ipv6Header, Neighbour>(L4_AT6)?;
-    neighbour::is_solicitation(headers.1, headers.2, frame.len()).then_some(headers)
+    neighbour::is_solicitation(headers.1, headers.2, frame.length()).then_some(headers)
 }
 
 /// Sends an answer about a neighbour back: to the host for its own question, out to the endpoint for
@@ -453,7 +453,7 @@ fn for_health_endpoint(frame: &Frame, addr: Addr) -> Option<&'static DatapathCon
 #[inline(always)]
 fn endpoint_at(frame: &Frame, addr: Addr) -> Option<&'static EndpointInfo> {
     // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
-    let endpoint = unsafe { HEALTH_ENDPOINTS.get(&addr) }?;
+    let endpoint = unsafe { HEALTH_ENDPOINTS.get(addr) }?;
     (endpoint.ifindex == frame.ifindex()).then_some(endpoint)
 }
 

@@ -42,7 +42,7 @@ impl<'a> Frame<'a> {
 
     /// Length from the Ethernet header on, bytes, parts outside the linear area included.
     #[inline(always)]
-    pub fn len(&self) -> u32 {
+    pub fn length(&self) -> u32 {
         self.ctx.len()
     }
 
@@ -88,7 +88,7 @@ impl<'a> Frame<'a> {
         if self.ctx.data() + len <= self.ctx.data_end() {
             return true;
         }
-        self.len() as usize >= len
+        self.length() as usize >= len
             && self.ctx.pull_data(len as u32).is_ok()
             && self.ctx.data() + len <= self.ctx.data_end()
     }

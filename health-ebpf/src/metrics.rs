@@ -64,7 +64,7 @@ pub fn count(frame: &Frame, reason: Reason, direction: Direction) {
         // other here, as both tc hooks run with bottom halves off.
         unsafe {
             (*counter).packets += 1;
-            (*counter).bytes += u64::from(frame.len());
+            (*counter).bytes += u64::from(frame.length());
         }
     }
 }

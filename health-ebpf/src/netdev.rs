@@ -78,8 +78,8 @@ fn to_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
             pad: [0; 3],
         };
         // Host-local entries only reserve the identifier: without room, nothing is translated wrongly.
-        let _ = HEALTH_NAT4.insert(&tuple, &entry, u64::from(BPF_ANY));
-        let _ = HEALTH_NAT4.insert(&back, &entry, u64::from(BPF_ANY));
+        let _ = HEALTH_NAT4.insert(tuple, entry, u64::from(BPF_ANY));
+        let _ = HEALTH_NAT4.insert(back, entry, u64::from(BPF_ANY));
     }
     rtt::stamp(Addr::v4(ip.daddr_be), probe.echo, probe.payload);
     pass(frame, Reason::ProbeStamped, Direction::Egress)
@@ -109,8 +109,8 @@ fn to_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
             pad: 0,
         };
         // As for IPv4.
-        let _ = HEALTH_NAT6.insert(&tuple, &entry, u64::from(BPF_ANY));
-        let _ = HEALTH_NAT6.insert(&back, &entry, u64::from(BPF_ANY));
+        let _ = HEALTH_NAT6.insert(tuple, entry, u64::from(BPF_ANY));
+        let _ = HEALTH_NAT6.insert(back, entry, u64::from(BPF_ANY));
     }
     rtt::stamp(Addr::v6(ip.daddr_be), probe.echo, probe.payload);
     pass(frame, Reason::ProbeStamped, Direction::Egress)
@@ -231,7 +231,7 @@ fn out6(saddr_be: [u32; 4], daddr_be: [u32; 4], id_be: u16) -> Tuple6 {
 #[inline(always)]
 fn sent(frame: &Frame, config: &DatapathConfig) -> Traffic {
     Traffic {
-        tx_bytes: frame.len() - IP_AT as u32,
+        tx_bytes: frame.length() - IP_AT as u32,
         ..traffic(frame, config)
     }
 }
@@ -239,7 +239,7 @@ fn sent(frame: &Frame, config: &DatapathConfig) -> Traffic {
 #[inline(always)]
 fn received(frame: &Frame, config: &DatapathConfig) -> Traffic {
     Traffic {
-        rx_bytes: frame.len() - IP_AT as u32,
+        rx_bytes: frame.length() - IP_AT as u32,
         ..traffic(frame, config)
     }
 }

@@ -25,7 +25,7 @@ pub fn stamp(peer: Addr, echo: &EchoHeader, payload: &ProbePayload) {
     };
     // An LRU map takes new entries for as long as there is memory; without, the agent falls back to
     // its socket's stamps.
-    let _ = HEALTH_INFLIGHT.insert(&key, &probe, u64::from(BPF_ANY));
+    let _ = HEALTH_INFLIGHT.insert(key, probe, u64::from(BPF_ANY));
 }
 
 /// Matches a reply of `peer` that came at `now_ns`. `false` when no such probe is in flight.
@@ -33,9 +33,9 @@ pub fn stamp(peer: Addr, echo: &EchoHeader, payload: &ProbePayload) {
 pub fn matched(peer: Addr, echo: &EchoHeader, path: u8, now_ns: u64) -> bool {
     let key = inflight_key(peer, echo);
     // SAFETY: read once, before the entry is removed.
-    let probe = unsafe { HEALTH_INFLIGHT.get(&key) }.copied();
+    let probe = unsafe { HEALTH_INFLIGHT.get(key) }.copied();
     if let Some(probe) = probe
-        && HEALTH_INFLIGHT.remove(&key).is_ok()
+        && HEALTH_INFLIGHT.remove(key).is_ok()
     {
         if let Some(row) = row(peer, probe.path, PROTOCOL_ICMP) {
             let rtt_ns = now_ns.saturating_sub(probe.sent_ns);
@@ -69,7 +69,7 @@ pub fn account(request: &AccountRequest) -> u32 {
                 sequence_be: request.sequence_be,
             };
             // Whoever removes the entry decides: here a loss, in `matched` an answer.
-            if HEALTH_INFLIGHT.remove(&inflight).is_err() && request.unstamped == 0 {
+            if HEALTH_INFLIGHT.remove(inflight).is_err() && request.unstamped == 0 {
                 return ALREADY_ANSWERED;
             }
             row.lost += 1;
@@ -109,5 +109,5 @@ fn row(peer: Addr, path: u8, protocol: u8) -> Option<&'static mut RttRow> {
     };
     // SAFETY: a map value stays valid memory for the program's run. Probes of one path are seconds
     // apart, so two CPUs do not meet in one row.
-    HEALTH_RTT.get_ptr_mut(&key).map(|row| unsafe { &mut *row })
+    HEALTH_RTT.get_ptr_mut(key).map(|row| unsafe { &mut *row })
 }
