@@ -1,5 +1,7 @@
 //! `cargo xtask setup`: what building needs beyond the toolchain. Says nothing when all is there.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -61,11 +63,19 @@ fn bpf_linker(workspace: &Workspace, sysroot: &Path) -> anyhow::Result<()> {
     run(workspace
         .cargo()?
         .env("LLVM_PREFIX", llvm)
+        // Else cargo tells the user to do this, which nobody needs to.
+        .env("PATH", path_with(&tools.join("bin"))?)
         .args(["install", "bpf-linker", "--version", BPF_LINKER_VERSION])
         .args(["--locked", "--force", "--no-default-features"])
         .args(["--features", "llvm-22", "--root"])
         .arg(&tools))
     .context("bpf-linker is missing and could not be built")
+}
+
+fn path_with(folder: &Path) -> anyhow::Result<OsString> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::join_paths(env::split_paths(&path).chain([folder.to_owned()]))
+        .context("PATH cannot be extended")
 }
 
 /// Makes the folder that bpf-linker's build takes for an LLVM installation.
