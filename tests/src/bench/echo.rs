@@ -24,6 +24,11 @@ const ROUNDS: u32 = 7;
 /// All runs on one CPU, so that none pays for waking another.
 const CPU: &str = "1";
 
+/// Echoes that the stack may lose in a run before the run is no good: it loses some on a busy machine.
+const STACK_LOSSES: u32 = 10;
+/// How long `ping -f` waits for an echo before it sends the next, milliseconds (ping(8)).
+const FLOOD_PATIENCE_MS: f64 = 10.0;
+
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const INSTANCE: &str = "bench-echo";
 
@@ -127,9 +132,9 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
     let mut stack = Vec::new();
     for round in 0..=ROUNDS {
         datapath.attach(&hooks)?;
-        let answered = flood(address)?;
+        let answered = flood(address, 0).context("answered in eBPF")?;
         datapath.attach(&[])?;
-        let by_stack = flood(address)?;
+        let by_stack = flood(address, STACK_LOSSES).context("answered by the stack")?;
         // The first round warms both up.
         if round > 0 {
             ebpf.push(answered);
@@ -139,20 +144,27 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
     Ok((median(ebpf), median(stack)))
 }
 
-/// Microseconds a cycle of one `ping -f`, in which nothing may be lost.
-fn flood(address: Ipv4Addr) -> anyhow::Result<f64> {
+/// Microseconds a cycle of one `ping -f`, in which at most `tolerated` echoes are lost.
+fn flood(address: Ipv4Addr, tolerated: u32) -> anyhow::Result<f64> {
     // The change of sides may cost a packet that is under way in it.
     ping(address, &["-c", "3", "-i", "0.01"])?;
     let summary = ping(address, &["-f", "-c", &ECHOES.to_string()])?;
-    ensure!(
-        summary.contains(&format!("{ECHOES} received")),
-        "ping lost packets: {summary}"
-    );
-    let millis: f64 = summary
-        .rsplit_once("time ")
-        .and_then(|(_, time)| time.strip_suffix("ms")?.parse().ok())
-        .with_context(|| format!("ping gave no time: {summary}"))?;
-    Ok(millis * 1_000.0 / f64::from(ECHOES))
+    let figures = || {
+        let (_, received) = summary.split_once("transmitted, ")?;
+        let received: u32 = received.split_once(" received")?.0.parse().ok()?;
+        let millis: f64 = summary
+            .rsplit_once("time ")?
+            .1
+            .strip_suffix("ms")?
+            .parse()
+            .ok()?;
+        Some((ECHOES.saturating_sub(received), millis))
+    };
+    let (lost, millis) = figures().with_context(|| format!("ping is not understood: {summary}"))?;
+    ensure!(lost <= tolerated, "ping lost packets: {summary}");
+    // So that losses do not count against who had them.
+    let waited = f64::from(lost) * FLOOD_PATIENCE_MS;
+    Ok((millis - waited) * 1_000.0 / f64::from(ECHOES))
 }
 
 /// The line in which `ping` sums up.
