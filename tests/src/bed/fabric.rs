@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use crate::process::{run, run_with_input};
 
@@ -55,6 +55,26 @@ pub(super) fn pod_cidr6(index: u8) -> String {
 fn decimal_group(index: u8) -> u16 {
     let index = u16::from(index);
     ((index / 100) << 8) | ((index / 10 % 10) << 4) | (index % 10)
+}
+
+/// Fails if the machine's neighbour tables, which all namespaces share, are too small for every node
+/// to know every other one, its own endpoint and its endpoint's gateway.
+pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()> {
+    let needed = u64::from(nodes) * (u64::from(nodes) + 2);
+    for family in ["ipv4", "ipv6"].into_iter().take(1 + usize::from(ipv6)) {
+        let path = format!("/proc/sys/net/{family}/neigh/default/gc_thresh3");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let limit: u64 = text
+            .trim()
+            .parse()
+            .with_context(|| format!("{path} holds no number: {text:?}"))?;
+        ensure!(
+            needed <= limit,
+            "{nodes} nodes need {needed} entries in the {family} neighbour table, and the limit is \
+             {limit}; run: sysctl -w net.{family}.neigh.default.gc_thresh3={needed}"
+        );
+    }
+    Ok(())
 }
 
 /// Makes `nodes` namespaces with `eth0` up and addressed, all on one bridge.

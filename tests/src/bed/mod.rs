@@ -91,6 +91,7 @@ impl Builder {
     /// Makes this bed, for a caller who already holds the machine's bed.
     pub fn start_with(self, lock: BedLock) -> anyhow::Result<Bed> {
         removal::remove().context("cannot remove what an earlier bed left")?;
+        fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
         let binary = agent_binary()?;
         let nodes = (1..=self.nodes)
             .map(|index| {

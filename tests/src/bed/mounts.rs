@@ -3,15 +3,20 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::fabric::NETNS_DIR;
+use crate::wait_for;
 
 /// Where the bpffs is mounted.
 pub const BPFFS: &str = "/sys/fs/bpf";
+
+/// How long the kernel may take to give up a mount.
+const SETTLING: Duration = Duration::from_secs(5);
 
 /// What the kernel itself puts into a fresh bpffs.
 const MADE_BY_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
@@ -65,7 +70,13 @@ fn unmount_if_empty(path: &str) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    umount2(path, MntFlags::empty()).with_context(|| format!("cannot unmount {path}"))?;
+    // The kernel may still be busy with namespaces that were deleted just now.
+    wait_for("an unused mount", SETTLING, || {
+        match umount2(path, MntFlags::empty()) {
+            Ok(()) => Ok(Some(())),
+            Err(errno) => Err(errno).with_context(|| format!("cannot unmount {path}")),
+        }
+    })?;
     if path == NETNS_DIR {
         match fs::remove_dir(path) {
             Err(error) if error.raw_os_error() != Some(Errno::ENOTEMPTY as i32) => {
