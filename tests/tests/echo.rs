@@ -1,10 +1,12 @@
 //! The health endpoint answers echo requests in the kernel: under load, and with no agent at all.
 
+use std::fs;
 use std::net::IpAddr;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use aya::maps::{HashMap, MapInfo};
 use nix::sys::signal::Signal;
 use tests::ping::Summary;
 use tests::{Bed, Node, wait_for};
@@ -81,5 +83,38 @@ fn echo_is_answered_without_an_agent() -> anyhow::Result<()> {
             .expect_err("no agent, so nobody serves HTTP");
         bed.node(1).start_agent()?;
     }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
+    let (bed, target) = bed()?;
+    let node = bed.node(1);
+    let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 5 {target}"))?;
+    node.kill_agent(Signal::SIGTERM)?;
+
+    // What a version with smaller conntrack entries would have left, under the programs that run.
+    let pin = node.pins().join("HEALTH_CT4");
+    fs::remove_file(&pin)?;
+    HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
+    node.start_agent()?;
+    wait_for("the agent to have taken over", SOON, || {
+        let starts = node.logged(&["agent is up"])?.len();
+        Ok((starts > 1).then_some(()))
+    })?;
+
+    assert_eq!(node.logged(&["of another layout"])?.len(), 1);
+    let layout = MapInfo::from_pin(&pin)?;
+    assert_eq!(layout.value_size(), 56);
+    let aside = node.pins().with_file_name(format!("{}_old", node.name()));
+    assert!(!aside.exists(), "{} is still there", aside.display());
+    let summary = summary(pinging)?;
+    assert_eq!(summary.lost(), 0, "{summary:?}");
+    let flows = node.listing("bpf ct list")?;
+    assert!(
+        flows.as_array().is_some_and(|flows| !flows.is_empty()),
+        "{flows}"
+    );
     Ok(())
 }
