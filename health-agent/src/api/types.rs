@@ -101,6 +101,24 @@ pub struct ConnectivityStatus {
         default
     )]
     pub connect_latency: Option<i64>,
+    /// Probes without an answer since the last answer, the waiting ones included; 0 for a success.
+    #[serde(
+        rename = "consecutiveFailures",
+        skip_serializing_if = "is_zero",
+        default
+    )]
+    pub consecutive_failures: u32,
+    /// When `status` last went from success to failure or back, or had its first value (RFC 3339).
+    #[serde(
+        rename = "lastChange",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub last_change: Option<Timestamp>,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Where a round trip was stamped.
@@ -126,7 +144,7 @@ pub enum Reachability {
 }
 
 impl ConnectivityStatus {
-    /// Whether the last probe was answered.
+    /// Whether the target answers.
     pub fn is_ok(&self) -> bool {
         self.status.is_empty()
     }

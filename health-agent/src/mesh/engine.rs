@@ -16,6 +16,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use super::accounts::Accounts;
+use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Probe};
@@ -102,6 +103,7 @@ impl Mesh {
         let mut engine = Engine {
             start: Instant::now(),
             schedule: Schedule::new(&options.local, options.interval),
+            confirmation: Confirmation::default(),
             learned: Learned::load(&options.state_dir),
             accounts: Accounts::new(store, options.icmp_id, options.local_addresses.clone()),
             options,
@@ -116,7 +118,7 @@ impl Mesh {
             http: JoinSet::new(),
             http_places: http_places(),
             http_waiting: VecDeque::new(),
-            http_busy: HashMap::new(),
+            http_queued: HashSet::new(),
             sweep: None,
         };
         engine.rebuild();
@@ -221,6 +223,7 @@ struct Engine {
     results: Arc<RwLock<Results>>,
     learned: Learned,
     schedule: Schedule,
+    confirmation: Confirmation,
     /// The nodes that `targets` was made of.
     set: Arc<NodeSet>,
     targets: HashMap<TargetKey, Target>,
@@ -233,8 +236,8 @@ struct Engine {
     http_places: usize,
     /// Due, while there is no place.
     http_waiting: VecDeque<TargetKey>,
-    /// Waiting or running, and since when.
-    http_busy: HashMap<TargetKey, Duration>,
+    /// The targets in `http_waiting`.
+    http_queued: HashSet<TargetKey>,
     sweep: Option<Sweep>,
 }
 
@@ -282,12 +285,13 @@ impl Engine {
             // A reply that is there has come in time, even if the agent itself was held up.
             self.receive_icmp();
             self.icmp.expire(now, &mut self.icmp_events);
+            self.take_icmp_events();
+        }
+        if self.confirmation.next_due().is_some_and(|at| at <= now) {
+            self.confirm();
         }
         while let Some(key) = self.schedule.pop_due(now) {
-            match key.protocol {
-                Protocol::Icmp => self.begin_icmp(key),
-                Protocol::Http => self.queue_http(key, now),
-            }
+            self.begin(key);
         }
         self.icmp.flush(&mut self.icmp_events);
         self.take_icmp_events();
@@ -305,6 +309,7 @@ impl Engine {
         let sweep = self.sweep.as_ref().map(|sweep| sweep.deadline);
         [
             self.schedule.next_due(),
+            self.confirmation.next_due(),
             self.icmp.next_expiry(),
             self.rebuild_at,
             sweep,
@@ -327,10 +332,39 @@ impl Engine {
         }
     }
 
+    /// Probes again where a change is to be confirmed, and takes in what is confirmed.
+    fn confirm(&mut self) {
+        // Nothing that has come counts as missing, even if the agent itself was held up.
+        self.receive_icmp();
+        while let Some(done) = self.http.try_join_next() {
+            self.http_done(done);
+        }
+        let now = self.now();
+        while let Some(due) = self.confirmation.poll(now) {
+            match due {
+                Due::Reprobe(key) => self.begin(key),
+                Due::Unreachable { key, sent, failure } => {
+                    self.schedule.retry(&key, now);
+                    self.record_failure(key, sent, &failure);
+                }
+                Due::NotRecovered(key) => self.schedule.retry(&key, now),
+            }
+        }
+    }
+
+    fn begin(&mut self, key: TargetKey) {
+        match key.protocol {
+            Protocol::Icmp => self.begin_icmp(key),
+            Protocol::Http => self.queue_http(key),
+        }
+    }
+
     fn begin_icmp(&mut self, key: TargetKey) {
         if let Some(target) = self.targets.get(&key) {
             let now = self.now();
-            let probe = Probe::new(key, now, self.expiry(now), target.remote);
+            let expiry = self.expiry(now);
+            let probe = Probe::new(key, now, expiry, target.remote);
+            self.confirmation.sent(key, now, expiry);
             self.icmp.push(probe, &mut self.icmp_events);
         }
     }
@@ -353,7 +387,10 @@ impl Engine {
                     rtt,
                 } => {
                     let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
-                    self.answered(probe.key, probe.sent, rtt, source, None);
+                    if self.answered(probe.key, probe.sent, rtt, source, None) {
+                        let now = self.now();
+                        self.schedule.settle(&probe.key, now);
+                    }
                 }
                 IcmpEvent::Failed {
                     probe,
@@ -365,6 +402,7 @@ impl Engine {
                 }
                 IcmpEvent::Deferred { key } => {
                     let at = self.now() + DEFERRED_RETRY;
+                    self.confirmation.withdrawn(key, at);
                     self.schedule.pull_in(&key, at);
                 }
             }
@@ -372,14 +410,9 @@ impl Engine {
         self.icmp_events = events;
     }
 
-    /// Queues an HTTP probe, unless one is on its way that serves as well.
-    fn queue_http(&mut self, key: TargetKey, now: Duration) {
-        let asked = self
-            .sweep
-            .as_ref()
-            .map_or(Duration::ZERO, |sweep| sweep.begun);
-        if self.http_busy.get(&key).is_none_or(|&since| since < asked) {
-            self.http_busy.insert(key, now);
+    /// Queues an HTTP probe, unless one waits already.
+    fn queue_http(&mut self, key: TargetKey) {
+        if self.http_queued.insert(key) {
             self.http_waiting.push_back(key);
         }
     }
@@ -388,13 +421,15 @@ impl Engine {
         while self.http.len() < self.http_places
             && let Some(key) = self.http_waiting.pop_front()
         {
+            self.http_queued.remove(&key);
             if !self.targets.contains_key(&key) {
                 continue;
             }
             let sent = self.now();
-            self.http_busy.insert(key, sent);
+            let expiry = self.expiry(sent);
+            self.confirmation.sent(key, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
-            let deadline = self.start + self.expiry(sent);
+            let deadline = self.start + expiry;
             self.http.spawn(async move {
                 let answer = http::get_hello(peer, deadline).await;
                 HttpDone { key, sent, answer }
@@ -410,20 +445,20 @@ impl Engine {
                 return;
             }
         };
-        if self.http_busy.get(&key) == Some(&sent) {
-            self.http_busy.remove(&key);
-        }
         let Some(&target) = self.targets.get(&key) else {
             return;
         };
         match answer {
             Ok(hello) => {
                 self.accounts.sample(key, hello.total);
-                if let (Path::Host, Some(told)) = (key.path, &hello.health_endpoint) {
-                    self.learn(target, told);
-                }
                 let source = RttSource::Socket;
-                self.answered(key, sent, hello.total, source, Some(hello.connect));
+                let reachable = self.answered(key, sent, hello.total, source, Some(hello.connect));
+                let all_told =
+                    key.path != Path::Host || self.learn(target, hello.health_endpoint.as_deref());
+                if reachable && all_told {
+                    let now = self.now();
+                    self.schedule.settle(&key, now);
+                }
             }
             Err(failure) => {
                 self.accounts.lost_untracked(key);
@@ -432,6 +467,7 @@ impl Engine {
         }
     }
 
+    /// Takes in an answer. Returns whether the target is reachable.
     fn answered(
         &mut self,
         key: TargetKey,
@@ -439,29 +475,61 @@ impl Engine {
         rtt: Duration,
         source: RttSource,
         connect: Option<Duration>,
-    ) {
-        self.schedule.answered(&key);
-        let status = ConnectivityStatus {
-            latency: nanos(rtt),
-            status: String::new(),
-            last_probed: self.wall_clock(sent),
-            rtt_source: Some(source),
-            connect_latency: connect.map(nanos),
-        };
-        self.record(key, sent, status);
+    ) -> bool {
+        let now = self.now();
+        match self.confirmation.answered(key, sent, rtt, now) {
+            Judgement::Reachable => {
+                let status = ConnectivityStatus {
+                    latency: nanos(rtt),
+                    status: String::new(),
+                    last_probed: self.wall_clock(sent),
+                    rtt_source: Some(source),
+                    connect_latency: connect.map(nanos),
+                    consecutive_failures: 0,
+                    last_change: Some(Timestamp::now()),
+                };
+                self.record(key, sent, status);
+                true
+            }
+            Judgement::Unreachable | Judgement::Unchanged => {
+                self.unchanged(key, sent);
+                false
+            }
+        }
     }
 
     fn failed(&mut self, key: TargetKey, sent: Duration, failure: &Failure) {
         let now = self.now();
-        self.schedule.failed(&key, now);
+        let was_in_doubt = self.confirmation.in_doubt(&key);
+        match self.confirmation.failed(key, sent, failure, now) {
+            Judgement::Unreachable => {
+                if was_in_doubt {
+                    self.schedule.retry(&key, now);
+                }
+                self.record_failure(key, sent, failure);
+            }
+            Judgement::Reachable | Judgement::Unchanged => self.unchanged(key, sent),
+        }
+    }
+
+    fn record_failure(&mut self, key: TargetKey, sent: Duration, failure: &Failure) {
         let status = ConnectivityStatus {
             latency: 0,
             status: failure.to_string(),
             last_probed: self.wall_clock(sent),
             rtt_source: None,
             connect_latency: None,
+            consecutive_failures: self.confirmation.unanswered(&key),
+            last_change: Some(Timestamp::now()),
         };
         self.record(key, sent, status);
+    }
+
+    /// A result came that leaves what is shown.
+    fn unchanged(&mut self, key: TargetKey, sent: Duration) {
+        if !self.confirmation.in_doubt(&key) {
+            self.end_wait(key, sent);
+        }
     }
 
     fn record(&mut self, key: TargetKey, sent: Duration, status: ConnectivityStatus) {
@@ -481,6 +549,11 @@ impl Engine {
         }
         results.record(key, sent, status);
         drop(results);
+        self.end_wait(key, sent);
+    }
+
+    /// The sweep need not wait for the target any longer if the probe is one of the sweep's.
+    fn end_wait(&mut self, key: TargetKey, sent: Duration) {
         if let Some(sweep) = &mut self.sweep
             && sent >= sweep.begun
         {
@@ -494,18 +567,23 @@ impl Engine {
         now.checked_sub(ago).unwrap_or(now)
     }
 
-    /// Takes what a node tells of its health endpoint, where the registry does not say.
-    fn learn(&mut self, target: Target, told: &[IpAddr]) {
+    /// Takes what a node tells of its health endpoint, where the registry does not say. Returns
+    /// whether nothing more is to be told: a node that starts may not know yet.
+    fn learn(&mut self, target: Target, told: Option<&[IpAddr]>) -> bool {
         let Some(node) = self.set.nodes.get(target.node) else {
-            return;
+            return true;
         };
         let registry_says = !node.health_addresses.is_empty();
         if registry_says || node.full_name() == self.options.local {
-            return;
+            return true;
         }
+        let Some(told) = told else {
+            return node.pod_cidrs.is_empty() || !self.learned.get(node).is_empty();
+        };
         if self.learned.learn(node, told) && self.rebuild_at.is_none() {
             self.rebuild_at = Some(self.now() + LEARN_DELAY);
         }
+        true
     }
 
     /// Begins to probe all targets for the sake of `waiter`.
@@ -589,7 +667,7 @@ impl Engine {
         let mut results = self.results.write().unwrap_or_else(PoisonError::into_inner);
         for key in &gone {
             self.schedule.remove(key);
-            self.http_busy.remove(key);
+            self.confirmation.remove(key);
             if let Some(sweep) = &mut self.sweep {
                 sweep.awaited.remove(key);
             }

@@ -38,6 +38,13 @@ pub(super) struct IcmpError {
     pub(super) from: IpAddr,
 }
 
+impl Failure {
+    /// Whether nothing was heard: something that is only late looks the same.
+    pub(super) fn is_silence(&self) -> bool {
+        matches!(self, Self::TimedOut | Self::ResponseTimedOut)
+    }
+}
+
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {

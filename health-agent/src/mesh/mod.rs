@@ -1,11 +1,12 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
 //! One task owns all state (`engine`). The parts it is made of know nothing of each other:
-//! `target` says what to probe, `schedule` when, `icmp` and `http` do it, `results` keeps what
-//! came out, `accounts` counts it in the datapath's rows, and `learned` keeps the addresses that
+//! `target` says what to probe, `schedule` when, `icmp` and `http` do it, `confirm` tells a lost
+//! probe from an outage, `results` keeps what came out, `accounts` counts it in the datapath's rows, and `learned` keeps the addresses that
 //! peers tell of themselves. [`hello`] is the side that answers.
 
 mod accounts;
+mod confirm;
 mod engine;
 mod failure;
 pub mod hello;

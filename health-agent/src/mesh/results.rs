@@ -59,16 +59,27 @@ impl Results {
         self.last.remove(key);
     }
 
-    /// Keeps a result, unless that of a later probe is there.
-    pub(super) fn record(&mut self, key: TargetKey, sent: Duration, status: ConnectivityStatus) {
+    /// Keeps a result, unless that of a later probe is there. The time of the last change is that of
+    /// `status` if it is one, else the one known.
+    pub(super) fn record(
+        &mut self,
+        key: TargetKey,
+        sent: Duration,
+        mut status: ConnectivityStatus,
+    ) {
         self.newest = self.newest.max(Some(status.last_probed));
-        let later_is_known = self.last.get(&key).is_some_and(|last| last.sent > sent);
-        if !later_is_known {
-            self.last.insert(key, Last { sent, status });
+        if let Some(last) = self.last.get(&key) {
+            if last.sent > sent {
+                return;
+            }
+            if last.status.is_ok() == status.is_ok() {
+                status.last_change = last.status.last_change;
+            }
         }
+        self.last.insert(key, Last { sent, status });
     }
 
-    /// Whether the target's last probe was answered; `None` without a result.
+    /// Whether the target answers; `None` without a result.
     pub(super) fn is_ok(&self, key: &TargetKey) -> Option<bool> {
         self.last.get(key).map(|last| last.status.is_ok())
     }
@@ -150,6 +161,8 @@ mod tests {
             last_probed: Timestamp::from_second(at).unwrap(),
             rtt_source: None,
             connect_latency: None,
+            consecutive_failures: 0,
+            last_change: None,
         }
     }
 
@@ -217,5 +230,26 @@ mod tests {
             status("Connection timed out", 8),
         );
         assert_eq!(results.is_ok(&key), Some(false));
+    }
+
+    #[test]
+    fn the_last_change_is_that_of_the_verdict() {
+        let mut results = results();
+        let key = results.paths[0].targets().next().unwrap();
+        let mut last_change = |text: &str, second: u64| {
+            let at = Timestamp::from_second(second as i64).ok();
+            let status = ConnectivityStatus {
+                last_change: at,
+                ..status(text, second as i64)
+            };
+            results.record(key, Duration::from_secs(second), status);
+            let known = results.last[&key].status.last_change.unwrap();
+            known.as_second()
+        };
+        assert_eq!(last_change("", 1), 1);
+        assert_eq!(last_change("", 2), 1);
+        assert_eq!(last_change("Connection timed out", 3), 3);
+        assert_eq!(last_change("Connection refused", 4), 3);
+        assert_eq!(last_change("", 5), 5);
     }
 }

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use super::target::TargetKey;
 
-/// First wait after a failure; each further failure doubles it.
+/// First wait between probes of a target that does not answer; each further probe doubles it.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
 /// The times at which targets are due.
 ///
 /// In its steady state a target is due once an interval, at a phase that depends on who probes and
 /// what is probed: neither the targets of one agent nor the agents that probe one target come in
-/// bursts. A target that fails is due earlier, until its waits have grown to the interval.
+/// bursts. A target that does not answer, new or lost, is due earlier, until its waits have grown to
+/// the interval. They count from probe to probe: the time-out of a silent one does not delay the next.
 #[derive(Debug)]
 pub(super) struct Schedule {
     interval: Duration,
@@ -28,8 +29,8 @@ struct Times {
     /// Fraction of the interval, in units of `2^-64`.
     phase: u64,
     due: Duration,
-    /// Wait before the next early probe, should this one fail too.
-    retry: Duration,
+    /// Wait from the next probe to the one after it; `None` for a target that answers.
+    retry: Option<Duration>,
 }
 
 impl Schedule {
@@ -53,7 +54,7 @@ impl Schedule {
             vacant.insert(Times {
                 phase,
                 due,
-                retry: FIRST_RETRY,
+                retry: Some(FIRST_RETRY),
             });
             self.due.insert((due, key));
         }
@@ -71,34 +72,41 @@ impl Schedule {
         self.due.first().map(|&(due, _)| due)
     }
 
-    /// A target that is due, if one is. It is next due at its regular time, whatever becomes of
-    /// this probe.
+    /// A target that is due, if one is. It is next due at its regular time, or earlier while it does
+    /// not answer.
     pub(super) fn pop_due(&mut self, now: Duration) -> Option<TargetKey> {
         let &(due, key) = self.due.first()?;
         if due > now {
             return None;
         }
-        let phase = self.targets.get(&key)?.phase;
-        let next = self.regular_after(now + self.interval / 2, phase);
+        let times = self.targets.get(&key)?;
+        let retry = times.retry.filter(|&wait| wait < self.interval);
+        let regular = self.regular_after(now + self.interval / 2, times.phase);
+        let next = retry.map_or(regular, |wait| regular.min(now + wait));
+        if let Some(times) = self.targets.get_mut(&key) {
+            times.retry = retry.map(|wait| wait * 2);
+        }
         self.set_due(&key, next);
         Some(key)
     }
 
-    /// A probe of the target was answered.
-    pub(super) fn answered(&mut self, key: &TargetKey) {
-        if let Some(times) = self.targets.get_mut(key) {
-            times.retry = FIRST_RETRY;
+    /// The target answers: it is due at its regular times alone.
+    pub(super) fn settle(&mut self, key: &TargetKey, now: Duration) {
+        let Some(times) = self.targets.get_mut(key) else {
+            return;
+        };
+        if times.retry.take().is_some() {
+            let phase = times.phase;
+            let regular = self.regular_after(now + self.interval / 2, phase);
+            self.set_due(key, regular);
         }
     }
 
-    /// A probe of the target failed: it is due earlier than regularly.
-    pub(super) fn failed(&mut self, key: &TargetKey, now: Duration) {
+    /// The target has ceased to answer: it is due soon, and then with growing waits.
+    pub(super) fn retry(&mut self, key: &TargetKey, now: Duration) {
         if let Some(times) = self.targets.get_mut(key) {
-            let wait = times.retry;
-            times.retry = (wait * 2).min(self.interval);
-            if wait < self.interval {
-                self.pull_in(key, now + wait);
-            }
+            times.retry = Some(FIRST_RETRY);
+            self.pull_in(key, now + FIRST_RETRY);
         }
     }
 
@@ -180,28 +188,24 @@ mod tests {
         assert_eq!(schedule.pop_due(first - Duration::from_nanos(1)), None);
         assert_eq!(schedule.pop_due(first), Some(target(1)));
         assert_eq!(schedule.pop_due(first), None);
-        schedule.answered(&target(1));
+        schedule.settle(&target(1), first);
         let mut last = schedule.next_due().unwrap();
         assert!(last >= first + INTERVAL / 2 && last < first + INTERVAL * 3 / 2);
         for _ in 0..5 {
             assert_eq!(schedule.pop_due(last + millis(3)), Some(target(1)));
-            schedule.answered(&target(1));
             assert_eq!(schedule.next_due(), Some(last + INTERVAL));
             last += INTERVAL;
         }
     }
 
     #[test]
-    fn failures_are_confirmed_early_with_growing_waits() {
+    fn a_target_that_does_not_answer_is_due_with_growing_waits() {
         let mut schedule = Schedule::new("agent", INTERVAL);
         schedule.insert(target(1), Duration::ZERO, SPREAD);
-        // Right after a regular time, so that the retries come before the next.
-        let first = schedule.next_due().unwrap();
-        schedule.pop_due(first);
+        // No result comes between: silence delays nothing.
         let mut now = schedule.next_due().unwrap();
         for wait in [100, 200, 400, 800, 1600] {
             assert_eq!(schedule.pop_due(now), Some(target(1)));
-            schedule.failed(&target(1), now);
             assert_eq!(schedule.next_due(), Some(now + millis(wait)));
             now += millis(wait);
         }
@@ -209,17 +213,20 @@ mod tests {
         let mut gaps = Vec::new();
         for _ in 0..6 {
             assert_eq!(schedule.pop_due(now), Some(target(1)));
-            schedule.failed(&target(1), now);
             let next = schedule.next_due().unwrap();
             gaps.push(next - now);
             now = next;
         }
         assert_eq!(gaps[4..], [INTERVAL, INTERVAL]);
-        // An answer makes the next failure a fresh one.
+        // One that has ceased to answer begins anew.
         schedule.pop_due(now);
-        schedule.answered(&target(1));
-        schedule.failed(&target(1), now);
+        schedule.settle(&target(1), now);
+        assert_eq!(schedule.next_due(), Some(now + INTERVAL));
+        schedule.retry(&target(1), now);
         assert_eq!(schedule.next_due(), Some(now + millis(100)));
+        schedule.pop_due(now + millis(100));
+        schedule.settle(&target(1), now + millis(100));
+        assert!(schedule.next_due().unwrap() >= now + INTERVAL / 2);
     }
 
     #[test]
@@ -227,7 +234,8 @@ mod tests {
         let mut schedule = Schedule::new("agent", INTERVAL);
         schedule.insert(target(1), Duration::ZERO, SPREAD);
         schedule.remove(&target(1));
-        schedule.failed(&target(1), Duration::ZERO);
+        schedule.retry(&target(1), Duration::ZERO);
+        schedule.settle(&target(1), Duration::ZERO);
         schedule.pull_in(&target(1), Duration::ZERO);
         assert_eq!(schedule.next_due(), None);
         assert_eq!(schedule.pop_due(INTERVAL), None);
@@ -238,8 +246,8 @@ mod tests {
         let mut schedule = Schedule::new("agent", INTERVAL);
         for number in 0..50 {
             schedule.insert(target(number), Duration::ZERO, SPREAD);
+            schedule.settle(&target(number), Duration::ZERO);
         }
-        while schedule.pop_due(SPREAD).is_some() {}
         let now = millis(700);
         schedule.pull_in_all(now, millis(10));
         let popped = std::iter::from_fn(|| schedule.pop_due(now + millis(10))).count();
@@ -255,6 +263,7 @@ mod tests {
             let mut schedule = Schedule::new(&agent, INTERVAL);
             for number in first..first + 1000 {
                 schedule.insert(target(number), Duration::ZERO, SPREAD);
+                schedule.settle(&target(number), Duration::ZERO);
             }
             let start = INTERVAL * 3;
             while let Some(due) = schedule.next_due().filter(|&due| due < start) {

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -76,11 +76,16 @@ fn node_set(nodes: Vec<Node>) -> Arc<NodeSet> {
 
 impl Bed {
     fn start(nodes: Vec<Node>) -> Self {
+        Self::start_with(nodes, |_| {})
+    }
+
+    fn start_with(nodes: Vec<Node>, adjust: impl FnOnce(&mut MeshOptions)) -> Self {
         let state_dir = tempfile::tempdir().unwrap();
         let store = Arc::new(MemoryStore::default());
         let (nodes, watch_nodes) = watch::channel(node_set(nodes));
         let (local_health, watch_health) = watch::channel(Vec::new());
-        let options = options(state_dir.path());
+        let mut options = options(state_dir.path());
+        adjust(&mut options);
         let mesh = Mesh::start(options, watch_nodes, store.clone(), watch_health).unwrap();
         Self {
             mesh,
@@ -551,6 +556,183 @@ fn a_probe_that_never_reached_the_uplink_is_counted_as_lost() {
             .get(key("172.30.0.99", Path::Host, Protocol::Icmp))
             .unwrap();
         assert!(row.lost >= 1, "{row:?}");
+        bed.mesh.shutdown().await;
+    });
+}
+
+/// A mesh with the default time-out, all of whose hosts are known to be reachable.
+async fn default_bed(nodes: Vec<Node>, interval: Duration) -> Bed {
+    let bed = Bed::start_with(nodes, |options| {
+        options.interval = interval;
+        options.timeout = Duration::from_secs(1);
+    });
+    bed.until("reachable", |report| {
+        all_hosts_are(report, Reachability::Reachable)
+    })
+    .await;
+    bed
+}
+
+fn all_hosts_are(report: &HealthStatus, wanted: Reachability) -> bool {
+    let mut nodes = report.nodes.iter();
+    nodes.all(|node| node.host.reachability() == wanted)
+}
+
+#[test]
+fn outages_are_confirmed_and_recoveries_seen_within_a_second() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let interval = Duration::from_millis(100);
+    // The first lost probe is sent so long after the fault at the latest.
+    let first_loss = interval * 3 / 2;
+    let responder = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
+    here.block_on(async || {
+        let told = watch::channel(Vec::new()).1;
+        let responder = Responder::start(responder, told).unwrap();
+        let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
+        let faults: [(&str, &str); 3] = [
+            ("link set eth0 down", "link set eth0 up"),
+            (
+                "route add blackhole 172.30.0.1",
+                "route del blackhole 172.30.0.1",
+            ),
+            (
+                "route add unreachable 172.30.0.1",
+                "route del unreachable 172.30.0.1",
+            ),
+        ];
+        for (fault, repair) in faults {
+            let change = |report: &HealthStatus| {
+                let icmp = path(report, "172.30.0.2").icmp.as_ref().unwrap();
+                (icmp.is_ok(), icmp.last_change, icmp.consecutive_failures)
+            };
+            there.ip(fault);
+            let begun = Instant::now();
+            let report = bed.until(fault, |report| !change(report).0).await;
+            let took = begun.elapsed();
+            eprintln!("{fault}: confirmed after {took:?}");
+            assert!(
+                took < first_loss + Duration::from_secs(1),
+                "{fault}: {took:?}"
+            );
+            let (_, since, failures) = change(&report);
+            assert!(since.is_some() && failures >= 2, "{report:#?}");
+            bed.until(fault, |report| {
+                !path(report, "172.30.0.2").http.as_ref().unwrap().is_ok()
+            })
+            .await;
+            there.ip(repair);
+            let begun = Instant::now();
+            let report = bed
+                .until(repair, |report| {
+                    all_hosts_are(report, Reachability::Reachable)
+                })
+                .await;
+            let took = begun.elapsed();
+            eprintln!("{repair}: seen after {took:?}");
+            assert!(took < Duration::from_secs(2), "{repair}: {took:?}");
+            assert!(change(&report).1 > since && change(&report).2 == 0);
+        }
+        responder.shutdown().await;
+        let begun = Instant::now();
+        let report = bed
+            .until("refused", |report| {
+                all_hosts_are(report, Reachability::Unreachable)
+            })
+            .await;
+        let took = begun.elapsed();
+        eprintln!("port closed: confirmed after {took:?}");
+        assert!(took < first_loss + Duration::from_secs(1), "{took:?}");
+        assert_eq!(http_text(&report, "172.30.0.2"), "Connection refused");
+        assert_eq!(icmp_text(&report, "172.30.0.2"), "");
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn lost_probes_and_a_restart_of_the_agent_are_no_outage() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let requests = Arc::new(AtomicUsize::new(0));
+    let seen = requests.clone();
+    let _echo = EchoResponder::start(&there, move |_, _| {
+        if seen.fetch_add(1, Ordering::Relaxed) % 20 == 19 {
+            Vec::new()
+        } else {
+            vec![Duration::ZERO]
+        }
+    });
+    here.block_on(async || {
+        let mut hello = respond(&there, &["172.30.0.2"], &[]);
+        let interval = Duration::from_millis(10);
+        let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
+        let begun = Instant::now();
+        let mut restarts = 0;
+        while begun.elapsed() < Duration::from_secs(4) {
+            if begun.elapsed() > Duration::from_secs(1) * (restarts + 1) {
+                restarts += 1;
+                hello.shutdown().await;
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                hello = respond(&there, &["172.30.0.2"], &[]);
+            }
+            let report = bed.mesh.report();
+            assert!(
+                all_hosts_are(&report, Reachability::Reachable),
+                "{report:#?}"
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(restarts >= 2);
+        let row = bed
+            .store
+            .get(key("172.30.0.2", Path::Host, Protocol::Icmp))
+            .unwrap();
+        let requests = requests.load(Ordering::Relaxed) as u64;
+        eprintln!("{requests} requests, {row:?}");
+        // Each loss once; those of the last second are still waited for.
+        let lost = requests / 20;
+        assert!(lost >= 10, "{requests}");
+        assert!((lost / 2..=lost).contains(&row.lost), "{row:?}");
+        assert!(row.samples <= requests - lost, "{row:?}");
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_peer_that_starts_later_is_found_and_heard_early() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.ip("addr add 10.244.2.17/32 dev lo");
+    here.block_on(async || {
+        let mut peer = node("b", &["172.30.0.2"]);
+        peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
+        let bed = Bed::start(vec![peer]);
+        bed.until("complete", is_complete).await;
+        // It answers before it knows its health endpoint, and that answers last.
+        let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
+        let (endpoint, told) = watch::channel(Vec::new());
+        let _hello = Responder::start(listeners, told).unwrap();
+        let begun = Instant::now();
+        bed.until("answered", |report| {
+            all_hosts_are(report, Reachability::Reachable)
+        })
+        .await;
+        endpoint.send_replace(ips(&["10.244.2.17"]));
+        bed.until("learned", |report| {
+            report.nodes[0].health_endpoint.is_some() && is_complete(report)
+        })
+        .await;
+        let _endpoint = respond(&there, &["10.244.2.17"], &[]);
+        bed.until("reachable", |report| {
+            report.nodes[0].reachability() == Reachability::Reachable
+        })
+        .await;
+        let took = begun.elapsed();
+        eprintln!("found and heard after {took:?}");
+        assert!(took < Duration::from_secs(3), "{took:?}");
         bed.mesh.shutdown().await;
     });
 }

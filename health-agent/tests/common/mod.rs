@@ -34,6 +34,8 @@ impl Fixture {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: status.is_empty().then_some(RttSource::Kernel),
             connect_latency: None,
+            consecutive_failures: 0,
+            last_change: None,
         };
         let group = |ip: &str, icmp: Option<&str>| AddressGroupStatus {
             primary_address: PathStatus {

@@ -169,7 +169,17 @@ impl Report<'_> {
             }
         }
         if verbose {
-            text += &format!("   (Last probed: {:.0})", result.last_probed);
+            text += &format!("   (Last probed: {:.0}", result.last_probed);
+            if let Some(at) = result.last_change {
+                text += &format!(", unchanged since {at:.0}");
+            }
+            if result.consecutive_failures > 0 {
+                text += &format!(
+                    ", probes without an answer: {}",
+                    result.consecutive_failures
+                );
+            }
+            text.push(')');
         }
         text
     }
@@ -252,6 +262,8 @@ mod tests {
             last_probed: "2026-11-21T02:59:58.7Z".parse().unwrap(),
             rtt_source: None,
             connect_latency: None,
+            consecutive_failures: 0,
+            last_change: None,
         })
     }
 
@@ -356,11 +368,18 @@ Nodes:
         let host = &mut status.nodes[0].host.primary_address;
         if let Some(icmp) = &mut host.icmp {
             icmp.rtt_source = Some(RttSource::Kernel);
+            icmp.last_change = "2026-11-20T07:00:00Z".parse().ok();
         }
         if let Some(http) = &mut host.http {
             http.rtt_source = Some(RttSource::Socket);
             http.connect_latency = Some(900);
         }
+        let secondary = &mut status.nodes[0].host.secondary_addresses[0];
+        secondary.icmp = failed("Connection timed out").map(|result| ConnectivityStatus {
+            consecutive_failures: 7,
+            last_change: "2026-11-21T02:59:30Z".parse().ok(),
+            ..result
+        });
         let mut row = RttRow::EMPTY;
         row.record(1_000, 1, 1, SOURCE_KERNEL);
         row.record(3_000, 2, 2, SOURCE_KERNEL);
@@ -377,15 +396,15 @@ Nodes:
             text,
             "\
 Probe time:   2026-11-21T03:00:00Z
-Cluster health:   1/1 reachable   (Probe interval: 10s)
+Cluster health:   0/1 reachable   (Probe interval: 10s)
 Nodes:
   default/hnode2 (localhost):
     Host connectivity to 172.30.0.2:
-      ICMP to stack:   OK, RTT=1µs (kernel)   (Last probed: 2026-11-21T02:59:58Z)
+      ICMP to stack:   OK, RTT=1µs (kernel)   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-20T07:00:00Z)
         samples=2 lost=1 min=1µs mean=2µs p50=1µs p99=2.944µs max=3µs jitter=125ns
       HTTP to agent:   OK, RTT=2µs (socket, connected in 900ns)   (Last probed: 2026-11-21T02:59:58Z)
     Secondary connectivity to fd00:30::2:
-      ICMP to stack:   OK, RTT=3µs   (Last probed: 2026-11-21T02:59:58Z)
+      ICMP to stack:   Connection timed out   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-21T02:59:30Z, probes without an answer: 7)
       HTTP to agent:   OK, RTT=4µs   (Last probed: 2026-11-21T02:59:58Z)
     Endpoint connectivity to 10.244.2.7:
       ICMP to stack:   OK, RTT=5µs   (Last probed: 2026-11-21T02:59:58Z)

@@ -1,0 +1,807 @@
+//! When the verdict on a target changes: one lost probe is loss, several in a row are an outage.
+//! Pure: time comes in as the duration since the start.
+//!
+//! A reachable target that leaves a probe unanswered for its patience, or answers with an error, is
+//! probed again a few times. Any answer to these probes, or a late one to the first, clears it; only
+//! when none has come by the end of the window, a little before the first probe's time-out, the
+//! target is unreachable. An unreachable target that answers must answer another probe before it is
+//! reachable again. A target never heard of takes the verdict of its first result.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::failure::Failure;
+use super::target::TargetKey;
+
+/// Most probes that are sent to confirm one change.
+const REPROBES: u32 = 4;
+/// Longest time between two of them. Four of them last through a short burst of losses, and through
+/// the restart of an agent.
+const REPROBE_GAP: Duration = Duration::from_millis(200);
+/// Pause between the first answer of an unreachable target and the probe that confirms it.
+const RECOVERY_PAUSE: Duration = Duration::from_millis(100);
+/// An answer is not missed earlier than this, however short the round trips are: hosts are busy.
+const LEAST_PATIENCE: Duration = Duration::from_millis(50);
+/// The part of a probe's time-out in which a failure is confirmed.
+const WINDOW: (u32, u32) = (9, 10);
+/// The time to confirm a change that no waiting probe raised.
+const FREE_WINDOW: Duration = Duration::from_millis(900);
+/// Time between two confirming probes of all targets together in the long run: 1000 a second.
+const BUDGET_PERIOD: Duration = Duration::from_millis(1);
+/// How far the budget may be drawn on in advance: 1000 probes.
+const BUDGET_ADVANCE: Duration = Duration::from_secs(1);
+
+/// What the result of a probe means for its target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// The target is reachable.
+    Reachable,
+    /// The target is unreachable.
+    Unreachable,
+    /// What was shown stays: a change is being confirmed, or the result is out of date.
+    Unchanged,
+}
+
+/// What is to be done now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// Send a probe, which is then told by [`Confirmation::sent`].
+    Reprobe(TargetKey),
+    /// The failure is confirmed.
+    Unreachable {
+        key: TargetKey,
+        /// When the last probe to the target was sent.
+        sent: Duration,
+        /// The last thing that was heard; a time-out if there was only silence.
+        failure: Failure,
+    },
+    /// An unreachable target answered once and then no more.
+    NotRecovered(TargetKey),
+}
+
+/// The verdicts on all targets, and the changes that are being confirmed.
+#[derive(Debug, Default)]
+pub(super) struct Confirmation {
+    targets: HashMap<TargetKey, Target>,
+    /// When the next confirming probe may be sent, the budget permitting.
+    reprobes: Timers,
+    /// When patience ends, or the time to confirm.
+    deadlines: Timers,
+    budget: Budget,
+}
+
+#[derive(Debug, Default)]
+struct Target {
+    /// `None` while never heard of.
+    reachable: Option<bool>,
+    phase: Phase,
+    rtt: Option<SmoothedRtt>,
+    /// When the latest probe that was answered was sent.
+    answered: Option<Duration>,
+    /// Probes sent since the last answer.
+    unanswered: u32,
+}
+
+#[derive(Debug, Default)]
+enum Phase {
+    /// Nothing is awaited.
+    #[default]
+    Steady,
+    /// A reachable target was sent a probe.
+    Waiting {
+        sent: Duration,
+        /// Time from then in which a failure is confirmed.
+        window: Duration,
+    },
+    /// A change is being confirmed.
+    Doubt(Doubt),
+}
+
+/// A change that is being confirmed: a failure of a reachable target, a recovery of another.
+#[derive(Debug)]
+struct Doubt {
+    /// Results of probes sent earlier say nothing.
+    since: Duration,
+    /// When the last probe was sent.
+    last_sent: Duration,
+    /// Confirming probes sent.
+    reprobes: u32,
+    /// When the last of them was sent.
+    last_reprobe: Duration,
+    gap: Duration,
+    /// When it is decided without an answer, if a confirming probe was sent by then.
+    ends: Duration,
+    patience: Duration,
+    /// Probes that were answered by an error.
+    errors: u32,
+    failure: Failure,
+}
+
+impl Confirmation {
+    /// Forgets a target.
+    pub(super) fn remove(&mut self, key: &TargetKey) {
+        self.targets.remove(key);
+        self.reprobes.cancel(key);
+        self.deadlines.cancel(key);
+    }
+
+    /// A probe was sent and waits for its answer until `expires`.
+    pub(super) fn sent(&mut self, key: TargetKey, now: Duration, expires: Duration) {
+        let target = self.targets.entry(key).or_default();
+        target.unanswered = target.unanswered.saturating_add(1);
+        match &mut target.phase {
+            Phase::Steady if target.reachable == Some(true) => {
+                let (part, whole) = WINDOW;
+                let window = expires.saturating_sub(now) * part / whole;
+                self.deadlines.set(key, now + target.patience(window));
+                target.phase = Phase::Waiting { sent: now, window };
+            }
+            Phase::Steady | Phase::Waiting { .. } => {}
+            Phase::Doubt(doubt) => doubt.last_sent = now,
+        }
+    }
+
+    /// A probe that was told to be sent was not, for reasons of this host. A confirming one is due
+    /// again at `retry`.
+    pub(super) fn withdrawn(&mut self, key: TargetKey, retry: Duration) {
+        let Some(target) = self.targets.get_mut(&key) else {
+            return;
+        };
+        target.unanswered = target.unanswered.saturating_sub(1);
+        match &mut target.phase {
+            Phase::Steady => {}
+            Phase::Waiting { .. } => {
+                target.phase = Phase::Steady;
+                self.deadlines.cancel(&key);
+            }
+            Phase::Doubt(doubt) => {
+                doubt.reprobes = doubt.reprobes.saturating_sub(1);
+                self.reprobes.set(key, retry);
+                if doubt.reprobes == 0 {
+                    self.deadlines.cancel(&key);
+                }
+            }
+        }
+    }
+
+    /// A probe sent at `sent` was answered.
+    pub(super) fn answered(
+        &mut self,
+        key: TargetKey,
+        sent: Duration,
+        rtt: Duration,
+        now: Duration,
+    ) -> Judgement {
+        let target = self.targets.entry(key).or_default();
+        target.unanswered = 0;
+        target.answered = target.answered.max(Some(sent));
+        SmoothedRtt::update(&mut target.rtt, rtt);
+        let (settled, judgement) = match (target.reachable, &target.phase) {
+            (Some(false), Phase::Doubt(doubt)) if sent < doubt.since => {
+                (false, Judgement::Unchanged)
+            }
+            (Some(false), Phase::Steady | Phase::Waiting { .. }) => {
+                let patience = target.patience(FREE_WINDOW);
+                target.phase = Phase::Doubt(Doubt {
+                    since: now,
+                    last_sent: sent,
+                    reprobes: 0,
+                    last_reprobe: now,
+                    gap: REPROBE_GAP,
+                    ends: now + FREE_WINDOW,
+                    patience,
+                    errors: 0,
+                    failure: Failure::TimedOut,
+                });
+                self.reprobes.set(key, now + RECOVERY_PAUSE);
+                (false, Judgement::Unchanged)
+            }
+            (Some(true), Phase::Waiting { sent: since, .. })
+            | (Some(true), Phase::Doubt(Doubt { since, .. })) => {
+                (sent >= *since, Judgement::Reachable)
+            }
+            _ => (true, Judgement::Reachable),
+        };
+        if settled {
+            self.settle(key, true);
+        }
+        judgement
+    }
+
+    /// A probe sent at `sent` failed.
+    pub(super) fn failed(
+        &mut self,
+        key: TargetKey,
+        sent: Duration,
+        failure: &Failure,
+        now: Duration,
+    ) -> Judgement {
+        let error = !failure.is_silence();
+        let target = self.targets.entry(key).or_default();
+        match (target.reachable, &mut target.phase) {
+            (None, _) => {
+                self.settle(key, false);
+                Judgement::Unreachable
+            }
+            (Some(true), Phase::Steady) => {
+                if error && Some(sent) > target.answered {
+                    self.begin_doubt(key, sent, FREE_WINDOW, now, Some(failure));
+                }
+                Judgement::Unchanged
+            }
+            (
+                Some(true),
+                &mut Phase::Waiting {
+                    sent: since,
+                    window,
+                },
+            ) => {
+                if sent >= since {
+                    self.begin_doubt(key, sent, window, now, Some(failure));
+                }
+                Judgement::Unchanged
+            }
+            (Some(true), Phase::Doubt(doubt)) => {
+                if sent < doubt.since {
+                    return Judgement::Unchanged;
+                }
+                doubt.failure = failure.clone();
+                doubt.errors += u32::from(error);
+                // Nothing is left that an answer could come to. Regular probes count as well, but do
+                // not shorten the time.
+                let last = doubt.reprobes == REPROBES && sent >= doubt.last_reprobe;
+                if !last || doubt.errors <= REPROBES {
+                    return Judgement::Unchanged;
+                }
+                self.settle(key, false);
+                Judgement::Unreachable
+            }
+            (Some(false), Phase::Doubt(doubt)) if !error || sent < doubt.since => {
+                Judgement::Unchanged
+            }
+            (Some(false), _) => {
+                self.settle(key, false);
+                Judgement::Unreachable
+            }
+        }
+    }
+
+    /// Probes sent to a target since its last answer.
+    pub(super) fn unanswered(&self, key: &TargetKey) -> u32 {
+        self.targets.get(key).map_or(0, |target| target.unanswered)
+    }
+
+    /// Whether a change of the target's verdict is being confirmed.
+    pub(super) fn in_doubt(&self, key: &TargetKey) -> bool {
+        self.targets
+            .get(key)
+            .is_some_and(|target| matches!(target.phase, Phase::Doubt(_)))
+    }
+
+    /// When something is to be done next.
+    pub(super) fn next_due(&self) -> Option<Duration> {
+        let reprobe = self.reprobes.first().map(|at| at.max(self.budget.ready()));
+        let deadline = self.deadlines.first();
+        reprobe.into_iter().chain(deadline).min()
+    }
+
+    /// What is to be done now, until there is nothing left.
+    pub(super) fn poll(&mut self, now: Duration) -> Option<Due> {
+        while let Some(key) = self.deadlines.pop_due(now) {
+            let Some(target) = self.targets.get_mut(&key) else {
+                continue;
+            };
+            match &target.phase {
+                Phase::Steady => {}
+                &Phase::Waiting { sent, window } => self.begin_doubt(key, sent, window, now, None),
+                Phase::Doubt(doubt) => {
+                    let due = match target.reachable {
+                        Some(true) => Due::Unreachable {
+                            key,
+                            sent: doubt.last_sent,
+                            failure: doubt.failure.clone(),
+                        },
+                        _ => Due::NotRecovered(key),
+                    };
+                    self.settle(key, false);
+                    return Some(due);
+                }
+            }
+        }
+        while self.budget.ready() <= now
+            && let Some(key) = self.reprobes.pop_due(now)
+        {
+            let target = self.targets.get_mut(&key);
+            if let Some(Phase::Doubt(doubt)) = target.map(|target| &mut target.phase) {
+                self.budget.take(now);
+                doubt.reprobes += 1;
+                doubt.last_reprobe = now;
+                // Each gets the time for an answer, even one that the budget held up.
+                doubt.ends = doubt.ends.max(now + doubt.patience);
+                self.deadlines.set(key, doubt.ends);
+                let next = now + doubt.gap;
+                if doubt.reprobes < REPROBES && next < doubt.ends {
+                    self.reprobes.set(key, next);
+                }
+                return Some(Due::Reprobe(key));
+            }
+        }
+        None
+    }
+
+    /// Begins to confirm a failure of the probe sent at `since`.
+    fn begin_doubt(
+        &mut self,
+        key: TargetKey,
+        since: Duration,
+        window: Duration,
+        now: Duration,
+        failure: Option<&Failure>,
+    ) {
+        let Some(target) = self.targets.get_mut(&key) else {
+            return;
+        };
+        let patience = target.patience(window);
+        let first = now.max(since + patience);
+        // As long after the first as if that were sent in time: the agent may have been held up.
+        let ends = first + (window - patience);
+        target.phase = Phase::Doubt(Doubt {
+            since,
+            last_sent: since,
+            reprobes: 0,
+            last_reprobe: since,
+            gap: (ends.saturating_sub(first + patience) / REPROBES).min(REPROBE_GAP),
+            ends,
+            patience,
+            errors: u32::from(failure.is_some_and(|failure| !failure.is_silence())),
+            failure: failure.cloned().unwrap_or(Failure::TimedOut),
+        });
+        self.deadlines.cancel(&key);
+        self.reprobes.set(key, first);
+    }
+
+    fn settle(&mut self, key: TargetKey, reachable: bool) {
+        let target = self.targets.entry(key).or_default();
+        target.reachable = Some(reachable);
+        target.phase = Phase::Steady;
+        self.reprobes.cancel(&key);
+        self.deadlines.cancel(&key);
+    }
+}
+
+impl Target {
+    /// How long an answer is awaited before the target is probed again, if failures are confirmed
+    /// within `window`. A third of that at most: the confirming probes and their answers need time.
+    fn patience(&self, window: Duration) -> Duration {
+        let usual = self.rtt.as_ref().map_or(Duration::ZERO, SmoothedRtt::limit);
+        usual.max(LEAST_PATIENCE).min(window / 3)
+    }
+}
+
+/// The usual round trip and its variation, as TCP keeps them (RFC 6298).
+#[derive(Debug)]
+struct SmoothedRtt {
+    mean: Duration,
+    deviation: Duration,
+}
+
+impl SmoothedRtt {
+    fn update(smoothed: &mut Option<Self>, rtt: Duration) {
+        *smoothed = Some(match smoothed.take() {
+            None => Self {
+                mean: rtt,
+                deviation: rtt / 2,
+            },
+            Some(before) => Self {
+                mean: (before.mean * 7 + rtt) / 8,
+                deviation: (before.deviation * 3 + before.mean.abs_diff(rtt)) / 4,
+            },
+        });
+    }
+
+    /// What a round trip hardly ever exceeds.
+    fn limit(&self) -> Duration {
+        self.mean + self.deviation * 4
+    }
+}
+
+/// One timer a target.
+#[derive(Debug, Default)]
+struct Timers {
+    by_target: HashMap<TargetKey, Duration>,
+    by_time: BTreeSet<(Duration, TargetKey)>,
+}
+
+impl Timers {
+    fn set(&mut self, key: TargetKey, at: Duration) {
+        self.cancel(&key);
+        self.by_target.insert(key, at);
+        self.by_time.insert((at, key));
+    }
+
+    fn cancel(&mut self, key: &TargetKey) {
+        if let Some(at) = self.by_target.remove(key) {
+            self.by_time.remove(&(at, *key));
+        }
+    }
+
+    fn first(&self) -> Option<Duration> {
+        self.by_time.first().map(|&(at, _)| at)
+    }
+
+    fn pop_due(&mut self, now: Duration) -> Option<TargetKey> {
+        let &(at, key) = self.by_time.first()?;
+        if at > now {
+            return None;
+        }
+        self.cancel(&key);
+        Some(key)
+    }
+}
+
+/// A token bucket, kept as the time at which it would be full less [`BUDGET_ADVANCE`].
+#[derive(Debug, Default)]
+struct Budget {
+    /// Until when the probes sent so far have used the budget up.
+    used_until: Duration,
+}
+
+impl Budget {
+    /// When there is a token.
+    fn ready(&self) -> Duration {
+        (self.used_until + BUDGET_PERIOD).saturating_sub(BUDGET_ADVANCE)
+    }
+
+    fn take(&mut self, now: Duration) {
+        self.used_until = self.used_until.max(now) + BUDGET_PERIOD;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use health_common::probe::Path;
+    use nix::errno::Errno;
+    use proptest::prelude::*;
+
+    use super::super::target::Protocol;
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    const RTT: Duration = Duration::from_millis(1);
+
+    fn target(number: u32) -> TargetKey {
+        TargetKey {
+            address: IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + number)),
+            path: Path::Host,
+            protocol: Protocol::Icmp,
+        }
+    }
+
+    fn millis(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn refused() -> Failure {
+        Failure::Os(Errno::ECONNREFUSED)
+    }
+
+    /// What becomes of a probe.
+    #[derive(Clone, Debug)]
+    enum Fate {
+        Answered,
+        Refused,
+        Lost,
+    }
+
+    /// One target, the network to it, and a clock that stops for each event.
+    struct Bed {
+        confirmation: Confirmation,
+        now: Duration,
+        /// Probes on their way, by the time at which something is heard of them.
+        waiting: Vec<(Duration, Duration, Fate)>,
+        sent: Vec<Duration>,
+        /// Verdicts and when they fell; the last first.
+        verdicts: Vec<(Duration, bool)>,
+    }
+
+    impl Bed {
+        fn reachable() -> Self {
+            let mut bed = Self {
+                confirmation: Confirmation::default(),
+                now: Duration::ZERO,
+                waiting: Vec::new(),
+                sent: Vec::new(),
+                verdicts: Vec::new(),
+            };
+            bed.probe(Fate::Answered);
+            bed.run_until(millis(10), || Fate::Answered);
+            assert_eq!(bed.verdicts, [(RTT, true)]);
+            bed.verdicts.clear();
+            bed.sent.clear();
+            bed
+        }
+
+        fn unreachable() -> Self {
+            let mut bed = Self::reachable();
+            bed.probe(Fate::Lost);
+            bed.run_until(millis(3000), || Fate::Lost);
+            assert!(!bed.verdicts[0].1);
+            bed.verdicts.clear();
+            bed.sent.clear();
+            bed
+        }
+
+        fn probe(&mut self, fate: Fate) {
+            let heard = match fate {
+                Fate::Answered | Fate::Refused => self.now + RTT,
+                Fate::Lost => self.now + TIMEOUT,
+            };
+            self.waiting.push((heard, self.now, fate));
+            self.sent.push(self.now);
+            self.confirmation
+                .sent(target(1), self.now, self.now + TIMEOUT);
+        }
+
+        fn judged(&mut self, judgement: Judgement) {
+            let reachable = match judgement {
+                Judgement::Reachable => true,
+                Judgement::Unreachable => false,
+                Judgement::Unchanged => return,
+            };
+            if self.verdicts.first().is_none_or(|last| last.1 != reachable) {
+                self.verdicts.insert(0, (self.now, reachable));
+            }
+        }
+
+        fn run_until(&mut self, end: Duration, mut fate: impl FnMut() -> Fate) {
+            loop {
+                let heard = self.waiting.iter().map(|&(heard, ..)| heard).min();
+                let next = heard.into_iter().chain(self.confirmation.next_due()).min();
+                let Some(next) = next.filter(|&at| at <= end) else {
+                    self.now = end;
+                    return;
+                };
+                self.now = self.now.max(next);
+                let now = self.now;
+                let heard: Vec<_> = self
+                    .waiting
+                    .extract_if(.., |probe| probe.0 <= now)
+                    .collect();
+                for (_, sent, fate) in heard {
+                    let judgement = match fate {
+                        Fate::Answered => self.confirmation.answered(target(1), sent, RTT, now),
+                        Fate::Refused => self.confirmation.failed(target(1), sent, &refused(), now),
+                        Fate::Lost => {
+                            let failure = Failure::TimedOut;
+                            self.confirmation.failed(target(1), sent, &failure, now)
+                        }
+                    };
+                    self.judged(judgement);
+                }
+                while let Some(due) = self.confirmation.poll(now) {
+                    match due {
+                        Due::Reprobe(_) => self.probe(fate()),
+                        Due::Unreachable { .. } => self.judged(Judgement::Unreachable),
+                        Due::NotRecovered(_) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_result_of_a_new_target_is_its_verdict() {
+        let mut confirmation = Confirmation::default();
+        confirmation.sent(target(1), Duration::ZERO, TIMEOUT);
+        assert_eq!(confirmation.next_due(), None);
+        let failed = confirmation.failed(target(1), Duration::ZERO, &Failure::TimedOut, TIMEOUT);
+        assert_eq!(failed, Judgement::Unreachable);
+        assert_eq!(confirmation.unanswered(&target(1)), 1);
+    }
+
+    #[test]
+    fn silence_is_confirmed_within_a_second_of_the_first_lost_probe() {
+        let mut bed = Bed::reachable();
+        let lost = bed.now;
+        bed.probe(Fate::Lost);
+        bed.run_until(millis(3000), || Fate::Lost);
+        assert_eq!(bed.verdicts, [(lost + millis(900), false)]);
+        let sent: Vec<_> = bed.sent.iter().map(|&at| at - lost).collect();
+        assert_eq!(sent, [0, 50, 250, 450, 650].map(millis));
+        assert_eq!(bed.confirmation.unanswered(&target(1)), 5);
+    }
+
+    #[test]
+    fn refusals_are_confirmed_as_soon_as_all_probes_are_refused() {
+        let mut bed = Bed::reachable();
+        let lost = bed.now;
+        bed.probe(Fate::Refused);
+        bed.run_until(millis(3000), || Fate::Refused);
+        assert_eq!(bed.verdicts, [(lost + millis(650) + RTT, false)]);
+    }
+
+    #[test]
+    fn an_agent_may_restart_unnoticed() {
+        let mut bed = Bed::reachable();
+        bed.probe(Fate::Refused);
+        let mut refusals = 2;
+        bed.run_until(millis(3000), || {
+            refusals -= 1;
+            if refusals > 0 {
+                Fate::Refused
+            } else {
+                Fate::Answered
+            }
+        });
+        assert_eq!(bed.verdicts, [(bed.sent[2] + RTT, true)]);
+        assert_eq!(bed.sent.len(), 3);
+        assert_eq!(bed.confirmation.next_due(), None);
+        assert_eq!(bed.confirmation.unanswered(&target(1)), 0);
+    }
+
+    #[test]
+    fn a_late_answer_to_the_first_probe_ends_the_doubt() {
+        let mut bed = Bed::reachable();
+        bed.probe(Fate::Lost);
+        bed.waiting[0].0 = bed.now + millis(880);
+        bed.waiting[0].2 = Fate::Answered;
+        bed.run_until(millis(5000), || Fate::Lost);
+        assert!(
+            bed.verdicts.iter().all(|verdict| verdict.1),
+            "{:?}",
+            bed.verdicts
+        );
+        assert_eq!(bed.confirmation.next_due(), None);
+    }
+
+    #[test]
+    fn patience_grows_with_the_round_trips() {
+        let mut target = Target::default();
+        let window = millis(900);
+        assert_eq!(target.patience(window), LEAST_PATIENCE);
+        for _ in 0..100 {
+            SmoothedRtt::update(&mut target.rtt, millis(200));
+        }
+        let patience = target.patience(window);
+        assert!(
+            (millis(200)..millis(210)).contains(&patience),
+            "{patience:?}"
+        );
+        SmoothedRtt::update(&mut target.rtt, millis(900));
+        assert_eq!(target.patience(window), window / 3);
+    }
+
+    #[test]
+    fn a_recovery_takes_two_answers() {
+        let mut bed = Bed::unreachable();
+        let back = bed.now;
+        bed.probe(Fate::Answered);
+        bed.run_until(back + millis(2000), || Fate::Answered);
+        assert_eq!(bed.verdicts, [(back + RTT * 2 + RECOVERY_PAUSE, true)]);
+        assert_eq!(bed.sent.len(), 2);
+
+        let mut bed = Bed::unreachable();
+        bed.probe(Fate::Answered);
+        bed.run_until(millis(9000), || Fate::Lost);
+        assert!(bed.verdicts.iter().all(|verdict| !verdict.1));
+        assert_eq!(bed.sent.len(), 1 + REPROBES as usize);
+        assert_eq!(bed.confirmation.next_due(), None);
+
+        let mut bed = Bed::unreachable();
+        bed.probe(Fate::Answered);
+        bed.run_until(millis(9000), || Fate::Refused);
+        assert!(bed.verdicts.iter().all(|verdict| !verdict.1));
+        assert_eq!(bed.sent.len(), 2);
+    }
+
+    #[test]
+    fn an_agent_that_was_held_up_still_gives_each_probe_its_time() {
+        let mut bed = Bed::reachable();
+        bed.probe(Fate::Lost);
+        bed.now += millis(5000);
+        let resumed = bed.now;
+        bed.run_until(millis(9000), || Fate::Lost);
+        assert!(
+            bed.verdicts[0].0 >= resumed + millis(800),
+            "{:?}",
+            bed.verdicts
+        );
+        assert_eq!(bed.sent.len(), 1 + REPROBES as usize);
+    }
+
+    #[test]
+    fn probes_that_this_host_could_not_send_are_no_evidence() {
+        let mut confirmation = Confirmation::default();
+        confirmation.answered(target(1), Duration::ZERO, RTT, RTT);
+        confirmation.sent(target(1), millis(10), millis(1010));
+        confirmation.withdrawn(target(1), millis(20));
+        assert_eq!(confirmation.next_due(), None);
+        confirmation.sent(target(1), millis(20), millis(1020));
+        assert_eq!(confirmation.poll(millis(70)), Some(Due::Reprobe(target(1))));
+        confirmation.sent(target(1), millis(70), millis(1070));
+        confirmation.withdrawn(target(1), millis(80));
+        assert_eq!(confirmation.next_due(), Some(millis(80)));
+        confirmation.remove(&target(1));
+        assert_eq!(confirmation.next_due(), None);
+    }
+
+    proptest! {
+        /// The verdict falls after losses in a row alone: with losses of probability `p`, as often
+        /// as `p` to the power of the probes.
+        #[test]
+        fn only_losses_in_a_row_make_an_outage(
+            lost in prop::collection::vec(prop::bool::weighted(0.2), 50..400),
+        ) {
+            let mut bed = Bed::reachable();
+            let mut fates = lost.iter();
+            let mut losses_in_a_row = 0;
+            let mut longest = 0;
+            let mut next = || {
+                let lost = *fates.next()?;
+                losses_in_a_row = if lost { losses_in_a_row + 1 } else { 0 };
+                longest = longest.max(losses_in_a_row);
+                Some(if lost { Fate::Lost } else { Fate::Answered })
+            };
+            let mut rounds = 0;
+            while let Some(fate) = next() {
+                bed.probe(fate);
+                rounds += 1;
+                let end = bed.now + millis(10_000);
+                bed.run_until(end, || next().unwrap_or(Fate::Answered));
+            }
+            let fell = bed.verdicts.iter().any(|verdict| !verdict.1);
+            prop_assert!(!fell || longest > REPROBES, "{longest} losses in a row");
+            prop_assert!(bed.sent.len() <= rounds * (1 + REPROBES as usize));
+        }
+
+        #[test]
+        fn alternating_losses_are_no_outage(period in 2_usize..6, phase in 0_usize..6) {
+            let mut bed = Bed::reachable();
+            let mut number = phase;
+            let mut next = || {
+                number += 1;
+                // All are lost but each n-th.
+                if number.is_multiple_of(period) { Fate::Answered } else { Fate::Lost }
+            };
+            for _ in 0..50 {
+                bed.probe(next());
+                let end = bed.now + millis(10_000);
+                bed.run_until(end, &mut next);
+            }
+            prop_assert!(bed.verdicts.iter().all(|verdict| verdict.1), "{:?}", bed.verdicts);
+        }
+
+        #[test]
+        fn many_failures_at_once_keep_to_the_budget(count in 1_u32..3000) {
+            let mut confirmation = Confirmation::default();
+            for number in 0..count {
+                confirmation.answered(target(number), Duration::ZERO, RTT, RTT);
+                confirmation.sent(target(number), RTT, RTT + TIMEOUT);
+            }
+            let mut sent = Vec::new();
+            let mut fallen = 0;
+            while let Some(now) = confirmation.next_due() {
+                while let Some(due) = confirmation.poll(now) {
+                    match due {
+                        Due::Reprobe(key) => {
+                            confirmation.sent(key, now, now + TIMEOUT);
+                            sent.push(now);
+                        }
+                        Due::Unreachable { .. } => fallen += 1,
+                        Due::NotRecovered(key) => prop_assert!(false, "{key:?}"),
+                    }
+                }
+            }
+            prop_assert_eq!(fallen, count);
+            prop_assert!(sent.len() >= count as usize);
+            prop_assert!(sent.len() <= (count * REPROBES) as usize);
+            let advance = BUDGET_ADVANCE.as_millis() as usize;
+            for (earlier, &at) in sent.iter().enumerate() {
+                let last = sent.partition_point(|&other| other <= at + millis(500));
+                prop_assert!(last - earlier <= advance + 501, "{} at {at:?}", last - earlier);
+            }
+        }
+    }
+}
