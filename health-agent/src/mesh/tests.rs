@@ -736,3 +736,41 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
         bed.mesh.shutdown().await;
     });
 }
+
+#[test]
+fn random_loss_is_no_outage() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    let rules = "table inet loss { chain input { type filter hook input priority 0; \
+                 meta l4proto icmp numgen random mod 100 < 5 drop; \
+                 tcp flags syn numgen random mod 100 < 5 drop; }; }";
+    let nft = || std::process::Command::new("nft").arg(rules).status();
+    if !there.enter(nft).is_ok_and(|status| status.success()) {
+        eprintln!("skipped: nft is missing or does not know numgen");
+        return;
+    }
+    here.block_on(async || {
+        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let interval = Duration::from_millis(10);
+        let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(4) {
+            let report = bed.mesh.report();
+            assert!(
+                all_hosts_are(&report, Reachability::Reachable),
+                "{report:#?}"
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        for protocol in [Protocol::Icmp, Protocol::Http] {
+            let row = bed
+                .store
+                .get(key("172.30.0.2", Path::Host, protocol))
+                .unwrap();
+            eprintln!("{protocol:?}: {} samples, {} lost", row.samples, row.lost);
+            assert!(row.lost > 0, "{row:?}");
+        }
+        bed.mesh.shutdown().await;
+    });
+}
