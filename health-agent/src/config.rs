@@ -1,5 +1,7 @@
 //! The settings of one agent, validated once and then read only.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -125,6 +127,74 @@ fn absolute(flag: &'static str, dir: &Path) -> Result<(), InvalidSetting> {
     }
 }
 
+/// Where a page for monitoring is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum ListenAddress {
+    /// Nowhere.
+    Off,
+    /// On a port of the loopback addresses that the host has, of both IP versions.
+    Localhost(u16),
+    /// On one address.
+    Address(SocketAddr),
+}
+
+impl ListenAddress {
+    fn port(self) -> Option<u16> {
+        match self {
+            Self::Off => None,
+            Self::Localhost(port) => Some(port),
+            Self::Address(address) => Some(address.port()),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Localhost(port) => write!(f, "localhost:{port}"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl From<ListenAddress> for String {
+    fn from(address: ListenAddress) -> Self {
+        address.to_string()
+    }
+}
+
+/// The text is no [`ListenAddress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not an address to listen on; write it like 127.0.0.1:9962, [::1]:9962, localhost:9962 or off"
+)]
+pub struct ListenAddressError;
+
+impl FromStr for ListenAddress {
+    type Err = ListenAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        match text.strip_prefix("localhost:") {
+            Some(port) => port.parse().map(Self::Localhost).ok(),
+            None => text.parse().map(Self::Address).ok(),
+        }
+        .ok_or(ListenAddressError)
+    }
+}
+
+impl TryFrom<String> for ListenAddress {
+    type Error = ListenAddressError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -148,6 +218,10 @@ pub struct Config {
     /// How long a probe waits for its answer.
     #[serde(rename = "probe-timeout-ns", with = "duration_ns")]
     pub probe_timeout: Duration,
+    /// Where `GET /metrics` is served.
+    pub metrics_address: ListenAddress,
+    /// Where `GET /healthz` is served.
+    pub healthz_address: ListenAddress,
 }
 
 impl Config {
@@ -195,6 +269,27 @@ impl Config {
                     "must not exceed --probe-interval, which is {}",
                     duration_text(self.probe_interval)
                 ),
+            ));
+        }
+        for (flag, address) in [
+            ("--metrics-address", self.metrics_address),
+            ("--healthz-address", self.healthz_address),
+        ] {
+            if address.port() == Some(0) {
+                return Err(InvalidSetting::new(
+                    flag,
+                    address,
+                    "must have a port from 1 to 65535: monitoring has to know it",
+                ));
+            }
+        }
+        if self.metrics_address != ListenAddress::Off
+            && self.metrics_address == self.healthz_address
+        {
+            return Err(InvalidSetting::new(
+                "--healthz-address",
+                self.healthz_address,
+                "must not be the same as --metrics-address",
             ));
         }
         Ok(Self { location, ..self })
@@ -301,6 +396,31 @@ mod tests {
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
             probe_timeout: Duration::from_secs(1),
+            metrics_address: "127.0.0.1:9962".parse().expect("an address"),
+            healthz_address: ListenAddress::Localhost(9879),
+        }
+    }
+
+    #[test]
+    fn addresses_to_listen_on_are_read_as_they_are_shown() {
+        for text in ["off", "localhost:9879", "127.0.0.1:9962", "[::1]:9962"] {
+            let address: ListenAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), text);
+        }
+        for bad in [
+            "",
+            "on",
+            "localhost",
+            "localhost:x",
+            "::1:80x",
+            "127.0.0.1",
+            ":9962",
+        ] {
+            assert_eq!(
+                bad.parse::<ListenAddress>(),
+                Err(ListenAddressError),
+                "{bad}"
+            );
         }
     }
 
@@ -312,7 +432,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 21] = [
+        let cases: [(&str, &str, Change); 24] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -357,6 +477,15 @@ mod tests {
             }),
             ("--probe-timeout", "11s", |c| {
                 c.probe_timeout = Duration::from_secs(11);
+            }),
+            ("--metrics-address", "localhost:0", |c| {
+                c.metrics_address = ListenAddress::Localhost(0);
+            }),
+            ("--healthz-address", "localhost:0", |c| {
+                c.healthz_address = ListenAddress::Localhost(0);
+            }),
+            ("--healthz-address", "127.0.0.1:9962", |c| {
+                c.healthz_address = c.metrics_address;
             }),
         ];
         for (flag, value, change) in cases {

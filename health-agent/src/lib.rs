@@ -11,6 +11,7 @@ pub mod datapath;
 pub mod endpoint;
 pub mod ipam;
 pub mod mesh;
+pub mod metrics;
 pub mod net;
 pub mod nodes;
 pub mod pidfile;

@@ -95,6 +95,12 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("run --probe-timeout 11s", "--probe-timeout", "11s"),
         ("run --health-port 0", "--health-port", "0"),
         ("run --health-port 65536", "--health-port", "65536"),
+        ("run --metrics-address on", "--metrics-address", "on"),
+        (
+            "run --healthz-address localhost:0",
+            "--healthz-address",
+            "localhost:0",
+        ),
         ("run --device a/b", "--device", "a/b"),
         ("run --node-name a/b", "--node-name", "a/b"),
         ("run --log-level loud", "--log-level", "loud"),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use hyper::StatusCode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Receiver, channel};
@@ -21,13 +22,15 @@ pub use self::cleanup::cleanup;
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
+use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::server;
-use crate::config::Config;
+use crate::config::{Config, Location};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::peer_routes;
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshOptions};
+use crate::metrics::{self, Exporter};
 use crate::net::netlink::{self, Handle};
 use crate::nodes::file::FileRegistry;
 use crate::nodes::{Node, NodeSet, Registry as _};
@@ -108,6 +111,7 @@ struct Agent {
     own: Node,
     netlink: Handle,
     host_responder: Responder,
+    monitors: [Monitor; 2],
     route_failures: Vec<String>,
 }
 
@@ -122,8 +126,18 @@ impl Agent {
         let uplinks = node::uplinks(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
+        let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
+        let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
+        let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
+        let monitors = [
+            Monitor::start(healthz, healthz_page(source.clone()))
+                .context("cannot serve GET /healthz")?,
+            Monitor::start(scrapes, metrics_page(exporter.clone()))
+                .context("cannot serve GET /metrics")?,
+        ];
         let node = NodeDatapath::establish(config, &own, uplinks, &netlink).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
+        exporter.maps_are_there()?;
 
         let host_responder = Responder::start(listeners, node.health_addresses())
             .context("cannot start the responder of GET /hello")?;
@@ -153,6 +167,7 @@ impl Agent {
             own,
             netlink,
             host_responder,
+            monitors,
             route_failures: Vec::new(),
         })
     }
@@ -165,10 +180,13 @@ impl Agent {
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }
+        let [healthz, scrapes] = self.monitors;
         let responders = async {
             tokio::join!(
                 self.host_responder.shutdown(),
-                self.node.responder.shutdown()
+                self.node.responder.shutdown(),
+                healthz.shutdown(),
+                scrapes.shutdown(),
             );
         };
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, responders)
@@ -240,6 +258,32 @@ impl Agent {
             warn!(error, "a pod CIDR cannot be reached");
         }
         self.route_failures = failures;
+    }
+}
+
+fn healthz_page(source: Arc<AgentSource>) -> Page {
+    Page {
+        path: "/healthz",
+        answer: Box::new(move || monitor::healthz(&*source)),
+    }
+}
+
+fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
+    let answer = move || match exporter.scrape() {
+        Ok(body) => Answer {
+            status: StatusCode::OK,
+            content_type: metrics::CONTENT_TYPE,
+            body,
+        },
+        Err(error) => Answer {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            content_type: "text/plain",
+            body: error.to_string(),
+        },
+    };
+    Page {
+        path: "/metrics",
+        answer: Box::new(answer),
     }
 }
 

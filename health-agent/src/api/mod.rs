@@ -1,5 +1,6 @@
 //! The agent's HTTP API on a unix socket.
 
 pub mod client;
+pub mod monitor;
 pub mod server;
 pub mod types;

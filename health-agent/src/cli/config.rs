@@ -41,6 +41,8 @@ fn config_table(config: &Config) -> String {
         ("health-port", config.health_port.to_string()),
         ("probe-interval", duration_text(config.probe_interval)),
         ("probe-timeout", duration_text(config.probe_timeout)),
+        ("metrics-address", config.metrics_address.to_string()),
+        ("healthz-address", config.healthz_address.to_string()),
     ];
     table(
         ["SETTING", "VALUE"],

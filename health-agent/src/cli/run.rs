@@ -10,7 +10,7 @@ use clap::Args;
 use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
-use crate::config::{Config, Location, parse_duration};
+use crate::config::{Config, ListenAddress, Location, parse_duration};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,6 +51,12 @@ pub struct RunArgs {
     /// How long a probe waits for its answer, at most 20s and --probe-interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     probe_timeout: Duration,
+    /// Where GET /metrics is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962")]
+    metrics_address: ListenAddress,
+    /// Where GET /healthz is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
+    #[arg(long, value_name = "ADDRESS", default_value = "localhost:9879")]
+    healthz_address: ListenAddress,
     /// The log.
     #[command(flatten)]
     pub logging: LogArgs,
@@ -72,6 +78,8 @@ impl RunArgs {
             health_port: self.health_port,
             probe_interval: self.probe_interval,
             probe_timeout: self.probe_timeout,
+            metrics_address: self.metrics_address,
+            healthz_address: self.healthz_address,
         };
         Ok(config.validated()?)
     }

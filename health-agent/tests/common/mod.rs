@@ -10,7 +10,7 @@ use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Endpoint, HealthStatus, NodeEntry,
     NodeList, NodeStatus, PathStatus, RttSource, SelfStatus,
 };
-use health_agent::config::{Config, Location};
+use health_agent::config::{Config, ListenAddress, Location};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -110,6 +110,8 @@ impl Source for Fixture {
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
             probe_timeout: Duration::from_secs(1),
+            metrics_address: ListenAddress::Off,
+            healthz_address: ListenAddress::Localhost(9879),
         }
     }
 
