@@ -326,6 +326,8 @@ pub(super) mod samples {
             last_probed: Timestamp::UNIX_EPOCH,
             rtt_source: None,
             connect_latency: None,
+            consecutive_failures: 0,
+            last_change: None,
         })
     }
 
