@@ -27,6 +27,16 @@ impl Path {
     }
 }
 
+/// How an address is probed; the value is that of IP's protocol field.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Protocol {
+    /// ICMP or ICMPv6 echo.
+    Icmp = 1,
+    /// HTTP `GET /hello` over TCP.
+    Http = 6,
+}
+
 /// The marked part of a probe's payload.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Round-trip times by peer: `HEALTH_RTT` and the probes in flight, `HEALTH_INFLIGHT`.
 
 use crate::addr::Addr;
+use crate::probe::Protocol;
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
@@ -13,9 +14,9 @@ const SUB_BITS: u32 = 3;
 pub const HISTOGRAM_BUCKETS: usize = ((END_OCTAVE - FIRST_OCTAVE) << SUB_BITS) as usize + 2;
 
 /// ICMP echo, measured or counted.
-pub const PROTOCOL_ICMP: u8 = 1;
+pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
 /// HTTP `GET /hello` over TCP.
-pub const PROTOCOL_HTTP: u8 = 6;
+pub const PROTOCOL_HTTP: u8 = Protocol::Http as u8;
 
 /// Stamped by `to_netdev` and `from_netdev`.
 pub const SOURCE_KERNEL: u8 = 1;

@@ -32,8 +32,7 @@ use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshOptions};
 use crate::metrics::{self, Exporter};
 use crate::net::netlink::{self, Handle};
-use crate::nodes::file::FileRegistry;
-use crate::nodes::{Node, NodeSet, Registry as _};
+use crate::nodes::{self, Node, NodeSet, Registry as _};
 use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.
@@ -46,7 +45,7 @@ const ROUTES_PERIOD: Duration = Duration::from_secs(2);
 /// [`cleanup`] removes it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     kernel::require(&config.location.bpf_root)?;
-    let registry = FileRegistry::open(&config.nodes_file, &config.cluster_name)?;
+    let registry = nodes::open(&config)?;
     let nodes = registry.watch();
     let own = own_node(&nodes.borrow(), &config)?;
 
@@ -96,7 +95,7 @@ fn own_node(nodes: &NodeSet, config: &Config) -> anyhow::Result<Node> {
         .with_context(|| {
             format!(
                 "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
-                config.nodes_file.display(),
+                config.registry,
                 config.cluster_name,
                 config.node_name
             )

@@ -230,7 +230,7 @@ pub(super) async fn uplinks(
         anyhow::ensure!(
             carrying.iter().any(|(_, carried)| carried.contains(addr)),
             "no interface has this node's address {addr}; correct it in {}",
-            config.nodes_file.display()
+            config.registry
         );
     }
     if !config.devices.is_empty() {

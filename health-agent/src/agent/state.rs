@@ -33,6 +33,15 @@ impl AgentSource {
         }
     }
 
+    /// The first node registry that is stale, and why.
+    fn stale_registry(&self) -> Option<String> {
+        let registries = self.mesh.get()?.registries();
+        registries.into_iter().find_map(|registry| {
+            let reason = registry.stale?;
+            Some(format!("{} is stale: {reason}", registry.registry))
+        })
+    }
+
     pub(super) fn mesh(&self) -> Option<&MeshHandle> {
         self.mesh.get()
     }
@@ -90,6 +99,7 @@ impl Source for AgentSource {
                 ),
                 local: SelfStatus {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
+                    diagnosis: None,
                 },
                 ..HealthStatus::default()
             },
@@ -105,13 +115,9 @@ impl Source for AgentSource {
     }
 
     fn nodes(&self) -> NodeList {
-        self.mesh.get().map_or_else(
-            || NodeList {
-                stale: None,
-                nodes: Vec::new(),
-            },
-            MeshHandle::nodes,
-        )
+        self.mesh
+            .get()
+            .map_or_else(NodeList::default, MeshHandle::nodes)
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {
@@ -133,8 +139,8 @@ impl Source for AgentSource {
         } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner)
         {
             ("Failure", failure.clone())
-        } else if let Some(stale) = self.nodes().stale {
-            ("Warning", format!("the node registry is stale: {stale}"))
+        } else if let Some(stale) = self.stale_registry() {
+            ("Warning", stale)
         } else {
             ("Ok", String::new())
         };

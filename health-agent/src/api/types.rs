@@ -14,9 +14,17 @@ pub struct HealthStatus {
     /// When the newest result in this report was taken (RFC 3339); absent before the first.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub timestamp: Option<Timestamp>,
-    /// Time between two probes of one address, as a Go duration (`10s`).
+    /// Time between two probes of one address, as a Go duration (`10s`): the shortest one set, or
+    /// longer where the probe rate allows no more.
     #[serde(rename = "probeInterval")]
     pub probe_interval: String,
+    /// The interval that was set, where the probe rate does not allow it.
+    #[serde(
+        rename = "configuredInterval",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub configured_interval: Option<String>,
     /// The node that reports.
     pub local: SelfStatus,
     /// All known nodes, this one included, sorted by name.
@@ -28,6 +36,20 @@ pub struct HealthStatus {
 pub struct SelfStatus {
     /// `cluster/node`.
     pub name: String,
+    /// What is wrong with this node, where most others fail at once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub diagnosis: Option<Diagnosis>,
+}
+
+/// What is wrong, and how that is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// What is wrong, in a word such as `agent-down`.
+    pub cause: String,
+    /// The same in a sentence.
+    pub message: String,
+    /// The facts that it rests on.
+    pub evidence: Vec<String>,
 }
 
 /// One node as the local one sees it.
@@ -44,6 +66,9 @@ pub struct NodeStatus {
         default
     )]
     pub health_endpoint: Option<AddressGroupStatus>,
+    /// What is wrong with it, if something is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub diagnosis: Option<Diagnosis>,
 }
 
 /// The addresses of a host or an endpoint.
@@ -79,6 +104,9 @@ pub struct PathStatus {
     /// HTTP `GET /hello`; absent while there is no result.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub http: Option<ConnectivityStatus>,
+    /// Protocols that it is not probed by.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub off: Vec<Protocol>,
 }
 
 /// The last result of one protocol on one path.
@@ -115,10 +143,92 @@ pub struct ConnectivityStatus {
         default
     )]
     pub last_change: Option<Timestamp>,
+    /// Why it is degraded although it answers: loss, or a latency far from the usual.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub degraded: Option<String>,
 }
 
 fn is_zero(count: &u32) -> bool {
     *count == 0
+}
+
+/// How an address is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// ICMP echo.
+    Icmp,
+    /// HTTP `GET /hello`.
+    Http,
+}
+
+/// What an address belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathKind {
+    /// The node.
+    Host,
+    /// The node's health endpoint.
+    Endpoint,
+}
+
+/// One line of the answer to `PUT /v1beta/status/probe?stream=true`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProbeEvent {
+    /// All results of a node are there.
+    Node(NodeStatus),
+    /// So many of all targets have a result; sent at most ten times a second.
+    Progress {
+        /// Targets with a result.
+        done: usize,
+        /// All targets.
+        total: usize,
+    },
+    /// The last line: what is known at the end.
+    Done(HealthStatus),
+}
+
+/// One target of `GET /v1/history`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TargetHistory {
+    /// `cluster/node`.
+    pub node: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// What it belongs to.
+    pub path: PathKind,
+    /// How it is probed.
+    pub protocol: Protocol,
+    /// The last minute, ten minutes and hour.
+    pub windows: Vec<HistoryWindow>,
+    /// The last results, the newest first: round trips in nanoseconds, `null` for a lost probe.
+    pub last_results_ns: Vec<Option<u64>>,
+}
+
+/// What became of the probes of some time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct HistoryWindow {
+    /// Its length.
+    pub length_ns: u64,
+    /// For how much of it results are known.
+    pub covered_ns: u64,
+    /// Probes whose fate is known, the confirming ones included.
+    pub probes: u32,
+    /// Those without an answer.
+    pub lost: u32,
+    /// Half of the round trips took this time at most.
+    pub p50_ns: Option<u64>,
+    /// Nine tenths.
+    pub p90_ns: Option<u64>,
+    /// 99 in a hundred.
+    pub p99_ns: Option<u64>,
+    /// The longest.
+    pub max_ns: Option<u64>,
+    /// Mean difference between one round trip and the next.
+    pub jitter_ns: Option<u64>,
 }
 
 /// Where a round trip was stamped.
@@ -137,6 +247,8 @@ pub enum RttSource {
 pub enum Reachability {
     /// All protocols were answered.
     Reachable,
+    /// All were answered, and one is degraded.
+    Degraded,
     /// At least one was not.
     Unreachable,
     /// No failure, and not all results yet.
@@ -148,27 +260,37 @@ impl ConnectivityStatus {
     pub fn is_ok(&self) -> bool {
         self.status.is_empty()
     }
-}
 
-impl PathStatus {
-    /// A path is reachable when each protocol was answered.
+    /// What the result means for the target.
     pub fn reachability(&self) -> Reachability {
-        let results = [&self.icmp, &self.http];
-        if results
-            .iter()
-            .any(|r| r.as_ref().is_some_and(|r| !r.is_ok()))
-        {
-            Reachability::Unreachable
-        } else if results.iter().any(|r| r.is_none()) {
-            Reachability::Unknown
-        } else {
-            Reachability::Reachable
+        match (self.is_ok(), &self.degraded) {
+            (false, _) => Reachability::Unreachable,
+            (true, Some(_)) => Reachability::Degraded,
+            (true, None) => Reachability::Reachable,
         }
     }
 }
 
+impl PathStatus {
+    /// The worst of both protocols. One that is switched off says nothing; a path without any result
+    /// is unknown.
+    pub fn reachability(&self) -> Reachability {
+        let results = [(Protocol::Icmp, &self.icmp), (Protocol::Http, &self.http)];
+        worst(
+            results
+                .into_iter()
+                .filter(|(protocol, _)| !self.off.contains(protocol))
+                .map(|(_, result)| {
+                    result
+                        .as_ref()
+                        .map_or(Reachability::Unknown, ConnectivityStatus::reachability)
+                }),
+        )
+    }
+}
+
 impl AddressGroupStatus {
-    /// Unreachable if any path is, else unknown if any path is, else reachable.
+    /// Unreachable if any path is, else unknown, else degraded if any is, else reachable.
     pub fn reachability(&self) -> Reachability {
         worst(self.paths().map(PathStatus::reachability))
     }
@@ -193,6 +315,7 @@ fn worst(all: impl IntoIterator<Item = Reachability>) -> Reachability {
                 Reachability::Unreachable
             }
             (Reachability::Unknown, _) | (_, Reachability::Unknown) => Reachability::Unknown,
+            (Reachability::Degraded, _) | (_, Reachability::Degraded) => Reachability::Degraded,
             _ => Reachability::Reachable,
         })
 }
@@ -233,13 +356,40 @@ pub struct LoadAverage {
 }
 
 /// `GET /v1/nodes`: the registry as the agent sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeList {
-    /// Why the last update of the registry was refused, while the last good set stands.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub stale: Option<String>,
+    /// Where they come from.
+    pub registries: Vec<RegistryState>,
     /// The nodes, sorted by name.
     pub nodes: Vec<NodeEntry>,
+}
+
+/// How a node registry does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RegistryState {
+    /// As the settings write it: `file:/etc/nodes.yaml`.
+    pub registry: String,
+    /// The cluster whose nodes it holds.
+    pub cluster: String,
+    /// Why it cannot be read; its nodes are then the last good set.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale: Option<String>,
+    /// When its nodes were known to be right for the last time (RFC 3339), if that is not now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale_since: Option<Timestamp>,
+    /// Entries that were left out.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub rejected: Vec<RejectedEntry>,
+}
+
+/// An entry of a registry that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RejectedEntry {
+    /// Its key or name in the registry.
+    pub key: String,
+    /// What is wrong with it.
+    pub reason: String,
 }
 
 /// One node of the registry.

@@ -24,8 +24,19 @@ impl NodeCommand {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let Self::List(args) = self;
         let list: NodeList = client.get("/v1/nodes").await?;
-        if let Some(reason) = &list.stale {
-            eprintln!("warning: the last update of the node registry was refused: {reason}");
+        for state in &list.registries {
+            if let (Some(reason), Some(since)) = (&state.stale, state.stale_since) {
+                eprintln!(
+                    "warning: what {} says is as of {since:.0}: {reason}",
+                    state.registry
+                );
+            }
+            for entry in &state.rejected {
+                eprintln!(
+                    "warning: {} of {} is left out: {}",
+                    entry.key, state.registry, entry.reason
+                );
+            }
         }
         args.output.print_rows(&list.nodes, nodes_table)
     }

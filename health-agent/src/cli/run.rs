@@ -1,22 +1,32 @@
 //! `health-agent run`: the daemon.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use ipnet::IpNet;
 
 use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
-use crate::config::{Config, ListenAddress, Location, parse_duration};
+use crate::config::{
+    Config, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+};
+
+/// The registry of an agent that was told of none.
+const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";
 
 const EXAMPLES: &str = "\
 Examples:
   health-agent run
   health-agent run --node-name hnode1 --nodes-file /etc/health-agent/nodes.yaml
   health-agent run --device eth0 --device eth1 --probe-interval 5s --probe-timeout 500ms
+  health-agent run --registry etcd:http://192.0.2.1:2379 --pod-cidr 10.244.1.0/24
+  health-agent run --registry kubernetes --remote-cluster west=etcd:/etc/health-agent/west.yaml
+  health-agent run --probe http=30s --probe endpoint-icmp=off --probe-rate 200
   health-agent run --log-format json --log-level debug
   health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
@@ -30,14 +40,24 @@ pub struct RunArgs {
     /// Name of this node's cluster
     #[arg(long, value_name = "NAME", default_value = "default")]
     cluster_name: String,
-    /// File of the node registry; read again when it changes
-    #[arg(
-        long,
-        value_name = "FILE",
-        default_value = "/etc/health-agent/nodes.yaml",
-        value_parser = absolute_path()
-    )]
-    nodes_file: PathBuf,
+    /// File of the node registry, read again when it changes: short for --registry file:FILE
+    /// [default: /etc/health-agent/nodes.yaml]
+    #[arg(long, value_name = "FILE", conflicts_with = "registry", value_parser = absolute_path())]
+    nodes_file: Option<PathBuf>,
+    /// Where the nodes of this cluster come from: file:PATH, etcd:URL[,URL...], etcd:PATH of a
+    /// configuration, kubernetes[:PATH of a kubeconfig]
+    #[arg(long, value_name = "REGISTRY")]
+    registry: Option<RegistrySpec>,
+    /// Another cluster to probe, and its registry; give it once for each
+    #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
+    remote_clusters: Vec<RemoteCluster>,
+    /// Address that this node registers in etcd; give it once for each [default: those of the
+    /// uplinks]
+    #[arg(long = "node-address", value_name = "IP")]
+    node_addresses: Vec<IpAddr>,
+    /// Prefix of this node's endpoints, to register in etcd; give it once for each
+    #[arg(long = "pod-cidr", value_name = "CIDR")]
+    pod_cidrs: Vec<IpNet>,
     /// Uplink, by interface name; give it once for each [default: those that carry the node's
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
@@ -48,12 +68,28 @@ pub struct RunArgs {
     /// Time between two probes of one address and protocol, 100ms to 1h
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     probe_interval: Duration,
+    /// Another interval for some targets, or `off`: icmp, http, host, endpoint, or one such as
+    /// endpoint-http; give it once for each, the last one counts
+    #[arg(long = "probe", value_name = "TARGETS=INTERVAL")]
+    probes: Vec<ProbeChoice>,
+    /// Most probes a second; with very many targets, intervals grow
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    probe_rate: u32,
     /// How long a probe waits for its answer, at most 20s and --probe-interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     probe_timeout: Duration,
+    /// Part of a target's probes, in percent, whose loss degrades it
+    #[arg(long, value_name = "PERCENT", default_value_t = 5)]
+    loss_threshold: u8,
+    /// Group that may use the agent's socket [default: the agent's own]
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
     /// Where GET /metrics is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962")]
     metrics_address: ListenAddress,
+    /// Show series of every target, not of failing ones alone
+    #[arg(long)]
+    metrics_per_target: bool,
     /// Where GET /healthz is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "localhost:9879")]
     healthz_address: ListenAddress,
@@ -73,12 +109,23 @@ impl RunArgs {
             location,
             node_name,
             cluster_name: self.cluster_name,
-            nodes_file: self.nodes_file,
+            registry: match (self.registry, self.nodes_file) {
+                (Some(registry), _) => registry,
+                (None, file) => RegistrySpec::File(file.unwrap_or_else(|| NODES_FILE.into())),
+            },
+            remote_clusters: self.remote_clusters,
+            node_addresses: self.node_addresses,
+            pod_cidrs: self.pod_cidrs,
             devices: self.devices,
             health_port: self.health_port,
             probe_interval: self.probe_interval,
+            probes: self.probes,
+            probe_rate: self.probe_rate,
             probe_timeout: self.probe_timeout,
+            loss_threshold: self.loss_threshold,
+            socket_group: self.socket_group,
             metrics_address: self.metrics_address,
+            metrics_per_target: self.metrics_per_target,
             healthz_address: self.healthz_address,
         };
         Ok(config.validated()?)

@@ -25,7 +25,7 @@ use super::results::Results;
 use super::rtt_store::RttStore;
 use super::schedule::Schedule;
 use super::target::{NodePaths, Protocol, TargetKey};
-use crate::api::types::{ConnectivityStatus, HealthStatus, NodeList, RttSource};
+use crate::api::types::{ConnectivityStatus, HealthStatus, NodeList, RegistryState, RttSource};
 use crate::nodes::NodeSet;
 
 /// Time over which the first probes of new targets are spread.
@@ -154,6 +154,14 @@ impl MeshHandle {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .report()
+    }
+
+    /// How the node registries do.
+    pub fn registries(&self) -> Vec<RegistryState> {
+        self.results
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .registries()
     }
 
     /// The registry as it is probed.
@@ -487,6 +495,7 @@ impl Engine {
                     connect_latency: connect.map(nanos),
                     consecutive_failures: 0,
                     last_change: Some(Timestamp::now()),
+                    degraded: None,
                 };
                 self.record(key, sent, status);
                 true
@@ -521,6 +530,7 @@ impl Engine {
             connect_latency: None,
             consecutive_failures: self.confirmation.unanswered(&key),
             last_change: Some(Timestamp::now()),
+            degraded: None,
         };
         self.record(key, sent, status);
     }

@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use super::target::{NodePaths, Protocol, TargetKey};
 use crate::api::types::{
     AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeEntry, NodeList, NodeStatus,
-    PathStatus, SelfStatus, go_duration,
+    PathStatus, RegistryState, RejectedEntry, SelfStatus, go_duration,
 };
-use crate::nodes::NodeSet;
+use crate::nodes::{NodeSet, SourceState};
 
 /// What is known of all nodes.
 #[derive(Debug)]
@@ -84,6 +84,25 @@ impl Results {
         self.last.get(key).map(|last| last.status.is_ok())
     }
 
+    /// How the node registries do.
+    pub(super) fn registries(&self) -> Vec<RegistryState> {
+        let state = |source: &SourceState| RegistryState {
+            registry: source.registry.clone(),
+            cluster: source.cluster.clone(),
+            stale: source.stale.as_ref().map(|stale| stale.reason.clone()),
+            stale_since: source.stale.as_ref().map(|stale| stale.since),
+            rejected: source
+                .rejected
+                .iter()
+                .map(|entry| RejectedEntry {
+                    key: entry.key.clone(),
+                    reason: entry.reason.clone(),
+                })
+                .collect(),
+        };
+        self.set.sources.iter().map(state).collect()
+    }
+
     /// All that is known.
     pub(super) fn report(&self) -> HealthStatus {
         let nodes = self
@@ -94,14 +113,17 @@ impl Results {
                     name: node.name.clone(),
                     host: self.group(&node.host, Path::Host)?,
                     health_endpoint: self.group(&node.endpoint, Path::Endpoint),
+                    diagnosis: None,
                 })
             })
             .collect();
         HealthStatus {
             timestamp: self.newest,
+            configured_interval: None,
             probe_interval: go_duration(self.interval.as_nanos().try_into().unwrap_or(i64::MAX)),
             local: SelfStatus {
                 name: self.local.clone(),
+                diagnosis: None,
             },
             nodes,
         }
@@ -129,6 +151,7 @@ impl Results {
             ip: address,
             icmp: last(Protocol::Icmp),
             http: last(Protocol::Http),
+            off: Vec::new(),
         }
     }
 
@@ -142,7 +165,7 @@ impl Results {
             health_addresses: paths.endpoint.clone(),
         };
         NodeList {
-            stale: self.set.stale.clone(),
+            registries: self.registries(),
             nodes: self.set.nodes.iter().zip(&self.paths).map(entry).collect(),
         }
     }
@@ -163,6 +186,7 @@ mod tests {
             connect_latency: None,
             consecutive_failures: 0,
             last_change: None,
+            degraded: None,
         }
     }
 
@@ -179,7 +203,7 @@ mod tests {
         let paths = vec![NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()])];
         let set = NodeSet {
             nodes: vec![node],
-            stale: None,
+            sources: Vec::new(),
         };
         results.set_nodes(Arc::new(set), paths);
         results

@@ -4,18 +4,10 @@
 use std::net::IpAddr;
 
 use health_common::probe::Path;
-use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey};
+pub(super) use health_common::probe::Protocol;
+use health_common::rtt::RttKey;
 
 use crate::nodes::Node;
-
-/// How an address is probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Protocol {
-    /// ICMP echo.
-    Icmp,
-    /// HTTP `GET /hello`.
-    Http,
-}
 
 /// One address probed by one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,10 +25,7 @@ impl From<TargetKey> for RttKey {
         Self {
             peer: key.address.into(),
             path: key.path as u8,
-            protocol: match key.protocol {
-                Protocol::Icmp => PROTOCOL_ICMP,
-                Protocol::Http => PROTOCOL_HTTP,
-            },
+            protocol: key.protocol as u8,
             pad: 0,
         }
     }

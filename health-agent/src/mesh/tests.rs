@@ -71,7 +71,10 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
 }
 
 fn node_set(nodes: Vec<Node>) -> Arc<NodeSet> {
-    Arc::new(NodeSet { nodes, stale: None })
+    Arc::new(NodeSet {
+        nodes,
+        sources: Vec::new(),
+    })
 }
 
 impl Bed {

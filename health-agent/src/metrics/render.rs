@@ -328,6 +328,7 @@ pub(super) mod samples {
             connect_latency: None,
             consecutive_failures: 0,
             last_change: None,
+            degraded: None,
         })
     }
 
@@ -350,14 +351,17 @@ pub(super) mod samples {
                     ip: IpAddr::from([10, 0, 0, last]),
                     icmp,
                     http,
+                    off: Vec::new(),
                 },
                 secondary_addresses: Vec::new(),
             },
             health_endpoint: None,
+            diagnosis: None,
         };
         HealthStatus {
             local: SelfStatus {
                 name: "default/n1".to_owned(),
+                diagnosis: None,
             },
             nodes: vec![
                 node(1, result(""), result("")),

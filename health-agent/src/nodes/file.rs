@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::document::{self, DocumentError};
-use super::{Node, NodeSet, Registry};
+use super::{Node, NodeSet, Registry, SourceState, Stale};
+use crate::config::RegistrySpec;
 
 /// How often the file is looked at. A change is taken when two looks in a row agree, so that a
 /// file being written is not read half way.
@@ -31,6 +33,9 @@ pub enum RegistryError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Not a file.
+    #[error("the registry {0} is not supported")]
+    Unsupported(RegistrySpec),
     /// It does not say what it must.
     #[error("nodes file {path}: {source}")]
     Invalid {
@@ -51,7 +56,7 @@ pub struct FileRegistry {
 impl FileRegistry {
     /// Reads the file and begins to watch it; nodes that name no cluster are of `default_cluster`.
     /// Fails when the file cannot be used now; later errors leave the last good set and stand in
-    /// [`NodeSet::stale`]. Must be called in a tokio runtime.
+    /// [`SourceState::stale`]. Must be called in a tokio runtime.
     pub fn open(path: &Path, default_cluster: &str) -> Result<Self, RegistryError> {
         let mut file = RegistryFile {
             path: path.to_owned(),
@@ -60,7 +65,7 @@ impl FileRegistry {
         };
         file.taken = file.identity();
         let nodes = file.read()?;
-        let (sender, receiver) = watch::channel(Arc::new(NodeSet { nodes, stale: None }));
+        let (sender, receiver) = watch::channel(Arc::new(file.set(nodes, None)));
         Ok(Self {
             nodes: receiver,
             task: tokio::spawn(file.follow(sender)),
@@ -78,6 +83,8 @@ impl Registry for FileRegistry {
     fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
         self.nodes.clone()
     }
+
+    fn publish(&self, _own: Node) {}
 }
 
 /// Tells one content of the path from the next, links followed: a file that is edited, replaced by
@@ -124,6 +131,18 @@ impl RegistryFile {
         })
     }
 
+    fn set(&self, nodes: Vec<Node>, stale: Option<Stale>) -> NodeSet {
+        NodeSet {
+            nodes,
+            sources: vec![SourceState {
+                registry: RegistrySpec::File(self.path.clone()).to_string(),
+                cluster: self.default_cluster.clone(),
+                stale,
+                rejected: Vec::new(),
+            }],
+        }
+    }
+
     async fn follow(mut self, sender: watch::Sender<Arc<NodeSet>>) {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -145,14 +164,16 @@ impl RegistryFile {
         let next = match self.read() {
             Ok(nodes) => {
                 tracing::info!(path = %self.path.display(), nodes = nodes.len(), "nodes file read");
-                NodeSet { nodes, stale: None }
+                self.set(nodes, None)
             }
             Err(error) => {
                 tracing::warn!(%error, "nodes file refused; the last good one stands");
-                NodeSet {
-                    nodes: last_good.nodes.clone(),
-                    stale: Some(error.to_string()),
-                }
+                let before = last_good.sources.first().and_then(|s| s.stale.as_ref());
+                let stale = Stale {
+                    since: before.map_or_else(Timestamp::now, |stale| stale.since),
+                    reason: error.to_string(),
+                };
+                self.set(last_good.nodes.clone(), Some(stale))
             }
         };
         if next != *last_good {
@@ -167,6 +188,11 @@ mod tests {
 
     fn one_node(name: &str) -> String {
         format!("nodes:\n- name: {name}\n  addresses: [10.0.0.1]\n")
+    }
+
+    fn stale(set: &NodeSet) -> Option<&str> {
+        let stale = set.sources[0].stale.as_ref();
+        stale.map(|stale| stale.reason.as_str())
     }
 
     async fn next(watch: &mut watch::Receiver<Arc<NodeSet>>) -> Arc<NodeSet> {
@@ -204,22 +230,22 @@ mod tests {
 
         std::fs::write(&path, one_node("b")).unwrap();
         let set = next(&mut watch).await;
-        assert_eq!((set.nodes[0].name.as_str(), &set.stale), ("b", &None));
+        assert_eq!((set.nodes[0].name.as_str(), stale(&set)), ("b", None));
 
         std::fs::write(&path, "nodes:\n- nam: c\n").unwrap();
         let set = next(&mut watch).await;
         assert_eq!(set.nodes[0].name, "b");
-        let stale = set.stale.as_deref().unwrap();
-        assert!(stale.contains("line 2, column 3"), "{stale}");
+        let reason = stale(&set).unwrap();
+        assert!(reason.contains("line 2, column 3"), "{reason}");
 
         std::fs::remove_file(&path).unwrap();
         let set = next(&mut watch).await;
         assert_eq!(set.nodes[0].name, "b");
-        assert!(set.stale.as_deref().unwrap().contains("does not exist"));
+        assert!(stale(&set).unwrap().contains("does not exist"));
 
         std::fs::write(&path, one_node("b")).unwrap();
         let set = next(&mut watch).await;
-        assert_eq!(set.stale, None);
+        assert_eq!(stale(&set), None);
     }
 
     #[tokio::test]

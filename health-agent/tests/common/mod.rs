@@ -8,9 +8,9 @@ use std::time::Duration;
 use health_agent::api::server::{self, Source};
 use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Endpoint, HealthStatus, NodeEntry,
-    NodeList, NodeStatus, PathStatus, RttSource, SelfStatus,
+    NodeList, NodeStatus, PathStatus, RegistryState, RttSource, SelfStatus,
 };
-use health_agent::config::{Config, ListenAddress, Location};
+use health_agent::config::{Config, ListenAddress, Location, RegistrySpec};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -36,12 +36,14 @@ impl Fixture {
             connect_latency: None,
             consecutive_failures: 0,
             last_change: None,
+            degraded: None,
         };
         let group = |ip: &str, icmp: Option<&str>| AddressGroupStatus {
             primary_address: PathStatus {
                 ip: ip.parse().unwrap(),
                 icmp: icmp.map(result),
                 http: Some(result("")),
+                off: vec![],
             },
             secondary_addresses: vec![],
         };
@@ -49,12 +51,15 @@ impl Fixture {
             name: format!("default/hnode{number}"),
             host: group(&format!("172.30.0.{number}"), icmp),
             health_endpoint: Some(group(&format!("10.244.{number}.7"), Some(""))),
+            diagnosis: None,
         };
         HealthStatus {
             timestamp: Some("2026-11-21T03:00:00Z".parse().unwrap()),
             probe_interval: "10s".into(),
+            configured_interval: None,
             local: SelfStatus {
                 name: "default/hnode1".into(),
+                diagnosis: None,
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
@@ -72,7 +77,13 @@ impl Source for Fixture {
 
     fn nodes(&self) -> NodeList {
         NodeList {
-            stale: Some("nodes.yaml:3:5: unknown field".into()),
+            registries: vec![RegistryState {
+                registry: "file:/etc/health-agent/nodes.yaml".into(),
+                cluster: "default".into(),
+                stale: Some("nodes.yaml:3:5: unknown field".into()),
+                stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
+                rejected: vec![],
+            }],
             nodes: vec![NodeEntry {
                 name: "default/hnode1".into(),
                 local: true,
@@ -105,11 +116,19 @@ impl Source for Fixture {
             location: self.location.clone(),
             node_name: "hnode1".into(),
             cluster_name: "default".into(),
-            nodes_file: "/etc/health-agent/nodes.yaml".into(),
+            registry: RegistrySpec::File("/etc/health-agent/nodes.yaml".into()),
+            remote_clusters: Vec::new(),
+            node_addresses: Vec::new(),
+            pod_cidrs: Vec::new(),
             devices: vec!["eth0".into()],
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
+            probes: Vec::new(),
+            probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            loss_threshold: 5,
+            socket_group: None,
+            metrics_per_target: false,
             metrics_address: ListenAddress::Off,
             healthz_address: ListenAddress::Localhost(9879),
         }

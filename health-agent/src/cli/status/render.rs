@@ -243,6 +243,7 @@ fn display_name(status: &HealthStatus, node: &NodeStatus) -> String {
 fn word(reachability: Reachability) -> &'static str {
     match reachability {
         Reachability::Reachable => "reachable",
+        Reachability::Degraded => "degraded",
         Reachability::Unreachable => "unreachable",
         Reachability::Unknown => "unknown",
     }
@@ -264,6 +265,7 @@ mod tests {
             connect_latency: None,
             consecutive_failures: 0,
             last_change: None,
+            degraded: None,
         })
     }
 
@@ -283,6 +285,7 @@ mod tests {
             ip: ip.parse().unwrap(),
             icmp,
             http,
+            off: Vec::new(),
         }
     }
 
@@ -297,8 +300,10 @@ mod tests {
         HealthStatus {
             timestamp: Some("2026-11-21T03:00:00.25Z".parse().unwrap()),
             probe_interval: "10s".into(),
+            configured_interval: None,
             local: SelfStatus {
                 name: "default/hnode2".into(),
+                diagnosis: None,
             },
             nodes: vec![
                 NodeStatus {
@@ -308,6 +313,7 @@ mod tests {
                         vec![path("fd00:30::1", failed("Connection timed out"), ok(1))],
                     ),
                     health_endpoint: None,
+                    diagnosis: None,
                 },
                 NodeStatus {
                     name: "default/hnode2".into(),
@@ -316,11 +322,13 @@ mod tests {
                         vec![path("fd00:30::2", ok(3_000), ok(4_000))],
                     ),
                     health_endpoint: Some(group(path("10.244.2.7", ok(5_000), ok(6_000)), vec![])),
+                    diagnosis: None,
                 },
                 NodeStatus {
                     name: "default/hnode3".into(),
                     host: group(path("172.30.0.3", ok(7_000), None), vec![]),
                     health_endpoint: Some(group(path("10.244.3.7", None, None), vec![])),
+                    diagnosis: None,
                 },
             ],
         }
@@ -378,6 +386,7 @@ Nodes:
         secondary.icmp = failed("Connection timed out").map(|result| ConnectivityStatus {
             consecutive_failures: 7,
             last_change: "2026-11-21T02:59:30Z".parse().ok(),
+            degraded: None,
             ..result
         });
         let mut row = RttRow::EMPTY;
@@ -443,6 +452,7 @@ Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
     fn nothing_known_yet_is_said() {
         let status = HealthStatus {
             probe_interval: "10s".into(),
+            configured_interval: None,
             ..HealthStatus::default()
         };
         assert_eq!(

@@ -1,15 +1,21 @@
 //! The settings of one agent, validated once and then read only.
 
-use std::fmt;
-use std::net::SocketAddr;
+mod duration;
+mod listen;
+mod probing;
+mod registry;
+
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::api::types::go_duration;
+pub use self::duration::{DurationError, duration_text, parse_duration};
+pub use self::listen::{ListenAddress, ListenAddressError};
+pub use self::probing::{ProbeChoice, ProbeChoiceError, ProbeIntervals};
+pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
 /// Longest instance name, bytes: it becomes part of folder and namespace names.
 const MAX_INSTANCE_LEN: usize = 32;
@@ -23,6 +29,7 @@ const MAX_SOCKET_PATH_LEN: usize = 107;
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
+const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -127,74 +134,6 @@ fn absolute(flag: &'static str, dir: &Path) -> Result<(), InvalidSetting> {
     }
 }
 
-/// Where a page for monitoring is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum ListenAddress {
-    /// Nowhere.
-    Off,
-    /// On a port of the loopback addresses that the host has, of both IP versions.
-    Localhost(u16),
-    /// On one address.
-    Address(SocketAddr),
-}
-
-impl ListenAddress {
-    fn port(self) -> Option<u16> {
-        match self {
-            Self::Off => None,
-            Self::Localhost(port) => Some(port),
-            Self::Address(address) => Some(address.port()),
-        }
-    }
-}
-
-impl fmt::Display for ListenAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Off => f.write_str("off"),
-            Self::Localhost(port) => write!(f, "localhost:{port}"),
-            Self::Address(address) => address.fmt(f),
-        }
-    }
-}
-
-impl From<ListenAddress> for String {
-    fn from(address: ListenAddress) -> Self {
-        address.to_string()
-    }
-}
-
-/// The text is no [`ListenAddress`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "not an address to listen on; write it like 127.0.0.1:9962, [::1]:9962, localhost:9962 or off"
-)]
-pub struct ListenAddressError;
-
-impl FromStr for ListenAddress {
-    type Err = ListenAddressError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text == "off" {
-            return Ok(Self::Off);
-        }
-        match text.strip_prefix("localhost:") {
-            Some(port) => port.parse().map(Self::Localhost).ok(),
-            None => text.parse().map(Self::Address).ok(),
-        }
-        .ok_or(ListenAddressError)
-    }
-}
-
-impl TryFrom<String> for ListenAddress {
-    type Error = ListenAddressError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -206,20 +145,37 @@ pub struct Config {
     pub node_name: String,
     /// Name of this node's cluster.
     pub cluster_name: String,
-    /// The node registry's file.
-    pub nodes_file: PathBuf,
+    /// Where the nodes of this cluster come from.
+    pub registry: RegistrySpec,
+    /// Other clusters that are probed too.
+    pub remote_clusters: Vec<RemoteCluster>,
+    /// This node's addresses, for registries in which a node registers itself. Empty: those of the
+    /// uplinks.
+    pub node_addresses: Vec<IpAddr>,
+    /// Prefixes of this node's endpoints, for registries in which a node registers itself.
+    pub pod_cidrs: Vec<IpNet>,
     /// Uplinks, by interface name. Empty: those that carry the node's addresses.
     pub devices: Vec<String>,
     /// TCP port of the `/hello` responders, on this node and on all peers.
     pub health_port: u16,
     /// Time between two probes of one address and protocol.
-    #[serde(rename = "probe-interval-ns", with = "duration_ns")]
+    #[serde(rename = "probe-interval-ns", with = "duration::nanoseconds")]
     pub probe_interval: Duration,
+    /// Targets with another interval, or none.
+    pub probes: Vec<ProbeChoice>,
+    /// Most probes a second, over all targets.
+    pub probe_rate: u32,
     /// How long a probe waits for its answer.
-    #[serde(rename = "probe-timeout-ns", with = "duration_ns")]
+    #[serde(rename = "probe-timeout-ns", with = "duration::nanoseconds")]
     pub probe_timeout: Duration,
+    /// The part of a target's probes, in percent, whose loss degrades it.
+    pub loss_threshold: u8,
+    /// Group that may use the API's socket; without one the agent's.
+    pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
     pub metrics_address: ListenAddress,
+    /// Whether there are series for every target, not for failing ones alone.
+    pub metrics_per_target: bool,
     /// Where `GET /healthz` is served.
     pub healthz_address: ListenAddress,
 }
@@ -228,10 +184,38 @@ impl Config {
     /// Checks every setting by itself and all of them together. What only the machine can tell (is
     /// there such an interface?) is left to the start of the agent.
     pub fn validated(self) -> Result<Self, InvalidSetting> {
-        let location = self.location.validated()?;
+        let location = self.location.clone().validated()?;
         name("--node-name", &self.node_name)?;
         name("--cluster-name", &self.cluster_name)?;
-        absolute("--nodes-file", &self.nodes_file)?;
+        for (i, remote) in self.remote_clusters.iter().enumerate() {
+            name("--remote-cluster", &remote.name)?;
+            let known = |other: &RemoteCluster| other.name == remote.name;
+            if remote.name == self.cluster_name || self.remote_clusters[..i].iter().any(known) {
+                return Err(InvalidSetting::new(
+                    "--remote-cluster",
+                    remote,
+                    "each cluster needs a name of its own, other than --cluster-name",
+                ));
+            }
+        }
+        for address in &self.node_addresses {
+            if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+                return Err(InvalidSetting::new(
+                    "--node-address",
+                    address,
+                    "is no address at which other nodes reach this one",
+                ));
+            }
+        }
+        for cidr in &self.pod_cidrs {
+            if cidr.trunc() != *cidr {
+                return Err(InvalidSetting::new(
+                    "--pod-cidr",
+                    cidr,
+                    format!("has host bits set; write {}", cidr.trunc()),
+                ));
+            }
+        }
         for (i, device) in self.devices.iter().enumerate() {
             interface(device)?;
             if self.devices[..i].contains(device) {
@@ -255,20 +239,51 @@ impl Config {
             MIN_PROBE_INTERVAL,
             MAX_PROBE_INTERVAL,
         )?;
+        for choice in &self.probes {
+            let usable = choice.interval.is_none_or(|interval| {
+                (MIN_PROBE_INTERVAL..=MAX_PROBE_INTERVAL).contains(&interval)
+            });
+            if !usable {
+                return Err(InvalidSetting::new(
+                    "--probe",
+                    choice,
+                    format!(
+                        "must be off or {} to {}",
+                        duration_text(MIN_PROBE_INTERVAL),
+                        duration_text(MAX_PROBE_INTERVAL)
+                    ),
+                ));
+            }
+        }
+        if !(1..=MAX_PROBE_RATE).contains(&self.probe_rate) {
+            return Err(InvalidSetting::new(
+                "--probe-rate",
+                self.probe_rate,
+                format!("must be 1 to {MAX_PROBE_RATE} probes a second"),
+            ));
+        }
         within(
             "--probe-timeout",
             self.probe_timeout,
             MIN_PROBE_TIMEOUT,
             MAX_PROBE_TIMEOUT,
         )?;
-        if self.probe_timeout > self.probe_interval {
+        let shortest = self.probe_intervals().iter().min();
+        if let Some(shortest) = shortest.filter(|&shortest| self.probe_timeout > shortest) {
             return Err(InvalidSetting::new(
                 "--probe-timeout",
                 duration_text(self.probe_timeout),
                 format!(
-                    "must not exceed --probe-interval, which is {}",
-                    duration_text(self.probe_interval)
+                    "must not exceed the shortest interval of --probe-interval and --probe, which is {}",
+                    duration_text(shortest)
                 ),
+            ));
+        }
+        if !(1..=100).contains(&self.loss_threshold) {
+            return Err(InvalidSetting::new(
+                "--loss-threshold",
+                self.loss_threshold,
+                "must be 1 to 100 percent",
             ));
         }
         for (flag, address) in [
@@ -293,6 +308,11 @@ impl Config {
             ));
         }
         Ok(Self { location, ..self })
+    }
+
+    /// How often each kind of target is probed.
+    pub fn probe_intervals(&self) -> ProbeIntervals {
+        ProbeIntervals::new(self.probe_interval, &self.probes)
     }
 }
 
@@ -345,38 +365,6 @@ fn within(
     }
 }
 
-/// A duration as flags and reports write it: `10s`, `500ms`, `1m0s`.
-pub fn duration_text(value: Duration) -> String {
-    go_duration(value.as_nanos().try_into().unwrap_or(i64::MAX))
-}
-
-/// Reads a duration that [`duration_text`] or a person wrote: `10s`, `500ms`, `1m`, `1m30s`.
-pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
-    SignedDuration::from_str(text)
-        .ok()
-        .and_then(|d| Duration::try_from(d).ok())
-        .ok_or(DurationError)
-}
-
-/// The text is no duration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a duration; write it like 10s, 500ms or 1m30s")]
-pub struct DurationError;
-
-mod duration_ns {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_u64(value.as_nanos().try_into().unwrap_or(u64::MAX))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        u64::deserialize(from).map(Duration::from_nanos)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -391,36 +379,21 @@ mod tests {
             },
             node_name: "hnode1".into(),
             cluster_name: "default".into(),
-            nodes_file: "/etc/health-agent/nodes.yaml".into(),
+            registry: RegistrySpec::File("/etc/health-agent/nodes.yaml".into()),
+            remote_clusters: Vec::new(),
+            node_addresses: Vec::new(),
+            pod_cidrs: Vec::new(),
             devices: vec!["eth0".into(), "eth1".into()],
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
+            probes: Vec::new(),
+            probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            loss_threshold: 5,
+            socket_group: None,
+            metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
             healthz_address: ListenAddress::Localhost(9879),
-        }
-    }
-
-    #[test]
-    fn addresses_to_listen_on_are_read_as_they_are_shown() {
-        for text in ["off", "localhost:9879", "127.0.0.1:9962", "[::1]:9962"] {
-            let address: ListenAddress = text.parse().expect(text);
-            assert_eq!(address.to_string(), text);
-        }
-        for bad in [
-            "",
-            "on",
-            "localhost",
-            "localhost:x",
-            "::1:80x",
-            "127.0.0.1",
-            ":9962",
-        ] {
-            assert_eq!(
-                bad.parse::<ListenAddress>(),
-                Err(ListenAddressError),
-                "{bad}"
-            );
         }
     }
 
@@ -432,7 +405,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 24] = [
+        let cases: [(&str, &str, Change); 31] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -454,8 +427,17 @@ mod tests {
             ("--node-name", "a/b", |c| c.node_name = "a/b".into()),
             ("--node-name", "a\\nb", |c| c.node_name = "a\nb".into()),
             ("--cluster-name", "a b", |c| c.cluster_name = "a b".into()),
-            ("--nodes-file", "nodes.yaml", |c| {
-                c.nodes_file = "nodes.yaml".into();
+            ("--remote-cluster", "default=kubernetes", |c| {
+                c.remote_clusters = vec!["default=kubernetes".parse().expect("a registry")];
+            }),
+            ("--remote-cluster", "a b", |c| {
+                c.remote_clusters = vec!["a b=kubernetes".parse().expect("a registry")];
+            }),
+            ("--node-address", "127.0.0.1", |c| {
+                c.node_addresses = vec!["127.0.0.1".parse().expect("an address")];
+            }),
+            ("--pod-cidr", "10.244.1.1/24", |c| {
+                c.pod_cidrs = vec!["10.244.1.1/24".parse().expect("a prefix")];
             }),
             ("--device", "", |c| c.devices = vec!["".into()]),
             ("--device", "interface-number-1", |c| {
@@ -471,6 +453,14 @@ mod tests {
             }),
             ("--probe-interval", "1h0m1s", |c| {
                 c.probe_interval = Duration::from_secs(3601);
+            }),
+            ("--probe", "http=99ms", |c| {
+                c.probes = vec!["http=99ms".parse().expect("a choice")];
+            }),
+            ("--probe-rate", "0", |c| c.probe_rate = 0),
+            ("--loss-threshold", "101", |c| c.loss_threshold = 101),
+            ("--probe-timeout", "1s", |c| {
+                c.probes = vec!["icmp=500ms".parse().expect("a choice")];
             }),
             ("--probe-timeout", "0s", |c| {
                 c.probe_timeout = Duration::ZERO;
@@ -514,36 +504,6 @@ mod tests {
         let error = fits.validated().expect_err("one byte too long");
         assert_eq!(error.flag, "--runtime-dir");
         assert!(error.reason.contains("1 bytes too long"), "{error}");
-    }
-
-    #[test]
-    fn durations_are_read_with_their_unit() {
-        for (text, ms) in [
-            ("10s", 10_000),
-            ("500ms", 500),
-            ("1m", 60_000),
-            ("1m30s", 90_000),
-            ("1.5s", 1_500),
-            ("0s", 0),
-        ] {
-            assert_eq!(
-                parse_duration(text),
-                Ok(Duration::from_millis(ms)),
-                "{text}"
-            );
-        }
-        for bad in [
-            "",
-            "10",
-            "-1s",
-            "ten",
-            "10x",
-            "s",
-            "1 month",
-            "99999999999999999999s",
-        ] {
-            assert_eq!(parse_duration(bad), Err(DurationError), "{bad}");
-        }
     }
 
     #[test]

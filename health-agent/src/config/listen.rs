@@ -1,0 +1,103 @@
+//! Where the pages for monitoring are served.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a page for monitoring is served: `ADDRESS:PORT`, `localhost:PORT` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum ListenAddress {
+    /// Nowhere.
+    Off,
+    /// On a port of the loopback addresses that the host has, of both IP versions.
+    Localhost(u16),
+    /// On one address.
+    Address(SocketAddr),
+}
+
+impl ListenAddress {
+    pub(super) fn port(self) -> Option<u16> {
+        match self {
+            Self::Off => None,
+            Self::Localhost(port) => Some(port),
+            Self::Address(address) => Some(address.port()),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Localhost(port) => write!(f, "localhost:{port}"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+impl From<ListenAddress> for String {
+    fn from(address: ListenAddress) -> Self {
+        address.to_string()
+    }
+}
+
+/// The text is no [`ListenAddress`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not an address to listen on; write it like 127.0.0.1:9962, [::1]:9962, localhost:9962 or off"
+)]
+pub struct ListenAddressError;
+
+impl FromStr for ListenAddress {
+    type Err = ListenAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        match text.strip_prefix("localhost:") {
+            Some(port) => port.parse().map(Self::Localhost).ok(),
+            None => text.parse().map(Self::Address).ok(),
+        }
+        .ok_or(ListenAddressError)
+    }
+}
+
+impl TryFrom<String> for ListenAddress {
+    type Error = ListenAddressError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_to_listen_on_are_read_as_they_are_shown() {
+        for text in ["off", "localhost:9879", "127.0.0.1:9962", "[::1]:9962"] {
+            let address: ListenAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), text);
+        }
+        for bad in [
+            "",
+            "on",
+            "localhost",
+            "localhost:x",
+            "::1:80x",
+            "127.0.0.1",
+            ":9962",
+        ] {
+            assert_eq!(
+                bad.parse::<ListenAddress>(),
+                Err(ListenAddressError),
+                "{bad}"
+            );
+        }
+    }
+}
