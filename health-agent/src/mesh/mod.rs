@@ -7,9 +7,9 @@
 
 mod accounts;
 mod confirm;
-mod engine;
 #[cfg_attr(not(test), expect(dead_code, reason = "not wired into the engine yet"))]
 mod diagnosis;
+mod engine;
 mod failure;
 pub mod hello;
 #[cfg_attr(not(test), expect(dead_code, reason = "not wired into the engine yet"))]
