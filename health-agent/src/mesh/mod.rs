@@ -7,9 +7,13 @@
 
 mod accounts;
 mod confirm;
+#[cfg_attr(not(test), expect(dead_code, reason = "not wired into the engine yet"))]
+mod diagnosis;
 mod engine;
 mod failure;
 pub mod hello;
+#[cfg_attr(not(test), expect(dead_code, reason = "not wired into the engine yet"))]
+mod history;
 mod http;
 mod icmp;
 mod learned;
