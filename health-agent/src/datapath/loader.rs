@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::KernelRtt;
-use super::{DatapathError, PROGRAMS, attach};
+use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -31,6 +31,8 @@ pub enum ProgramLog {
 pub struct Datapath {
     pub(super) pins: PathBuf,
     pub(super) ebpf: Ebpf,
+    /// Where programs shall be.
+    pub(super) hooks: Vec<Hook>,
     pub(super) links: attach::Links,
     endpoints: HashMap<MapData, Addr, EndpointInfo>,
     config: Array<MapData, DatapathConfig>,
@@ -50,13 +52,7 @@ impl Datapath {
             remove_tree(&aside)?;
             fs::rename(&pins, &aside).map_err(file_error("rename", &pins))?;
         }
-        for folder in [pins.clone(), pins.join(PROGRAM_PINS), pins.join(LINK_PINS)] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(file_error("create", &folder))?;
-        }
+        make_folders(&pins)?;
         let level: u8 = match log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
@@ -75,6 +71,7 @@ impl Datapath {
         let mut datapath = Self {
             pins,
             ebpf,
+            hooks: Vec::new(),
             links: attach::Links::default(),
             endpoints,
             config,
@@ -125,17 +122,7 @@ impl Datapath {
     /// Pins again what has lost its pin; the names of what had.
     pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
         let mut lost = Vec::new();
-        for folder in [
-            self.pins.clone(),
-            self.pins.join(PROGRAM_PINS),
-            self.pins.join(LINK_PINS),
-        ] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(file_error("create", &folder))?;
-        }
+        self.make_folders()?;
         for map in MAPS {
             let path = self.pins.join(map.name);
             if path.exists() {
@@ -189,6 +176,11 @@ impl Datapath {
         fs::rename(&fresh, folder.join(name)).map_err(file_error("rename", &fresh))
     }
 
+    /// Makes the folders of pins that are missing.
+    pub(super) fn make_folders(&self) -> Result<(), DatapathError> {
+        make_folders(&self.pins)
+    }
+
     /// Removes what an agent of another map layout left, once the new programs serve.
     pub(super) fn remove_set_aside(&self) -> Result<(), DatapathError> {
         let aside = set_aside(&self.pins);
@@ -223,6 +215,21 @@ pub(super) fn set_aside(pins: &Path) -> PathBuf {
     let mut name = pins.file_name().unwrap_or_default().to_owned();
     name.push("_old");
     pins.with_file_name(name)
+}
+
+fn make_folders(pins: &Path) -> Result<(), DatapathError> {
+    for folder in [
+        pins.to_owned(),
+        pins.join(PROGRAM_PINS),
+        pins.join(LINK_PINS),
+    ] {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(file_error("create", &folder))?;
+    }
+    Ok(())
 }
 
 /// Whether there are pinned maps that these programs would misread.
