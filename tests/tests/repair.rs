@@ -202,3 +202,20 @@ fn changed_settings() -> anyhow::Result<()> {
             .map(drop)
     })
 }
+
+#[test]
+#[ignore = "needs root"]
+fn the_removed_folder_of_links() -> anyhow::Result<()> {
+    Broken::start()?.breaks("the pinned link of program to_endpoint", |node| {
+        fs::remove_dir_all(node.pins().join("links")).context("cannot remove the folder")
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn all_pins_with_the_veth() -> anyhow::Result<()> {
+    Broken::start()?.breaks("lxc_health was gone", |node| {
+        fs::remove_dir_all(node.pins()).context("cannot remove the folder")?;
+        node.exec("ip link delete lxc_health").map(drop)
+    })
+}

@@ -133,6 +133,7 @@ impl Datapath {
     /// Where one hook fails, the others are served all the same, and [`Datapath::hook_faults`] names it.
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks = hooks.to_vec();
+        self.make_folders()?;
         let mut outcome = Ok(());
         for hook in hooks {
             outcome = outcome.and(self.take_over_or_attach(hook));
