@@ -34,7 +34,7 @@ impl Outcome {
     /// Takes note of something that could not be repaired.
     pub(super) fn fail(&mut self, error: anyhow::Error) {
         let failure = self.failure.get_or_insert_default();
-        let text = format!("{error:#}");
+        let text = with_causes(&error);
         // What is tried at two places fails at both.
         if failure.contains(&text) {
             return;
@@ -44,6 +44,18 @@ impl Outcome {
         }
         failure.push_str(&text);
     }
+}
+
+/// The error and what caused it, without what an error already quotes of its cause.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.as_str() {
+            "" => cause,
+            _ if text.contains(&cause) => text,
+            _ => format!("{text}: {cause}"),
+        }
+    })
 }
 
 /// Looks at everything and puts it right.

@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
 use aya::programs::{SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
 use super::layout::LINK_PINS;
 use super::loader::{classifier, file_error, program_error, set_aside};
-use super::{Datapath, DatapathError};
+use super::{Datapath, DatapathError, sys};
 
 /// Which way packets go that a program sees, from the device's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,6 +262,10 @@ impl Datapath {
 /// Gives the link pinned at `path` this program; `None` when there is no such link, or its device is
 /// gone or has another name by now: a link stays with its device, and its pin tells the old name.
 fn take_over(program: &mut SchedClassifier, hook: &Hook, path: &Path) -> Option<FdLink> {
+    let device = if_nametoindex(hook.device.as_str()).ok()?;
+    if sys::device_of_link(path).ok()? != Some(device) {
+        return None;
+    }
     let former = FdLink::from(PinnedLink::from_pin(path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
@@ -268,10 +273,6 @@ fn take_over(program: &mut SchedClassifier, hook: &Hook, path: &Path) -> Option<
             .attach_to_link(link)
             .map_err(|error| error.to_string())?;
         let link = program.take_link(id).map_err(|error| error.to_string())?;
-        let program = program.info().map_err(|error| error.to_string())?.id();
-        if !hook.has_program(program) {
-            return Err(format!("it is not of {}", hook.device));
-        }
         FdLink::try_from(link).map_err(|error| error.to_string())
     };
     attempt()
