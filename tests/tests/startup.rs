@@ -285,3 +285,27 @@ fn a_udp_socket_on_the_port_is_no_hindrance() -> anyhow::Result<()> {
     node.start_agent()?;
     bed.wait_all_reachable(SOON)
 }
+
+#[test]
+#[ignore = "needs root"]
+fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    node.kill_agent(Signal::SIGTERM)?;
+    let state = node.runtime_dir().join("state/health-endpoint.json");
+    let before = fs::read_to_string(&state)?;
+    node.exec("ip link delete lxc_health")?;
+    fs::remove_dir_all(node.pins())?;
+    let in_the_way = node.pins().join("HEALTH_CT4");
+    fs::create_dir_all(&in_the_way)?;
+
+    let ran = run_within(SOON, &mut Start::new()?.command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("HEALTH_CT4"), "{}", ran.stderr);
+    assert_eq!(fs::read_to_string(&state)?, before);
+    assert!(!node.exec("ip link")?.contains("lxc_health"));
+    fs::remove_dir(&in_the_way)?;
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)
+}

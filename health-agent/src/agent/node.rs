@@ -54,39 +54,40 @@ impl NodeDatapath {
         uplinks: Vec<String>,
         netlink: &Handle,
     ) -> anyhow::Result<Self> {
-        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
-        let had_pins = config.location.pins().exists();
-        let result = Self::make(config, own, uplinks).await;
-        if result.is_err() {
-            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
-                warn!(%error, "cannot undo the start");
-            }
-            if !had_endpoint {
-                for error in health::cleanup(&config.location.instance, &config.location.state_dir)
-                    .await
-                    .failed
-                {
-                    warn!(%error, "cannot undo the start");
-                }
-            }
-        }
-        result
-    }
-
-    async fn make(config: &Config, own: &Node, uplinks: Vec<String>) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
             node_addresses: own.addresses.clone(),
             pod_cidrs: own.pod_cidrs.clone(),
             fixed_addresses: own.health_addresses.clone(),
             mtu_device: uplinks.first().cloned(),
-            uplinks: uplinks.clone(),
+            uplinks,
             state_dir: config.location.state_dir.clone(),
         };
+        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
+        let had_pins = config.location.pins().exists();
+        let saved = health::saved_state(&spec.state_dir);
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
+        let result = Self::make(config, spec.clone(), endpoint);
+        if result.is_err() {
+            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
+                warn!(%error, "cannot undo the start");
+            }
+            if !had_endpoint {
+                health::take_back(&spec, saved.as_ref()).await;
+            }
+        }
+        result
+    }
+
+    /// Makes all that goes with the endpoint.
+    fn make(
+        config: &Config,
+        spec: HealthEndpointSpec,
+        endpoint: HealthEndpoint,
+    ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
         } else {
@@ -102,7 +103,7 @@ impl NodeDatapath {
             endpoint,
             datapath,
             responder,
-            uplinks,
+            uplinks: spec.uplinks.clone(),
             icmp_id: rand::random(),
             probe_magic: rand::random(),
             repairs: BTreeMap::new(),
