@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::run_within;
-use tests::{Bed, Node, Snapshot};
+use tests::{Bed, Node, Snapshot, wait_for};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -193,6 +193,38 @@ fn a_live_agent_is_named_by_its_pid() -> anyhow::Result<()> {
     let pid = node.agent_pid()?.to_string();
     Start::new()?.fails(node, &["another agent", &format!("pid {pid}")])?;
     bed.wait_all_reachable(SOON)
+}
+
+/// In another namespace, with folders of its own, it has only the instance's name in common.
+#[test]
+#[ignore = "needs root"]
+fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    let (live, other) = (bed.node(1), bed.node(2));
+    live.start_agent()?;
+    wait_for("the endpoint", SOON, || {
+        Ok(live.pings(live.health_ipv4()?)?.then_some(()))
+    })?;
+    let folder = tempfile::tempdir()?;
+    for what in ["run --node-name hnode2 --nodes-file", "cleanup"] {
+        let before = Snapshot::machine()?;
+        let mut command = Command::new(agent_binary()?);
+        command.arg("--netns").arg(other.netns());
+        command.args(["--instance", live.name(), "--bpf-root", BPFFS]);
+        command.arg("--runtime-dir").arg(folder.path());
+        command.arg("--state-dir").arg(folder.path().join("state"));
+        command.args(what.split(' '));
+        if what != "cleanup" {
+            command.arg(NODES_FILE);
+        }
+        let ran = run_within(SOON, &mut command)?;
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("another agent"), "{}", ran.stderr);
+        before.wait_same(Snapshot::machine)?;
+    }
+    assert!(live.pings(live.health_ipv4()?)?);
+    assert!(live.logged(&["repaired"])?.is_empty());
+    Ok(())
 }
 
 #[test]

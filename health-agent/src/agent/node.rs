@@ -63,6 +63,7 @@ impl NodeDatapath {
             uplinks,
             state_dir: config.location.state_dir.clone(),
         };
+        loader::require_unused(&config.location)?;
         let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
         let had_pins = config.location.pins().exists();
         let saved = health::saved_state(&spec.state_dir);

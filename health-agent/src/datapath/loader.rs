@@ -1,6 +1,7 @@
 //! Loading the programs and sharing the pinned maps with those that came before.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,8 @@ pub struct Datapath {
     pub(super) links: attach::Links,
     endpoints: HashMap<MapData, Addr, EndpointInfo>,
     config: Array<MapData, DatapathConfig>,
+    // Held for the lock on the folder of pins, which goes when it is closed.
+    lock: File,
 }
 
 impl Datapath {
@@ -46,6 +49,8 @@ impl Datapath {
     /// the new programs are attached.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
         let pins = location.pins();
+        // Of a folder that is set aside the lock is of no use any more.
+        let former = lock(&pins)?;
         if has_other_layout(&pins) {
             let aside = set_aside(&pins);
             warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
@@ -53,6 +58,8 @@ impl Datapath {
             fs::rename(&pins, &aside).map_err(file_error("rename", &pins))?;
         }
         make_folders(&pins)?;
+        drop(former);
+        let lock = locked(&pins)?;
         let level: u8 = match log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
@@ -75,6 +82,7 @@ impl Datapath {
             links: attach::Links::default(),
             endpoints,
             config,
+            lock,
         };
         datapath.pin_programs()?;
         Ok(datapath)
@@ -177,8 +185,13 @@ impl Datapath {
     }
 
     /// Makes the folders of pins that are missing.
-    pub(super) fn make_folders(&self) -> Result<(), DatapathError> {
-        make_folders(&self.pins)
+    pub(super) fn make_folders(&mut self) -> Result<(), DatapathError> {
+        let had_pins = self.pins.exists();
+        make_folders(&self.pins)?;
+        if !had_pins {
+            self.lock = locked(&self.pins)?;
+        }
+        Ok(())
     }
 
     /// Removes what an agent of another map layout left, once the new programs serve.
@@ -215,6 +228,31 @@ pub(super) fn set_aside(pins: &Path) -> PathBuf {
     let mut name = pins.file_name().unwrap_or_default().to_owned();
     name.push("_old");
     pins.with_file_name(name)
+}
+
+/// Fails when an agent works with an instance's pins. Pid files do not tell: agents of one instance with
+/// runtime folders of their own share nothing else.
+pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
+    lock(&location.pins()).map(drop)
+}
+
+/// Locks the folder of pins, which must be there.
+fn locked(pins: &Path) -> Result<File, DatapathError> {
+    lock(pins)?.ok_or_else(|| file_error("lock", pins)(io::ErrorKind::NotFound.into()))
+}
+
+/// Locks the folder of pins; `None` when there is none.
+fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
+    let folder = match File::open(pins) {
+        Ok(folder) => folder,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(file_error("open", pins)(error)),
+    };
+    match folder.try_lock() {
+        Ok(()) => Ok(Some(folder)),
+        Err(TryLockError::WouldBlock) => Err(DatapathError::InUse(pins.to_owned())),
+        Err(TryLockError::Error(error)) => Err(file_error("lock", pins)(error)),
+    }
 }
 
 fn make_folders(pins: &Path) -> Result<(), DatapathError> {
