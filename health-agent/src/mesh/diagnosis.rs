@@ -94,6 +94,29 @@ pub(super) enum Cause {
     EndpointAddressUnknown,
 }
 
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ThisNodeIsolated => "this-node-isolated",
+            Self::LocalError => "local-error",
+            Self::NodeDown => "node-down",
+            Self::AgentDown => "agent-down",
+            Self::EndpointDatapathDown => "endpoint-datapath-down",
+            Self::AddressUnreachable => "address-unreachable",
+            Self::OneFamilyOnly => "one-family-only",
+            Self::NoRoute => "no-route",
+            Self::Rejected => "rejected",
+            Self::IcmpFiltered => "icmp-filtered",
+            Self::PortFiltered => "port-filtered",
+            Self::PortRefused => "port-refused",
+            Self::BadAnswer => "bad-answer",
+            Self::Loss => "loss",
+            Self::LatencyShift => "latency-shift",
+            Self::EndpointAddressUnknown => "endpoint-address-unknown",
+        })
+    }
+}
+
 /// What is wrong, and how that is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Diagnosis {
@@ -117,6 +140,17 @@ pub(super) enum Degraded {
         /// Median of those before.
         usual: Duration,
     },
+}
+
+impl fmt::Display for Degraded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss(loss) => write!(f, "lost {}", Losses(loss)),
+            Self::LatencyShift { recent, usual } => {
+                write!(f, "takes {recent:.1?} now, {usual:.1?} before")
+            }
+        }
+    }
 }
 
 /// What is the same for all peers.
