@@ -1,0 +1,591 @@
+//! What is wrong with a peer that has failures: the rows of the table, one a function.
+
+use std::net::IpAddr;
+
+use health_common::probe::Path;
+use nix::errno::Errno;
+
+use super::super::failure::{Failure, IcmpError};
+use super::super::target::Protocol;
+use super::reason::Reason;
+use super::{Cause, Context, Diagnosis, PeerFacts, TargetFacts, Verdict};
+
+/// Most addresses that a message lists.
+const LISTED: usize = 4;
+
+/// What one protocol says of an address.
+#[derive(Clone, Copy, Debug)]
+enum Finding<'a> {
+    /// Nothing: switched off, or this host could not probe.
+    None,
+    Up,
+    Down(Reason, &'a Failure),
+}
+
+impl Finding<'_> {
+    fn is_up(self) -> bool {
+        matches!(self, Self::Up)
+    }
+
+    fn is_some(self) -> bool {
+        !matches!(self, Self::None)
+    }
+
+    fn reason(self) -> Option<Reason> {
+        match self {
+            Self::Down(reason, _) => Some(reason),
+            _ => None,
+        }
+    }
+
+    fn is(self, reasons: &[Reason]) -> bool {
+        self.reason()
+            .is_some_and(|reason| reasons.contains(&reason))
+    }
+}
+
+/// What both protocols say of an address.
+#[derive(Clone, Copy, Debug)]
+struct Address<'a> {
+    address: IpAddr,
+    path: Path,
+    icmp: Finding<'a>,
+    http: Finding<'a>,
+}
+
+impl<'a> Address<'a> {
+    /// Lets one protocol shed light on the other.
+    fn resolve(&mut self) {
+        let Finding::Down(reason, failure) = self.http else {
+            return;
+        };
+        let resolved = match (reason, self.icmp) {
+            (Reason::Unreachable, Finding::Up) => Reason::Rejected(None),
+            (Reason::Unreachable, Finding::Down(Reason::Silent | Reason::NextHopSilent, _)) => {
+                Reason::Silent
+            }
+            (Reason::Unreachable, Finding::Down(of_icmp, _)) => of_icmp,
+            // A firewall that rejects all: Linux makes a refusal of its port unreachable.
+            (Reason::Refused, Finding::Down(of_icmp @ Reason::Rejected(_), _)) => of_icmp,
+            _ => reason,
+        };
+        self.http = Finding::Down(resolved, failure);
+    }
+
+    fn reasons(&self) -> impl Iterator<Item = Reason> {
+        [self.icmp, self.http]
+            .into_iter()
+            .filter_map(Finding::reason)
+    }
+
+    fn is_up(&self) -> bool {
+        self.reasons().next().is_none()
+    }
+
+    /// Whether nothing at all came from it.
+    fn is_unheard(&self) -> bool {
+        !self.icmp.is_up()
+            && !self.http.is_up()
+            && !self.reasons().any(|reason| reason.is_heard(self.address))
+    }
+
+    /// Whether nothing at all came back, from it or of it.
+    fn is_silent(&self) -> bool {
+        let silent = |reason| matches!(reason, Reason::Silent | Reason::NextHopSilent);
+        self.is_unheard() && self.reasons().all(silent)
+    }
+}
+
+/// All there is to know of a peer that has failures.
+pub(super) struct Picture<'a> {
+    context: &'a Context<'a>,
+    peer: &'a PeerFacts<'a>,
+    /// Those that any protocol says something of.
+    addresses: Vec<Address<'a>>,
+}
+
+impl<'a> Picture<'a> {
+    pub(super) fn new(context: &'a Context<'a>, peer: &'a PeerFacts<'a>) -> Self {
+        let mut addresses: Vec<Address<'a>> = Vec::new();
+        for target in peer.targets {
+            let key = target.key;
+            let finding = match target.verdict {
+                Verdict::Off | Verdict::Unknown => continue,
+                Verdict::Reachable => Finding::Up,
+                Verdict::Unreachable(failure) => match Reason::new(context, key, failure) {
+                    Reason::LocalError => continue,
+                    reason => Finding::Down(reason, failure),
+                },
+            };
+            let same = |a: &&mut Address<'_>| (a.address, a.path) == (key.address, key.path);
+            let known = addresses.iter_mut().find(same);
+            let (icmp, http) = match key.protocol {
+                Protocol::Icmp => (finding, Finding::None),
+                Protocol::Http => (Finding::None, finding),
+            };
+            match (known, key.protocol) {
+                (Some(known), Protocol::Icmp) => known.icmp = finding,
+                (Some(known), Protocol::Http) => known.http = finding,
+                (None, _) => addresses.push(Address {
+                    address: key.address,
+                    path: key.path,
+                    icmp,
+                    http,
+                }),
+            }
+        }
+        addresses.iter_mut().for_each(Address::resolve);
+        Self {
+            context,
+            peer,
+            addresses,
+        }
+    }
+
+    pub(super) fn diagnosis(&self, cause: Cause, message: String) -> Diagnosis {
+        let line = |target: &TargetFacts<'_>| {
+            let text = match target.verdict {
+                Verdict::Off | Verdict::Unknown => return None,
+                Verdict::Reachable => "answered".to_owned(),
+                Verdict::Unreachable(failure) => {
+                    let next_hop = match Reason::new(self.context, target.key, failure) {
+                        Reason::NextHopSilent if target.key.address.is_ipv4() => {
+                            ", this host: ARP is not answered"
+                        }
+                        Reason::NextHopSilent => ", this host: neighbor discovery is not answered",
+                        _ => "",
+                    };
+                    format!("{failure}{next_hop}")
+                }
+            };
+            Some(format!("{}: {text}", self.context.label(target.key)))
+        };
+        Diagnosis {
+            cause,
+            message,
+            evidence: self.peer.targets.iter().filter_map(line).collect(),
+        }
+    }
+
+    /// The rows of the table from `local-error` to `icmp-filtered`.
+    pub(super) fn diagnose(&self) -> Diagnosis {
+        let all = &self.addresses;
+        if all.iter().all(Address::is_up) {
+            return self.local_error();
+        }
+        // What comes from the node itself, even if it tells of another of its addresses.
+        let own = |reason: Reason| reason.sender().is_some_and(|s| self.peer.has(s));
+        if all.iter().all(|a| a.is_unheard() && !a.reasons().any(own)) {
+            return self.unheard(all);
+        }
+        let (family, rest) = without_silent_family(all);
+        if !family.is_empty() && rest.iter().all(Address::is_up) {
+            return self.one_family(&family, &rest);
+        }
+        self.rejected(&rest)
+            .or_else(|| self.agent_down(&rest))
+            .or_else(|| self.no_route(&rest))
+            .or_else(|| self.endpoint_down(&rest))
+            .or_else(|| self.address_unreachable(&rest))
+            .or_else(|| self.http_trouble(&rest))
+            .or_else(|| self.icmp_filtered(&rest))
+            .unwrap_or_else(|| self.some_unreachable(&rest))
+    }
+
+    fn local_error(&self) -> Diagnosis {
+        let name = self.name();
+        let failure = |target: &TargetFacts<'a>| match target.verdict {
+            Verdict::Unreachable(failure) => Some((target.key, failure)),
+            _ => None,
+        };
+        let message = match self.peer.targets.iter().find_map(failure) {
+            Some((key, failure)) => format!(
+                "local error: this host fails to probe {name}: {}: {failure}",
+                self.context.label(key)
+            ),
+            None => format!("local error: this host fails to probe {name}"),
+        };
+        self.diagnosis(Cause::LocalError, message)
+    }
+
+    /// Nothing is heard of the peer.
+    fn unheard(&self, all: &[Address<'a>]) -> Diagnosis {
+        let hosts = pick(all, |a| a.path == Path::Host);
+        if !hosts.iter().any(Address::is_silent) {
+            // The host's trouble is that of the node.
+            let rejected = |a: &Address<'_>| a.reasons().any(|r| matches!(r, Reason::Rejected(_)));
+            let told = if hosts.iter().any(rejected) {
+                self.rejected(all)
+            } else {
+                self.no_route(all).or_else(|| self.rejected(all))
+            };
+            return told.unwrap_or_else(|| self.some_unreachable(all));
+        }
+        if self.peer.local {
+            return self.some_unreachable(all);
+        }
+        let name = self.name();
+        let on = list(&pick(all, Address::is_silent));
+        let resolution = hosts.iter().any(|a| a.icmp.is(&[Reason::NextHopSilent]));
+        let icmp = all.iter().any(|a| a.icmp.is_some());
+        let http = all.iter().any(|a| a.http.is_some());
+        let message = match (icmp, http) {
+            (true, true) if resolution => format!(
+                "node down: {name} answers neither ICMP nor HTTP on {on}, and the next hop on the way \
+                 to it does not answer ARP or neighbor discovery; check its power and its link"
+            ),
+            (true, true) => format!(
+                "node down: {name} answers neither ICMP nor HTTP on {on}; check its power, its kernel \
+                 and its link"
+            ),
+            (true, false) => format!(
+                "node down: {name} does not answer ICMP on {on}; HTTP is not probed, so a filter of \
+                 ICMP would look the same"
+            ),
+            (false, _) => format!(
+                "node down: {name} does not answer HTTP on {on}; ICMP is not probed, so a filter of \
+                 port {} would look the same",
+                self.context.port
+            ),
+        };
+        self.diagnosis(Cause::NodeDown, message)
+    }
+
+    fn one_family(&self, family: &[Address<'a>], rest: &[Address<'a>]) -> Diagnosis {
+        let (down, up) = match family.first() {
+            Some(address) if address.address.is_ipv4() => ("IPv4", "IPv6"),
+            _ => ("IPv6", "IPv4"),
+        };
+        let message = format!(
+            "one family only: {} answers over {up} on {}, but not over {down} on {}; check its {down} \
+             addresses, and {down} routes and firewalls on the way",
+            self.name(),
+            list(rest),
+            list(family),
+        );
+        self.diagnosis(Cause::OneFamilyOnly, message)
+    }
+
+    fn rejected(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let told = self.told(addresses, |reason| matches!(reason, Reason::Rejected(_)))?;
+        let Told { failure, what, .. } = &told;
+        let message = match told.reason.sender() {
+            Some(sender) => format!(
+                "rejected: {} rejects {what} ({failure}); check its firewall and policies",
+                self.who(sender)
+            ),
+            None if matches!(failure, Failure::Os(Errno::EPERM | Errno::EACCES)) => format!(
+                "rejected: this host refuses to send {what} ({failure}); check its own firewall and \
+                 prohibit routes"
+            ),
+            None => format!(
+                "rejected: a firewall rejects {what} ({failure}) on port {}, while ICMP is answered",
+                self.context.port
+            ),
+        };
+        Some(self.diagnosis(Cause::Rejected, message))
+    }
+
+    fn agent_down(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let asked = pick(addresses, |a| a.http.is_some());
+        let up = asked.iter().any(|a| a.http.is_up());
+        let no_agent = |a: &Address<'_>| a.http.is(&[Reason::Refused, Reason::Hung]);
+        if up || !asked.iter().any(no_agent) {
+            return None;
+        }
+        let icmp = pick(addresses, |a| a.icmp.is_up());
+        // Then the addresses need not be named twice.
+        let same = icmp.len() == addresses.len() && asked.len() == addresses.len();
+        let parts: Vec<String> = [
+            ("refused", &[Reason::Refused][..]),
+            ("accepted and never answered", &[Reason::Hung]),
+            ("answered wrongly", &[Reason::BadAnswer]),
+            ("dropped silently", &[Reason::Silent]),
+        ]
+        .into_iter()
+        .filter_map(|(what, reasons)| {
+            let part = pick(&asked, |a| a.http.is(reasons));
+            match part.len() {
+                0 => None,
+                1 if same && asked.len() == 1 => Some(what.to_owned()),
+                2 if same && asked.len() == 2 => Some(format!("{what} on both")),
+                n if same && asked.len() == n => Some(format!("{what} on all")),
+                _ => Some(format!("{what} on {}", list(&part))),
+            }
+        })
+        .collect();
+        let name = self.name();
+        let alive = match icmp.is_empty() {
+            true => "is up".to_owned(),
+            false => format!("answers ICMP on {}", list(&icmp)),
+        };
+        let message = format!(
+            "agent down: {name} {alive}, but HTTP on port {} is {}",
+            self.context.port,
+            join(&parts)
+        );
+        Some(self.diagnosis(Cause::AgentDown, message))
+    }
+
+    fn no_route(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        // A node that has no route to its own endpoint tells of its endpoint.
+        let others = |reason| match reason {
+            Reason::NoRoute(Some(sender)) => !self.peer.has(sender),
+            reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
+        };
+        let told = self.told(addresses, others)?;
+        let Told { failure, what, .. } = &told;
+        let message = match told.reason.sender() {
+            Some(sender) if is_loop(failure) => format!(
+                "no route: {what} goes in a circle ({failure}); check the routes of {} and its \
+                 neighbors",
+                self.who(sender)
+            ),
+            Some(sender) => format!(
+                "no route: {} cannot deliver {what} ({failure}); check its routes and its link to that \
+                 address",
+                self.who(sender)
+            ),
+            None if told.reason == Reason::Unreachable => format!(
+                "no route: {what} is unreachable ({failure}): for want of a route or of an answer to \
+                 ARP, or by a firewall; check `ip route get` and `ip neigh`"
+            ),
+            None => format!(
+                "no route: this host has no route for {what} ({failure}); check `ip route get`"
+            ),
+        };
+        Some(self.diagnosis(Cause::NoRoute, message))
+    }
+
+    fn endpoint_down(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let unheard = pick(addresses, Address::is_unheard);
+        let up = pick(addresses, |a| {
+            a.path == Path::Host && (a.http.is_up() || a.is_up())
+        });
+        if unheard.is_empty() || up.is_empty() || unheard.iter().any(|a| a.path == Path::Host) {
+            return None;
+        }
+        let sender = unheard
+            .iter()
+            .flat_map(Address::reasons)
+            .find_map(Reason::sender);
+        let says = match sender {
+            None => "is silent".to_owned(),
+            Some(sender) => format!("is unreachable, says {}", self.who(sender)),
+        };
+        let message = format!(
+            "endpoint datapath down: the host of {} answers on {}, but its health endpoint on {} \
+             {says}; check lxc_health and its programs there, and the routes to its pod CIDRs",
+            self.name(),
+            list(&up),
+            list(&unheard),
+        );
+        Some(self.diagnosis(Cause::EndpointDatapathDown, message))
+    }
+
+    fn address_unreachable(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let silent = |a: &Address<'_>| a.path == Path::Host && a.is_unheard();
+        let any = addresses.iter().any(silent);
+        any.then(|| self.some_unreachable(addresses))
+    }
+
+    /// What is left when nothing more can be said.
+    fn some_unreachable(&self, addresses: &[Address<'a>]) -> Diagnosis {
+        let unheard = pick(addresses, Address::is_unheard);
+        let heard = pick(addresses, |a| !a.is_unheard());
+        let down = match unheard.is_empty() {
+            true => pick(addresses, |a| !a.is_up()),
+            false => unheard,
+        };
+        let but = match heard.is_empty() {
+            true => String::new(),
+            false => format!(", though it is up on {}", list(&heard)),
+        };
+        let message = format!(
+            "address unreachable: {} does not answer on {}{but}; check whether it has the address, and \
+             the routes and firewalls on the way",
+            self.name(),
+            list(&down),
+        );
+        self.diagnosis(Cause::AddressUnreachable, message)
+    }
+
+    /// HTTP fails where ICMP is answered, or by a wrong answer.
+    fn http_trouble(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let name = self.name();
+        let port = self.context.port;
+        let up = pick(addresses, |a| a.http.is_up());
+        let though = match up.is_empty() {
+            true => String::new(),
+            false => format!(", though answered on {}", list(&up)),
+        };
+        let refused = pick(addresses, |a| a.http.is(&[Reason::Refused]));
+        if !refused.is_empty() {
+            let message = format!(
+                "port refused: HTTP on port {port} of {name} is refused on {}{though}; its listener is \
+                 missing there, or a firewall rejects",
+                list(&refused)
+            );
+            return Some(self.diagnosis(Cause::PortRefused, message));
+        }
+        let wrong = pick(addresses, |a| a.http.is(&[Reason::BadAnswer, Reason::Hung]));
+        if let Some(Finding::Down(_, failure)) = wrong.first().map(|a| a.http) {
+            let message = format!(
+                "bad answer: HTTP on port {port} of {name} is not answered by a healthy agent on {} \
+                 ({failure}){though}; check its log, and what listens there",
+                list(&wrong)
+            );
+            return Some(self.diagnosis(Cause::BadAnswer, message));
+        }
+        let filtered = pick(addresses, |a| {
+            a.http.is(&[Reason::Silent]) && a.icmp.is_up()
+        });
+        if filtered.is_empty() {
+            return None;
+        }
+        let message = if up.is_empty() {
+            format!(
+                "port filtered: {name} answers ICMP on {}, but HTTP to port {port} is dropped silently; \
+                 check the firewalls on the way, and whether its agent hangs",
+                list(&filtered)
+            )
+        } else {
+            format!(
+                "port filtered: HTTP to port {port} of {name} is dropped silently on {}{though}; check \
+                 the firewalls and policies on the way",
+                list(&filtered)
+            )
+        };
+        Some(self.diagnosis(Cause::PortFiltered, message))
+    }
+
+    fn icmp_filtered(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
+        let filtered = pick(addresses, |a| a.icmp.reason().is_some() && a.http.is_up());
+        if filtered.is_empty() {
+            return None;
+        }
+        let message = format!(
+            "ICMP filtered: {} answers HTTP on {}, but not ICMP on {}; check for firewalls that drop \
+             echo requests or replies",
+            self.name(),
+            list(&pick(addresses, |a| a.http.is_up())),
+            list(&filtered),
+        );
+        Some(self.diagnosis(Cause::IcmpFiltered, message))
+    }
+
+    /// What one sender says of targets of this peer: the failures that `is` holds for, of the first
+    /// that names its sender, or of this host if none does.
+    fn told(&self, addresses: &[Address<'a>], is: impl Fn(Reason) -> bool) -> Option<Told<'a>> {
+        let such = |finding: Finding<'a>| match finding {
+            Finding::Down(reason, failure) if is(reason) => Some((reason, failure)),
+            _ => None,
+        };
+        let findings = || addresses.iter().flat_map(|a| [a.icmp, a.http]);
+        let named = |(reason, _): &(Reason, _)| reason.sender().is_some();
+        let (reason, failure) = findings()
+            .filter_map(such)
+            .find(named)
+            .or_else(|| findings().find_map(such))?;
+        let same =
+            |finding| such(finding).is_some_and(|(other, _)| other.sender() == reason.sender());
+        let protocols = match (
+            addresses.iter().any(|a| same(a.icmp)),
+            addresses.iter().any(|a| same(a.http)),
+        ) {
+            (true, true) => "ICMP and HTTP",
+            (true, false) => "ICMP",
+            (false, _) => "HTTP",
+        };
+        let on = list(&pick(addresses, |a| same(a.icmp) || same(a.http)));
+        Some(Told {
+            reason,
+            failure,
+            what: format!("{protocols} to {on} of {}", self.name()),
+        })
+    }
+
+    fn name(&self) -> String {
+        self.peer.display()
+    }
+
+    /// An address in the words of an operator.
+    fn who(&self, address: IpAddr) -> String {
+        if self.context.local_addresses.contains(&address) {
+            format!("this host ({address})")
+        } else if self.peer.has(address) {
+            format!("the node itself ({address})")
+        } else {
+            address.to_string()
+        }
+    }
+}
+
+/// See [`Picture::told`].
+struct Told<'a> {
+    reason: Reason,
+    failure: &'a Failure,
+    /// The protocols, addresses and node.
+    what: String,
+}
+
+/// The addresses of a family that is silent while the other is heard, and the others.
+fn without_silent_family<'a>(all: &[Address<'a>]) -> (Vec<Address<'a>>, Vec<Address<'a>>) {
+    for ipv4 in [true, false] {
+        let (family, rest): (Vec<_>, Vec<_>) =
+            all.iter().partition(|a| a.address.is_ipv4() == ipv4);
+        let silent = !family.is_empty() && family.iter().all(Address::is_silent);
+        // Where an endpoint alone has the family, it is the endpoint's trouble, unless it is heard by
+        // the other family.
+        let host = family.iter().any(|a| a.path == Path::Host);
+        let path = if host { Path::Host } else { Path::Endpoint };
+        if silent && rest.iter().any(|a| a.path == path && !a.is_unheard()) {
+            return (family, rest);
+        }
+    }
+    (Vec::new(), all.to_vec())
+}
+
+/// Whether packets ran out of hops.
+fn is_loop(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Icmp(
+            IcmpError {
+                kind: 11,
+                from: IpAddr::V4(_),
+                ..
+            } | IcmpError {
+                kind: 3,
+                from: IpAddr::V6(_),
+                ..
+            }
+        )
+    )
+}
+
+fn pick<'a>(addresses: &[Address<'a>], is: impl Fn(&Address<'a>) -> bool) -> Vec<Address<'a>> {
+    addresses.iter().filter(|a| is(a)).copied().collect()
+}
+
+/// `a, b and c`, or `a, b, c, d and 7 more`.
+fn list(addresses: &[Address<'_>]) -> String {
+    let shown = addresses.len().min(LISTED);
+    let mut items: Vec<String> = addresses[..shown]
+        .iter()
+        .map(|a| a.address.to_string())
+        .collect();
+    if addresses.len() > shown {
+        items.push(format!("{} more", addresses.len() - shown));
+    }
+    join(&items)
+}
+
+/// `a, b and c`.
+fn join(items: &[String]) -> String {
+    match items {
+        [] => String::new(),
+        [item] => item.clone(),
+        [items @ .., last] => format!("{} and {last}", items.join(", ")),
+    }
+}

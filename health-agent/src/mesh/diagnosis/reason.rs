@@ -1,0 +1,91 @@
+//! What one failed probe says, before the others are looked at.
+
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use super::super::failure::{Failure, IcmpError};
+use super::super::target::{Protocol, TargetKey};
+use super::Context;
+
+/// What a failed probe says, seen by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reason {
+    /// Nothing came back.
+    Silent,
+    /// A connection attempt was unreachable: no route, no answer of the next hop, or a firewall.
+    Unreachable,
+    /// This host got no answer when it resolved the next hop's hardware address.
+    NextHopSilent,
+    /// No route; who says so, if not this host's kernel.
+    NoRoute(Option<IpAddr>),
+    /// Prohibited; who says so, if it is known.
+    Rejected(Option<IpAddr>),
+    /// The port is closed.
+    Refused,
+    /// A connection, and no response.
+    Hung,
+    /// A connection, and a wrong response.
+    BadAnswer,
+    /// This host could not probe.
+    LocalError,
+}
+
+impl Reason {
+    pub(super) fn new(context: &Context<'_>, key: TargetKey, failure: &Failure) -> Self {
+        let icmp = key.protocol == Protocol::Icmp;
+        match failure {
+            Failure::TimedOut => Self::Silent,
+            Failure::ResponseTimedOut => Self::Hung,
+            Failure::UnexpectedStatus(_) | Failure::Closed | Failure::Malformed => Self::BadAnswer,
+            Failure::NoFamily => Self::LocalError,
+            Failure::Os(errno) => match errno {
+                Errno::ECONNREFUSED if !icmp => Self::Refused,
+                Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE if !icmp => Self::BadAnswer,
+                // To a connection, also what routers and firewalls say.
+                Errno::EHOSTUNREACH | Errno::ENETUNREACH if !icmp => Self::Unreachable,
+                // EINVAL: a route of the kind `blackhole`.
+                Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::ENETDOWN | Errno::EINVAL => {
+                    Self::NoRoute(None)
+                }
+                Errno::EACCES | Errno::EPERM => Self::Rejected(None),
+                _ => Self::LocalError,
+            },
+            Failure::Icmp(error) => Self::of_icmp(context, icmp, error),
+        }
+    }
+
+    /// RFC 792 and RFC 1812 section 5.2.7.1; RFC 4443 section 3.
+    fn of_icmp(context: &Context<'_>, echo: bool, error: &IcmpError) -> Self {
+        let from = error.from;
+        match (from.is_ipv4(), error.kind, error.code) {
+            (true, 3, 1) | (false, 1, 3) if context.local_addresses.contains(&from) => {
+                Self::NextHopSilent
+            }
+            (true, 3, 0 | 1 | 6 | 7 | 11 | 12) | (false, 1, 0 | 2 | 3) => Self::NoRoute(Some(from)),
+            // Packets in a loop.
+            (true, 11, _) | (false, 3, _) => Self::NoRoute(Some(from)),
+            (true, 3, 9 | 10 | 13) | (false, 1, 1 | 5 | 6) => Self::Rejected(Some(from)),
+            // An echo has neither port nor protocol that could be missing: a firewall's `reject`.
+            (true, 3, 2 | 3) | (false, 1, 4) if echo => Self::Rejected(Some(from)),
+            (true, 3, 2 | 3) | (false, 1, 4) => Self::Refused,
+            _ => Self::Silent,
+        }
+    }
+
+    /// Who says so.
+    pub(super) fn sender(self) -> Option<IpAddr> {
+        match self {
+            Self::NoRoute(sender) | Self::Rejected(sender) => sender,
+            _ => None,
+        }
+    }
+
+    /// Whether it takes the address itself to bring this about.
+    pub(super) fn is_heard(self, address: IpAddr) -> bool {
+        match self {
+            Self::Refused | Self::Hung | Self::BadAnswer => true,
+            _ => self.sender() == Some(address),
+        }
+    }
+}

@@ -1,0 +1,866 @@
+//! What is diagnosed of which results.
+
+use proptest::prelude::*;
+
+use super::super::failure::IcmpError;
+use super::super::history::Latency;
+use super::*;
+use nix::errno::Errno;
+
+const HOST4: &str = "172.30.0.3";
+const ENDPOINT4: &str = "10.244.3.7";
+const HOST6: &str = "fd00:30::3";
+const ENDPOINT6: &str = "fd00:10:244:3::7";
+const ROUTER: &str = "192.0.2.1";
+const SELF4: &str = "172.30.0.1";
+const SELF6: &str = "fd00:30::1";
+
+#[derive(Clone, Debug)]
+enum Given {
+    Off,
+    Unknown,
+    Up,
+    Down(Failure),
+}
+use Given::{Off, Unknown, Up};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn silent() -> Given {
+    Given::Down(Failure::TimedOut)
+}
+
+fn os(errno: Errno) -> Given {
+    Given::Down(Failure::Os(errno))
+}
+
+fn refused() -> Given {
+    os(Errno::ECONNREFUSED)
+}
+
+fn hung() -> Given {
+    Given::Down(Failure::ResponseTimedOut)
+}
+
+fn icmp(kind: u8, code: u8, from: &str) -> Given {
+    let from = ip(from);
+    Given::Down(Failure::Icmp(IcmpError { kind, code, from }))
+}
+
+/// What each address of a peer gives by ICMP and by HTTP. An endpoint is an address of 10/8 or
+/// fd00:10::/32.
+type Row<'a> = (&'a str, Given, Given);
+
+fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
+    let mut targets = Vec::new();
+    for (address, icmp, http) in rows {
+        let endpoint = address.starts_with("10.") || address.starts_with("fd00:10:");
+        let path = if endpoint { Path::Endpoint } else { Path::Host };
+        for (protocol, given) in [(Protocol::Icmp, icmp), (Protocol::Http, http)] {
+            targets.push(TargetFacts {
+                key: TargetKey {
+                    address: ip(address),
+                    path,
+                    protocol,
+                },
+                verdict: match given {
+                    Off => Verdict::Off,
+                    Unknown => Verdict::Unknown,
+                    Up => Verdict::Reachable,
+                    Given::Down(failure) => Verdict::Unreachable(failure),
+                },
+                trend: Trend::default(),
+            });
+        }
+    }
+    targets
+}
+
+fn with_context<T>(use_it: impl FnOnce(&Context<'_>) -> T) -> T {
+    use_it(&Context {
+        port: 4240,
+        local_addresses: &[ip(SELF4), ip(SELF6)],
+        thresholds: Thresholds::default(),
+    })
+}
+
+fn peer<'a>(targets: &'a [TargetFacts<'a>]) -> PeerFacts<'a> {
+    PeerFacts {
+        name: "default/n3",
+        local: false,
+        endpoint_expected: true,
+        targets,
+    }
+}
+
+fn diagnose(rows: &[Row<'_>]) -> Option<Diagnosis> {
+    with_context(|context| context.diagnose(&peer(&targets(rows)), None))
+}
+
+#[track_caller]
+fn says(rows: &[Row<'_>], cause: Cause, message: &str) -> Diagnosis {
+    let diagnosis = diagnose(rows).expect("a diagnosis");
+    assert_eq!(
+        (diagnosis.cause, diagnosis.message.as_str()),
+        (cause, message)
+    );
+    diagnosis
+}
+
+#[track_caller]
+fn is(rows: &[Row<'_>], cause: Cause, part: &str) {
+    let diagnosis = diagnose(rows).expect("a diagnosis");
+    assert_eq!(diagnosis.cause, cause, "{diagnosis:#?}");
+    assert!(diagnosis.message.contains(part), "{}", diagnosis.message);
+}
+
+#[test]
+fn a_healthy_peer_has_no_diagnosis() {
+    assert_eq!(diagnose(&[(HOST4, Up, Up), (ENDPOINT4, Up, Up)]), None);
+    assert_eq!(diagnose(&[(HOST4, Up, Off), (ENDPOINT4, Off, Up)]), None);
+}
+
+#[test]
+fn while_anything_is_unknown_nothing_is_said() {
+    for rows in [
+        [(HOST4, Unknown, Unknown), (ENDPOINT4, Unknown, Unknown)],
+        [(HOST4, silent(), Unknown), (ENDPOINT4, silent(), silent())],
+        [(HOST4, Up, refused()), (ENDPOINT4, Up, Unknown)],
+        [(HOST4, Up, Up), (ENDPOINT4, Up, Unknown)],
+    ] {
+        assert_eq!(diagnose(&rows), None, "{rows:?}");
+    }
+}
+
+#[test]
+fn a_node_is_down_when_nothing_is_heard_of_it() {
+    let diagnosis = says(
+        &[(HOST4, silent(), silent()), (ENDPOINT4, silent(), silent())],
+        Cause::NodeDown,
+        "node down: default/n3 answers neither ICMP nor HTTP on 172.30.0.3 and 10.244.3.7; check \
+         its power, its kernel and its link",
+    );
+    assert_eq!(
+        diagnosis.evidence,
+        [
+            "ICMP to 172.30.0.3 (host): Connection timed out",
+            "HTTP to 172.30.0.3 port 4240 (host): Connection timed out",
+            "ICMP to 10.244.3.7 (endpoint): Connection timed out",
+            "HTTP to 10.244.3.7 port 4240 (endpoint): Connection timed out",
+        ]
+    );
+    // Its endpoint is not known.
+    is(
+        &[(HOST4, silent(), silent())],
+        Cause::NodeDown,
+        "on 172.30.0.3;",
+    );
+    // The neighbor does not answer ARP; connections say that there is no route.
+    let no_arp = || icmp(3, 1, SELF4);
+    let unreachable = || os(Errno::EHOSTUNREACH);
+    let rows = [
+        (HOST4, no_arp(), unreachable()),
+        (ENDPOINT4, silent(), unreachable()),
+    ];
+    is(
+        &rows,
+        Cause::NodeDown,
+        "does not answer ARP or neighbor discovery",
+    );
+    assert_eq!(
+        diagnose(&rows).unwrap().evidence[0],
+        "ICMP to 172.30.0.3 (host): No route to host (from 172.30.0.1), this host: ARP is not \
+         answered"
+    );
+    is(
+        &[
+            (HOST4, silent(), silent()),
+            (HOST6, icmp(1, 3, SELF6), os(Errno::EHOSTUNREACH)),
+            (ENDPOINT4, silent(), silent()),
+        ],
+        Cause::NodeDown,
+        "on 172.30.0.3, fd00:30::3 and 10.244.3.7",
+    );
+    // The only family that has a route is silent.
+    is(
+        &[
+            (HOST4, silent(), silent()),
+            (HOST6, os(Errno::ENETUNREACH), os(Errno::ENETUNREACH)),
+        ],
+        Cause::NodeDown,
+        "on 172.30.0.3;",
+    );
+}
+
+#[test]
+fn with_one_protocol_a_silent_node_may_be_a_filter() {
+    is(
+        &[(HOST4, silent(), Off), (ENDPOINT4, silent(), Off)],
+        Cause::NodeDown,
+        "HTTP is not probed, so a filter of ICMP would look the same",
+    );
+    is(
+        &[(HOST4, Off, silent()), (ENDPOINT4, Off, silent())],
+        Cause::NodeDown,
+        "ICMP is not probed, so a filter of port 4240 would look the same",
+    );
+    // Without a host address that is probed, the host may be well.
+    is(
+        &[(ENDPOINT4, silent(), silent())],
+        Cause::AddressUnreachable,
+        "does not answer on 10.244.3.7;",
+    );
+}
+
+#[test]
+fn an_agent_is_down_when_its_host_is_up_and_no_http_is_answered() {
+    says(
+        &[(HOST4, Up, refused()), (ENDPOINT4, Up, refused())],
+        Cause::AgentDown,
+        "agent down: default/n3 answers ICMP on 172.30.0.3 and 10.244.3.7, but HTTP on port 4240 \
+         is refused on both",
+    );
+    says(
+        &[(HOST4, Up, refused())],
+        Cause::AgentDown,
+        "agent down: default/n3 answers ICMP on 172.30.0.3, but HTTP on port 4240 is refused",
+    );
+    is(
+        &[(HOST4, Off, refused()), (ENDPOINT4, Off, refused())],
+        Cause::AgentDown,
+        "default/n3 is up, but HTTP on port 4240 is refused on 172.30.0.3 and 10.244.3.7",
+    );
+    is(
+        &[(HOST4, Up, hung()), (ENDPOINT4, Up, silent())],
+        Cause::AgentDown,
+        "accepted and never answered on 172.30.0.3 and dropped silently on 10.244.3.7",
+    );
+    // The endpoint went with its agent.
+    is(
+        &[(HOST4, Up, refused()), (ENDPOINT4, silent(), silent())],
+        Cause::AgentDown,
+        "answers ICMP on 172.30.0.3, but",
+    );
+    is(
+        &[
+            (HOST4, Up, refused()),
+            (HOST6, Up, refused()),
+            (ENDPOINT4, Up, refused()),
+            (ENDPOINT6, Up, refused()),
+        ],
+        Cause::AgentDown,
+        "is refused on all",
+    );
+    // One family does not get through at all.
+    is(
+        &[
+            (HOST4, Up, refused()),
+            (HOST6, silent(), silent()),
+            (ENDPOINT4, Up, refused()),
+            (ENDPOINT6, silent(), silent()),
+        ],
+        Cause::AgentDown,
+        "answers ICMP on 172.30.0.3 and 10.244.3.7, but HTTP on port 4240 is refused on both",
+    );
+}
+
+#[test]
+fn an_endpoint_is_down_when_its_host_is_up() {
+    says(
+        &[(HOST4, Up, Up), (ENDPOINT4, silent(), silent())],
+        Cause::EndpointDatapathDown,
+        "endpoint datapath down: the host of default/n3 answers on 172.30.0.3, but its health \
+         endpoint on 10.244.3.7 is silent; check lxc_health and its programs there, and the \
+         routes to its pod CIDRs",
+    );
+    is(
+        &[
+            (HOST4, Up, Up),
+            (ENDPOINT4, icmp(3, 1, HOST4), os(Errno::EHOSTUNREACH)),
+        ],
+        Cause::EndpointDatapathDown,
+        "is unreachable, says the node itself (172.30.0.3)",
+    );
+    is(
+        &[(HOST4, silent(), Up), (ENDPOINT4, silent(), silent())],
+        Cause::EndpointDatapathDown,
+        "answers on 172.30.0.3",
+    );
+    // By one family alone.
+    is(
+        &[
+            (HOST4, Up, Up),
+            (HOST6, Up, Up),
+            (ENDPOINT4, silent(), silent()),
+            (ENDPOINT6, Up, Up),
+        ],
+        Cause::EndpointDatapathDown,
+        "endpoint on 10.244.3.7 is silent",
+    );
+    is(
+        &[
+            (HOST4, Up, Up),
+            (HOST6, silent(), silent()),
+            (ENDPOINT4, silent(), silent()),
+            (ENDPOINT6, silent(), silent()),
+        ],
+        Cause::EndpointDatapathDown,
+        "endpoint on 10.244.3.7 is silent",
+    );
+    is(
+        &[(HOST4, Up, Off), (ENDPOINT4, silent(), Off)],
+        Cause::EndpointDatapathDown,
+        "answers on 172.30.0.3",
+    );
+}
+
+#[test]
+fn icmp_is_filtered_where_http_is_answered() {
+    says(
+        &[(HOST4, silent(), Up), (ENDPOINT4, silent(), Up)],
+        Cause::IcmpFiltered,
+        "ICMP filtered: default/n3 answers HTTP on 172.30.0.3 and 10.244.3.7, but not ICMP on \
+         172.30.0.3 and 10.244.3.7; check for firewalls that drop echo requests or replies",
+    );
+    is(
+        &[(HOST4, silent(), Up), (ENDPOINT4, Up, Up)],
+        Cause::IcmpFiltered,
+        "but not ICMP on 172.30.0.3;",
+    );
+}
+
+#[test]
+fn a_port_is_filtered_where_icmp_is_answered() {
+    says(
+        &[(HOST4, Up, silent()), (ENDPOINT4, Up, silent())],
+        Cause::PortFiltered,
+        "port filtered: default/n3 answers ICMP on 172.30.0.3 and 10.244.3.7, but HTTP to port \
+         4240 is dropped silently; check the firewalls on the way, and whether its agent hangs",
+    );
+    says(
+        &[(HOST4, Up, silent()), (ENDPOINT4, Up, Up)],
+        Cause::PortFiltered,
+        "port filtered: HTTP to port 4240 of default/n3 is dropped silently on 172.30.0.3, though \
+         answered on 10.244.3.7; check the firewalls and policies on the way",
+    );
+}
+
+#[test]
+fn a_port_is_refused_on_one_address() {
+    says(
+        &[(HOST4, Up, Up), (ENDPOINT4, Up, refused())],
+        Cause::PortRefused,
+        "port refused: HTTP on port 4240 of default/n3 is refused on 10.244.3.7, though answered \
+         on 172.30.0.3; its listener is missing there, or a firewall rejects",
+    );
+    is(
+        &[(HOST4, silent(), refused()), (ENDPOINT4, Up, Up)],
+        Cause::PortRefused,
+        "is refused on 172.30.0.3",
+    );
+}
+
+#[test]
+fn a_wrong_answer_is_told() {
+    let status = || Given::Down(Failure::UnexpectedStatus(503));
+    is(
+        &[(HOST4, Up, status()), (ENDPOINT4, Up, status())],
+        Cause::BadAnswer,
+        "(Unexpected status 503); check its log",
+    );
+    is(
+        &[(HOST4, Up, hung()), (ENDPOINT4, Up, Up)],
+        Cause::BadAnswer,
+        "(Response timed out), though answered on 10.244.3.7",
+    );
+    is(
+        &[(HOST4, Up, os(Errno::ECONNRESET)), (ENDPOINT4, Up, Up)],
+        Cause::BadAnswer,
+        "(Connection reset by peer)",
+    );
+}
+
+#[test]
+fn a_missing_route_is_told_with_its_sender() {
+    let local = || os(Errno::ENETUNREACH);
+    says(
+        &[(HOST4, local(), local()), (ENDPOINT4, local(), local())],
+        Cause::NoRoute,
+        "no route: this host has no route for ICMP and HTTP to 172.30.0.3 and 10.244.3.7 of \
+         default/n3 (Network is unreachable); check `ip route get`",
+    );
+    let router = || icmp(3, 0, ROUTER);
+    says(
+        &[(HOST4, router(), silent()), (ENDPOINT4, silent(), silent())],
+        Cause::NoRoute,
+        "no route: 192.0.2.1 cannot deliver ICMP to 172.30.0.3 of default/n3 (Network is \
+         unreachable (from 192.0.2.1)); check its routes and its link to that address",
+    );
+    is(
+        &[(HOST4, Up, Up), (ENDPOINT4, local(), local())],
+        Cause::NoRoute,
+        "this host has no route for ICMP and HTTP to 10.244.3.7",
+    );
+    is(
+        &[(HOST4, icmp(11, 0, ROUTER), silent())],
+        Cause::NoRoute,
+        "goes in a circle",
+    );
+    is(
+        &[(HOST6, icmp(3, 0, "2001:db8::1"), silent())],
+        Cause::NoRoute,
+        "goes in a circle",
+    );
+    // Without ICMP, a connection's error is taken as it stands.
+    is(
+        &[(HOST4, Off, os(Errno::EHOSTUNREACH))],
+        Cause::NoRoute,
+        "for want of a route or of an answer to ARP, or by a firewall",
+    );
+    is(
+        &[(HOST4, os(Errno::EINVAL), os(Errno::EINVAL))],
+        Cause::NoRoute,
+        "blackhole route",
+    );
+}
+
+#[test]
+fn a_rejection_is_told_with_its_sender() {
+    says(
+        &[
+            (HOST4, icmp(3, 13, ROUTER), silent()),
+            (ENDPOINT4, icmp(3, 13, ROUTER), silent()),
+        ],
+        Cause::Rejected,
+        "rejected: 192.0.2.1 rejects ICMP to 172.30.0.3 and 10.244.3.7 of default/n3 \
+         (Communication prohibited (from 192.0.2.1)); check its firewall and policies",
+    );
+    // What Linux makes of a firewall's default `reject`.
+    is(
+        &[
+            (HOST4, icmp(3, 3, HOST4), refused()),
+            (ENDPOINT4, icmp(3, 3, HOST4), refused()),
+        ],
+        Cause::Rejected,
+        "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
+    );
+    is(
+        &[(HOST4, Up, os(Errno::EHOSTUNREACH)), (ENDPOINT4, Up, Up)],
+        Cause::Rejected,
+        "a firewall rejects HTTP to 172.30.0.3 of default/n3 (No route to host) on port 4240",
+    );
+    let prohibit = || os(Errno::EACCES);
+    is(
+        &[(HOST4, prohibit(), prohibit()), (ENDPOINT4, Up, Up)],
+        Cause::Rejected,
+        "this host refuses to send ICMP and HTTP to 172.30.0.3",
+    );
+    is(
+        &[
+            (HOST4, Up, Up),
+            (HOST6, icmp(1, 1, SELF6), os(Errno::EACCES)),
+        ],
+        Cause::Rejected,
+        "this host (fd00:30::1) rejects ICMP to fd00:30::3",
+    );
+}
+
+#[test]
+fn one_family_may_fail() {
+    let rows = [
+        (HOST4, Up, Up),
+        (HOST6, icmp(1, 3, SELF6), os(Errno::EHOSTUNREACH)),
+        (ENDPOINT4, Up, Up),
+        (ENDPOINT6, silent(), silent()),
+    ];
+    says(
+        &rows,
+        Cause::OneFamilyOnly,
+        "one family only: default/n3 answers over IPv4 on 172.30.0.3 and 10.244.3.7, but not over \
+         IPv6 on fd00:30::3 and fd00:10:244:3::7; check its IPv6 addresses, and IPv6 routes and \
+         firewalls on the way",
+    );
+    is(
+        &[(HOST4, silent(), silent()), (HOST6, Up, Up)],
+        Cause::OneFamilyOnly,
+        "over IPv6 on fd00:30::3, but not over IPv4 on 172.30.0.3",
+    );
+    // That it has no route is more than that it fails.
+    is(
+        &[
+            (HOST4, Up, Up),
+            (HOST6, os(Errno::ENETUNREACH), os(Errno::ENETUNREACH)),
+        ],
+        Cause::NoRoute,
+        "fd00:30::3",
+    );
+}
+
+#[test]
+fn a_secondary_address_may_fail() {
+    is(
+        &[
+            (HOST4, Up, Up),
+            ("172.31.0.3", silent(), silent()),
+            (ENDPOINT4, Up, Up),
+        ],
+        Cause::AddressUnreachable,
+        "does not answer on 172.31.0.3, though it is up on 172.30.0.3 and 10.244.3.7",
+    );
+    is(
+        &[(HOST4, silent(), silent()), (ENDPOINT4, Up, Up)],
+        Cause::AddressUnreachable,
+        "does not answer on 172.30.0.3, though it is up on 10.244.3.7",
+    );
+}
+
+#[test]
+fn this_node_is_never_called_down_by_itself() {
+    let rows = [(HOST4, silent(), silent())];
+    let targets = targets(&rows);
+    let own = PeerFacts {
+        local: true,
+        ..peer(&targets)
+    };
+    let diagnosis = with_context(|context| context.diagnose(&own, None)).unwrap();
+    assert_eq!(diagnosis.cause, Cause::AddressUnreachable);
+    assert!(diagnosis.message.contains("this node (default/n3)"));
+}
+
+#[test]
+fn what_this_host_cannot_do_is_no_evidence() {
+    let none = || Given::Down(Failure::NoFamily);
+    is(
+        &[(HOST4, Up, Up), (HOST6, none(), none())],
+        Cause::LocalError,
+        "ICMP to fd00:30::3 (host): Address family not supported on this host",
+    );
+    is(
+        &[
+            (HOST4, Up, os(Errno::EMFILE)),
+            (ENDPOINT4, Up, os(Errno::EMFILE)),
+        ],
+        Cause::LocalError,
+        "HTTP to 172.30.0.3 port 4240 (host): Too many open files",
+    );
+    is(
+        &[
+            (HOST4, Up, Up),
+            (HOST6, none(), none()),
+            (ENDPOINT4, silent(), silent()),
+        ],
+        Cause::EndpointDatapathDown,
+        "10.244.3.7",
+    );
+}
+
+#[test]
+fn an_endpoint_that_nobody_tells_is_asked_for() {
+    is(
+        &[(HOST4, Up, Up)],
+        Cause::EndpointAddressUnknown,
+        "172.30.0.3",
+    );
+    assert_eq!(diagnose(&[(HOST4, Up, Off)]), None);
+    let rows = [(HOST4, Up, Up)];
+    let targets = targets(&rows);
+    let without = PeerFacts {
+        endpoint_expected: false,
+        ..peer(&targets)
+    };
+    assert_eq!(
+        with_context(|context| context.diagnose(&without, None)),
+        None
+    );
+}
+
+fn lost(lost: u32, probes: u32) -> Trend {
+    let window = Duration::from_secs(600);
+    Trend {
+        loss: [Loss {
+            probes,
+            lost,
+            window,
+        }; 2],
+        ..Trend::default()
+    }
+}
+
+fn shifted(recent_us: u64, usual_us: u64) -> Trend {
+    let latency = |us, samples| Latency {
+        samples,
+        p25: Duration::from_micros(us * 9 / 10),
+        p50: Duration::from_micros(us),
+        p90: Duration::from_micros(us * 11 / 10),
+    };
+    Trend {
+        recent: Some(latency(recent_us, 8)),
+        usual: Some(latency(usual_us, 60)),
+        ..Trend::default()
+    }
+}
+
+#[test]
+fn a_degraded_target_is_told() {
+    let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
+    let mut facts = targets(&rows);
+    facts[2].trend = shifted(4000, 1200);
+    with_context(|context| {
+        let diagnosis = context.diagnose(&peer(&facts), None).unwrap();
+        assert_eq!(diagnosis.cause, Cause::LatencyShift);
+        assert_eq!(
+            diagnosis.message,
+            "latency shift: ICMP to 10.244.3.7 (endpoint) of default/n3 takes 4.0ms now, 1.2ms \
+             before"
+        );
+        facts[3].trend = lost(14, 60);
+        let diagnosis = context.diagnose(&peer(&facts), None).unwrap();
+        assert_eq!(diagnosis.cause, Cause::Loss);
+        assert_eq!(
+            diagnosis.message,
+            "loss: default/n3 lost 14 of 60 probes in the last 10 min (23 %) of HTTP to \
+             10.244.3.7 port 4240 (endpoint); 1 other target is degraded as well"
+        );
+        assert_eq!(diagnosis.evidence.len(), 2);
+    });
+}
+
+#[test]
+fn a_shift_is_a_multiple_and_more_than_noise() {
+    let rows = [(HOST4, Up, Up)];
+    let degraded = |index: usize, trend| {
+        let mut facts = targets(&rows);
+        facts[index].trend = trend;
+        with_context(|context| context.degraded(&facts[index])).is_some()
+    };
+    assert!(degraded(0, shifted(2400, 1200)));
+    assert!(!degraded(0, shifted(2300, 1200)));
+    assert!(!degraded(0, shifted(900, 100)));
+    assert!(!degraded(1, shifted(15_000, 1000)));
+    assert!(degraded(1, shifted(30_000, 1000)));
+    let mut few = shifted(9000, 1000);
+    few.usual.as_mut().unwrap().samples = 19;
+    assert!(!degraded(0, few));
+    let mut alternating = shifted(9000, 1000);
+    alternating.usual.as_mut().unwrap().p90 = Duration::from_millis(9);
+    assert!(!degraded(0, alternating));
+}
+
+#[test]
+fn chance_is_no_loss() {
+    let exceeds = |lost, probes, threshold| {
+        let window = Duration::from_secs(600);
+        exceeds(
+            &Loss {
+                probes,
+                lost,
+                window,
+            },
+            threshold,
+        )
+    };
+    // Right after a start: a first probe lost and those that confirm it.
+    assert!(!exceeds(0, 0, 0.05));
+    assert!(!exceeds(1, 1, 0.05));
+    assert!(!exceeds(3, 4, 0.05));
+    // R: pbinom(c(10, 11), 60, 0.05, lower = F) is 1.9e-4 and 4.5e-5.
+    assert!(!exceeds(11, 60, 0.05));
+    assert!(exceeds(12, 60, 0.05));
+    assert!(exceeds(60, 60, 0.05));
+    assert!(exceeds(2000, 4000, 0.05));
+    assert!(!exceeds(200, 4000, 0.05));
+    assert!(exceeds(1, 60, 0.0));
+    assert!(!exceeds(60, 60, 1.0));
+}
+
+/// `failing` of `peers` peers give this row, the others are up.
+fn survey(failing: usize, peers: usize, row: &[Row<'_>]) -> Option<Isolation> {
+    let up: Vec<Row<'_>> = row.iter().map(|r| (r.0, Up, Up)).collect();
+    let (failed, up) = (targets(row), targets(&up));
+    with_context(|context| {
+        let mut survey = Survey::default();
+        for number in 0..peers {
+            let targets = if number < failing { &failed } else { &up };
+            survey.add(context, &peer(targets));
+        }
+        survey.diagnose(context, "default/n1", &[])
+    })
+}
+
+#[test]
+fn when_most_peers_fail_it_is_this_node() {
+    let down = [(HOST4, silent(), silent()), (ENDPOINT4, silent(), silent())];
+    let isolation = survey(9, 10, &down).unwrap();
+    assert_eq!(isolation.scope, Scope::Everything);
+    assert_eq!(isolation.diagnosis.cause, Cause::ThisNodeIsolated);
+    assert_eq!(
+        isolation.diagnosis.message,
+        "this node isolated: default/n1: nothing is heard of 9 of 10 peers: check its uplink and \
+         firewall"
+    );
+    assert!(survey(7, 10, &down).is_none());
+    assert!(survey(2, 2, &down).is_none());
+    assert!(survey(3, 3, &down).is_some());
+
+    let no_route = || os(Errno::ENETUNREACH);
+    let isolation = survey(4, 4, &[(HOST4, no_route(), no_route())]).unwrap();
+    assert_eq!(
+        isolation.diagnosis.message,
+        "this node isolated: default/n1: nothing is heard of 4 of 4 peers: Network is unreachable; \
+         check its routes"
+    );
+    let no_arp = [(HOST4, icmp(3, 1, SELF4), os(Errno::EHOSTUNREACH))];
+    let isolation = survey(4, 4, &no_arp).unwrap();
+    assert!(
+        isolation
+            .diagnosis
+            .message
+            .ends_with("check its link and gateway"),
+        "{isolation:?}"
+    );
+}
+
+#[test]
+fn agents_that_are_down_are_not_this_nodes_fault() {
+    assert!(survey(9, 9, &[(HOST4, Up, refused()), (ENDPOINT4, Up, refused())]).is_none());
+    assert!(
+        survey(9, 9, &[(HOST4, silent(), refused())])
+            .is_none_or(|isolation| { isolation.scope == Scope::Icmp })
+    );
+    assert!(survey(9, 9, &[(HOST4, silent(), Unknown)]).is_none());
+}
+
+#[test]
+fn this_node_may_be_cut_off_in_part() {
+    for (row, scope) in [
+        (
+            [(HOST4, silent(), Up), (ENDPOINT4, silent(), Up)],
+            Scope::Icmp,
+        ),
+        (
+            [(HOST4, Up, silent()), (ENDPOINT4, Up, silent())],
+            Scope::Http,
+        ),
+        (
+            [(HOST4, Up, Up), (ENDPOINT4, silent(), silent())],
+            Scope::Endpoints,
+        ),
+        ([(HOST4, Up, Up), (HOST6, silent(), silent())], Scope::Ipv6),
+        ([(HOST4, silent(), silent()), (HOST6, Up, Up)], Scope::Ipv4),
+    ] {
+        let isolation = survey(8, 10, &row).unwrap();
+        assert_eq!(isolation.scope, scope, "{isolation:?}");
+        with_context(|context| {
+            let blamed = context
+                .diagnose(&peer(&targets(&row)), Some(&isolation))
+                .unwrap();
+            assert_eq!(blamed.cause, Cause::ThisNodeIsolated);
+            assert!(
+                blamed
+                    .message
+                    .starts_with("default/n3 is not judged: this node isolated")
+            );
+            // One with a trouble of its own keeps it.
+            let mut own = row.clone();
+            for (_, icmp, http) in &mut own {
+                (*icmp, *http) = (Up, refused());
+            }
+            let own = context
+                .diagnose(&peer(&targets(&own)), Some(&isolation))
+                .unwrap();
+            assert_eq!(own.cause, Cause::AgentDown);
+        });
+    }
+}
+
+#[test]
+fn a_lost_carrier_is_named() {
+    let row = [(HOST4, os(Errno::ENETDOWN), os(Errno::ENETDOWN))];
+    let facts = targets(&row);
+    with_context(|context| {
+        let mut survey = Survey::default();
+        for _ in 0..3 {
+            survey.add(context, &peer(&facts));
+        }
+        let isolation = survey.diagnose(context, "default/n1", &["eth0"]).unwrap();
+        assert!(isolation.diagnosis.message.contains("no carrier on eth0"));
+    });
+}
+
+#[test]
+fn causes_are_kebab_case() {
+    let json = serde_json::to_string(&Cause::EndpointDatapathDown).unwrap();
+    assert_eq!(json, "\"endpoint-datapath-down\"");
+}
+
+fn any_failure() -> impl Strategy<Value = Failure> {
+    let from = prop::sample::select(vec![
+        HOST4,
+        ENDPOINT4,
+        ROUTER,
+        SELF4,
+        HOST6,
+        ENDPOINT6,
+        SELF6,
+        "2001:db8::1",
+    ]);
+    prop_oneof![
+        Just(Failure::TimedOut),
+        Just(Failure::ResponseTimedOut),
+        Just(Failure::Closed),
+        Just(Failure::NoFamily),
+        (1..134).prop_map(|errno| Failure::Os(Errno::from_raw(errno))),
+        (0_u8..16, 0_u8..16, from).prop_map(|(kind, code, from)| {
+            let from = ip(from);
+            Failure::Icmp(IcmpError { kind, code, from })
+        }),
+    ]
+}
+
+fn any_given() -> impl Strategy<Value = Given> {
+    prop_oneof![
+        1 => Just(Off),
+        3 => Just(Up),
+        2 => Just(silent()),
+        1 => Just(refused()),
+        3 => any_failure().prop_map(Given::Down),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_failure_has_a_diagnosis_of_one_line(
+        given in prop::collection::vec((any_given(), any_given()), 1..=5),
+    ) {
+        let addresses = [HOST4, ENDPOINT4, HOST6, ENDPOINT6, "172.31.0.3"];
+        let rows: Vec<Row<'_>> = addresses
+            .into_iter()
+            .zip(given)
+            .map(|(address, (icmp, http))| (address, icmp, http))
+            .collect();
+        let down: fn(&Given) -> bool = |given| matches!(given, Given::Down(_));
+        let up: fn(&Given) -> bool = |given| matches!(given, Up);
+        let any = |is: fn(&Given) -> bool| rows.iter().any(|r| is(&r.1) || is(&r.2));
+        let diagnosis = diagnose(&rows);
+        if any(down) {
+            let diagnosis = diagnosis.unwrap();
+            let probed = rows.iter().flat_map(|r| [&r.1, &r.2]);
+            let probed = probed.filter(|given| !matches!(given, Off)).count();
+            prop_assert_eq!(diagnosis.evidence.len(), probed);
+            let mut lines = diagnosis.evidence.iter().chain([&diagnosis.message]);
+            prop_assert!(lines.all(|line| !line.contains('\n') && !line.contains("  ")));
+            prop_assert!(!diagnosis.message.contains(" on ,"), "{}", diagnosis.message);
+            prop_assert!(!diagnosis.message.contains(" on ;"), "{}", diagnosis.message);
+            if diagnosis.cause == Cause::NodeDown {
+                prop_assert!(!any(up), "{rows:?}");
+            }
+        } else {
+            prop_assert!(diagnosis.is_none_or(|d| d.cause == Cause::EndpointAddressUnknown));
+        }
+        let unknown: Vec<Row<'_>> =
+            rows.iter().map(|r| (r.0, r.1.clone(), Unknown)).collect();
+        prop_assert_eq!(self::diagnose(&unknown), None);
+    }
+}
