@@ -178,6 +178,10 @@ struct Entry {
     secondary_addresses: Vec<Spanned<String>>,
 }
 
+/// Most YAML nodes in a registry. One of the cluster's nodes takes up to 30 of them, so there is room
+/// for 100 000.
+const YAML_NODES: usize = 3_000_000;
+
 /// Reads a registry; nodes that name no cluster are of `default_cluster`. Sorted by full name.
 ///
 /// The result holds what [`Node`] promises: each node has an address, and no name, address or pod
@@ -187,7 +191,14 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
     if text.lines().all(blank) {
         return Err(DocumentError::Empty);
     }
-    let document: Document = serde_saphyr::from_str(text).map_err(malformed)?;
+    let limits = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: YAML_NODES,
+            max_events: 2 * YAML_NODES,
+        },
+    };
+    let document: Document =
+        serde_saphyr::from_str_with_options(text, limits).map_err(malformed)?;
     if document.nodes.value.is_empty() {
         return Err(Place::from(document.nodes.referenced).error(Problem::NoNodes));
     }
@@ -399,6 +410,21 @@ fn cidr(written: Spanned<String>) -> Result<(IpNet, Place), DocumentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn very_many_nodes_are_read() {
+        const NODES: u32 = 30_000;
+        let mut text = "nodes:\n".to_owned();
+        for index in 0..NODES {
+            let (high, low) = (index / 250, index % 250);
+            text += &format!(
+                "- {{name: n{index}, cluster: c, addresses: [10.0.{high}.{low}], \
+                 podCIDRs: [10.1.{high}.{low}/32], healthAddresses: [10.1.{high}.{low}]}}\n"
+            );
+        }
+        let nodes = parse(&text, "default").unwrap();
+        assert_eq!(nodes.len(), NODES as usize);
+    }
 
     #[test]
     fn a_full_document_is_read() {

@@ -65,13 +65,23 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let mut smaller = None;
     for &peers in sizes {
         let scale = Scale::measure(peers, &flags)?;
-        figures.extend(scale.figures(smaller.as_ref())?);
+        let found = scale.figures(smaller.as_ref())?;
+        found.iter().for_each(tell_figure);
+        figures.extend(found);
         smaller = Some(scale);
     }
     if let Some(peers) = sizes.iter().copied().filter(|&size| size <= RATED).max() {
         figures.extend(side_by_side(peers, &flags)?);
     }
     Report::new(figures, 1)
+}
+
+/// A run takes minutes: what is known so far is told on the way.
+fn tell_figure(figure: &Figure) {
+    tell(format_args!(
+        "  {}: {:.2} {}",
+        figure.name, figure.ours, figure.unit
+    ));
 }
 
 /// What one agent costs that probes so many peers, three of ten of them dead.
