@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{bail, ensure};
 
 use self::cluster::{Cluster, Dead};
 use self::cost::Cost;
@@ -113,10 +113,13 @@ impl Scale {
             }
         });
         let healthz = Asker::start(cluster.node().socket(), HEALTHZ, HEALTHZ_PAUSE, |_, _| {});
-        let first_report = first_complete
-            .recv_timeout(PATIENCE)
-            .with_context(|| format!("no report with {results} results in {PATIENCE:?}"))?
-            - start;
+        let first_report = match first_complete.recv_timeout(PATIENCE) {
+            Ok(at) => at - start,
+            Err(_) => {
+                status.finish()?;
+                bail!("no report with {results} results within {PATIENCE:?}");
+            }
+        };
         thread::sleep(SETTLING);
         let (status, healthz) = (status.finish()?, healthz.finish()?);
         let pid = cluster.node().agent_pid()?;
