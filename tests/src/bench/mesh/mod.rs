@@ -7,7 +7,6 @@ mod requests;
 mod responder;
 mod rivals;
 
-use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,8 +18,7 @@ use self::cost::Cost;
 use self::requests::{Asker, get, quantile};
 use super::usage::Resident;
 use super::{Figure, Options, Report, Target};
-use crate::bed::agent_binary;
-use crate::process::{run as run_program, tell};
+use crate::process::tell;
 
 /// Numbers of peers.
 const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
@@ -56,7 +54,6 @@ const FPING_RATIO: f64 = 1.0;
 const BLACKBOX_RATIO: f64 = 1.0 / 3.0;
 
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
-    let flags = AgentFlags::find()?;
     let sizes = match options.peers.as_slice() {
         [] => &SIZES,
         some => some,
@@ -64,14 +61,14 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let mut figures = Vec::new();
     let mut smaller = None;
     for &peers in sizes {
-        let scale = Scale::measure(peers, &flags)?;
+        let scale = Scale::measure(peers)?;
         let found = scale.figures(smaller.as_ref())?;
         found.iter().for_each(tell_figure);
         figures.extend(found);
         smaller = Some(scale);
     }
     if let Some(peers) = sizes.iter().copied().filter(|&size| size <= RATED).max() {
-        figures.extend(side_by_side(peers, &flags)?);
+        figures.extend(side_by_side(peers)?);
     }
     Report::new(figures, 1)
 }
@@ -97,9 +94,9 @@ struct Scale {
 }
 
 impl Scale {
-    fn measure(peers: u32, flags: &AgentFlags) -> anyhow::Result<Self> {
+    fn measure(peers: u32) -> anyhow::Result<Self> {
         tell(format_args!("{peers} peers"));
-        let cluster = Cluster::new(peers, Dead::ThreeOfTen, &flags.words(Probes::All))?;
+        let cluster = Cluster::new(peers, Dead::ThreeOfTen, &Probes::All.flags())?;
         let results = 2 * cluster.probed_addresses() as usize;
         let start = Instant::now();
         cluster.node().start_agent()?;
@@ -192,7 +189,7 @@ impl Scale {
 }
 
 /// CPU time a probe of the agent and of another prober, at the same peers, all alive.
-fn side_by_side(peers: u32, flags: &AgentFlags) -> anyhow::Result<Vec<Figure>> {
+fn side_by_side(peers: u32) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (probes, other, limit) in [
         (Probes::Icmp, "fping", FPING_RATIO),
@@ -203,7 +200,7 @@ fn side_by_side(peers: u32, flags: &AgentFlags) -> anyhow::Result<Vec<Figure>> {
             tell(format_args!(
                 "{peers} peers: {other}, round {round} of {ROUNDS}"
             ));
-            let cluster = Cluster::new(peers, Dead::None, &flags.words(probes))?;
+            let cluster = Cluster::new(peers, Dead::None, &probes.flags())?;
             others.push(match probes {
                 Probes::Http => {
                     let rate = cluster.peers_addresses().len() as f64 / INTERVAL.as_secs_f64();
@@ -268,33 +265,14 @@ enum Probes {
     Http,
 }
 
-/// What flags the agent's program knows.
-struct AgentFlags {
-    rate: bool,
-    switches: bool,
-}
-
-impl AgentFlags {
-    fn find() -> anyhow::Result<Self> {
-        let help = run_program(Command::new(agent_binary()?).args(["run", "--help"]))?.success()?;
-        let knows = |flag: &str| help.contains(flag);
-        Ok(Self {
-            rate: knows("--probe-rate "),
-            switches: knows("--probe "),
-        })
-    }
-
+impl Probes {
     /// Words for `health-agent run`.
-    fn words(&self, probes: Probes) -> String {
-        let mut words = Vec::new();
-        if self.rate {
-            words.push(format!("--probe-rate {PROBE_RATE}"));
-        }
-        match probes {
-            Probes::Icmp if self.switches => words.push("--probe http=off".to_owned()),
-            Probes::Http if self.switches => words.push("--probe icmp=off".to_owned()),
-            _ => {}
-        }
-        words.join(" ")
+    fn flags(self) -> String {
+        let switch = match self {
+            Self::All => "",
+            Self::Icmp => "--probe http=off",
+            Self::Http => "--probe icmp=off",
+        };
+        format!("--probe-rate {PROBE_RATE} {switch}")
     }
 }
