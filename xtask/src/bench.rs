@@ -14,11 +14,14 @@ pub(crate) struct Args {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    /// Number of peers that `mesh` simulates; may be repeated, in ascending order
+    #[arg(long, value_name = "N")]
+    peers: Vec<u32>,
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     setup::setup(workspace)?;
-    packages::require(packages::TESTS)?;
+    packages::require(packages::BENCHES)?;
     run(workspace.cargo()?.args([
         "build",
         "--release",
@@ -32,6 +35,9 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     bench.args(&args.name);
     if args.json {
         bench.arg("--json");
+    }
+    for peers in &args.peers {
+        bench.arg(format!("--peers={peers}"));
     }
     let error = bench.exec();
     Err(cannot_run(&bench, error))

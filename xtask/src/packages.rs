@@ -30,6 +30,19 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("bpftool", "bpftool"),
 ];
 
+/// What the benchmarks need.
+pub(crate) const BENCHES: &[Tool] = &[
+    tool("ip", "iproute2"),
+    tool("nsenter", "util-linux"),
+    tool("taskset", "util-linux"),
+    tool("ping", "iputils-ping"),
+    tool("fping", "fping"),
+    tool(
+        "prometheus-blackbox-exporter",
+        "prometheus-blackbox-exporter",
+    ),
+];
+
 /// Installs the packages of those programs that are not there.
 pub(crate) fn require(tools: &[Tool]) -> anyhow::Result<()> {
     let mut missing: Vec<&str> = tools

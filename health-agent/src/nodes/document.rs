@@ -178,6 +178,10 @@ struct Entry {
     secondary_addresses: Vec<Spanned<String>>,
 }
 
+/// Most YAML nodes in a registry. One of the cluster's nodes takes up to 30 of them, so there is room
+/// for 100 000.
+const YAML_NODES: usize = 3_000_000;
+
 /// Reads a registry; nodes that name no cluster are of `default_cluster`. Sorted by full name.
 ///
 /// The result holds what [`Node`] promises: each node has an address, and no name, address or pod
@@ -187,7 +191,14 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
     if text.lines().all(blank) {
         return Err(DocumentError::Empty);
     }
-    let document: Document = serde_saphyr::from_str(text).map_err(malformed)?;
+    let limits = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: YAML_NODES,
+            max_events: 2 * YAML_NODES,
+        },
+    };
+    let document: Document =
+        serde_saphyr::from_str_with_options(text, limits).map_err(malformed)?;
     if document.nodes.value.is_empty() {
         return Err(Place::from(document.nodes.referenced).error(Problem::NoNodes));
     }
@@ -516,15 +527,15 @@ nodes:
     }
 
     #[test]
-    fn ten_thousand_nodes_fit() {
+    fn thirty_thousand_nodes_fit() {
         let mut text = "nodes:\n".to_owned();
-        for i in 0..10_000_u32 {
+        for i in 0..30_000_u32 {
             let (high, low) = (i >> 8, i & 255);
             text.push_str(&format!(
                 "- name: n{i}\n  addresses: [172.16.{high}.{low}, \"fd00:30::{i:x}\"]\n  \
                  podCIDRs: [10.{high}.{low}.0/24, \"fd00:10:{i:x}::/64\"]\n"
             ));
         }
-        assert_eq!(parse(&text, "default").unwrap().len(), 10_000);
+        assert_eq!(parse(&text, "default").unwrap().len(), 30_000);
     }
 }

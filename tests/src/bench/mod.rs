@@ -2,8 +2,10 @@
 
 mod agent;
 mod echo;
+mod mesh;
 mod program_cost;
 mod report;
+mod usage;
 
 pub use report::{Figure, Machine, Report, Target};
 
@@ -15,7 +17,14 @@ pub struct Benchmark {
     /// What it measures.
     pub about: &'static str,
     /// Measures.
-    pub run: fn() -> anyhow::Result<Report>,
+    pub run: fn(&Options) -> anyhow::Result<Report>,
+}
+
+/// What a benchmark may be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Numbers of peers; the benchmark's own choice if empty.
+    pub peers: Vec<u32>,
 }
 
 /// All benchmarks.
@@ -23,11 +32,16 @@ pub const ALL: &[Benchmark] = &[
     Benchmark {
         name: "agent",
         about: "Memory and CPU of one agent in a cluster of three",
-        run: agent::run,
+        run: |_| agent::run(),
     },
     Benchmark {
         name: "echo",
         about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
-        run: echo::run,
+        run: |_| echo::run(),
+    },
+    Benchmark {
+        name: "mesh",
+        about: "One agent against up to 50 000 simulated peers, side by side with other probers",
+        run: mesh::run,
     },
 ];

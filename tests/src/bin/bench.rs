@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use tests::bench::ALL;
+use tests::bench::{ALL, Options};
 
 #[derive(Parser)]
 #[command(name = "bench", about = "Benchmarks of health-agent")]
@@ -14,6 +14,9 @@ struct Cli {
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
+    /// Number of peers that `mesh` simulates; may be repeated, in ascending order
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    peers: Vec<u32>,
 }
 
 fn main() -> ExitCode {
@@ -40,7 +43,9 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             let names: Vec<&str> = ALL.iter().map(|benchmark| benchmark.name).collect();
             format!("no benchmark {name}; there are: {}", names.join(", "))
         })?;
-    let report = (benchmark.run)()?;
+    let report = (benchmark.run)(&Options {
+        peers: cli.peers.clone(),
+    })?;
     if cli.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

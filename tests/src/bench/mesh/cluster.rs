@@ -1,0 +1,199 @@
+//! A cluster of one agent and very many simulated peers: a second namespace that owns whole prefixes
+//! answers for those that live, and swallows what goes to the dead.
+//!
+//! The two namespaces are joined by a veth pair of their own, without a bridge. A packet to a peer and
+//! its answer are both handled in the context of whoever sends the first: the far side's part of an
+//! echo is in the CPU time of the side that asks.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use super::responder::Responder;
+use crate::bed::Builder;
+use crate::{Bed, Node};
+
+/// Where `/hello` is served.
+pub(super) const PORT: u16 = 4240;
+
+/// Both ends of the link.
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
+const DEVICE: &str = "up0";
+/// Holds all of the four below.
+const CLUSTER: &str = "10.128.0.0/10";
+/// First addresses of /12 prefixes.
+const LIVING: Prefixes = Prefixes {
+    hosts: Ipv4Addr::new(10, 128, 0, 0),
+    endpoints: Ipv4Addr::new(10, 144, 0, 0),
+};
+const DEAD: Prefixes = Prefixes {
+    hosts: Ipv4Addr::new(10, 160, 0, 0),
+    endpoints: Ipv4Addr::new(10, 176, 0, 0),
+};
+
+#[derive(Clone, Copy)]
+struct Prefixes {
+    hosts: Ipv4Addr,
+    endpoints: Ipv4Addr,
+}
+
+/// Which peers are dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dead {
+    /// None.
+    None,
+    /// Three of ten, spread among the living.
+    ThreeOfTen,
+}
+
+impl Dead {
+    fn includes(self, peer: u32) -> bool {
+        self == Self::ThreeOfTen && matches!(peer % 10, 2 | 5 | 8)
+    }
+}
+
+/// The addresses of a peer's host and of its health endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Peer {
+    host: Ipv4Addr,
+    endpoint: Ipv4Addr,
+}
+
+impl Peer {
+    fn new(index: u32, dead: Dead) -> Self {
+        let prefixes = if dead.includes(index) { DEAD } else { LIVING };
+        let address = |first: Ipv4Addr| Ipv4Addr::from_bits(first.to_bits() + index + 1);
+        Self {
+            host: address(prefixes.hosts),
+            endpoint: address(prefixes.endpoints),
+        }
+    }
+}
+
+/// The namespaces, and whoever answers in the far one. Dropping it removes all of it.
+pub(super) struct Cluster {
+    // Before the bed, whose namespace it listens in.
+    responder: Responder,
+    bed: Bed,
+    peers: u32,
+    dead: Dead,
+}
+
+impl Cluster {
+    /// Makes the cluster, with no agent running yet. `agent_flags` are words for `health-agent run`.
+    pub(super) fn new(peers: u32, dead: Dead, agent_flags: &str) -> anyhow::Result<Self> {
+        let bed = builder(agent_flags).start()?;
+        link(bed.node(1), bed.node(2))?;
+        bed.write_nodes_file(&registry(bed.node(1).name(), peers, dead))?;
+        Ok(Self {
+            responder: Responder::start(bed.node(2), PORT)?,
+            bed,
+            peers,
+            dead,
+        })
+    }
+
+    /// The node whose agent is measured.
+    pub(super) fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    pub(super) fn responder(&self) -> &Responder {
+        &self.responder
+    }
+
+    /// How many addresses there are to probe, each by two protocols; this node's own included.
+    pub(super) fn probed_addresses(&self) -> u32 {
+        2 * (self.peers + 1)
+    }
+
+    /// All addresses of all peers, hosts and endpoints taking turns.
+    pub(super) fn peers_addresses(&self) -> Vec<Ipv4Addr> {
+        (0..self.peers)
+            .flat_map(|index| {
+                let Peer { host, endpoint } = Peer::new(index, self.dead);
+                [host, endpoint]
+            })
+            .collect()
+    }
+}
+
+/// Two nodes without agents; the second is the whole rest of the cluster.
+fn builder(agent_flags: &str) -> Builder {
+    Bed::builder()
+        .nodes(2)
+        .without_agents()
+        .agent_args(agent_flags)
+}
+
+fn link(own: &Node, rest: &Node) -> anyhow::Result<()> {
+    let peer_netns = rest.name();
+    own.exec(&format!(
+        "ip link add {DEVICE} type veth peer name {DEVICE} netns {peer_netns}"
+    ))?;
+    for (node, address) in [(own, OWN), (rest, GATEWAY)] {
+        node.exec(&format!("ip address add {address}/30 dev {DEVICE}"))?;
+        node.exec(&format!("ip link set {DEVICE} up"))?;
+    }
+    own.exec(&format!("ip route add {CLUSTER} via {GATEWAY}"))?;
+    for prefix in [LIVING.hosts, LIVING.endpoints] {
+        rest.exec(&format!("ip route add local {prefix}/12 dev lo"))?;
+    }
+    for prefix in [DEAD.hosts, DEAD.endpoints] {
+        rest.exec(&format!("ip route add blackhole {prefix}/12"))?;
+    }
+    Ok(())
+}
+
+/// The node registry: this node and the peers.
+fn registry(own: &str, peers: u32, dead: Dead) -> String {
+    let mut yaml = format!(
+        "nodes:\n- name: {own}\n  cluster: default\n  addresses: [{OWN}]\n  podCIDRs: [10.244.1.0/24]\n"
+    );
+    for index in 0..peers {
+        let Peer { host, endpoint } = Peer::new(index, dead);
+        // Writing to a string cannot fail.
+        let _ = write!(
+            yaml,
+            "- name: peer{index}\n  cluster: default\n  addresses: [{host}]\n  podCIDRs: [{endpoint}/32]\n  \
+             healthAddresses: [{endpoint}]\n"
+        );
+    }
+    yaml
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn three_of_ten_peers_are_dead_and_no_two_share_an_address() {
+        let peers: Vec<Peer> = (0..50_000)
+            .map(|index| Peer::new(index, Dead::ThreeOfTen))
+            .collect();
+        let mut seen = HashSet::new();
+        assert!(
+            peers
+                .iter()
+                .all(|peer| seen.insert(peer.host) && seen.insert(peer.endpoint))
+        );
+        let dead = peers.iter().filter(|peer| peer.host >= DEAD.hosts);
+        assert_eq!(dead.count(), 15_000);
+        assert_eq!(
+            Peer::new(2, Dead::None).host,
+            "10.128.0.3".parse::<Ipv4Addr>().unwrap()
+        );
+    }
+
+    #[test]
+    fn the_registry_names_all() {
+        let yaml = registry("hnode1", 3, Dead::ThreeOfTen);
+        assert_eq!(yaml.matches("- name: ").count(), 4);
+        assert!(yaml.contains(
+            "- name: peer2\n  cluster: default\n  addresses: [10.160.0.3]\n  \
+             podCIDRs: [10.176.0.3/32]\n  healthAddresses: [10.176.0.3]\n"
+        ));
+    }
+}

@@ -1,0 +1,278 @@
+//! What the mesh costs one agent, from a hundred peers to fifty thousand, and side by side with other
+//! probers: the time to the first report, the API's latency, memory, CPU time a probe.
+
+mod cluster;
+mod cost;
+mod requests;
+mod responder;
+mod rivals;
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+
+use self::cluster::{Cluster, Dead};
+use self::cost::Cost;
+use self::requests::{Asker, get, quantile};
+use super::usage::Resident;
+use super::{Figure, Options, Report, Target};
+use crate::process::tell;
+
+/// Numbers of peers.
+const SIZES: [u32; 4] = [100, 1_000, 10_000, 50_000];
+/// The number that the targets are promised for, and at which the probers are compared.
+const RATED: u32 = 10_000;
+
+/// Most probes a second that the agent may send.
+const PROBE_RATE: u32 = 10_000;
+/// The agent's probe interval and time-out, unless told otherwise.
+const INTERVAL: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// What the first report may take beyond what rate and time-out make of it.
+const REPORT_SLACK: Duration = Duration::from_secs(1);
+
+const STATUS: &str = "/v1beta/status";
+const HEALTHZ: &str = "/v1beta/healthz";
+/// Pauses between the requests whose latency is measured.
+const STATUS_PAUSE: Duration = Duration::from_millis(100);
+const HEALTHZ_PAUSE: Duration = Duration::from_millis(20);
+/// How long the first report may take before measuring makes no sense.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// From the first report until all probes go out at their regular times: the re-probes of the dead
+/// have grown to the interval by then.
+const SETTLING: Duration = Duration::from_secs(16);
+/// CPU time is measured over one interval, in which every target is probed once.
+const WINDOW: Duration = INTERVAL;
+/// Each side of a comparison is measured so often, taking turns.
+const ROUNDS: u32 = 3;
+
+const LATENCY_LIMIT_MS: f64 = 50.0;
+const MEMORY_LIMIT_MIB: f64 = 96.0;
+const FPING_RATIO: f64 = 1.0;
+const BLACKBOX_RATIO: f64 = 1.0 / 3.0;
+
+pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
+    let sizes = match options.peers.as_slice() {
+        [] => &SIZES,
+        some => some,
+    };
+    let mut figures = Vec::new();
+    let mut smaller = None;
+    for &peers in sizes {
+        let scale = Scale::measure(peers)?;
+        let found = scale.figures(smaller.as_ref())?;
+        found.iter().for_each(tell_figure);
+        figures.extend(found);
+        smaller = Some(scale);
+    }
+    if let Some(peers) = sizes.iter().copied().filter(|&size| size <= RATED).max() {
+        figures.extend(side_by_side(peers)?);
+    }
+    Report::new(figures, 1)
+}
+
+/// A run takes minutes: what is known so far is told on the way.
+fn tell_figure(figure: &Figure) {
+    tell(format_args!(
+        "  {}: {:.2} {}",
+        figure.name, figure.ours, figure.unit
+    ));
+}
+
+/// What one agent costs that probes so many peers, three of ten of them dead.
+struct Scale {
+    peers: u32,
+    /// From the agent's start until every target had a result.
+    first_report: Duration,
+    /// Latencies, ascending.
+    status: Vec<Duration>,
+    healthz: Vec<Duration>,
+    memory: Resident,
+    cost: Cost,
+}
+
+impl Scale {
+    fn measure(peers: u32) -> anyhow::Result<Self> {
+        tell(format_args!("{peers} peers"));
+        let cluster = Cluster::new(peers, Dead::ThreeOfTen, &Probes::All.flags())?;
+        let results = 2 * cluster.probed_addresses() as usize;
+        let start = Instant::now();
+        cluster.node().start_agent()?;
+        let (complete, first_complete) = mpsc::channel();
+        let status = Asker::start(cluster.node().socket(), STATUS, STATUS_PAUSE, {
+            move |report, answered| {
+                if count_results(report) >= results {
+                    // Nobody waits for any but the first.
+                    let _ = complete.send(answered);
+                }
+            }
+        });
+        let healthz = Asker::start(cluster.node().socket(), HEALTHZ, HEALTHZ_PAUSE, |_, _| {});
+        let first_report = match first_complete.recv_timeout(PATIENCE) {
+            Ok(at) => at - start,
+            Err(_) => {
+                status.finish()?;
+                bail!("no report with {results} results within {PATIENCE:?}");
+            }
+        };
+        thread::sleep(SETTLING);
+        let (status, healthz) = (status.finish()?, healthz.finish()?);
+        let pid = cluster.node().agent_pid()?;
+        Ok(Self {
+            peers,
+            first_report,
+            status,
+            healthz,
+            memory: Resident::of(pid)?,
+            cost: Cost::measure(&cluster, pid, WINDOW)?,
+        })
+    }
+
+    fn figures(&self, smaller: Option<&Self>) -> anyhow::Result<Vec<Figure>> {
+        let targets = 4 * (self.peers + 1);
+        let allowed = Duration::from_secs(targets.into()) / PROBE_RATE + TIMEOUT + REPORT_SLACK;
+        let figure = |name: &str, unit, ours, limit: Option<f64>| Figure {
+            name: format!("{} peers: {name}", self.peers),
+            unit,
+            ours,
+            other: None,
+            target: limit.map(Target::AtMost),
+        };
+        let promised = |limit| (self.peers <= RATED).then_some(limit);
+        let mut figures = vec![figure(
+            "start to the first complete report",
+            "s",
+            self.first_report.as_secs_f64(),
+            Some(allowed.as_secs_f64()),
+        )];
+        for (path, latencies) in [(STATUS, &self.status), (HEALTHZ, &self.healthz)] {
+            for (name, part, limit) in [
+                ("p50", 0.5, None),
+                ("p99", 0.99, promised(LATENCY_LIMIT_MS)),
+            ] {
+                let millis = quantile(latencies, part)?.as_secs_f64() * 1e3;
+                figures.push(figure(&format!("GET {path}, {name}"), "ms", millis, limit));
+            }
+        }
+        let Resident { now, peak } = self.memory;
+        figures.push(figure(
+            "resident memory",
+            "MiB",
+            now,
+            promised(MEMORY_LIMIT_MIB),
+        ));
+        figures.push(figure("resident memory at its peak", "MiB", peak, None));
+        if let Some(smaller) = smaller {
+            let peers = f64::from(self.peers) - f64::from(smaller.peers);
+            let kib = (now - smaller.memory.now) * 1024.0 / peers;
+            let name = format!("memory a peer beyond {}", smaller.peers);
+            figures.push(figure(&name, "KiB", kib, None));
+        }
+        let rate = self.cost.sent.total() as f64 / WINDOW.as_secs_f64();
+        figures.push(figure("probes a second", "/s", rate, None));
+        figures.push(figure(
+            "CPU a probe, both sides",
+            "us",
+            self.cost.micros_a_probe(),
+            None,
+        ));
+        figures.push(figure(
+            "CPU a probe, the agent's part",
+            "us",
+            self.cost.own_micros_a_probe(),
+            None,
+        ));
+        Ok(figures)
+    }
+}
+
+/// CPU time a probe of the agent and of another prober, at the same peers, all alive.
+fn side_by_side(peers: u32) -> anyhow::Result<Vec<Figure>> {
+    let mut figures = Vec::new();
+    for (probes, other, limit) in [
+        (Probes::Icmp, "fping", FPING_RATIO),
+        (Probes::Http, "prometheus-blackbox-exporter", BLACKBOX_RATIO),
+    ] {
+        let (mut ours, mut others) = (Vec::new(), Vec::new());
+        for round in 1..=ROUNDS {
+            tell(format_args!(
+                "{peers} peers: {other}, round {round} of {ROUNDS}"
+            ));
+            let cluster = Cluster::new(peers, Dead::None, &probes.flags())?;
+            others.push(match probes {
+                Probes::Http => {
+                    let rate = cluster.peers_addresses().len() as f64 / INTERVAL.as_secs_f64();
+                    rivals::blackbox(&cluster, rate, WINDOW)?
+                }
+                _ => rivals::fping(&cluster, INTERVAL, WINDOW)?,
+            });
+            ours.push(agent_alone(&cluster)?);
+        }
+        figures.push(Figure {
+            name: format!(
+                "{peers} peers: CPU a probe by {probes:?} alone, both sides, median of {ROUNDS} (other: {other})"
+            ),
+            unit: "us",
+            ours: median(&ours, Cost::micros_a_probe),
+            other: Some(median(&others, Cost::micros_a_probe)),
+            target: Some(Target::RatioAtMost(limit)),
+        });
+        figures.push(Figure {
+            name: format!("{peers} peers: the prober's own part of it"),
+            unit: "us",
+            ours: median(&ours, Cost::own_micros_a_probe),
+            other: Some(median(&others, Cost::own_micros_a_probe)),
+            target: None,
+        });
+    }
+    Ok(figures)
+}
+
+/// An agent's cost while it does nothing but to probe peers that all answer.
+fn agent_alone(cluster: &Cluster) -> anyhow::Result<Cost> {
+    cluster.node().start_agent()?;
+    thread::sleep(SETTLING);
+    let pid = cluster.node().agent_pid()?;
+    let cost = Cost::measure(cluster, pid, WINDOW)?;
+    let report = get(&cluster.node().socket(), STATUS)?;
+    let answered = report.matches("\"status\":\"\"").count();
+    ensure!(
+        answered == count_results(&report),
+        "of {} targets {answered} answer, and all should",
+        count_results(&report)
+    );
+    Ok(cost)
+}
+
+/// How many results a report has: each tells when its probe was sent.
+fn count_results(report: &str) -> usize {
+    report.matches("\"lastProbed\":").count()
+}
+
+fn median(costs: &[Cost], figure: impl Fn(&Cost) -> f64) -> f64 {
+    let mut values: Vec<f64> = costs.iter().map(figure).collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// What an agent is to probe by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probes {
+    All,
+    Icmp,
+    Http,
+}
+
+impl Probes {
+    /// Words for `health-agent run`.
+    fn flags(self) -> String {
+        let switch = match self {
+            Self::All => "",
+            Self::Icmp => "--probe http=off",
+            Self::Http => "--probe icmp=off",
+        };
+        format!("--probe-rate {PROBE_RATE} {switch}")
+    }
+}

@@ -1,0 +1,107 @@
+//! Asks an agent's API over and over, and keeps how long each answer took.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+/// How long one answer may take before measuring makes no sense.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The body of `GET path`, over a connection of its own.
+pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
+    let fetch = || {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut response = String::new();
+        stream.read_to_string(&mut response)?;
+        anyhow::Ok(response)
+    };
+    let mut response = fetch().with_context(|| format!("GET {path} at {}", socket.display()))?;
+    let head = response.find("\r\n\r\n");
+    let head = head.with_context(|| format!("GET {path} was answered by half a response"))?;
+    ensure!(
+        response.starts_with("HTTP/1.1 200 "),
+        "GET {path} was answered by: {}",
+        &response[..head]
+    );
+    response.drain(..head + "\r\n\r\n".len());
+    Ok(response)
+}
+
+/// A thread that asks until it is told to stop.
+pub(super) struct Asker {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<anyhow::Result<Vec<Duration>>>,
+}
+
+impl Asker {
+    /// Asks for `path`, waits for `pause`, and so on. `look` sees each body and when it was there.
+    pub(super) fn start(
+        socket: PathBuf,
+        path: &'static str,
+        pause: Duration,
+        mut look: impl FnMut(&str, Instant) + Send + 'static,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let thread = thread::spawn(move || {
+            let mut latencies = Vec::new();
+            while !told.load(Ordering::Relaxed) {
+                let asked = Instant::now();
+                let body = get(&socket, path)?;
+                let answered = Instant::now();
+                latencies.push(answered - asked);
+                look(&body, answered);
+                // How often it asks; there is nothing to wait for.
+                thread::sleep(pause);
+            }
+            Ok(latencies)
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops it; the latencies of its requests, ascending.
+    pub(super) fn finish(self) -> anyhow::Result<Vec<Duration>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut latencies = self
+            .thread
+            .join()
+            .map_err(|_| anyhow::anyhow!("the thread that asks the API panicked"))??;
+        latencies.sort_unstable();
+        Ok(latencies)
+    }
+}
+
+/// The value that a share `part` of the ascending `values` does not exceed.
+pub(super) fn quantile(values: &[Duration], part: f64) -> anyhow::Result<Duration> {
+    let rank = (values.len() as f64 * part).ceil() as usize;
+    values
+        .get(rank.saturating_sub(1))
+        .copied()
+        .context("no request was answered")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values: Vec<Duration> = (1..=100).map(Duration::from_millis).collect();
+        assert_eq!(quantile(&values, 0.5).unwrap(), Duration::from_millis(50));
+        assert_eq!(quantile(&values, 0.99).unwrap(), Duration::from_millis(99));
+        assert_eq!(quantile(&values, 1.0).unwrap(), Duration::from_millis(100));
+        assert_eq!(quantile(&values[..1], 0.5).unwrap(), values[0]);
+        assert!(quantile(&[], 0.5).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! Answers `GET /hello` for all peers at once, as cheaply as a process can, so that what is measured
+//! is the side that asks.
+
+use std::io::{ErrorKind, Read as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::socket::setsockopt;
+use nix::time::{ClockId, clock_gettime};
+use nix::{setsockopt_impl, sockopt_impl};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+
+use crate::Node;
+use crate::process::tell;
+
+const BACKLOG: i32 = 4096;
+/// Longest request that is read. Those of probes have some 150 bytes.
+const REQUEST_LEN: usize = 1024;
+/// How long the kernel keeps a connection back that has no request yet, seconds.
+const REQUEST_PATIENCE: i32 = 5;
+/// Time between two looks whether to end, while nobody connects.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const ANSWER: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+
+sockopt_impl!(
+    /// Accept connections only when their first bytes are there.
+    DeferAccept,
+    SetOnly,
+    libc::IPPROTO_TCP,
+    libc::TCP_DEFER_ACCEPT,
+    i32
+);
+
+/// A thread that answers on every address of a node's namespace. Ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Responder {
+    cpu_ns: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Responder {
+    /// Listens on TCP `port`.
+    pub(super) fn start(node: &Node, port: u16) -> anyhow::Result<Self> {
+        let listener = node
+            .run_in(|| listen(port))?
+            .with_context(|| format!("cannot listen on port {port} in {}", node.name()))?;
+        let cpu_ns = Arc::new(AtomicU64::new(0));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("responder".to_owned()).spawn({
+            let (cpu_ns, stop) = (cpu_ns.clone(), stop.clone());
+            move || serve(&listener, &cpu_ns, &stop)
+        })?;
+        Ok(Self {
+            cpu_ns,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// User and system time that it has used so far.
+    pub(super) fn cpu_time(&self) -> Duration {
+        Duration::from_nanos(self.cpu_ns.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tell("bench: the responder panicked");
+        }
+    }
+}
+
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    setsockopt(&socket, DeferAccept, &REQUEST_PATIENCE)?;
+    // A time-out of `accept`, too.
+    socket.set_read_timeout(Some(PAUSE))?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn serve(listener: &TcpListener, cpu_ns: &AtomicU64, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        match listener.accept() {
+            // One that breaks off is the client's loss.
+            Ok((stream, _)) => drop(answer(stream)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tell(format_args!("bench: the responder ends: {error}"));
+                return;
+            }
+        }
+        if let Ok(time) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) {
+            let time = Duration::from(time);
+            cpu_ns.store(time.as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut request = [0; REQUEST_LEN];
+    if stream.read(&mut request)? == 0 {
+        return Ok(());
+    }
+    // The end of the stream goes out in the same segment.
+    SockRef::from(&stream).send_with_flags(ANSWER, libc::MSG_MORE)?;
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! What a process uses: CPU time and memory.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
+/// User and system time that all threads of a process have used so far. The kernel keeps it in
+/// nanoseconds, interrupts that were served while one of the threads ran included.
+pub(super) fn cpu_time(pid: Pid) -> anyhow::Result<Duration> {
+    let time = ClockId::pid_cpu_clock_id(pid).and_then(clock_gettime);
+    time.map(Duration::from)
+        .with_context(|| format!("cannot read the CPU time of process {pid}"))
+}
+
+/// Memory of a process, MiB.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Resident {
+    /// Now.
+    pub(super) now: f64,
+    /// The most that it ever was.
+    pub(super) peak: f64,
+}
+
+impl Resident {
+    pub(super) fn of(pid: Pid) -> anyhow::Result<Self> {
+        let path = format!("/proc/{pid}/status");
+        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let mib = |name: &str| {
+            mib(&status, name).with_context(|| format!("{path} has no {name} as proc(5) says"))
+        };
+        Ok(Self {
+            now: mib("VmRSS:")?,
+            peak: mib("VmHWM:")?,
+        })
+    }
+}
+
+/// A line like `VmRSS:     1536 kB`.
+fn mib(status: &str, name: &str) -> Option<f64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u32 = line.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(f64::from(kib) / 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_found_by_its_name() {
+        let status = "Name:\tagent\nVmHWM:\t    3072 kB\nVmRSS:\t    1536 kB\nThreads:\t4\n";
+        assert_eq!(mib(status, "VmRSS:"), Some(1.5));
+        assert_eq!(mib(status, "VmHWM:"), Some(3.0));
+        assert_eq!(mib(status, "VmSwap:"), None);
+    }
+
+    #[test]
+    fn cpu_time_counts_what_this_process_does() {
+        let before = cpu_time(Pid::this()).unwrap();
+        let resident = Resident::of(Pid::this()).unwrap();
+        assert!(resident.now > 0.0 && resident.peak >= resident.now);
+        assert!(cpu_time(Pid::this()).unwrap() > before);
+    }
+}
