@@ -11,7 +11,7 @@
 //!
 //! | cause | when |
 //! | --- | --- |
-//! | `this-node-isolated` | the peer fails just as three remote peers or more do, and four fifths of all ([`Survey`]) |
+//! | `this-node-isolated` | the peer fails just as three remote peers or more do, and four fifths of all ([`isolation::Survey`]) |
 //! | `local-error` | all failures are this host's own: no sockets of the family, no descriptors left |
 //! | `node-down` | unheard, and a host address is silent |
 //! | `rejected` | unheard, and a host address is rejected: by an ICMP error, a firewall or a route of this host |
@@ -32,7 +32,7 @@
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
 
-mod isolation;
+pub(super) mod isolation;
 mod peer;
 mod reason;
 #[cfg(test)]
@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use super::failure::Failure;
 use super::history::{Loss, Trend};
 use super::target::{Protocol, TargetKey};
-pub(super) use isolation::{Isolation, Scope, Survey};
+use isolation::Isolation;
 use peer::Picture;
 
 /// A latency has shifted when this many times the usual one.
