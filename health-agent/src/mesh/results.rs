@@ -8,9 +8,8 @@ use health_common::probe::Path;
 use jiff::Timestamp;
 use slotmap::SecondaryMap;
 
-use super::diagnosis::{
-    Context, Degraded, Diagnosis, Isolation, PeerFacts, Survey, TargetFacts, Thresholds, Verdict,
-};
+use super::diagnosis::isolation::{Isolation, Survey};
+use super::diagnosis::{Context, Degraded, Diagnosis, PeerFacts, TargetFacts, Thresholds, Verdict};
 use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, WINDOWS, Window, most_results};

@@ -32,7 +32,7 @@
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
 
-mod isolation;
+pub(super) mod isolation;
 mod peer;
 mod reason;
 #[cfg(test)]
@@ -48,7 +48,7 @@ use serde::{Deserialize, Serialize};
 use super::failure::Failure;
 use super::history::{Loss, Trend};
 use super::target::{Protocol, TargetKey};
-pub(super) use isolation::{Isolation, Survey};
+use isolation::Isolation;
 use peer::Picture;
 
 /// A latency has shifted when this many times the usual one.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::super::failure::IcmpError;
 use super::super::history::Latency;
+use super::isolation::{Scope, Survey};
 use super::*;
 use nix::errno::Errno;
 
