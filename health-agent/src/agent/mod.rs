@@ -3,6 +3,7 @@
 mod cleanup;
 mod folders;
 mod node;
+mod routes;
 mod state;
 mod watch;
 
@@ -15,6 +16,7 @@ use hyper::StatusCode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Receiver, channel};
+use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 pub use self::cleanup::cleanup;
@@ -27,19 +29,15 @@ use crate::api::server;
 use crate::config::{Config, Location};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
-use crate::endpoint::peer_routes;
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshOptions};
 use crate::metrics::{self, Exporter};
-use crate::net::netlink::{self, Handle};
+use crate::net::netlink;
 use crate::nodes::{self, Node, NodeSet, Registry as _};
 use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Time between two looks at the routes to peers.
-const ROUTES_PERIOD: Duration = Duration::from_secs(2);
 
 /// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
 /// [`cleanup`] removes it.
@@ -106,12 +104,9 @@ fn own_node(nodes: &NodeSet, config: &Config) -> anyhow::Result<Node> {
 struct Agent {
     node: NodeDatapath,
     source: Arc<AgentSource>,
-    registry: Receiver<Arc<NodeSet>>,
-    own: Node,
-    netlink: Handle,
+    routes: JoinHandle<()>,
     host_responder: Responder,
     monitors: [Monitor; 2],
-    route_failures: Vec<String>,
 }
 
 impl Agent {
@@ -164,12 +159,9 @@ impl Agent {
         Ok(Self {
             node,
             source,
-            registry,
-            own,
-            netlink,
+            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry)),
             host_responder,
             monitors,
-            route_failures: Vec::new(),
         })
     }
 
@@ -178,6 +170,7 @@ impl Agent {
         if let Err(error) = self.watch_until_signal().await {
             warn!(%error, "cannot wait for signals");
         }
+        self.routes.abort();
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }
@@ -204,19 +197,11 @@ impl Agent {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut ticks = tokio::time::interval(watch::PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // The kernel drops routes with a device that goes down, and nobody tells.
-        let mut route_ticks = tokio::time::interval(ROUTES_PERIOD);
         let mut backoff = watch::Backoff::default();
         loop {
             tokio::select! {
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
-                changed = self.registry.changed() => {
-                    if changed.is_ok() {
-                        self.sync_routes().await;
-                    }
-                }
-                _ = route_ticks.tick() => self.sync_routes().await,
                 _ = ticks.tick() => {
                     if backoff.is_due() {
                         let outcome = watch::repair(&mut self.node).await;
@@ -226,39 +211,6 @@ impl Agent {
                 }
             }
         }
-    }
-
-    /// Brings the routes to peers' pod CIDRs in line with the registry. Failures are logged when they are
-    /// other than last time's.
-    async fn sync_routes(&mut self) {
-        let nodes = self.registry.borrow_and_update().clone();
-        let wanted: Vec<_> = nodes
-            .nodes
-            .iter()
-            .filter(|node| node.full_name() != self.own.full_name())
-            .flat_map(|node| {
-                node.pod_cidrs.iter().filter_map(|cidr| {
-                    let same_family = |addr: &&IpAddr| addr.is_ipv4() == cidr.addr().is_ipv4();
-                    Some((*cidr, *node.addresses.iter().find(same_family)?))
-                })
-            })
-            .collect();
-        let failures = match peer_routes::sync(&self.netlink, &wanted).await {
-            Ok(outcome) => {
-                for change in outcome.changes {
-                    info!(%change, "routes follow the node registry");
-                }
-                outcome.failed.iter().map(ToString::to_string).collect()
-            }
-            Err(error) => vec![error.to_string()],
-        };
-        for error in failures
-            .iter()
-            .filter(|failure| !self.route_failures.contains(failure))
-        {
-            warn!(error, "a pod CIDR cannot be reached");
-        }
-        self.route_failures = failures;
     }
 }
 

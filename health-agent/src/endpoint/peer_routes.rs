@@ -1,8 +1,9 @@
 //! Routes to the pod CIDRs of other nodes, each through its node's address.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -94,7 +95,11 @@ pub enum PeerRouteError {
     Kernel(#[from] RouteError),
 }
 
-/// What [`sync`] did.
+/// Time until a node that was on no network of this host is tried again: with very many of them, each
+/// try costs, and addresses of hosts hardly ever change.
+const OFF_LINK_RETRY: Duration = Duration::from_secs(30);
+
+/// What [`PeerRoutes::sync`] did.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// What it changed.
@@ -103,34 +108,63 @@ pub struct Outcome {
     pub failed: Vec<PeerRouteError>,
 }
 
-/// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and the
-/// address of its node. The health endpoint's own routes have none. A route of someone else is
-/// neither replaced nor deleted; if it leads the same way, it serves.
-pub async fn sync(handle: &Handle, wanted: &[(IpNet, IpAddr)]) -> Result<Outcome, RouteError> {
-    let mut outcome = Outcome::default();
-    let wanted = consistent(wanted, &mut outcome.failed);
-    let existing = existing(handle).await?;
-    for (&cidr, &via) in &wanted {
-        let ours = existing.get(&cidr);
-        if ours.is_some_and(|route| route.gateway == Some(via)) {
-            continue;
+/// Keeps the routes to peers' pod CIDRs.
+#[derive(Debug, Default)]
+pub struct PeerRoutes {
+    /// Routes whose node is behind a router.
+    off_link: HashSet<(IpNet, IpAddr)>,
+    /// When those are tried again.
+    retry_at: Option<Instant>,
+}
+
+impl PeerRoutes {
+    /// Makes the routes of our protocol that have a gateway exactly these, each a pod CIDR and the
+    /// address of its node. The health endpoint's own routes have none. A route of someone else is
+    /// neither replaced nor deleted; if it leads the same way, it serves.
+    pub async fn sync(
+        &mut self,
+        handle: &Handle,
+        wanted: &[(IpNet, IpAddr)],
+        now: Instant,
+    ) -> Result<Outcome, RouteError> {
+        if self.retry_at.is_none_or(|at| at <= now) {
+            self.retry_at = Some(now + OFF_LINK_RETRY);
+            self.off_link.clear();
         }
-        match set(handle, cidr, via, ours.is_some()).await {
-            Ok(change) => outcome.changes.extend(change),
-            Err(error) => outcome.failed.push(error),
+        let mut outcome = Outcome::default();
+        let wanted = consistent(wanted, &mut outcome.failed);
+        let existing = existing(handle).await?;
+        for (&cidr, &via) in &wanted {
+            let ours = existing.get(&cidr);
+            if ours.is_some_and(|route| route.gateway == Some(via)) {
+                continue;
+            }
+            if ours.is_none() && self.off_link.contains(&(cidr, via)) {
+                outcome.failed.push(PeerRouteError::NotOnLink { cidr, via });
+                continue;
+            }
+            match set(handle, cidr, via, ours.is_some()).await {
+                Ok(change) => outcome.changes.extend(change),
+                Err(error) => {
+                    if matches!(error, PeerRouteError::NotOnLink { .. }) {
+                        self.off_link.insert((cidr, via));
+                    }
+                    outcome.failed.push(error);
+                }
+            }
         }
+        for (cidr, route) in existing {
+            if wanted.contains_key(&cidr) {
+                continue;
+            }
+            match route::delete(handle, &route).await {
+                Ok(true) => outcome.changes.push(Change::Deleted { cidr }),
+                Ok(false) => {}
+                Err(error) => outcome.failed.push(error.into()),
+            }
+        }
+        Ok(outcome)
     }
-    for (cidr, route) in existing {
-        if wanted.contains_key(&cidr) {
-            continue;
-        }
-        match route::delete(handle, &route).await {
-            Ok(true) => outcome.changes.push(Change::Deleted { cidr }),
-            Ok(false) => {}
-            Err(error) => outcome.failed.push(error.into()),
-        }
-    }
-    Ok(outcome)
 }
 
 /// Those that can be wanted together.

@@ -29,9 +29,14 @@ use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
 use crate::api::types::RttSource;
 use crate::nodes::NodeSet;
 
-/// Time between two turns of the engine, at least. What comes and falls due in between is dealt with
-/// together, for a fraction of the cost; no measurement depends on when it is dealt with.
+/// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
+/// fraction of the cost; no measurement depends on when it is dealt with.
 const TURN: Duration = Duration::from_millis(5);
+/// Scheduled probes go out so many at a time, if that takes no longer than the time below to gather.
+const BATCH: u32 = 16;
+const MAX_GATHER: Duration = Duration::from_millis(50);
+/// They gather for this part of the shortest interval at most.
+const GATHER_DIVISOR: u32 = 8;
 /// Time over which the first probes of new targets are spread, at least.
 const FIRST_SPREAD: Duration = Duration::from_millis(100);
 /// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
@@ -94,6 +99,8 @@ pub(super) struct Engine {
     http_waiting: VecDeque<TargetId>,
     /// The targets in `http_waiting`.
     http_queued: HashSet<TargetId>,
+    /// When scheduled probes are sent next, at the earliest.
+    send_at: Duration,
     sweep: Option<Sweep>,
     /// When those who wait for the sweep are told how far it is.
     progress_at: Duration,
@@ -135,6 +142,7 @@ impl Engine {
             http_places: http_places(),
             http_waiting: VecDeque::new(),
             http_queued: HashSet::new(),
+            send_at: Duration::ZERO,
             sweep: None,
             progress_at: Duration::ZERO,
         };
@@ -208,6 +216,8 @@ impl Engine {
 
     /// Begins confirming and scheduled probes by turns, so that none of them starves the others.
     fn send_what_is_due(&mut self) {
+        let scheduled = self.send_at <= self.now();
+        let mut sent = false;
         loop {
             let now = self.now();
             let due = self.confirmation.poll(now, &mut self.budget);
@@ -221,12 +231,30 @@ impl Engine {
                 Some(Due::NotRecovered(id)) => self.schedule.retry(id, now),
                 None => {}
             }
-            match self.schedule.pop_due(now, &mut self.budget) {
-                Some(id) => self.begin(id),
-                None if !confirms => return,
+            let next = scheduled.then(|| self.schedule.pop_due(now, &mut self.budget));
+            match next.flatten() {
+                Some(id) => {
+                    sent = true;
+                    self.begin(id);
+                }
+                None if !confirms => break,
                 None => {}
             }
         }
+        if sent {
+            self.send_at = self.now() + self.gather_time();
+        }
+    }
+
+    /// How long scheduled probes gather until they are sent.
+    fn gather_time(&self) -> Duration {
+        let shortest = self.options.intervals.iter().min().unwrap_or(MAX_GATHER);
+        self.schedule
+            .pace()
+            .saturating_mul(BATCH)
+            .min(MAX_GATHER)
+            .min(shortest / GATHER_DIVISOR)
+            .max(TURN)
     }
 
     fn next_wake(&mut self) -> Duration {
@@ -235,7 +263,9 @@ impl Engine {
             .as_ref()
             .map(|sweep| sweep.deadline().min(self.progress_at));
         [
-            self.schedule.next_due(&self.budget),
+            self.schedule
+                .next_due(&self.budget)
+                .map(|due| due.max(self.send_at)),
             self.confirmation.next_due(&self.budget),
             self.icmp.next_expiry(),
             self.rebuild_at,

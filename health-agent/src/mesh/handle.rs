@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
 use std::time::Duration;
 
+use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
@@ -58,6 +60,9 @@ pub enum MeshError {
     /// The rows of round-trip times cannot be read.
     #[error("cannot list the rows of HEALTH_RTT: {0}")]
     RttStore(io::Error),
+    /// No thread of its own, or no runtime on it.
+    #[error("cannot start the prober's thread: {0}")]
+    Thread(io::Error),
 }
 
 /// What the engine writes and its handles read.
@@ -99,8 +104,10 @@ pub struct Mesh;
 impl Mesh {
     /// Starts to probe the nodes of each set that `nodes` brings. `local_health` tells the addresses
     /// of this node's own health endpoint; while it is empty, the registry's stand. Rows of `store`
-    /// that belong to no known peer are removed. Must be called in a tokio runtime, in the network
-    /// namespace to probe from.
+    /// that belong to no known peer are removed. Must be called in the network namespace to probe from.
+    ///
+    /// The prober has a thread of its own: no slow request of the API delays a probe, and all that a
+    /// probe takes is done without handing it from thread to thread.
     pub fn start(
         options: MeshOptions,
         nodes: watch::Receiver<Arc<NodeSet>>,
@@ -114,8 +121,35 @@ impl Mesh {
             last_turn: AtomicU64::new(0),
         });
         let (commands, received) = mpsc::channel(COMMANDS);
-        let engine = Engine::new(options, shared.clone(), nodes, store, local_health)?;
-        tokio::spawn(engine.run(received));
+        let (started, start) = std::sync::mpsc::channel();
+        let of_thread = shared.clone();
+        let run = move || {
+            let runtime = match Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => {
+                    let _ = started.send(Err(MeshError::Thread(error)));
+                    return;
+                }
+            };
+            runtime.block_on(async {
+                match Engine::new(options, of_thread, nodes, store, local_health) {
+                    Ok(engine) => {
+                        // Whoever started the mesh waits for this.
+                        let _ = started.send(Ok(()));
+                        engine.run(received).await;
+                    }
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                    }
+                }
+            });
+        };
+        thread::Builder::new()
+            .name("mesh".to_owned())
+            .spawn(run)
+            .map_err(MeshError::Thread)?;
+        let ended = |_| MeshError::Thread(io::ErrorKind::UnexpectedEof.into());
+        start.recv().map_err(ended)??;
         Ok(MeshHandle { shared, commands })
     }
 }
@@ -123,7 +157,7 @@ impl Mesh {
 /// Speaks to a running mesh. The mesh ends when the last handle is dropped.
 #[derive(Clone, Debug)]
 pub struct MeshHandle {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
 }
 

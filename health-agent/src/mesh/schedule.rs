@@ -109,6 +109,16 @@ impl Schedule {
         interval.mul_f64(self.stretch)
     }
 
+    /// The mean time between two regular probes.
+    pub(super) fn pace(&self) -> Duration {
+        let rate = self.wanted_rate() / self.stretch;
+        if rate > 0.0 {
+            Duration::try_from_secs_f64(rate.recip()).unwrap_or(Duration::MAX)
+        } else {
+            Duration::MAX
+        }
+    }
+
     /// When the next target is due, the budget permitting.
     pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
         let regular = self.regular.first().map(|&(due, _)| due);
@@ -206,12 +216,15 @@ impl Schedule {
     }
 
     fn update_stretch(&mut self) {
-        let wanted: f64 = self
-            .intervals
-            .iter()
+        self.stretch = (self.wanted_rate() / (f64::from(self.rate) * REGULAR_SHARE)).max(1.0);
+    }
+
+    /// Regular probes a second, at the intervals that were set.
+    fn wanted_rate(&self) -> f64 {
+        let intervals = self.intervals.iter();
+        intervals
             .map(|(interval, &count)| f64::from(count) / interval.as_secs_f64())
-            .sum();
-        self.stretch = (wanted / (f64::from(self.rate) * REGULAR_SHARE)).max(1.0);
+            .sum()
     }
 }
 

@@ -20,7 +20,7 @@ use rtnetlink::{LinkUnspec, MulticastGroup};
 use tempfile::TempDir;
 
 use super::*;
-use crate::endpoint::peer_routes::{self, Change, PeerRouteError};
+use crate::endpoint::peer_routes::{Change, PeerRouteError, PeerRoutes};
 use crate::ipam::IpamError;
 use crate::net::link::{Link, VethPair};
 use crate::net::route::{self, Route};
@@ -343,7 +343,12 @@ fn a_new_endpoint_is_complete_and_reachable_at_once() {
         ]
         .map(|(net, via)| (cidr(net), ip(via)));
         assert_eq!(
-            peer_routes::sync(&far, &back).await.unwrap().changes.len(),
+            PeerRoutes::default()
+                .sync(&far, &back, std::time::Instant::now())
+                .await
+                .unwrap()
+                .changes
+                .len(),
             2
         );
         host.far.run_in(|| talk_to(&listeners)).unwrap();
@@ -911,7 +916,10 @@ fn cleanup_leaves_nothing_and_is_idempotent() {
         let spec = host.spec();
         let endpoint = ensure(&spec).await;
         let wanted = [(cidr("10.244.2.0/24"), ip("172.30.0.2"))];
-        peer_routes::sync(&host.netlink, &wanted).await.unwrap();
+        PeerRoutes::default()
+            .sync(&host.netlink, &wanted, std::time::Instant::now())
+            .await
+            .unwrap();
         drop(endpoint);
 
         let report = cleanup(&spec.instance, &spec.state_dir).await;
@@ -955,7 +963,10 @@ fn peer_routes_become_exactly_the_wanted_ones() {
                 .iter()
                 .map(|(net, via)| (cidr(net), ip(via)))
                 .collect();
-            peer_routes::sync(&host.netlink, &wanted).await.unwrap()
+            PeerRoutes::default()
+                .sync(&host.netlink, &wanted, std::time::Instant::now())
+                .await
+                .unwrap()
         };
         let two = [
             ("10.244.2.0/24", "172.30.0.2"),
@@ -1005,18 +1016,27 @@ fn routes_of_others_are_not_touched() {
         route::add(&host.netlink, &foreign).await.unwrap();
         let before = host.inventory().await;
         let same_way = [(foreign.destination, ip("172.30.0.2"))];
-        let outcome = peer_routes::sync(&host.netlink, &same_way).await.unwrap();
+        let outcome = PeerRoutes::default()
+            .sync(&host.netlink, &same_way, std::time::Instant::now())
+            .await
+            .unwrap();
         assert!(
             outcome.changes.is_empty() && outcome.failed.is_empty(),
             "{outcome:?}"
         );
         let elsewhere = [(foreign.destination, ip("172.30.0.9"))];
-        let outcome = peer_routes::sync(&host.netlink, &elsewhere).await.unwrap();
+        let outcome = PeerRoutes::default()
+            .sync(&host.netlink, &elsewhere, std::time::Instant::now())
+            .await
+            .unwrap();
         assert!(
             matches!(outcome.failed[..], [PeerRouteError::Foreign { .. }]),
             "{outcome:?}"
         );
-        peer_routes::sync(&host.netlink, &[]).await.unwrap();
+        PeerRoutes::default()
+            .sync(&host.netlink, &[], std::time::Instant::now())
+            .await
+            .unwrap();
         host.assert_unchanged(&before).await;
     });
 }
@@ -1047,5 +1067,9 @@ fn futures_can_move_between_threads() {
     assert_send(|_| HealthEndpoint::ensure(spec()));
     assert_send(HealthEndpoint::check);
     assert_send(|_| cleanup("", Path::new("")));
-    assert_send(|endpoint| peer_routes::sync(&endpoint.host, &[]));
+    assert_send(|endpoint| async {
+        let mut routes = PeerRoutes::default();
+        let now = std::time::Instant::now();
+        routes.sync(&endpoint.host, &[], now).await.map(|_| ())
+    });
 }
