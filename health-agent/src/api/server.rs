@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 
 use super::types::{
     AgentState, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage, NodeList,
+    RegistryState,
 };
 use crate::config::{Config, duration_text};
 
@@ -41,6 +42,10 @@ pub trait Source: Send + Sync + 'static {
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
     /// The registry.
     fn nodes(&self) -> NodeList;
+    /// How the node registries do.
+    fn registries(&self) -> Vec<RegistryState> {
+        self.nodes().registries
+    }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;
     /// The settings in force.
