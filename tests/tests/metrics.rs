@@ -272,7 +272,11 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
             Ok((status(&text, name, 0) == 2).then_some(text))
         })?;
         lint(&text).context("with a failing peer")?;
-        assert_eq!(status(&text, bed.node(2).name(), 1), healthy_peers, "{text}");
+        assert_eq!(
+            status(&text, bed.node(2).name(), 1),
+            healthy_peers,
+            "{text}"
+        );
 
         let failed_latency = text.lines().find(|line| {
             line.starts_with("health_agent_node_connectivity_latency_seconds{")
@@ -360,7 +364,10 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
         ("health_agent_build_info", 1),
         (reachable, 2),
         ("health_agent_node_health_probes_total", 8),
-        ("health_agent_node_health_connectivity_latency_seconds_count%3E0", 4),
+        (
+            "health_agent_node_health_connectivity_latency_seconds_count%3E0",
+            4,
+        ),
     ] {
         let found = Prometheus::query(node, expression)?;
         assert_eq!(found.len(), series, "{expression}: {found:?}");
@@ -416,7 +423,11 @@ fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::
     let node = bed.node(1);
     wait_failing(node, &[])?;
     let (_, fine) = liveness(node)?;
-    let names: Vec<_> = fine.checks.iter().map(|check| check.name.as_str()).collect();
+    let names: Vec<_> = fine
+        .checks
+        .iter()
+        .map(|check| check.name.as_str())
+        .collect();
     for name in ["api-socket", "datapath", "maps", "registry"] {
         assert!(names.contains(&name), "no {name} in {names:?}");
     }
@@ -481,7 +492,10 @@ fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> 
     let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
     assert_eq!(is_stale, 1.0);
     assert!(age > 0.0, "{age}");
-    assert_eq!(scrape(node)?["health_agent_registry_nodes{cluster=\"default\"}"], 1.0);
+    assert_eq!(
+        scrape(node)?["health_agent_registry_nodes{cluster=\"default\"}"],
+        1.0
+    );
 
     bed.write_nodes_file(&tests::bed::registry(bed.nodes()))?;
     wait_for("the registry to be right again", SOON, || {
