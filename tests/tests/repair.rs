@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use aya::programs::{SchedClassifier, TcAttachType};
+use nix::sys::signal::Signal;
 use tests::{Bed, Node, wait_for};
 
 const REPAIR: Duration = Duration::from_secs(2);
@@ -200,5 +202,53 @@ fn changed_settings() -> anyhow::Result<()> {
     broken.breaks("route", |node| {
         node.exec(&format!("ip route delete {}", node.health_ipv4()?))
             .map(drop)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_removed_folder_of_links() -> anyhow::Result<()> {
+    Broken::start()?.breaks("the pinned link of program to_endpoint", |node| {
+        fs::remove_dir_all(node.pins().join("links")).context("cannot remove the folder")
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn all_pins_with_the_veth() -> anyhow::Result<()> {
+    Broken::start()?.breaks("lxc_health was gone", |node| {
+        fs::remove_dir_all(node.pins()).context("cannot remove the folder")?;
+        node.exec("ip link delete lxc_health").map(drop)
+    })
+}
+
+/// A link stays with its device when that gets another name. The name then says nothing about it.
+#[test]
+#[ignore = "needs root"]
+fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    let node = broken.node();
+    node.kill_agent(Signal::SIGKILL)?;
+    for command in [
+        "ip link set eth0 down",
+        "ip link set eth0 name up0",
+        "ip link set up0 up",
+        "ip link add eth0 type veth peer name peer0",
+        "ip link set eth0 up",
+        &format!("ip address add {}/32 dev eth0", node.ipv4()),
+    ] {
+        node.exec(command)?;
+    }
+    node.start_agent()?;
+    wait_for("programs on both devices", Duration::from_secs(5), || {
+        for device in ["eth0", "up0"] {
+            for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+                let query = || SchedClassifier::query_tcx(device, direction);
+                let (_, programs) = node.run_in(query)??;
+                let count = programs.len();
+                anyhow::ensure!(count == 1, "{count} programs at {direction:?} of {device}");
+            }
+        }
+        Ok(Some(()))
     })
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::run_within;
-use tests::{Bed, Node, Snapshot};
+use tests::{Bed, Node, Snapshot, wait_for};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -195,6 +195,38 @@ fn a_live_agent_is_named_by_its_pid() -> anyhow::Result<()> {
     bed.wait_all_reachable(SOON)
 }
 
+/// In another namespace, with folders of its own, it has only the instance's name in common.
+#[test]
+#[ignore = "needs root"]
+fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    let (live, other) = (bed.node(1), bed.node(2));
+    live.start_agent()?;
+    wait_for("the endpoint", SOON, || {
+        Ok(live.pings(live.health_ipv4()?)?.then_some(()))
+    })?;
+    let folder = tempfile::tempdir()?;
+    for what in ["run --node-name hnode2 --nodes-file", "cleanup"] {
+        let before = Snapshot::machine()?;
+        let mut command = Command::new(agent_binary()?);
+        command.arg("--netns").arg(other.netns());
+        command.args(["--instance", live.name(), "--bpf-root", BPFFS]);
+        command.arg("--runtime-dir").arg(folder.path());
+        command.arg("--state-dir").arg(folder.path().join("state"));
+        command.args(what.split(' '));
+        if what != "cleanup" {
+            command.arg(NODES_FILE);
+        }
+        let ran = run_within(SOON, &mut command)?;
+        assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+        assert!(ran.stderr.contains("another agent"), "{}", ran.stderr);
+        before.wait_same(Snapshot::machine)?;
+    }
+    assert!(live.pings(live.health_ipv4()?)?);
+    assert!(live.logged(&["repaired"])?.is_empty());
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_a_killed_agent_left_is_taken_over() -> anyhow::Result<()> {
@@ -282,6 +314,30 @@ fn a_udp_socket_on_the_port_is_no_hindrance() -> anyhow::Result<()> {
     let bed = bed()?;
     let node = bed.node(1);
     let _socket = node.run_in(|| UdpSocket::bind("172.30.0.1:4240"))??;
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    node.kill_agent(Signal::SIGTERM)?;
+    let state = node.runtime_dir().join("state/health-endpoint.json");
+    let before = fs::read_to_string(&state)?;
+    node.exec("ip link delete lxc_health")?;
+    fs::remove_dir_all(node.pins())?;
+    let in_the_way = node.pins().join("HEALTH_CT4");
+    fs::create_dir_all(&in_the_way)?;
+
+    let ran = run_within(SOON, &mut Start::new()?.command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("HEALTH_CT4"), "{}", ran.stderr);
+    assert_eq!(fs::read_to_string(&state)?, before);
+    assert!(!node.exec("ip link")?.contains("lxc_health"));
+    fs::remove_dir(&in_the_way)?;
     node.start_agent()?;
     bed.wait_all_reachable(SOON)
 }

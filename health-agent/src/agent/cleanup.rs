@@ -23,6 +23,7 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         true => Some(PidFile::acquire(&location.pid_file())?),
         false => None,
     };
+    loader::require_unused(location)?;
     let mut removed = Vec::new();
     let mut failed = Vec::new();
 

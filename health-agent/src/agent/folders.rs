@@ -31,9 +31,15 @@ impl NewFolders {
             .collect();
         missing.reverse();
         for path in missing {
-            fs::create_dir(path)
-                .with_context(|| format!("cannot create folder {}", path.display()))?;
-            self.0.push(path.to_owned());
+            match fs::create_dir(path) {
+                Ok(()) => self.0.push(path.to_owned()),
+                // An agent of another instance, which starts at the same time, was faster.
+                Err(_) if path.is_dir() => {}
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("cannot create folder {}", path.display()));
+                }
+            }
         }
         Ok(())
     }
@@ -43,6 +49,42 @@ impl NewFolders {
         for folder in self.0.iter().rev() {
             // One that others use by now stays.
             let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn agents_that_start_together_make_their_common_folder_together() {
+        const AGENTS: usize = 8;
+        for _ in 0..20 {
+            let root = tempfile::tempdir().unwrap();
+            let together = Barrier::new(AGENTS);
+            let make = &|agent: usize| {
+                let own = root.path().join("common/parents").join(agent.to_string());
+                let location = Location {
+                    instance: "default".into(),
+                    runtime_dir: own.join("run"),
+                    state_dir: own.join("state"),
+                    bpf_root: "/sys/fs/bpf".into(),
+                };
+                together.wait();
+                NewFolders::make(&location).map(drop)
+            };
+            thread::scope(|scope| {
+                let agents: Vec<_> = (0..AGENTS)
+                    .map(|agent| scope.spawn(move || make(agent)))
+                    .collect();
+                for agent in agents {
+                    agent.join().unwrap().unwrap();
+                }
+            });
         }
     }
 }

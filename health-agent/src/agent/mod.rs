@@ -146,8 +146,10 @@ impl Agent {
             MeshOptions {
                 local: own.full_name(),
                 local_addresses,
-                interval: config.probe_interval,
+                intervals: config.probe_intervals(),
+                rate: config.probe_rate,
                 timeout: config.probe_timeout,
+                loss_threshold: f64::from(config.loss_threshold) / 100.0,
                 port: config.health_port,
                 icmp_id: node.icmp_id,
                 magic: node.probe_magic,

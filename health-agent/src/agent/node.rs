@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::addresses;
-use super::watch::Repaired;
+use super::watch::{Outcome, Repaired};
 use crate::config::Config;
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
@@ -38,6 +38,10 @@ pub(super) struct NodeDatapath {
     pub(super) repairs: BTreeMap<String, u64>,
     spec: HealthEndpointSpec,
     port: u16,
+    /// Whether settings, programs and responder are those of the endpoint as it is.
+    is_followed: bool,
+    /// Whether the responder is still in the namespace of an endpoint before this one.
+    responder_is_elsewhere: bool,
     health_addresses: watch::Sender<Vec<IpAddr>>,
 }
 
@@ -50,39 +54,41 @@ impl NodeDatapath {
         uplinks: Vec<String>,
         netlink: &Handle,
     ) -> anyhow::Result<Self> {
-        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
-        let had_pins = config.location.pins().exists();
-        let result = Self::make(config, own, uplinks).await;
-        if result.is_err() {
-            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
-                warn!(%error, "cannot undo the start");
-            }
-            if !had_endpoint {
-                for error in health::cleanup(&config.location.instance, &config.location.state_dir)
-                    .await
-                    .failed
-                {
-                    warn!(%error, "cannot undo the start");
-                }
-            }
-        }
-        result
-    }
-
-    async fn make(config: &Config, own: &Node, uplinks: Vec<String>) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
             node_addresses: own.addresses.clone(),
             pod_cidrs: own.pod_cidrs.clone(),
             fixed_addresses: own.health_addresses.clone(),
             mtu_device: uplinks.first().cloned(),
-            uplinks: uplinks.clone(),
+            uplinks,
             state_dir: config.location.state_dir.clone(),
         };
+        loader::require_unused(&config.location)?;
+        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
+        let had_pins = config.location.pins().exists();
+        let saved = health::saved_state(&spec.state_dir);
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
+        let result = Self::make(config, spec.clone(), endpoint);
+        if result.is_err() {
+            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
+                warn!(%error, "cannot undo the start");
+            }
+            if !had_endpoint {
+                health::take_back(&spec, saved.as_ref()).await;
+            }
+        }
+        result
+    }
+
+    /// Makes all that goes with the endpoint.
+    fn make(
+        config: &Config,
+        spec: HealthEndpointSpec,
+        endpoint: HealthEndpoint,
+    ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
         } else {
@@ -98,12 +104,14 @@ impl NodeDatapath {
             endpoint,
             datapath,
             responder,
-            uplinks,
+            uplinks: spec.uplinks.clone(),
             icmp_id: rand::random(),
             probe_magic: rand::random(),
             repairs: BTreeMap::new(),
             spec,
             port: config.health_port,
+            is_followed: true,
+            responder_is_elsewhere: false,
             health_addresses,
         };
         node.configure()?;
@@ -116,51 +124,65 @@ impl NodeDatapath {
         self.health_addresses.subscribe()
     }
 
-    /// Puts the health endpoint in order; the causes of what had to be done. The programs and the
-    /// responder follow where the device or the namespace was made anew.
-    pub(super) async fn repair_endpoint(&mut self) -> anyhow::Result<Vec<Repaired>> {
-        if self.endpoint.check().await?.is_empty() {
-            return Ok(Vec::new());
+    /// Puts the health endpoint in order. The programs and the responder follow where the device or the
+    /// namespace was made anew.
+    pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        if !self.endpoint.check().await?.is_empty() {
+            let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
+            outcome.repaired.extend(repaired.iter().map(|repair| {
+                let cause = repair.0.cause();
+                let what = repair.to_string();
+                Repaired { cause, what }
+            }));
+            // A number may come again, a namespace does not.
+            self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
+            self.endpoint = endpoint;
+            self.is_followed = false;
         }
-        let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
-        // A number may come again, a namespace does not.
-        let is_new = !endpoint.netns().is_same(self.endpoint.netns());
-        self.endpoint = endpoint;
+        if !self.is_followed {
+            self.follow_endpoint(outcome)?;
+            self.is_followed = true;
+        }
+        Ok(())
+    }
+
+    /// Makes settings, programs and the responder those of the endpoint as it is now.
+    fn follow_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         self.configure()?;
-        self.datapath.attach(&self.hooks())?;
-        if is_new {
+        // A program that is missing is found and tried again by itself; HTTP does not wait for it.
+        if let Err(error) = self.datapath.attach(&self.hooks()) {
+            outcome.fail(error.into());
+        }
+        if self.responder_is_elsewhere {
             self.responder.replace(self.endpoint.listen(self.port)?)?;
+            self.responder_is_elsewhere = false;
         }
         self.health_addresses
             .send_replace(addresses(&self.endpoint));
-        Ok(repaired
-            .iter()
-            .map(|repair| Repaired {
-                cause: repair.0.cause(),
-                what: repair.to_string(),
-            })
-            .collect())
+        Ok(())
     }
 
-    /// Puts pins and attached programs in order; the causes of what had to be done.
-    pub(super) fn repair_datapath(&mut self) -> anyhow::Result<Vec<Repaired>> {
-        let mut repaired = Vec::new();
+    /// Puts pins and attached programs in order.
+    pub(super) fn repair_datapath(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         if !self.datapath.pins_are_there() {
             for name in self.datapath.repair_pins()? {
-                repaired.push(Repaired {
+                outcome.repaired.push(Repaired {
                     cause: "pin-lost",
                     what: format!("the pin of {name} was removed"),
                 });
             }
         }
         for fault in self.datapath.hook_faults() {
-            self.datapath.repair_hook(&fault)?;
-            repaired.push(Repaired {
-                cause: fault.cause(),
-                what: fault.to_string(),
-            });
+            match self.datapath.repair_hook(&fault) {
+                Ok(()) => outcome.repaired.push(Repaired {
+                    cause: fault.cause(),
+                    what: fault.to_string(),
+                }),
+                // One device that is gone does not keep the others waiting.
+                Err(error) => outcome.fail(error.into()),
+            }
         }
-        Ok(repaired)
+        Ok(())
     }
 
     fn hooks(&self) -> Vec<Hook> {

@@ -30,22 +30,42 @@ pub(super) struct Outcome {
     pub(super) failure: Option<String>,
 }
 
+impl Outcome {
+    /// Takes note of something that could not be repaired.
+    pub(super) fn fail(&mut self, error: anyhow::Error) {
+        let failure = self.failure.get_or_insert_default();
+        let text = with_causes(&error);
+        // What is tried at two places fails at both.
+        if failure.contains(&text) {
+            return;
+        }
+        if !failure.is_empty() {
+            failure.push_str("; ");
+        }
+        failure.push_str(&text);
+    }
+}
+
+/// The error and what caused it, without what an error already quotes of its cause.
+fn with_causes(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| {
+        let cause = cause.to_string();
+        match text.as_str() {
+            "" => cause,
+            _ if text.contains(&cause) => text,
+            _ => format!("{text}: {cause}"),
+        }
+    })
+}
+
 /// Looks at everything and puts it right.
 pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
     let mut outcome = Outcome::default();
-    let endpoint = node.repair_endpoint().await;
-    let datapath = node.repair_datapath();
-    for result in [endpoint, datapath] {
-        match result {
-            Ok(repaired) => outcome.repaired.extend(repaired),
-            Err(error) => {
-                let failure = outcome.failure.get_or_insert_default();
-                if !failure.is_empty() {
-                    failure.push_str("; ");
-                }
-                failure.push_str(&format!("{error:#}"));
-            }
-        }
+    if let Err(error) = node.repair_endpoint(&mut outcome).await {
+        outcome.fail(error);
+    }
+    if let Err(error) = node.repair_datapath(&mut outcome) {
+        outcome.fail(error);
     }
     for Repaired { cause, what } in &outcome.repaired {
         warn!(cause, "repaired: {what}");

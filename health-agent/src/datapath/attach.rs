@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
 use aya::programs::{SchedClassifier, TcAttachType};
+use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
 use super::layout::LINK_PINS;
 use super::loader::{classifier, file_error, program_error, set_aside};
-use super::{Datapath, DatapathError};
+use super::{Datapath, DatapathError, sys};
 
 /// Which way packets go that a program sees, from the device's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +74,12 @@ impl Hook {
         })
     }
 
+    /// Whether the program of this number is there. A device that is gone has none; its owner says so.
+    fn has_program(&self, id: u32) -> bool {
+        SchedClassifier::query_tcx(&self.device, self.direction.attach_type())
+            .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
+    }
+
     /// Name of the link's pin. Device names may have dots, which bpffs keeps for itself.
     fn pin_name(&self) -> String {
         format!("{}_{}", self.program, self.device.replace('.', "+"))
@@ -123,24 +130,32 @@ pub(super) type Links = HashMap<Hook, PinnedLink>;
 impl Datapath {
     /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
     /// agent are replaced in place, without a packet in between that meets none.
+    ///
+    /// Where one hook fails, the others are served all the same, and [`Datapath::hook_faults`] names it.
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
+        self.hooks = hooks.to_vec();
+        self.make_folders()?;
+        let mut outcome = Ok(());
         for hook in hooks {
-            self.take_over_or_attach(hook)?;
+            outcome = outcome.and(self.take_over_or_attach(hook));
         }
+        outcome?;
         self.remove_other_links(hooks)?;
         self.remove_set_aside()
     }
 
-    /// What is wrong with the attached hooks.
+    /// What is wrong with the hooks of the last [`Datapath::attach`].
     pub fn hook_faults(&self) -> Vec<HookFault> {
-        self.links
-            .keys()
+        self.hooks
+            .iter()
             .filter_map(|hook| self.hook_fault(hook))
             .collect()
     }
 
     /// Puts right what [`Datapath::hook_faults`] found.
     pub fn repair_hook(&mut self, fault: &HookFault) -> Result<(), DatapathError> {
+        // A link that cannot be pinned is closed, and its program with it off the device.
+        self.make_folders()?;
         match fault {
             HookFault::Detached(hook) => {
                 self.links.remove(hook);
@@ -163,10 +178,7 @@ impl Datapath {
             .program(hook.program)
             .and_then(|program| program.info().ok())?
             .id();
-        // A device that is gone has no programs either; its owner says so.
-        let attached = SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
-            .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == program));
-        if !attached {
+        if !hook.has_program(program) || !self.links.contains_key(hook) {
             return Some(HookFault::Detached(hook.clone()));
         }
         (!self.link_pin(hook).exists()).then(|| HookFault::PinLost(hook.clone()))
@@ -190,7 +202,7 @@ impl Datapath {
             other => other,
         };
         let program = classifier(&mut self.ebpf, hook.program)?;
-        let former = take_over(program, &pin).or_else(|| take_over(program, &aside));
+        let former = take_over(program, hook, &pin).or_else(|| take_over(program, hook, &aside));
         let link = match former {
             Some(link) => link,
             None => {
@@ -248,8 +260,12 @@ impl Datapath {
 }
 
 /// Gives the link pinned at `path` this program; `None` when there is no such link, or its device is
-/// gone.
-fn take_over(program: &mut SchedClassifier, path: &Path) -> Option<FdLink> {
+/// gone or has another name by now: a link stays with its device, and its pin tells the old name.
+fn take_over(program: &mut SchedClassifier, hook: &Hook, path: &Path) -> Option<FdLink> {
+    let device = if_nametoindex(hook.device.as_str()).ok()?;
+    if sys::device_of_link(path).ok()? != Some(device) {
+        return None;
+    }
     let former = FdLink::from(PinnedLink::from_pin(path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;

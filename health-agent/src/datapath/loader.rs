@@ -1,6 +1,7 @@
 //! Loading the programs and sharing the pinned maps with those that came before.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::KernelRtt;
-use super::{DatapathError, PROGRAMS, attach};
+use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -31,9 +32,13 @@ pub enum ProgramLog {
 pub struct Datapath {
     pub(super) pins: PathBuf,
     pub(super) ebpf: Ebpf,
+    /// Where programs shall be.
+    pub(super) hooks: Vec<Hook>,
     pub(super) links: attach::Links,
     endpoints: HashMap<MapData, Addr, EndpointInfo>,
     config: Array<MapData, DatapathConfig>,
+    // Held for the lock on the folder of pins, which goes when it is closed.
+    lock: File,
 }
 
 impl Datapath {
@@ -44,19 +49,17 @@ impl Datapath {
     /// the new programs are attached.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
         let pins = location.pins();
+        // Of a folder that is set aside the lock is of no use any more.
+        let former = lock(&pins)?;
         if has_other_layout(&pins) {
             let aside = set_aside(&pins);
             warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
             remove_tree(&aside)?;
             fs::rename(&pins, &aside).map_err(file_error("rename", &pins))?;
         }
-        for folder in [pins.clone(), pins.join(PROGRAM_PINS), pins.join(LINK_PINS)] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(file_error("create", &folder))?;
-        }
+        make_folders(&pins)?;
+        drop(former);
+        let lock = locked(&pins)?;
         let level: u8 = match log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
@@ -75,9 +78,11 @@ impl Datapath {
         let mut datapath = Self {
             pins,
             ebpf,
+            hooks: Vec::new(),
             links: attach::Links::default(),
             endpoints,
             config,
+            lock,
         };
         datapath.pin_programs()?;
         Ok(datapath)
@@ -125,17 +130,7 @@ impl Datapath {
     /// Pins again what has lost its pin; the names of what had.
     pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
         let mut lost = Vec::new();
-        for folder in [
-            self.pins.clone(),
-            self.pins.join(PROGRAM_PINS),
-            self.pins.join(LINK_PINS),
-        ] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .map_err(file_error("create", &folder))?;
-        }
+        self.make_folders()?;
         for map in MAPS {
             let path = self.pins.join(map.name);
             if path.exists() {
@@ -189,6 +184,16 @@ impl Datapath {
         fs::rename(&fresh, folder.join(name)).map_err(file_error("rename", &fresh))
     }
 
+    /// Makes the folders of pins that are missing.
+    pub(super) fn make_folders(&mut self) -> Result<(), DatapathError> {
+        let had_pins = self.pins.exists();
+        make_folders(&self.pins)?;
+        if !had_pins {
+            self.lock = locked(&self.pins)?;
+        }
+        Ok(())
+    }
+
     /// Removes what an agent of another map layout left, once the new programs serve.
     pub(super) fn remove_set_aside(&self) -> Result<(), DatapathError> {
         let aside = set_aside(&self.pins);
@@ -223,6 +228,46 @@ pub(super) fn set_aside(pins: &Path) -> PathBuf {
     let mut name = pins.file_name().unwrap_or_default().to_owned();
     name.push("_old");
     pins.with_file_name(name)
+}
+
+/// Fails when an agent works with an instance's pins. Pid files do not tell: agents of one instance with
+/// runtime folders of their own share nothing else.
+pub fn require_unused(location: &Location) -> Result<(), DatapathError> {
+    lock(&location.pins()).map(drop)
+}
+
+/// Locks the folder of pins, which must be there.
+fn locked(pins: &Path) -> Result<File, DatapathError> {
+    lock(pins)?.ok_or_else(|| file_error("lock", pins)(io::ErrorKind::NotFound.into()))
+}
+
+/// Locks the folder of pins; `None` when there is none.
+fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
+    let folder = match File::open(pins) {
+        Ok(folder) => folder,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(file_error("open", pins)(error)),
+    };
+    match folder.try_lock() {
+        Ok(()) => Ok(Some(folder)),
+        Err(TryLockError::WouldBlock) => Err(DatapathError::InUse(pins.to_owned())),
+        Err(TryLockError::Error(error)) => Err(file_error("lock", pins)(error)),
+    }
+}
+
+fn make_folders(pins: &Path) -> Result<(), DatapathError> {
+    for folder in [
+        pins.to_owned(),
+        pins.join(PROGRAM_PINS),
+        pins.join(LINK_PINS),
+    ] {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(file_error("create", &folder))?;
+    }
+    Ok(())
 }
 
 /// Whether there are pinned maps that these programs would misread.

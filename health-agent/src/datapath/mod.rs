@@ -58,6 +58,9 @@ pub enum DatapathError {
     /// The embedded object lacks something; a build of two versions.
     #[error("the embedded eBPF object has no {0}")]
     Missing(String),
+    /// Another agent works with the same pins.
+    #[error("another agent works with {0}: stop it, or give this one an --instance of its own")]
+    InUse(PathBuf),
     /// A pin could not be made.
     #[error("cannot pin {path}: {source}")]
     Pin {

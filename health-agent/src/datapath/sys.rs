@@ -1,11 +1,18 @@
-//! The bpf(2) calls that aya does not offer: walking a map of any layout, in batches where it can.
+//! The bpf(2) calls that aya does not offer: walking a map of any layout, in batches where it can, and
+//! asking a pinned link for its device.
 
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 const BPF_MAP_LOOKUP_ELEM: u32 = 1;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+const BPF_OBJ_GET: u32 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
+const BPF_LINK_TYPE_TCX: u32 = 11;
 /// The kernel-internal "not supported", which batches return where a map kind has none.
 const ENOTSUPP: i32 = 524;
 /// Entries asked for at once. A batch must hold the fullest hash bucket.
@@ -36,7 +43,41 @@ struct BatchAttr {
     flags: u64,
 }
 
+/// `union bpf_attr` for opening a pin.
+#[repr(C)]
+#[derive(Default)]
+struct PinAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` for asking about an object.
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of `struct bpf_link_info` of a TCX link.
+#[repr(C)]
+#[derive(Default)]
+struct TcxLinkInfo {
+    kind: u32,
+    id: u32,
+    program_id: u32,
+    pad: u32,
+    ifindex: u32,
+    attach_type: u32,
+}
+
 fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
+    bpf_fd(command, attr).map(drop)
+}
+
+fn bpf_fd<A>(command: u32, attr: &mut A) -> io::Result<libc::c_long> {
     // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as
     // zero. The pointers in it are to live buffers of the sizes the map demands.
     let result = unsafe {
@@ -50,8 +91,29 @@ fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
-        Ok(())
+        Ok(result)
     }
+}
+
+/// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
+/// the device is gone.
+pub(super) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinAttr {
+        path: path.as_ptr() as u64,
+        ..PinAttr::default()
+    };
+    let fd = bpf_fd(BPF_OBJ_GET, &mut attr)?;
+    // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
+    let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let mut info = TcxLinkInfo::default();
+    let mut attr = InfoAttr {
+        fd: link.as_raw_fd() as u32,
+        info_len: size_of::<TcxLinkInfo>() as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok((info.kind == BPF_LINK_TYPE_TCX && info.ifindex != 0).then_some(info.ifindex))
 }
 
 /// Sizes of one entry as the kernel copies it.

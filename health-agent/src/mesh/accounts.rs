@@ -39,10 +39,8 @@ impl Accounts {
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
-    pub(super) fn open(&self, targets: &[TargetKey]) {
-        let failures = targets
-            .iter()
-            .filter_map(|&key| self.store.ensure(key.into()).err());
+    pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
+        let failures = targets.filter_map(|key| self.store.ensure(key.into()).err());
         let (count, last) = failures.fold((0, None), |(count, _), error| (count + 1, Some(error)));
         if let Some(error) = last {
             tracing::warn!(targets = count, %error, "no round-trip rows for some targets");

@@ -7,11 +7,14 @@
 //! target is unreachable. An unreachable target that answers must answer another probe before it is
 //! reachable again. A target never heard of takes the verdict of its first result.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use slotmap::SecondaryMap;
+
+use super::budget::Budget;
 use super::failure::Failure;
-use super::target::TargetKey;
+use super::target::TargetId;
 
 /// Most probes that are sent to confirm one change.
 const REPROBES: u32 = 4;
@@ -26,10 +29,9 @@ const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 const WINDOW: (u32, u32) = (9, 10);
 /// The time to confirm a change that no waiting probe raised.
 const FREE_WINDOW: Duration = Duration::from_millis(900);
-/// Time between two confirming probes of all targets together in the long run: 1000 a second.
-const BUDGET_PERIOD: Duration = Duration::from_millis(1);
-/// How far the budget may be drawn on in advance: 1000 probes.
-const BUDGET_ADVANCE: Duration = Duration::from_secs(1);
+/// When very many targets fail at once and the budget holds probes up for longer, the second and later
+/// ones for a target are left out in favour of the first ones for others.
+const MAX_LAG: Duration = Duration::from_millis(100);
 
 /// What the result of a probe means for its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,28 +48,27 @@ pub(super) enum Judgement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// Send a probe, which is then told by [`Confirmation::sent`].
-    Reprobe(TargetKey),
+    Reprobe(TargetId),
     /// The failure is confirmed.
     Unreachable {
-        key: TargetKey,
+        id: TargetId,
         /// When the last probe to the target was sent.
         sent: Duration,
         /// The last thing that was heard; a time-out if there was only silence.
         failure: Failure,
     },
     /// An unreachable target answered once and then no more.
-    NotRecovered(TargetKey),
+    NotRecovered(TargetId),
 }
 
 /// The verdicts on all targets, and the changes that are being confirmed.
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
-    targets: HashMap<TargetKey, Target>,
+    targets: SecondaryMap<TargetId, Target>,
     /// When the next confirming probe may be sent, the budget permitting.
     reprobes: Timers,
     /// When patience ends, or the time to confirm.
     deadlines: Timers,
-    budget: Budget,
 }
 
 #[derive(Debug, Default)]
@@ -94,7 +95,7 @@ enum Phase {
         window: Duration,
     },
     /// A change is being confirmed.
-    Doubt(Doubt),
+    Doubt(Box<Doubt>),
 }
 
 /// A change that is being confirmed: a failure of a reachable target, a recovery of another.
@@ -118,22 +119,29 @@ struct Doubt {
 }
 
 impl Confirmation {
+    /// Adds a target that was never heard of.
+    pub(super) fn insert(&mut self, id: TargetId) {
+        self.targets.insert(id, Target::default());
+    }
+
     /// Forgets a target.
-    pub(super) fn remove(&mut self, key: &TargetKey) {
-        self.targets.remove(key);
-        self.reprobes.cancel(key);
-        self.deadlines.cancel(key);
+    pub(super) fn remove(&mut self, id: TargetId) {
+        self.targets.remove(id);
+        self.reprobes.cancel(id);
+        self.deadlines.cancel(id);
     }
 
     /// A probe was sent and waits for its answer until `expires`.
-    pub(super) fn sent(&mut self, key: TargetKey, now: Duration, expires: Duration) {
-        let target = self.targets.entry(key).or_default();
+    pub(super) fn sent(&mut self, id: TargetId, now: Duration, expires: Duration) {
+        let Some(target) = self.targets.get_mut(id) else {
+            return;
+        };
         target.unanswered = target.unanswered.saturating_add(1);
         match &mut target.phase {
             Phase::Steady if target.reachable == Some(true) => {
                 let (part, whole) = WINDOW;
                 let window = expires.saturating_sub(now) * part / whole;
-                self.deadlines.set(key, now + target.patience(window));
+                self.deadlines.set(id, now + target.patience(window));
                 target.phase = Phase::Waiting { sent: now, window };
             }
             Phase::Steady | Phase::Waiting { .. } => {}
@@ -143,8 +151,8 @@ impl Confirmation {
 
     /// A probe that was told to be sent was not, for reasons of this host. A confirming one is due
     /// again at `retry`.
-    pub(super) fn withdrawn(&mut self, key: TargetKey, retry: Duration) {
-        let Some(target) = self.targets.get_mut(&key) else {
+    pub(super) fn withdrawn(&mut self, id: TargetId, retry: Duration) {
+        let Some(target) = self.targets.get_mut(id) else {
             return;
         };
         target.unanswered = target.unanswered.saturating_sub(1);
@@ -152,13 +160,13 @@ impl Confirmation {
             Phase::Steady => {}
             Phase::Waiting { .. } => {
                 target.phase = Phase::Steady;
-                self.deadlines.cancel(&key);
+                self.deadlines.cancel(id);
             }
             Phase::Doubt(doubt) => {
                 doubt.reprobes = doubt.reprobes.saturating_sub(1);
-                self.reprobes.set(key, retry);
+                self.reprobes.set(id, retry);
                 if doubt.reprobes == 0 {
-                    self.deadlines.cancel(&key);
+                    self.deadlines.cancel(id);
                 }
             }
         }
@@ -167,12 +175,14 @@ impl Confirmation {
     /// A probe sent at `sent` was answered.
     pub(super) fn answered(
         &mut self,
-        key: TargetKey,
+        id: TargetId,
         sent: Duration,
         rtt: Duration,
         now: Duration,
     ) -> Judgement {
-        let target = self.targets.entry(key).or_default();
+        let Some(target) = self.targets.get_mut(id) else {
+            return Judgement::Unchanged;
+        };
         target.unanswered = 0;
         target.answered = target.answered.max(Some(sent));
         SmoothedRtt::update(&mut target.rtt, rtt);
@@ -182,7 +192,7 @@ impl Confirmation {
             }
             (Some(false), Phase::Steady | Phase::Waiting { .. }) => {
                 let patience = target.patience(FREE_WINDOW);
-                target.phase = Phase::Doubt(Doubt {
+                target.phase = Phase::Doubt(Box::new(Doubt {
                     since: now,
                     last_sent: sent,
                     reprobes: 0,
@@ -192,18 +202,18 @@ impl Confirmation {
                     patience,
                     errors: 0,
                     failure: Failure::TimedOut,
-                });
-                self.reprobes.set(key, now + RECOVERY_PAUSE);
+                }));
+                self.reprobes.set(id, now + RECOVERY_PAUSE);
                 (false, Judgement::Unchanged)
             }
-            (Some(true), Phase::Waiting { sent: since, .. })
-            | (Some(true), Phase::Doubt(Doubt { since, .. })) => {
+            (Some(true), Phase::Waiting { sent: since, .. }) => {
                 (sent >= *since, Judgement::Reachable)
             }
+            (Some(true), Phase::Doubt(doubt)) => (sent >= doubt.since, Judgement::Reachable),
             _ => (true, Judgement::Reachable),
         };
         if settled {
-            self.settle(key, true);
+            self.settle(id, true);
         }
         judgement
     }
@@ -211,21 +221,23 @@ impl Confirmation {
     /// A probe sent at `sent` failed.
     pub(super) fn failed(
         &mut self,
-        key: TargetKey,
+        id: TargetId,
         sent: Duration,
         failure: &Failure,
         now: Duration,
     ) -> Judgement {
         let error = !failure.is_silence();
-        let target = self.targets.entry(key).or_default();
+        let Some(target) = self.targets.get_mut(id) else {
+            return Judgement::Unchanged;
+        };
         match (target.reachable, &mut target.phase) {
             (None, _) => {
-                self.settle(key, false);
+                self.settle(id, false);
                 Judgement::Unreachable
             }
             (Some(true), Phase::Steady) => {
                 if error && Some(sent) > target.answered {
-                    self.begin_doubt(key, sent, FREE_WINDOW, now, Some(failure));
+                    self.begin_doubt(id, sent, FREE_WINDOW, now, Some(failure));
                 }
                 Judgement::Unchanged
             }
@@ -237,7 +249,7 @@ impl Confirmation {
                 },
             ) => {
                 if sent >= since {
-                    self.begin_doubt(key, sent, window, now, Some(failure));
+                    self.begin_doubt(id, sent, window, now, Some(failure));
                 }
                 Judgement::Unchanged
             }
@@ -253,77 +265,80 @@ impl Confirmation {
                 if !last || doubt.errors <= REPROBES {
                     return Judgement::Unchanged;
                 }
-                self.settle(key, false);
+                self.settle(id, false);
                 Judgement::Unreachable
             }
             (Some(false), Phase::Doubt(doubt)) if !error || sent < doubt.since => {
                 Judgement::Unchanged
             }
             (Some(false), _) => {
-                self.settle(key, false);
+                self.settle(id, false);
                 Judgement::Unreachable
             }
         }
     }
 
     /// Probes sent to a target since its last answer.
-    pub(super) fn unanswered(&self, key: &TargetKey) -> u32 {
-        self.targets.get(key).map_or(0, |target| target.unanswered)
+    pub(super) fn unanswered(&self, id: TargetId) -> u32 {
+        self.targets.get(id).map_or(0, |target| target.unanswered)
     }
 
     /// Whether a change of the target's verdict is being confirmed.
-    pub(super) fn in_doubt(&self, key: &TargetKey) -> bool {
+    pub(super) fn in_doubt(&self, id: TargetId) -> bool {
         self.targets
-            .get(key)
+            .get(id)
             .is_some_and(|target| matches!(target.phase, Phase::Doubt(_)))
     }
 
     /// When something is to be done next.
-    pub(super) fn next_due(&self) -> Option<Duration> {
-        let reprobe = self.reprobes.first().map(|at| at.max(self.budget.ready()));
+    pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
+        let reprobe = self.reprobes.first().map(|at| at.max(budget.ready()));
         let deadline = self.deadlines.first();
         reprobe.into_iter().chain(deadline).min()
     }
 
-    /// What is to be done now, until there is nothing left.
-    pub(super) fn poll(&mut self, now: Duration) -> Option<Due> {
-        while let Some(key) = self.deadlines.pop_due(now) {
-            let Some(target) = self.targets.get_mut(&key) else {
+    /// What is to be done now, until there is nothing left. Confirming probes are taken from `budget`.
+    pub(super) fn poll(&mut self, now: Duration, budget: &mut Budget) -> Option<Due> {
+        while let Some((_, id)) = self.deadlines.pop_due(now) {
+            let Some(target) = self.targets.get_mut(id) else {
                 continue;
             };
             match &target.phase {
                 Phase::Steady => {}
-                &Phase::Waiting { sent, window } => self.begin_doubt(key, sent, window, now, None),
+                &Phase::Waiting { sent, window } => self.begin_doubt(id, sent, window, now, None),
                 Phase::Doubt(doubt) => {
                     let due = match target.reachable {
                         Some(true) => Due::Unreachable {
-                            key,
+                            id,
                             sent: doubt.last_sent,
                             failure: doubt.failure.clone(),
                         },
-                        _ => Due::NotRecovered(key),
+                        _ => Due::NotRecovered(id),
                     };
-                    self.settle(key, false);
+                    self.settle(id, false);
                     return Some(due);
                 }
             }
         }
-        while self.budget.ready() <= now
-            && let Some(key) = self.reprobes.pop_due(now)
+        while budget.allows(now)
+            && let Some((at, id)) = self.reprobes.pop_due(now)
         {
-            let target = self.targets.get_mut(&key);
+            let target = self.targets.get_mut(id);
             if let Some(Phase::Doubt(doubt)) = target.map(|target| &mut target.phase) {
-                self.budget.take(now);
+                if doubt.reprobes > 0 && now > at + MAX_LAG {
+                    continue;
+                }
+                budget.take(now);
                 doubt.reprobes += 1;
                 doubt.last_reprobe = now;
                 // Each gets the time for an answer, even one that the budget held up.
                 doubt.ends = doubt.ends.max(now + doubt.patience);
-                self.deadlines.set(key, doubt.ends);
+                self.deadlines.set(id, doubt.ends);
                 let next = now + doubt.gap;
                 if doubt.reprobes < REPROBES && next < doubt.ends {
-                    self.reprobes.set(key, next);
+                    self.reprobes.set(id, next);
                 }
-                return Some(Due::Reprobe(key));
+                return Some(Due::Reprobe(id));
             }
         }
         None
@@ -332,20 +347,20 @@ impl Confirmation {
     /// Begins to confirm a failure of the probe sent at `since`.
     fn begin_doubt(
         &mut self,
-        key: TargetKey,
+        id: TargetId,
         since: Duration,
         window: Duration,
         now: Duration,
         failure: Option<&Failure>,
     ) {
-        let Some(target) = self.targets.get_mut(&key) else {
+        let Some(target) = self.targets.get_mut(id) else {
             return;
         };
         let patience = target.patience(window);
         let first = now.max(since + patience);
         // As long after the first as if that were sent in time: the agent may have been held up.
         let ends = first + (window - patience);
-        target.phase = Phase::Doubt(Doubt {
+        target.phase = Phase::Doubt(Box::new(Doubt {
             since,
             last_sent: since,
             reprobes: 0,
@@ -355,17 +370,18 @@ impl Confirmation {
             patience,
             errors: u32::from(failure.is_some_and(|failure| !failure.is_silence())),
             failure: failure.cloned().unwrap_or(Failure::TimedOut),
-        });
-        self.deadlines.cancel(&key);
-        self.reprobes.set(key, first);
+        }));
+        self.deadlines.cancel(id);
+        self.reprobes.set(id, first);
     }
 
-    fn settle(&mut self, key: TargetKey, reachable: bool) {
-        let target = self.targets.entry(key).or_default();
-        target.reachable = Some(reachable);
-        target.phase = Phase::Steady;
-        self.reprobes.cancel(&key);
-        self.deadlines.cancel(&key);
+    fn settle(&mut self, id: TargetId, reachable: bool) {
+        if let Some(target) = self.targets.get_mut(id) {
+            target.reachable = Some(reachable);
+            target.phase = Phase::Steady;
+        }
+        self.reprobes.cancel(id);
+        self.deadlines.cancel(id);
     }
 }
 
@@ -408,20 +424,20 @@ impl SmoothedRtt {
 /// One timer a target.
 #[derive(Debug, Default)]
 struct Timers {
-    by_target: HashMap<TargetKey, Duration>,
-    by_time: BTreeSet<(Duration, TargetKey)>,
+    by_target: SecondaryMap<TargetId, Duration>,
+    by_time: BTreeSet<(Duration, TargetId)>,
 }
 
 impl Timers {
-    fn set(&mut self, key: TargetKey, at: Duration) {
-        self.cancel(&key);
-        self.by_target.insert(key, at);
-        self.by_time.insert((at, key));
+    fn set(&mut self, id: TargetId, at: Duration) {
+        self.cancel(id);
+        self.by_target.insert(id, at);
+        self.by_time.insert((at, id));
     }
 
-    fn cancel(&mut self, key: &TargetKey) {
-        if let Some(at) = self.by_target.remove(key) {
-            self.by_time.remove(&(at, *key));
+    fn cancel(&mut self, id: TargetId) {
+        if let Some(at) = self.by_target.remove(id) {
+            self.by_time.remove(&(at, id));
         }
     }
 
@@ -429,54 +445,29 @@ impl Timers {
         self.by_time.first().map(|&(at, _)| at)
     }
 
-    fn pop_due(&mut self, now: Duration) -> Option<TargetKey> {
-        let &(at, key) = self.by_time.first()?;
+    fn pop_due(&mut self, now: Duration) -> Option<(Duration, TargetId)> {
+        let &(at, id) = self.by_time.first()?;
         if at > now {
             return None;
         }
-        self.cancel(&key);
-        Some(key)
-    }
-}
-
-/// A token bucket, kept as the time at which it would be full less [`BUDGET_ADVANCE`].
-#[derive(Debug, Default)]
-struct Budget {
-    /// Until when the probes sent so far have used the budget up.
-    used_until: Duration,
-}
-
-impl Budget {
-    /// When there is a token.
-    fn ready(&self) -> Duration {
-        (self.used_until + BUDGET_PERIOD).saturating_sub(BUDGET_ADVANCE)
-    }
-
-    fn take(&mut self, now: Duration) {
-        self.used_until = self.used_until.max(now) + BUDGET_PERIOD;
+        self.cancel(id);
+        Some((at, id))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-
-    use health_common::probe::Path;
     use nix::errno::Errno;
     use proptest::prelude::*;
+    use slotmap::KeyData;
 
-    use super::super::target::Protocol;
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(1);
     const RTT: Duration = Duration::from_millis(1);
 
-    fn target(number: u32) -> TargetKey {
-        TargetKey {
-            address: IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + number)),
-            path: Path::Host,
-            protocol: Protocol::Icmp,
-        }
+    fn target(number: u32) -> TargetId {
+        KeyData::from_ffi((1 << 32) | u64::from(number)).into()
     }
 
     fn millis(ms: u64) -> Duration {
@@ -498,6 +489,7 @@ mod tests {
     /// One target, the network to it, and a clock that stops for each event.
     struct Bed {
         confirmation: Confirmation,
+        budget: Budget,
         now: Duration,
         /// Probes on their way, by the time at which something is heard of them.
         waiting: Vec<(Duration, Duration, Fate)>,
@@ -508,8 +500,11 @@ mod tests {
 
     impl Bed {
         fn reachable() -> Self {
+            let mut confirmation = Confirmation::default();
+            confirmation.insert(target(1));
             let mut bed = Self {
-                confirmation: Confirmation::default(),
+                confirmation,
+                budget: Budget::new(1000),
                 now: Duration::ZERO,
                 waiting: Vec::new(),
                 sent: Vec::new(),
@@ -558,7 +553,8 @@ mod tests {
         fn run_until(&mut self, end: Duration, mut fate: impl FnMut() -> Fate) {
             loop {
                 let heard = self.waiting.iter().map(|&(heard, ..)| heard).min();
-                let next = heard.into_iter().chain(self.confirmation.next_due()).min();
+                let due = self.confirmation.next_due(&self.budget);
+                let next = heard.into_iter().chain(due).min();
                 let Some(next) = next.filter(|&at| at <= end) else {
                     self.now = end;
                     return;
@@ -580,7 +576,7 @@ mod tests {
                     };
                     self.judged(judgement);
                 }
-                while let Some(due) = self.confirmation.poll(now) {
+                while let Some(due) = self.confirmation.poll(now, &mut self.budget) {
                     match due {
                         Due::Reprobe(_) => self.probe(fate()),
                         Due::Unreachable { .. } => self.judged(Judgement::Unreachable),
@@ -594,11 +590,12 @@ mod tests {
     #[test]
     fn the_first_result_of_a_new_target_is_its_verdict() {
         let mut confirmation = Confirmation::default();
+        confirmation.insert(target(1));
         confirmation.sent(target(1), Duration::ZERO, TIMEOUT);
-        assert_eq!(confirmation.next_due(), None);
+        assert_eq!(confirmation.next_due(&Budget::new(1000)), None);
         let failed = confirmation.failed(target(1), Duration::ZERO, &Failure::TimedOut, TIMEOUT);
         assert_eq!(failed, Judgement::Unreachable);
-        assert_eq!(confirmation.unanswered(&target(1)), 1);
+        assert_eq!(confirmation.unanswered(target(1)), 1);
     }
 
     #[test]
@@ -610,7 +607,7 @@ mod tests {
         assert_eq!(bed.verdicts, [(lost + millis(900), false)]);
         let sent: Vec<_> = bed.sent.iter().map(|&at| at - lost).collect();
         assert_eq!(sent, [0, 50, 250, 450, 650].map(millis));
-        assert_eq!(bed.confirmation.unanswered(&target(1)), 5);
+        assert_eq!(bed.confirmation.unanswered(target(1)), 5);
     }
 
     #[test]
@@ -637,8 +634,8 @@ mod tests {
         });
         assert_eq!(bed.verdicts, [(bed.sent[2] + RTT, true)]);
         assert_eq!(bed.sent.len(), 3);
-        assert_eq!(bed.confirmation.next_due(), None);
-        assert_eq!(bed.confirmation.unanswered(&target(1)), 0);
+        assert_eq!(bed.confirmation.next_due(&bed.budget), None);
+        assert_eq!(bed.confirmation.unanswered(target(1)), 0);
     }
 
     #[test]
@@ -653,7 +650,7 @@ mod tests {
             "{:?}",
             bed.verdicts
         );
-        assert_eq!(bed.confirmation.next_due(), None);
+        assert_eq!(bed.confirmation.next_due(&bed.budget), None);
     }
 
     #[test]
@@ -687,7 +684,7 @@ mod tests {
         bed.run_until(millis(9000), || Fate::Lost);
         assert!(bed.verdicts.iter().all(|verdict| !verdict.1));
         assert_eq!(bed.sent.len(), 1 + REPROBES as usize);
-        assert_eq!(bed.confirmation.next_due(), None);
+        assert_eq!(bed.confirmation.next_due(&bed.budget), None);
 
         let mut bed = Bed::unreachable();
         bed.probe(Fate::Answered);
@@ -714,17 +711,20 @@ mod tests {
     #[test]
     fn probes_that_this_host_could_not_send_are_no_evidence() {
         let mut confirmation = Confirmation::default();
+        let mut budget = Budget::new(1000);
+        confirmation.insert(target(1));
         confirmation.answered(target(1), Duration::ZERO, RTT, RTT);
         confirmation.sent(target(1), millis(10), millis(1010));
         confirmation.withdrawn(target(1), millis(20));
-        assert_eq!(confirmation.next_due(), None);
+        assert_eq!(confirmation.next_due(&budget), None);
         confirmation.sent(target(1), millis(20), millis(1020));
-        assert_eq!(confirmation.poll(millis(70)), Some(Due::Reprobe(target(1))));
+        let due = confirmation.poll(millis(70), &mut budget);
+        assert_eq!(due, Some(Due::Reprobe(target(1))));
         confirmation.sent(target(1), millis(70), millis(1070));
         confirmation.withdrawn(target(1), millis(80));
-        assert_eq!(confirmation.next_due(), Some(millis(80)));
-        confirmation.remove(&target(1));
-        assert_eq!(confirmation.next_due(), None);
+        assert_eq!(confirmation.next_due(&budget), Some(millis(80)));
+        confirmation.remove(target(1));
+        assert_eq!(confirmation.next_due(&budget), None);
     }
 
     proptest! {
@@ -776,31 +776,32 @@ mod tests {
         #[test]
         fn many_failures_at_once_keep_to_the_budget(count in 1_u32..3000) {
             let mut confirmation = Confirmation::default();
+            let mut budget = Budget::new(1000);
             for number in 0..count {
+                confirmation.insert(target(number));
                 confirmation.answered(target(number), Duration::ZERO, RTT, RTT);
                 confirmation.sent(target(number), RTT, RTT + TIMEOUT);
             }
             let mut sent = Vec::new();
             let mut fallen = 0;
-            while let Some(now) = confirmation.next_due() {
-                while let Some(due) = confirmation.poll(now) {
+            while let Some(now) = confirmation.next_due(&budget) {
+                while let Some(due) = confirmation.poll(now, &mut budget) {
                     match due {
-                        Due::Reprobe(key) => {
-                            confirmation.sent(key, now, now + TIMEOUT);
+                        Due::Reprobe(id) => {
+                            confirmation.sent(id, now, now + TIMEOUT);
                             sent.push(now);
                         }
                         Due::Unreachable { .. } => fallen += 1,
-                        Due::NotRecovered(key) => prop_assert!(false, "{key:?}"),
+                        Due::NotRecovered(id) => prop_assert!(false, "{id:?}"),
                     }
                 }
             }
             prop_assert_eq!(fallen, count);
             prop_assert!(sent.len() >= count as usize);
             prop_assert!(sent.len() <= (count * REPROBES) as usize);
-            let advance = BUDGET_ADVANCE.as_millis() as usize;
             for (earlier, &at) in sent.iter().enumerate() {
                 let last = sent.partition_point(|&other| other <= at + millis(500));
-                prop_assert!(last - earlier <= advance + 501, "{} at {at:?}", last - earlier);
+                prop_assert!(last - earlier <= 551, "{} at {at:?}", last - earlier);
             }
         }
     }

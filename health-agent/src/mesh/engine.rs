@@ -1,11 +1,9 @@
 //! The one task that owns the mesh's state: it sends what is due, takes in what comes back, and
 //! follows the registry.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::io;
+use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -13,25 +11,29 @@ use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::accounts::Accounts;
+use super::budget::Budget;
 use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
+use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Probe};
 use super::learned::Learned;
-use super::results::Results;
+use super::results::Answer;
 use super::rtt_store::RttStore;
 use super::schedule::Schedule;
-use super::target::{NodePaths, Protocol, TargetKey};
-use crate::api::types::{ConnectivityStatus, HealthStatus, NodeList, RegistryState, RttSource};
+use super::sweep::{Sweep, SweepEvent};
+use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
+use crate::api::types::RttSource;
 use crate::nodes::NodeSet;
 
-/// Time over which the first probes of new targets are spread.
+/// Time between two turns of the engine, at least. What comes and falls due in between is dealt with
+/// together, for a fraction of the cost; no measurement depends on when it is dealt with.
+const TURN: Duration = Duration::from_millis(5);
+/// Time over which the first probes of new targets are spread, at least.
 const FIRST_SPREAD: Duration = Duration::from_millis(100);
-/// Most probes a second that are begun for many targets at once (new ones, or all on request).
-const BURST_RATE: u32 = 20_000;
 /// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
 /// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
 /// delay the living.
@@ -39,80 +41,94 @@ const HTTP_CONCURRENCY: (usize, usize) = (64, 4096);
 const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
-/// Time in which changes of learned addresses are gathered before the targets are made anew.
+/// Time in which changes of learned addresses are gathered before the targets are made anew: this at
+/// least, and so many times what that took last.
 const LEARN_DELAY: Duration = Duration::from_millis(50);
-/// Time between the end of the probes made on request and the answer to the request.
-const SWEEP_MARGIN: Duration = Duration::from_millis(50);
-/// Nothing is due: sleep until something happens.
-const IDLE: Duration = Duration::from_secs(3600);
+const LEARN_DELAY_FACTOR: u32 = 20;
+/// Time between two reports of progress to those who wait for a sweep.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+/// Nothing is due: the engine comes round nevertheless, so that others see it alive.
+const IDLE: Duration = Duration::from_secs(1);
 
-/// How to probe, and as whom.
-#[derive(Clone, Debug)]
-pub struct MeshOptions {
-    /// Full name (`cluster/node`) of this node.
-    pub local: String,
-    /// This node's own addresses: probes to them cross no uplink.
-    pub local_addresses: Vec<IpAddr>,
-    /// Time between two probes of one target.
-    pub interval: Duration,
-    /// How long a probe waits for its answer.
-    pub timeout: Duration,
-    /// TCP port of the responders, on all nodes.
-    pub port: u16,
-    /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
-    pub icmp_id: u16,
-    /// Marks the payload of ICMP probes. As in `HEALTH_CONFIG`.
-    pub magic: u64,
-    /// Folder of what is kept over a restart.
-    pub state_dir: PathBuf,
-}
-
-/// Why the mesh cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum MeshError {
-    /// No raw sockets.
-    #[error("cannot open a raw ICMP socket: {0}; run as root or with CAP_NET_RAW")]
-    RawSocket(io::Error),
-    /// The rows of round-trip times cannot be read.
-    #[error("cannot list the rows of HEALTH_RTT: {0}")]
-    RttStore(io::Error),
-}
-
-/// The prober.
+/// What the engine is asked to do.
 #[derive(Debug)]
-pub struct Mesh;
+pub(super) enum Command {
+    /// Probe all targets.
+    Probe(mpsc::UnboundedSender<SweepEvent>),
+    /// End.
+    Shutdown(oneshot::Sender<()>),
+}
 
-impl Mesh {
-    /// Starts to probe the nodes of each set that `nodes` brings. `local_health` tells the addresses
-    /// of this node's own health endpoint; while it is empty, the registry's stand. Rows of `store`
-    /// that belong to no known peer are removed. Must be called in a tokio runtime, in the network
-    /// namespace to probe from.
-    pub fn start(
+/// The end of an HTTP probe.
+#[derive(Debug)]
+struct HttpDone {
+    id: TargetId,
+    key: TargetKey,
+    sent: Duration,
+    answer: Result<Hello, Failure>,
+}
+
+pub(super) struct Engine {
+    options: MeshOptions,
+    shared: Arc<Shared>,
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    local_health: watch::Receiver<Vec<IpAddr>>,
+    accounts: Accounts,
+    learned: Learned,
+    schedule: Schedule,
+    confirmation: Confirmation,
+    budget: Budget,
+    /// The nodes that `targets` was made of.
+    set: Arc<NodeSet>,
+    targets: Targets,
+    /// When the targets are to be made anew.
+    rebuild_at: Option<Duration>,
+    /// How long that took last.
+    rebuild_took: Duration,
+    icmp: IcmpProber,
+    /// Taken in after each batch; kept for its memory.
+    icmp_events: Vec<IcmpEvent>,
+    http: JoinSet<HttpDone>,
+    http_places: usize,
+    /// Due, while there is no place.
+    http_waiting: VecDeque<TargetId>,
+    /// The targets in `http_waiting`.
+    http_queued: HashSet<TargetId>,
+    sweep: Option<Sweep>,
+    /// When those who wait for the sweep are told how far it is.
+    progress_at: Duration,
+}
+
+impl Engine {
+    /// An engine that knows the nodes of today and has probed none.
+    pub(super) fn new(
         options: MeshOptions,
+        shared: Arc<Shared>,
         nodes: watch::Receiver<Arc<NodeSet>>,
         store: Arc<dyn RttStore>,
         local_health: watch::Receiver<Vec<IpAddr>>,
-    ) -> Result<MeshHandle, MeshError> {
-        let icmp = IcmpProber::open(options.icmp_id, options.magic, rand::random())
-            .map_err(MeshError::RawSocket)?;
-        let results = Arc::new(RwLock::new(Results::new(
-            options.local.clone(),
-            options.interval,
-        )));
-        let (commands, received) = mpsc::channel(16);
-        let mut engine = Engine {
-            start: Instant::now(),
-            schedule: Schedule::new(&options.local, options.interval),
+    ) -> Result<Self, MeshError> {
+        let icmp = IcmpProber::open(
+            options.icmp_id,
+            options.magic,
+            rand::random(),
+            shared.ignored.clone(),
+        )
+        .map_err(MeshError::RawSocket)?;
+        let mut engine = Self {
+            schedule: Schedule::new(&options.local, options.rate),
             confirmation: Confirmation::default(),
+            budget: Budget::new(options.rate),
             learned: Learned::load(&options.state_dir),
             accounts: Accounts::new(store, options.icmp_id, options.local_addresses.clone()),
             options,
+            shared,
             nodes,
             local_health,
-            results: results.clone(),
             set: Arc::default(),
-            targets: HashMap::new(),
+            targets: Targets::default(),
             rebuild_at: None,
+            rebuild_took: Duration::ZERO,
             icmp,
             icmp_events: Vec::new(),
             http: JoinSet::new(),
@@ -120,141 +136,26 @@ impl Mesh {
             http_waiting: VecDeque::new(),
             http_queued: HashSet::new(),
             sweep: None,
+            progress_at: Duration::ZERO,
         };
         engine.rebuild();
         if !engine.set.nodes.is_empty() {
-            let known = engine.targets.keys().copied();
+            let known = engine.targets.iter().map(|(_, target)| target.key);
             engine
                 .accounts
                 .keep_only(known)
                 .map_err(MeshError::RttStore)?;
         }
-        tokio::spawn(engine.run(received));
-        Ok(MeshHandle { results, commands })
-    }
-}
-
-/// Speaks to a running mesh. The mesh ends when the last handle is dropped.
-#[derive(Clone, Debug)]
-pub struct MeshHandle {
-    results: Arc<RwLock<Results>>,
-    commands: mpsc::Sender<Command>,
-}
-
-#[derive(Debug)]
-enum Command {
-    Probe(oneshot::Sender<()>),
-    Shutdown(oneshot::Sender<()>),
-}
-
-impl MeshHandle {
-    /// What is known now.
-    pub fn report(&self) -> HealthStatus {
-        self.results
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .report()
+        Ok(engine)
     }
 
-    /// How the node registries do.
-    pub fn registries(&self) -> Vec<RegistryState> {
-        self.results
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .registries()
-    }
-
-    /// The registry as it is probed.
-    pub fn nodes(&self) -> NodeList {
-        self.results
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .node_list()
-    }
-
-    /// Probes all targets and reports when all results are there, at the latest after the probe
-    /// time-out, with what is known then. Requests that come while one is served share its probes.
-    pub async fn probe_now(&self) -> HealthStatus {
-        let (done, wait) = oneshot::channel();
-        if self.commands.send(Command::Probe(done)).await.is_ok() {
-            // An error means that the mesh has ended; what was known stays true.
-            let _ = wait.await;
-        }
-        self.report()
-    }
-
-    /// Ends the mesh; returns when what it learned is written. Reports stay available.
-    pub async fn shutdown(&self) {
-        let (done, wait) = oneshot::channel();
-        if self.commands.send(Command::Shutdown(done)).await.is_ok() {
-            let _ = wait.await;
-        }
-    }
-}
-
-/// What there is to know about a target besides its results.
-#[derive(Clone, Copy, Debug)]
-struct Target {
-    /// Index in the node set in force.
-    node: usize,
-    /// Whether its probes cross an uplink.
-    remote: bool,
-}
-
-/// A request to probe all targets.
-#[derive(Debug)]
-struct Sweep {
-    begun: Duration,
-    /// When the requests are answered at the latest.
-    deadline: Duration,
-    /// When its probes are given up: a little earlier, so that the answer holds their results.
-    expires: Duration,
-    awaited: HashSet<TargetKey>,
-    waiters: Vec<oneshot::Sender<()>>,
-}
-
-/// The end of an HTTP probe.
-#[derive(Debug)]
-struct HttpDone {
-    key: TargetKey,
-    sent: Duration,
-    answer: Result<Hello, Failure>,
-}
-
-struct Engine {
-    options: MeshOptions,
-    /// All times are durations since this.
-    start: Instant,
-    nodes: watch::Receiver<Arc<NodeSet>>,
-    local_health: watch::Receiver<Vec<IpAddr>>,
-    accounts: Accounts,
-    results: Arc<RwLock<Results>>,
-    learned: Learned,
-    schedule: Schedule,
-    confirmation: Confirmation,
-    /// The nodes that `targets` was made of.
-    set: Arc<NodeSet>,
-    targets: HashMap<TargetKey, Target>,
-    /// When the targets are to be made anew.
-    rebuild_at: Option<Duration>,
-    icmp: IcmpProber,
-    /// Taken in after each batch; kept for its memory.
-    icmp_events: Vec<IcmpEvent>,
-    http: JoinSet<HttpDone>,
-    http_places: usize,
-    /// Due, while there is no place.
-    http_waiting: VecDeque<TargetKey>,
-    /// The targets in `http_waiting`.
-    http_queued: HashSet<TargetKey>,
-    sweep: Option<Sweep>,
-}
-
-impl Engine {
-    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    /// Probes until it is told to end, or nobody is left to tell it.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut finished = None;
         loop {
-            self.work();
-            let wake = self.start + self.next_wake();
+            let turned = self.now();
+            self.turn();
+            let wake = self.shared.start + self.next_wake();
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Probe(waiter)) => self.sweep(waiter),
@@ -267,10 +168,11 @@ impl Engine {
                 // A source that has gone leaves what it said last.
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
-                _ = self.icmp.readable() => self.receive_icmp(),
+                _ = self.icmp.readable() => {}
                 Some(done) = self.http.join_next() => self.http_done(done),
                 () = sleep_until(wake) => {}
             }
+            sleep_until(self.shared.start + turned + TURN).await;
         }
         self.learned.close().await;
         if let Some(done) = finished {
@@ -280,99 +182,84 @@ impl Engine {
     }
 
     fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.shared.now()
     }
 
-    /// Does all that is due.
-    fn work(&mut self) {
+    /// Takes in all that has come, then does all that is due.
+    fn turn(&mut self) {
+        // First: nothing that has come counts as missing, even if the agent itself was held up.
+        self.receive_icmp();
+        while let Some(done) = self.http.try_join_next() {
+            self.http_done(done);
+        }
         let now = self.now();
+        self.shared.turned(now);
         if self.rebuild_at.is_some_and(|at| at <= now) {
             self.rebuild();
         }
-        if self.icmp.next_expiry().is_some_and(|at| at <= now) {
-            // A reply that is there has come in time, even if the agent itself was held up.
-            self.receive_icmp();
-            self.icmp.expire(now, &mut self.icmp_events);
-            self.take_icmp_events();
-        }
-        if self.confirmation.next_due().is_some_and(|at| at <= now) {
-            self.confirm();
-        }
-        while let Some(key) = self.schedule.pop_due(now) {
-            self.begin(key);
-        }
+        self.icmp.expire(now, &mut self.icmp_events);
+        self.take_icmp_events();
+        self.send_what_is_due();
         self.icmp.flush(&mut self.icmp_events);
         self.take_icmp_events();
         self.begin_http();
-        let done = |sweep: &Sweep| sweep.awaited.is_empty() || sweep.deadline <= now;
-        if let Some(sweep) = self.sweep.take_if(|sweep| done(sweep)) {
-            for waiter in sweep.waiters {
-                // The asker may have gone.
-                let _ = waiter.send(());
+        self.end_sweep();
+    }
+
+    /// Begins confirming and scheduled probes by turns, so that none of them starves the others.
+    fn send_what_is_due(&mut self) {
+        loop {
+            let now = self.now();
+            let due = self.confirmation.poll(now, &mut self.budget);
+            let confirms = due.is_some();
+            match due {
+                Some(Due::Reprobe(id)) => self.begin(id),
+                Some(Due::Unreachable { id, sent, failure }) => {
+                    self.schedule.retry(id, now);
+                    self.record_failure(id, sent, failure);
+                }
+                Some(Due::NotRecovered(id)) => self.schedule.retry(id, now),
+                None => {}
+            }
+            match self.schedule.pop_due(now, &mut self.budget) {
+                Some(id) => self.begin(id),
+                None if !confirms => return,
+                None => {}
             }
         }
     }
 
     fn next_wake(&mut self) -> Duration {
-        let sweep = self.sweep.as_ref().map(|sweep| sweep.deadline);
+        let sweep = self
+            .sweep
+            .as_ref()
+            .map(|sweep| sweep.deadline().min(self.progress_at));
         [
-            self.schedule.next_due(),
-            self.confirmation.next_due(),
+            self.schedule.next_due(&self.budget),
+            self.confirmation.next_due(&self.budget),
             self.icmp.next_expiry(),
             self.rebuild_at,
             sweep,
         ]
         .into_iter()
         .flatten()
-        .min()
-        .unwrap_or_else(|| self.now() + IDLE)
+        .fold(self.now() + IDLE, Duration::min)
     }
 
-    /// When a probe sent now is given up.
-    fn expiry(&self, now: Duration) -> Duration {
-        let regular = now + self.options.timeout;
-        match &self.sweep {
-            // One that was held up, so that little time would be left, gets its full time.
-            Some(sweep) if sweep.expires >= now + self.options.timeout / 2 => {
-                regular.min(sweep.expires)
-            }
-            _ => regular,
+    fn begin(&mut self, id: TargetId) {
+        match self.targets.get(id).map(|target| target.key.protocol) {
+            Some(Protocol::Icmp) => self.begin_icmp(id),
+            Some(Protocol::Http) => self.queue_http(id),
+            None => {}
         }
     }
 
-    /// Probes again where a change is to be confirmed, and takes in what is confirmed.
-    fn confirm(&mut self) {
-        // Nothing that has come counts as missing, even if the agent itself was held up.
-        self.receive_icmp();
-        while let Some(done) = self.http.try_join_next() {
-            self.http_done(done);
-        }
-        let now = self.now();
-        while let Some(due) = self.confirmation.poll(now) {
-            match due {
-                Due::Reprobe(key) => self.begin(key),
-                Due::Unreachable { key, sent, failure } => {
-                    self.schedule.retry(&key, now);
-                    self.record_failure(key, sent, &failure);
-                }
-                Due::NotRecovered(key) => self.schedule.retry(&key, now),
-            }
-        }
-    }
-
-    fn begin(&mut self, key: TargetKey) {
-        match key.protocol {
-            Protocol::Icmp => self.begin_icmp(key),
-            Protocol::Http => self.queue_http(key),
-        }
-    }
-
-    fn begin_icmp(&mut self, key: TargetKey) {
-        if let Some(target) = self.targets.get(&key) {
+    fn begin_icmp(&mut self, id: TargetId) {
+        if let Some(target) = self.targets.get(id) {
             let now = self.now();
-            let expiry = self.expiry(now);
-            let probe = Probe::new(key, now, expiry, target.remote);
-            self.confirmation.sent(key, now, expiry);
+            let expiry = now + self.options.timeout;
+            let probe = Probe::new(id, target.key, now, expiry, target.remote);
+            self.confirmation.sent(id, now, expiry);
             self.icmp.push(probe, &mut self.icmp_events);
         }
     }
@@ -395,9 +282,14 @@ impl Engine {
                     rtt,
                 } => {
                     let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
-                    if self.answered(probe.key, probe.sent, rtt, source, None) {
+                    let answer = Answer {
+                        rtt,
+                        source,
+                        connect: None,
+                    };
+                    if self.answered(probe.id, probe.sent, answer) {
                         let now = self.now();
-                        self.schedule.settle(&probe.key, now);
+                        self.schedule.settle(probe.id, now);
                     }
                 }
                 IcmpEvent::Failed {
@@ -406,12 +298,12 @@ impl Engine {
                     failure,
                 } => {
                     self.accounts.lost(&probe, sequence, &failure);
-                    self.failed(probe.key, probe.sent, &failure);
+                    self.failed(probe.id, probe.sent, failure);
                 }
-                IcmpEvent::Deferred { key } => {
+                IcmpEvent::Deferred { id } => {
                     let at = self.now() + DEFERRED_RETRY;
-                    self.confirmation.withdrawn(key, at);
-                    self.schedule.pull_in(&key, at);
+                    self.confirmation.withdrawn(id, at);
+                    self.schedule.pull_in(id, at);
                 }
             }
         }
@@ -419,155 +311,149 @@ impl Engine {
     }
 
     /// Queues an HTTP probe, unless one waits already.
-    fn queue_http(&mut self, key: TargetKey) {
-        if self.http_queued.insert(key) {
-            self.http_waiting.push_back(key);
+    fn queue_http(&mut self, id: TargetId) {
+        if self.http_queued.insert(id) {
+            self.http_waiting.push_back(id);
         }
     }
 
     fn begin_http(&mut self) {
         while self.http.len() < self.http_places
-            && let Some(key) = self.http_waiting.pop_front()
+            && let Some(id) = self.http_waiting.pop_front()
         {
-            self.http_queued.remove(&key);
-            if !self.targets.contains_key(&key) {
+            self.http_queued.remove(&id);
+            let Some(target) = self.targets.get(id) else {
                 continue;
-            }
+            };
+            let key = target.key;
             let sent = self.now();
-            let expiry = self.expiry(sent);
-            self.confirmation.sent(key, sent, expiry);
+            let expiry = sent + self.options.timeout;
+            self.confirmation.sent(id, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
-            let deadline = self.start + expiry;
+            let deadline = self.shared.start + expiry;
             self.http.spawn(async move {
                 let answer = http::get_hello(peer, deadline).await;
-                HttpDone { key, sent, answer }
+                HttpDone {
+                    id,
+                    key,
+                    sent,
+                    answer,
+                }
             });
         }
     }
 
     fn http_done(&mut self, done: Result<HttpDone, JoinError>) {
-        let HttpDone { key, sent, answer } = match done {
+        let HttpDone {
+            id,
+            key,
+            sent,
+            answer,
+        } = match done {
             Ok(done) => done,
             Err(error) => {
                 tracing::error!(%error, "an HTTP probe ended without a result");
                 return;
             }
         };
-        let Some(&target) = self.targets.get(&key) else {
+        let Some(&target) = self.targets.get(id) else {
             return;
         };
         match answer {
             Ok(hello) => {
                 self.accounts.sample(key, hello.total);
-                let source = RttSource::Socket;
-                let reachable = self.answered(key, sent, hello.total, source, Some(hello.connect));
+                let answer = Answer {
+                    rtt: hello.total,
+                    source: RttSource::Socket,
+                    connect: Some(hello.connect),
+                };
+                let reachable = self.answered(id, sent, answer);
                 let all_told =
                     key.path != Path::Host || self.learn(target, hello.health_endpoint.as_deref());
                 if reachable && all_told {
                     let now = self.now();
-                    self.schedule.settle(&key, now);
+                    self.schedule.settle(id, now);
                 }
             }
             Err(failure) => {
                 self.accounts.lost_untracked(key);
-                self.failed(key, sent, &failure);
+                self.failed(id, sent, failure);
             }
         }
     }
 
     /// Takes in an answer. Returns whether the target is reachable.
-    fn answered(
-        &mut self,
-        key: TargetKey,
-        sent: Duration,
-        rtt: Duration,
-        source: RttSource,
-        connect: Option<Duration>,
-    ) -> bool {
+    fn answered(&mut self, id: TargetId, sent: Duration, answer: Answer) -> bool {
         let now = self.now();
-        match self.confirmation.answered(key, sent, rtt, now) {
-            Judgement::Reachable => {
-                let status = ConnectivityStatus {
-                    latency: nanos(rtt),
-                    status: String::new(),
-                    last_probed: self.wall_clock(sent),
-                    rtt_source: Some(source),
-                    connect_latency: connect.map(nanos),
-                    consecutive_failures: 0,
-                    last_change: Some(Timestamp::now()),
-                    degraded: None,
-                };
-                self.record(key, sent, status);
-                true
-            }
-            Judgement::Unreachable | Judgement::Unchanged => {
-                self.unchanged(key, sent);
-                false
-            }
+        let judgement = self.confirmation.answered(id, sent, answer.rtt, now);
+        let mut results = self.shared.results_mut();
+        results.note(id, sent, Some(answer.rtt), now);
+        if judgement != Judgement::Reachable {
+            drop(results);
+            self.unchanged(id, sent);
+            return false;
         }
+        let was_reachable = results.is_reachable(id);
+        results.answered(id, sent, self.wall_clock(sent), answer);
+        drop(results);
+        if was_reachable == Some(false)
+            && let Some(target) = self.targets.get(id)
+        {
+            let TargetKey {
+                address,
+                path,
+                protocol,
+            } = target.key;
+            tracing::info!(%address, ?path, ?protocol, "reachable again");
+        }
+        self.end_wait(id, sent);
+        true
     }
 
-    fn failed(&mut self, key: TargetKey, sent: Duration, failure: &Failure) {
+    fn failed(&mut self, id: TargetId, sent: Duration, failure: Failure) {
         let now = self.now();
-        let was_in_doubt = self.confirmation.in_doubt(&key);
-        match self.confirmation.failed(key, sent, failure, now) {
+        self.shared.results_mut().note(id, sent, None, now);
+        let was_in_doubt = self.confirmation.in_doubt(id);
+        match self.confirmation.failed(id, sent, &failure, now) {
             Judgement::Unreachable => {
                 if was_in_doubt {
-                    self.schedule.retry(&key, now);
+                    self.schedule.retry(id, now);
                 }
-                self.record_failure(key, sent, failure);
+                self.record_failure(id, sent, failure);
             }
-            Judgement::Reachable | Judgement::Unchanged => self.unchanged(key, sent),
+            Judgement::Reachable | Judgement::Unchanged => self.unchanged(id, sent),
         }
     }
 
-    fn record_failure(&mut self, key: TargetKey, sent: Duration, failure: &Failure) {
-        let status = ConnectivityStatus {
-            latency: 0,
-            status: failure.to_string(),
-            last_probed: self.wall_clock(sent),
-            rtt_source: None,
-            connect_latency: None,
-            consecutive_failures: self.confirmation.unanswered(&key),
-            last_change: Some(Timestamp::now()),
-            degraded: None,
-        };
-        self.record(key, sent, status);
+    fn record_failure(&mut self, id: TargetId, sent: Duration, failure: Failure) {
+        let mut results = self.shared.results_mut();
+        if results.is_reachable(id) != Some(false)
+            && let Some(target) = self.targets.get(id)
+        {
+            let TargetKey {
+                address,
+                path,
+                protocol,
+            } = target.key;
+            tracing::info!(%address, ?path, ?protocol, status = %failure, "unreachable");
+        }
+        let unanswered = self.confirmation.unanswered(id);
+        results.unreachable(id, sent, self.wall_clock(sent), failure, unanswered);
+        drop(results);
+        self.end_wait(id, sent);
     }
 
     /// A result came that leaves what is shown.
-    fn unchanged(&mut self, key: TargetKey, sent: Duration) {
-        if !self.confirmation.in_doubt(&key) {
-            self.end_wait(key, sent);
+    fn unchanged(&mut self, id: TargetId, sent: Duration) {
+        if !self.confirmation.in_doubt(id) {
+            self.end_wait(id, sent);
         }
-    }
-
-    fn record(&mut self, key: TargetKey, sent: Duration, status: ConnectivityStatus) {
-        let mut results = self.results.write().unwrap_or_else(PoisonError::into_inner);
-        let was_ok = results.is_ok(&key);
-        let TargetKey {
-            address,
-            path,
-            protocol,
-        } = key;
-        match (was_ok, status.is_ok()) {
-            (Some(true) | None, false) => {
-                tracing::info!(%address, ?path, ?protocol, status = status.status, "unreachable");
-            }
-            (Some(false), true) => tracing::info!(%address, ?path, ?protocol, "reachable again"),
-            _ => {}
-        }
-        results.record(key, sent, status);
-        drop(results);
-        self.end_wait(key, sent);
     }
 
     /// The sweep need not wait for the target any longer if the probe is one of the sweep's.
-    fn end_wait(&mut self, key: TargetKey, sent: Duration) {
-        if let Some(sweep) = &mut self.sweep
-            && sent >= sweep.begun
-        {
-            sweep.awaited.remove(&key);
+    fn end_wait(&mut self, id: TargetId, sent: Duration) {
+        if let Some(sweep) = &mut self.sweep {
+            sweep.result(id, sent);
         }
     }
 
@@ -591,33 +477,48 @@ impl Engine {
             return node.pod_cidrs.is_empty() || !self.learned.get(node).is_empty();
         };
         if self.learned.learn(node, told) && self.rebuild_at.is_none() {
-            self.rebuild_at = Some(self.now() + LEARN_DELAY);
+            let delay = LEARN_DELAY.max(self.rebuild_took * LEARN_DELAY_FACTOR);
+            self.rebuild_at = Some(self.now() + delay);
         }
         true
     }
 
-    /// Begins to probe all targets for the sake of `waiter`.
-    fn sweep(&mut self, waiter: oneshot::Sender<()>) {
-        if let Some(sweep) = &mut self.sweep {
-            sweep.waiters.push(waiter);
-            return;
-        }
+    /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.
+    fn sweep(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
         let now = self.now();
-        let timeout = self.options.timeout;
-        let margin = (timeout / 10).min(SWEEP_MARGIN);
-        self.sweep = Some(Sweep {
-            begun: now,
-            deadline: now + timeout,
-            expires: now + timeout - margin,
-            awaited: self.targets.keys().copied().collect(),
-            waiters: vec![waiter],
-        });
-        let spread = burst_time(self.targets.len()).min(timeout / 4);
-        self.schedule.pull_in_all(now, spread);
+        if self.sweep.is_none() {
+            let spread = self.rate_time(self.targets.len());
+            self.schedule.pull_in_all(now, spread);
+            let targets = self.targets.iter().map(|(id, target)| (id, target.node));
+            let nodes = self.set.nodes.len();
+            let timeout = self.options.timeout;
+            self.sweep = Some(Sweep::new(targets, nodes, now, spread, timeout));
+            self.progress_at = now + PROGRESS_PERIOD;
+        }
+        if let Some(sweep) = &mut self.sweep {
+            sweep.join(waiter);
+        }
+    }
+
+    fn end_sweep(&mut self) {
+        let now = self.now();
+        let Some(sweep) = &mut self.sweep else {
+            return;
+        };
+        if sweep.is_over(now) {
+            // Closes the channels of those who wait.
+            self.sweep = None;
+        } else if self.progress_at <= now {
+            self.progress_at = now + PROGRESS_PERIOD;
+            if !sweep.tell_progress() {
+                self.sweep = None;
+            }
+        }
     }
 
     /// Makes the targets anew from the registry, the local endpoint and what was learned.
     fn rebuild(&mut self) {
+        let begun = self.now();
         self.rebuild_at = None;
         self.set = self.nodes.borrow_and_update().clone();
         let local_health = self.local_health.borrow_and_update().clone();
@@ -636,66 +537,70 @@ impl Engine {
             paths.push(NodePaths::new(node, local, endpoint));
         }
 
-        let mut targets = HashMap::with_capacity(self.targets.len());
-        for (index, node) in paths.iter().enumerate() {
-            for key in node.targets() {
-                let here = node.local || self.options.local_addresses.contains(&key.address);
-                targets.entry(key).or_insert(Target {
-                    node: index,
-                    remote: !here,
-                });
-            }
+        let intervals = self.options.intervals;
+        let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
+        let local_addresses = &self.options.local_addresses;
+        let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
+            node.targets().filter(is_probed).map(move |key| Target {
+                key,
+                node: index,
+                remote: !node.local && !local_addresses.contains(&key.address),
+            })
+        });
+        let changes = self.targets.replace(wanted);
+        self.drop_targets(&changes.gone);
+        self.add_targets(&changes.fresh);
+        if let Some(sweep) = &mut self.sweep {
+            let targets = &self.targets;
+            sweep.renumber(paths.len(), |id| targets.get(id).map(|target| target.node));
         }
-        let before = std::mem::replace(&mut self.targets, targets);
-        self.drop_targets(
-            before
-                .keys()
-                .filter(|key| !self.targets.contains_key(key))
-                .copied()
-                .collect(),
-        );
-        self.add_targets(
-            self.targets
-                .keys()
-                .filter(|key| !before.contains_key(key))
-                .copied()
-                .collect(),
-        );
 
         // No nodes at all is what a registry says that has not been reached yet.
         if !self.set.nodes.is_empty() {
             let names: HashSet<&str> = paths.iter().map(|node| node.name.as_str()).collect();
             self.learned.retain(|name| names.contains(name));
         }
-        self.results
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .set_nodes(self.set.clone(), paths);
+        let schedule = &self.schedule;
+        self.shared
+            .results_mut()
+            .set_nodes(self.set.clone(), paths, &self.targets, |interval| {
+                schedule.effective(interval)
+            });
+        self.rebuild_took = self.now().saturating_sub(begun);
     }
 
-    fn drop_targets(&mut self, gone: Vec<TargetKey>) {
-        let mut results = self.results.write().unwrap_or_else(PoisonError::into_inner);
-        for key in &gone {
-            self.schedule.remove(key);
-            self.confirmation.remove(key);
+    fn drop_targets(&mut self, gone: &[(TargetId, TargetKey)]) {
+        let mut results = self.shared.results_mut();
+        for (id, key) in gone {
+            self.schedule.remove(*id);
+            self.confirmation.remove(*id);
             if let Some(sweep) = &mut self.sweep {
-                sweep.awaited.remove(key);
+                sweep.remove(*id);
             }
-            results.remove(key);
+            results.remove(*id);
             self.accounts.close(*key);
         }
         if !gone.is_empty() {
-            self.icmp.retain(|key| self.targets.contains_key(key));
+            self.icmp.retain(|id| self.targets.get(id).is_some());
         }
     }
 
-    fn add_targets(&mut self, fresh: Vec<TargetKey>) {
+    fn add_targets(&mut self, fresh: &[(TargetId, TargetKey)]) {
         let now = self.now();
-        let spread = burst_time(fresh.len()).max(FIRST_SPREAD);
-        self.accounts.open(&fresh);
-        for key in fresh {
-            self.schedule.insert(key, now, spread);
+        let spread = self.rate_time(fresh.len()).max(FIRST_SPREAD);
+        self.accounts.open(fresh.iter().map(|(_, key)| *key));
+        for (id, key) in fresh {
+            let interval = self.options.intervals.get(key.path, key.protocol);
+            if let Some(interval) = interval {
+                self.schedule.insert(*id, key, interval, now, spread);
+                self.confirmation.insert(*id);
+            }
         }
+    }
+
+    /// The time that probes of so many targets take at the probe rate.
+    fn rate_time(&self, targets: usize) -> Duration {
+        Duration::from_secs(targets as u64) / self.options.rate.max(1)
     }
 }
 
@@ -705,13 +610,4 @@ fn http_places() -> usize {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {
         usize::try_from(soft / HTTP_DESCRIPTORS_DIVISOR).map_or(most, |n| n.clamp(fewest, most))
     })
-}
-
-/// The time that probes of so many targets are spread over at [`BURST_RATE`].
-fn burst_time(targets: usize) -> Duration {
-    Duration::from_secs(targets as u64) / BURST_RATE
-}
-
-fn nanos(duration: Duration) -> i64 {
-    duration.as_nanos().try_into().unwrap_or(i64::MAX)
 }

@@ -1,26 +1,35 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
 //! One task owns all state (`engine`). The parts it is made of know nothing of each other:
-//! `target` says what to probe, `schedule` when, `icmp` and `http` do it, `confirm` tells a lost
-//! probe from an outage, `results` keeps what came out, `accounts` counts it in the datapath's rows, and `learned` keeps the addresses that
-//! peers tell of themselves. [`hello`] is the side that answers.
+//! `target` says what to probe, `schedule` when, within a `budget`; `icmp` and `http` do it, `confirm`
+//! tells a lost probe from an outage, `results` keeps what came out, with a `history` of each target,
+//! `diagnosis` says what it means, `accounts` counts it in the datapath's rows, and `learned` keeps the
+//! addresses that peers tell of themselves. A `handle` is what others hold of it; `sweep` is a request
+//! to probe everything. [`hello`] is the side that answers.
 
 mod accounts;
+mod budget;
 mod confirm;
+mod counters;
+mod diagnosis;
 mod engine;
 mod failure;
+mod handle;
 pub mod hello;
+mod history;
 mod http;
 mod icmp;
 mod learned;
 mod results;
 pub mod rtt_store;
 mod schedule;
+mod sweep;
 mod target;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use engine::{Mesh, MeshError, MeshHandle, MeshOptions};
+pub use counters::IgnoredReplyCounts;
+pub use handle::{Mesh, MeshError, MeshHandle, MeshOptions};
 pub use learned::FILE as LEARNED_FILE;

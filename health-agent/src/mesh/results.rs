@@ -1,197 +1,642 @@
-//! The last result of each target, and the report made of them.
+//! What is known of each target, and the reports made of it.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use health_common::probe::Path;
 use jiff::Timestamp;
+use slotmap::SecondaryMap;
 
-use super::target::{NodePaths, Protocol, TargetKey};
-use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeEntry, NodeList, NodeStatus,
-    PathStatus, RegistryState, RejectedEntry, SelfStatus, go_duration,
+use super::diagnosis::{
+    Context, Degraded, Diagnosis, Isolation, PeerFacts, Survey, TargetFacts, Thresholds, Verdict,
 };
-use crate::nodes::{NodeSet, SourceState};
+use super::failure::Failure;
+use super::handle::MeshOptions;
+use super::history::{History, Trend, WINDOWS, Window, most_results};
+use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
+use crate::api::types::{
+    self, AddressGroupStatus, ConnectivityStatus, HealthStatus, HistoryWindow, NodeEntry, NodeList,
+    NodeStatus, PathKind, PathStatus, RegistryState, RejectedEntry, RttSource, SelfStatus,
+    TargetHistory,
+};
+use crate::config::{ProbeIntervals, duration_text};
+use crate::nodes::{Node, NodeSet, SourceState};
+
+/// Results that a history lists one by one.
+const LISTED_RESULTS: usize = 20;
+/// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
+const UNUSUAL: (u32, u32) = (3, 2);
+/// A new round trip counts for one in so many in the smoothed one: for less than the results that make
+/// a shift, so that all of those are unusual.
+const SMOOTHING: u32 = 64;
+
+/// How old a look at all peers may be: reports of single nodes come in quick succession.
+const ISOLATION_AGE: Duration = Duration::from_millis(100);
 
 /// What is known of all nodes.
 #[derive(Debug)]
 pub(super) struct Results {
     local: String,
-    interval: Duration,
+    local_addresses: Vec<IpAddr>,
+    port: u16,
+    thresholds: Thresholds,
+    intervals: ProbeIntervals,
+    /// The shortest interval as it comes to at the probe rate.
+    effective: Option<Duration>,
     set: Arc<NodeSet>,
     /// In the order of `set.nodes`.
-    paths: Vec<NodePaths>,
-    last: HashMap<TargetKey, Last>,
+    nodes: Vec<NodeTargets>,
+    known: SecondaryMap<TargetId, Known>,
+    /// Results that a history may hold.
+    most_results: usize,
     newest: Option<Timestamp>,
+    /// What came of the last look at all peers, and when that was.
+    isolation: Mutex<Option<(Duration, Option<Arc<Isolation>>)>>,
+}
+
+/// A node and its targets.
+#[derive(Debug)]
+struct NodeTargets {
+    paths: NodePaths,
+    host: Vec<AddressTargets>,
+    endpoint: Vec<AddressTargets>,
+}
+
+/// The targets of an address; `None` for a protocol that it is not probed by.
+#[derive(Clone, Copy, Debug)]
+struct AddressTargets {
+    address: IpAddr,
+    icmp: Option<TargetId>,
+    http: Option<TargetId>,
+}
+
+/// What is known of a target.
+#[derive(Debug)]
+struct Known {
+    key: TargetKey,
+    result: Option<TargetResult>,
+    history: History,
+    smoothed: Option<Duration>,
+    degraded: Option<Degraded>,
+}
+
+/// The confirmed result of a target.
+#[derive(Debug)]
+struct TargetResult {
+    /// When its probe was sent, since the mesh's start.
+    sent: Duration,
+    probed: Timestamp,
+    /// When it last became reachable or ceased to be, or was probed first.
+    changed: Timestamp,
+    /// The same, since the mesh's start.
+    changed_at: Duration,
+    outcome: Result<Answer, Box<Unanswered>>,
+}
+
+/// An answer to a probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    /// The round trip.
+    pub(super) rtt: Duration,
+    /// Where it was stamped.
+    pub(super) source: RttSource,
+    /// For HTTP: until the connection stood.
+    pub(super) connect: Option<Duration>,
 }
 
 #[derive(Debug)]
-struct Last {
-    /// When the probe was sent, since the mesh's start.
-    sent: Duration,
-    status: ConnectivityStatus,
+struct Unanswered {
+    failure: Failure,
+    /// Probes without an answer since the last one.
+    probes: u32,
 }
 
 impl Results {
-    /// Knows nothing. `local` is the full name of the node that reports.
-    pub(super) fn new(local: String, interval: Duration) -> Self {
+    /// Knows nothing.
+    pub(super) fn new(options: &MeshOptions) -> Self {
         Self {
-            local,
-            interval,
+            local: options.local.clone(),
+            local_addresses: options.local_addresses.clone(),
+            port: options.port,
+            thresholds: Thresholds {
+                loss: options.loss_threshold,
+                ..Thresholds::default()
+            },
+            intervals: options.intervals,
+            effective: options.intervals.iter().min(),
             set: Arc::default(),
-            paths: Vec::new(),
-            last: HashMap::new(),
+            nodes: Vec::new(),
+            known: SecondaryMap::new(),
+            most_results: most_results(0),
             newest: None,
+            isolation: Mutex::default(),
         }
     }
 
-    /// Goes over to another set of nodes, whose paths are given in the same order. Results of
-    /// targets that are still there stay.
-    pub(super) fn set_nodes(&mut self, set: Arc<NodeSet>, paths: Vec<NodePaths>) {
-        self.set = set;
-        self.paths = paths;
-    }
-
-    /// Forgets a target's result.
-    pub(super) fn remove(&mut self, key: &TargetKey) {
-        self.last.remove(key);
-    }
-
-    /// Keeps a result, unless that of a later probe is there. The time of the last change is that of
-    /// `status` if it is one, else the one known.
-    pub(super) fn record(
+    /// Goes over to another set of nodes, whose paths are given in the same order, with their targets.
+    /// Results of targets that are still there stay. `effective` is what an interval comes to at the
+    /// probe rate.
+    pub(super) fn set_nodes(
         &mut self,
-        key: TargetKey,
-        sent: Duration,
-        mut status: ConnectivityStatus,
+        set: Arc<NodeSet>,
+        paths: Vec<NodePaths>,
+        targets: &Targets,
+        effective: impl Fn(Duration) -> Duration,
     ) {
-        self.newest = self.newest.max(Some(status.last_probed));
-        if let Some(last) = self.last.get(&key) {
-            if last.sent > sent {
-                return;
-            }
-            if last.status.is_ok() == status.is_ok() {
-                status.last_change = last.status.last_change;
+        let resolve = |addresses: &[IpAddr], path| {
+            let id = |address, protocol| {
+                targets.id(&TargetKey {
+                    address,
+                    path,
+                    protocol,
+                })
+            };
+            let addresses = addresses.iter().map(|&address| AddressTargets {
+                address,
+                icmp: id(address, Protocol::Icmp),
+                http: id(address, Protocol::Http),
+            });
+            addresses.collect()
+        };
+        self.nodes = paths
+            .into_iter()
+            .map(|paths| NodeTargets {
+                host: resolve(&paths.host, Path::Host),
+                endpoint: resolve(&paths.endpoint, Path::Endpoint),
+                paths,
+            })
+            .collect();
+        self.set = set;
+        self.effective = self.intervals.iter().min().map(effective);
+        self.most_results = most_results(targets.len());
+        for (id, target) in targets.iter() {
+            if !self.known.contains_key(id) {
+                self.known.insert(id, Known::new(target.key));
             }
         }
-        self.last.insert(key, Last { sent, status });
+    }
+
+    /// Forgets a target.
+    pub(super) fn remove(&mut self, id: TargetId) {
+        self.known.remove(id);
+    }
+
+    /// Keeps what became of a probe that was sent at `sent`: its round trip, or that it was lost.
+    pub(super) fn note(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        rtt: Option<Duration>,
+        now: Duration,
+    ) {
+        let most_results = self.most_results;
+        let Some(known) = self.known.get_mut(id) else {
+            return;
+        };
+        known.history.record(sent, rtt, most_results);
+        let (more, than) = UNUSUAL;
+        let unusual = match (rtt, known.smoothed) {
+            (None, _) => true,
+            (Some(rtt), Some(smoothed)) => rtt * than > smoothed * more,
+            (Some(_), None) => false,
+        };
+        if let Some(rtt) = rtt {
+            let before = known.smoothed.unwrap_or(rtt);
+            known.smoothed = Some((before * (SMOOTHING - 1) + rtt) / SMOOTHING);
+        }
+        // To look at the whole history at each result would cost more than the probe.
+        if unusual || known.degraded.is_some() {
+            let degraded = self.known.get(id).and_then(|known| {
+                self.context().degraded(&TargetFacts {
+                    trend: known.trend(now),
+                    ..known.facts(now)
+                })
+            });
+            if let Some(known) = self.known.get_mut(id) {
+                known.degraded = degraded;
+            }
+        }
     }
 
     /// Whether the target answers; `None` without a result.
-    pub(super) fn is_ok(&self, key: &TargetKey) -> Option<bool> {
-        self.last.get(key).map(|last| last.status.is_ok())
+    pub(super) fn is_reachable(&self, id: TargetId) -> Option<bool> {
+        let result = self.known.get(id)?.result.as_ref()?;
+        Some(result.outcome.is_ok())
+    }
+
+    /// A target is reachable: a probe sent at `sent`, by the clock at `probed`, was answered.
+    pub(super) fn answered(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        answer: Answer,
+    ) {
+        self.record(id, sent, probed, Ok(answer));
+    }
+
+    /// A target is unreachable, as a probe sent at `sent`, by the clock at `probed`, confirms. `probes`
+    /// have gone without an answer.
+    pub(super) fn unreachable(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        failure: Failure,
+        probes: u32,
+    ) {
+        let unanswered = Unanswered { failure, probes };
+        self.record(id, sent, probed, Err(Box::new(unanswered)));
+    }
+
+    /// Keeps a result, unless that of a later probe is there.
+    fn record(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        outcome: Result<Answer, Box<Unanswered>>,
+    ) {
+        self.newest = self.newest.max(Some(probed));
+        let Some(known) = self.known.get_mut(id) else {
+            return;
+        };
+        let (mut changed, mut changed_at) = (Timestamp::now(), sent);
+        if let Some(result) = &known.result {
+            if result.sent > sent {
+                return;
+            }
+            if result.outcome.is_ok() == outcome.is_ok() {
+                (changed, changed_at) = (result.changed, result.changed_at);
+            }
+        }
+        if outcome.is_err() {
+            known.degraded = None;
+        }
+        known.result = Some(TargetResult {
+            sent,
+            probed,
+            changed,
+            changed_at,
+            outcome,
+        });
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context {
+            port: self.port,
+            local_addresses: &self.local_addresses,
+            thresholds: self.thresholds,
+        }
     }
 
     /// How the node registries do.
     pub(super) fn registries(&self) -> Vec<RegistryState> {
-        let state = |source: &SourceState| RegistryState {
-            registry: source.registry.clone(),
-            cluster: source.cluster.clone(),
-            stale: source.stale.as_ref().map(|stale| stale.reason.clone()),
-            stale_since: source.stale.as_ref().map(|stale| stale.since),
-            rejected: source
-                .rejected
-                .iter()
-                .map(|entry| RejectedEntry {
-                    key: entry.key.clone(),
-                    reason: entry.reason.clone(),
-                })
-                .collect(),
-        };
-        self.set.sources.iter().map(state).collect()
+        self.set.sources.iter().map(registry_state).collect()
     }
 
     /// All that is known.
-    pub(super) fn report(&self) -> HealthStatus {
+    pub(super) fn report(&self, now: Duration) -> HealthStatus {
+        let isolation = self.isolation(now);
         let nodes = self
-            .paths
+            .nodes
             .iter()
-            .filter_map(|node| {
-                Some(NodeStatus {
-                    name: node.name.clone(),
-                    host: self.group(&node.host, Path::Host)?,
-                    health_endpoint: self.group(&node.endpoint, Path::Endpoint),
-                    diagnosis: None,
-                })
-            })
+            .enumerate()
+            .filter_map(|(index, node)| self.node_status(index, node, isolation.as_deref(), now))
             .collect();
+        let configured = self.intervals.iter().min();
+        let stretched = configured.filter(|configured| self.effective > Some(*configured));
         HealthStatus {
             timestamp: self.newest,
-            configured_interval: None,
-            probe_interval: go_duration(self.interval.as_nanos().try_into().unwrap_or(i64::MAX)),
+            probe_interval: self.effective.map_or_else(String::new, duration_text),
+            configured_interval: stretched.map(duration_text),
             local: SelfStatus {
                 name: self.local.clone(),
-                diagnosis: None,
+                diagnosis: isolation.map(|isolation| shown(&isolation.diagnosis)),
             },
             nodes,
         }
     }
 
-    /// `None` without an address.
-    fn group(&self, addresses: &[IpAddr], path: Path) -> Option<AddressGroupStatus> {
-        let (&primary, secondary) = addresses.split_first()?;
-        Some(AddressGroupStatus {
-            primary_address: self.path(primary, path),
-            secondary_addresses: secondary.iter().map(|&ip| self.path(ip, path)).collect(),
+    /// What is known of the node with this index in the set in force.
+    pub(super) fn node(&self, index: usize, now: Duration) -> Option<NodeStatus> {
+        let isolation = self.isolation(now);
+        self.node_status(index, self.nodes.get(index)?, isolation.as_deref(), now)
+    }
+
+    /// Whether it is this node that is cut off.
+    fn isolation(&self, now: Duration) -> Option<Arc<Isolation>> {
+        let mut last = self
+            .isolation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, isolation)) = &*last
+            && now.saturating_sub(*at) < ISOLATION_AGE
+        {
+            return isolation.clone();
+        }
+        let context = self.context();
+        let mut survey = Survey::default();
+        for (index, node) in self.nodes.iter().enumerate() {
+            survey.add(&context, &self.peer(index, node, &self.facts(node, now)));
+        }
+        let isolation = survey.diagnose(&context, &self.local, &[]).map(Arc::new);
+        *last = Some((now, isolation.clone()));
+        isolation
+    }
+
+    fn node_status(
+        &self,
+        index: usize,
+        node: &NodeTargets,
+        isolation: Option<&Isolation>,
+        now: Duration,
+    ) -> Option<NodeStatus> {
+        let facts = self.facts(node, now);
+        let peer = self.peer(index, node, &facts);
+        let diagnosis = self.context().diagnose(&peer, isolation);
+        Some(NodeStatus {
+            name: node.paths.name.clone(),
+            host: self.group(&node.host, Path::Host)?,
+            health_endpoint: self.group(&node.endpoint, Path::Endpoint),
+            diagnosis: diagnosis.map(|diagnosis| shown(&diagnosis)),
         })
     }
 
-    fn path(&self, address: IpAddr, path: Path) -> PathStatus {
-        let last = |protocol| {
-            let key = TargetKey {
-                address,
-                path,
-                protocol,
-            };
-            self.last.get(&key).map(|last| last.status.clone())
-        };
-        PathStatus {
-            ip: address,
-            icmp: last(Protocol::Icmp),
-            http: last(Protocol::Http),
-            off: Vec::new(),
+    /// What a node's targets are judged by.
+    fn facts(&self, node: &NodeTargets, now: Duration) -> Vec<TargetFacts<'_>> {
+        let mut facts = Vec::with_capacity(2 * (node.host.len() + node.endpoint.len()));
+        for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
+            for targets in addresses {
+                for (protocol, id) in targets.protocols() {
+                    facts.push(match id.and_then(|id| self.known.get(id)) {
+                        Some(known) => known.facts(now),
+                        None => TargetFacts {
+                            key: TargetKey {
+                                address: targets.address,
+                                path,
+                                protocol,
+                            },
+                            verdict: Verdict::Off,
+                            trend: Trend::default(),
+                        },
+                    });
+                }
+            }
         }
+        facts
+    }
+
+    fn peer<'a>(
+        &'a self,
+        index: usize,
+        node: &'a NodeTargets,
+        targets: &'a [TargetFacts<'a>],
+    ) -> PeerFacts<'a> {
+        let expects_endpoint =
+            |node: &Node| !node.pod_cidrs.is_empty() || !node.health_addresses.is_empty();
+        PeerFacts {
+            name: &node.paths.name,
+            local: node.paths.local,
+            endpoint_expected: self.set.nodes.get(index).is_some_and(expects_endpoint),
+            targets,
+        }
+    }
+
+    /// `None` without an address.
+    fn group(&self, addresses: &[AddressTargets], path: Path) -> Option<AddressGroupStatus> {
+        let (primary, secondary) = addresses.split_first()?;
+        Some(AddressGroupStatus {
+            primary_address: self.path(primary, path),
+            secondary_addresses: secondary.iter().map(|ip| self.path(ip, path)).collect(),
+        })
+    }
+
+    fn path(&self, targets: &AddressTargets, path: Path) -> PathStatus {
+        let status = |id: Option<TargetId>| self.known.get(id?)?.status();
+        let is_off = |protocol| self.intervals.get(path, protocol).is_none();
+        let protocols = [
+            (Protocol::Icmp, types::Protocol::Icmp),
+            (Protocol::Http, types::Protocol::Http),
+        ];
+        PathStatus {
+            ip: targets.address,
+            icmp: status(targets.icmp),
+            http: status(targets.http),
+            off: protocols
+                .into_iter()
+                .filter(|(protocol, _)| is_off(*protocol))
+                .map(|(_, shown)| shown)
+                .collect(),
+        }
+    }
+
+    /// What became of the probes of the last hour, of the node with this full name or of all.
+    pub(super) fn history(&self, node: Option<&str>, now: Duration) -> Vec<TargetHistory> {
+        let mut histories = Vec::new();
+        let wanted = |known: &&NodeTargets| node.is_none_or(|name| known.paths.name == name);
+        for node in self.nodes.iter().filter(wanted) {
+            for (addresses, path) in [
+                (&node.host, PathKind::Host),
+                (&node.endpoint, PathKind::Endpoint),
+            ] {
+                for targets in addresses {
+                    for (protocol, id) in targets.protocols() {
+                        let known = id.and_then(|id| self.known.get(id));
+                        histories.extend(known.map(|known| TargetHistory {
+                            node: node.paths.name.clone(),
+                            ip: targets.address,
+                            path,
+                            protocol: match protocol {
+                                Protocol::Icmp => types::Protocol::Icmp,
+                                Protocol::Http => types::Protocol::Http,
+                            },
+                            windows: known.windows(now),
+                            last_results_ns: known.last_results(),
+                        }));
+                    }
+                }
+            }
+        }
+        histories
     }
 
     /// The registry as it is probed.
     pub(super) fn node_list(&self) -> NodeList {
-        let entry = |(node, paths): (&crate::nodes::Node, &NodePaths)| NodeEntry {
-            name: paths.name.clone(),
-            local: paths.local,
-            addresses: paths.host.clone(),
-            pod_cidrs: node.pod_cidrs.clone(),
-            health_addresses: paths.endpoint.clone(),
-        };
+        let nodes = self.set.nodes.iter().zip(&self.nodes);
         NodeList {
             registries: self.registries(),
-            nodes: self.set.nodes.iter().zip(&self.paths).map(entry).collect(),
+            nodes: nodes
+                .map(|(node, NodeTargets { paths, .. })| NodeEntry {
+                    name: paths.name.clone(),
+                    local: paths.local,
+                    addresses: paths.host.clone(),
+                    pod_cidrs: node.pod_cidrs.clone(),
+                    health_addresses: paths.endpoint.clone(),
+                })
+                .collect(),
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::types::Reachability;
-    use crate::nodes::Node;
+impl AddressTargets {
+    fn protocols(&self) -> [(Protocol, Option<TargetId>); 2] {
+        [(Protocol::Icmp, self.icmp), (Protocol::Http, self.http)]
+    }
+}
 
-    fn status(text: &str, at: i64) -> ConnectivityStatus {
-        ConnectivityStatus {
-            latency: 1,
-            status: text.to_owned(),
-            last_probed: Timestamp::from_second(at).unwrap(),
-            rtt_source: None,
-            connect_latency: None,
-            consecutive_failures: 0,
-            last_change: None,
+impl Known {
+    fn new(key: TargetKey) -> Self {
+        Self {
+            key,
+            result: None,
+            history: History::default(),
+            smoothed: None,
             degraded: None,
         }
     }
 
-    fn results() -> Results {
-        let mut results = Results::new("default/a".to_owned(), Duration::from_secs(10));
+    /// What the target is judged by.
+    fn facts(&self, now: Duration) -> TargetFacts<'_> {
+        let verdict = match &self.result {
+            None => Verdict::Unknown,
+            Some(result) => match &result.outcome {
+                Ok(_) => Verdict::Reachable,
+                Err(unanswered) => Verdict::Unreachable(&unanswered.failure),
+            },
+        };
+        // The trend of a target that is not degraded does not matter, and costs time.
+        let trend = match &self.degraded {
+            Some(_) => self.trend(now),
+            None => Trend::default(),
+        };
+        TargetFacts {
+            key: self.key,
+            verdict,
+            trend,
+        }
+    }
+
+    fn trend(&self, now: Duration) -> Trend {
+        let since = self.result.as_ref().map(|result| result.changed_at);
+        self.history.trend(now, since.unwrap_or_default())
+    }
+
+    fn status(&self) -> Option<ConnectivityStatus> {
+        let result = self.result.as_ref()?;
+        let status = ConnectivityStatus {
+            latency: 0,
+            status: String::new(),
+            last_probed: result.probed,
+            rtt_source: None,
+            connect_latency: None,
+            consecutive_failures: 0,
+            last_change: Some(result.changed),
+            degraded: None,
+        };
+        Some(match &result.outcome {
+            Ok(answer) => ConnectivityStatus {
+                latency: nanos(answer.rtt),
+                rtt_source: Some(answer.source),
+                connect_latency: answer.connect.map(nanos),
+                degraded: self.degraded.map(|degraded| degraded.to_string()),
+                ..status
+            },
+            Err(unanswered) => ConnectivityStatus {
+                status: unanswered.failure.to_string(),
+                consecutive_failures: unanswered.probes,
+                ..status
+            },
+        })
+    }
+
+    fn windows(&self, now: Duration) -> Vec<HistoryWindow> {
+        let window = |length| Some((length, self.history.window(now, length)?));
+        WINDOWS
+            .into_iter()
+            .filter_map(window)
+            .map(|(length, window)| shown_window(length, &window))
+            .collect()
+    }
+
+    fn last_results(&self) -> Vec<Option<u64>> {
+        let results = self.history.recent(LISTED_RESULTS);
+        results
+            .map(|result| result.rtt.map(unsigned_nanos))
+            .collect()
+    }
+}
+
+fn registry_state(source: &SourceState) -> RegistryState {
+    let rejected = source.rejected.iter().map(|entry| RejectedEntry {
+        key: entry.key.clone(),
+        reason: entry.reason.clone(),
+    });
+    RegistryState {
+        registry: source.registry.clone(),
+        cluster: source.cluster.clone(),
+        stale: source.stale.as_ref().map(|stale| stale.reason.clone()),
+        stale_since: source.stale.as_ref().map(|stale| stale.since),
+        rejected: rejected.collect(),
+    }
+}
+
+fn shown(diagnosis: &Diagnosis) -> types::Diagnosis {
+    types::Diagnosis {
+        cause: diagnosis.cause.to_string(),
+        message: diagnosis.message.clone(),
+        evidence: diagnosis.evidence.clone(),
+    }
+}
+
+fn shown_window(length: Duration, window: &Window) -> HistoryWindow {
+    HistoryWindow {
+        length_ns: unsigned_nanos(length),
+        covered_ns: unsigned_nanos(window.covered),
+        probes: window.probes,
+        lost: window.lost,
+        p50_ns: window.p50.map(unsigned_nanos),
+        p90_ns: window.p90.map(unsigned_nanos),
+        p99_ns: window.p99.map(unsigned_nanos),
+        max_ns: window.max.map(unsigned_nanos),
+        jitter_ns: window.jitter.map(unsigned_nanos),
+    }
+}
+
+fn nanos(duration: Duration) -> i64 {
+    duration.as_nanos().try_into().unwrap_or(i64::MAX)
+}
+
+fn unsigned_nanos(duration: Duration) -> u64 {
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::target::Target;
+    use super::*;
+    use crate::api::types::Reachability;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn options() -> MeshOptions {
+        MeshOptions {
+            local: "default/a".to_owned(),
+            local_addresses: Vec::new(),
+            intervals: ProbeIntervals::all(Duration::from_secs(10)),
+            rate: 1000,
+            timeout: SECOND,
+            loss_threshold: 0.05,
+            port: 4240,
+            icmp_id: 1,
+            magic: 1,
+            state_dir: "/nonexistent".into(),
+        }
+    }
+
+    /// Results of one node with three addresses, and its six targets.
+    fn results() -> (Results, Vec<TargetId>) {
         let node = Node {
             name: "a".to_owned(),
             cluster: "default".to_owned(),
@@ -200,80 +645,127 @@ mod tests {
             pod_cidrs: Vec::new(),
             health_addresses: Vec::new(),
         };
-        let paths = vec![NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()])];
+        let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
+        let mut targets = Targets::default();
+        let wanted = paths.targets().map(|key| Target {
+            key,
+            node: 0,
+            remote: false,
+        });
+        let ids = targets.replace(wanted).fresh;
         let set = NodeSet {
             nodes: vec![node],
             sources: Vec::new(),
         };
-        results.set_nodes(Arc::new(set), paths);
-        results
+        let mut results = Results::new(&options());
+        results.set_nodes(Arc::new(set), vec![paths], &targets, |interval| interval);
+        (results, ids.into_iter().map(|(id, _)| id).collect())
+    }
+
+    fn at(second: u64) -> (Duration, Timestamp) {
+        let probed = Timestamp::from_second(second as i64).unwrap();
+        (Duration::from_secs(second), probed)
+    }
+
+    fn answered(results: &mut Results, id: TargetId, second: u64) {
+        let (sent, probed) = at(second);
+        let answer = Answer {
+            rtt: Duration::from_micros(1),
+            source: RttSource::Socket,
+            connect: None,
+        };
+        results.note(id, sent, Some(answer.rtt), sent);
+        results.answered(id, sent, probed, answer);
+    }
+
+    fn failed(results: &mut Results, id: TargetId, second: u64) {
+        let (sent, probed) = at(second);
+        results.note(id, sent, None, sent);
+        results.unreachable(id, sent, probed, Failure::TimedOut, 5);
     }
 
     #[test]
     fn a_report_says_what_is_known_and_no_more() {
-        let mut results = results();
-        let report = results.report();
+        let (mut results, ids) = results();
+        let report = results.report(SECOND);
         assert_eq!(report.timestamp, None);
         assert_eq!(report.probe_interval, "10s");
+        assert_eq!(report.configured_interval, None);
         assert_eq!(report.nodes[0].reachability(), Reachability::Unknown);
-        assert_eq!(
-            report.nodes[0].host.primary_address.ip,
-            IpAddr::from([10, 0, 0, 1])
-        );
+        let primary = &report.nodes[0].host.primary_address;
+        assert_eq!(primary.ip, IpAddr::from([10, 0, 0, 1]));
         assert_eq!(report.nodes[0].host.secondary_addresses.len(), 1);
 
-        let keys: Vec<_> = results.paths[0].targets().collect();
-        assert_eq!(keys.len(), 6);
-        for (second, &key) in keys.iter().enumerate() {
-            results.record(key, Duration::from_secs(5), status("", second as i64));
+        assert_eq!(ids.len(), 6);
+        for (second, &id) in ids.iter().enumerate() {
+            answered(&mut results, id, second as u64);
         }
-        let report = results.report();
+        let report = results.report(SECOND * 9);
         assert_eq!(report.nodes[0].reachability(), Reachability::Reachable);
         assert_eq!(report.timestamp, Timestamp::from_second(5).ok());
-        results.remove(&keys[0]);
+        assert_eq!(report.nodes[0].diagnosis, None);
+        results.remove(ids[0]);
         assert_eq!(
-            results.report().nodes[0].reachability(),
+            results.report(SECOND * 9).nodes[0].reachability(),
             Reachability::Unknown
         );
     }
 
     #[test]
     fn the_result_of_a_later_probe_stands() {
-        let mut results = results();
-        let key = results.paths[0].targets().next().unwrap();
-        results.record(key, Duration::from_secs(7), status("", 7));
-        results.record(
-            key,
-            Duration::from_secs(6),
-            status("Connection timed out", 6),
-        );
-        assert_eq!(results.is_ok(&key), Some(true));
-        results.record(
-            key,
-            Duration::from_secs(8),
-            status("Connection timed out", 8),
-        );
-        assert_eq!(results.is_ok(&key), Some(false));
+        let (mut results, ids) = results();
+        answered(&mut results, ids[0], 7);
+        failed(&mut results, ids[0], 6);
+        assert_eq!(results.is_reachable(ids[0]), Some(true));
+        failed(&mut results, ids[0], 8);
+        assert_eq!(results.is_reachable(ids[0]), Some(false));
     }
 
     #[test]
     fn the_last_change_is_that_of_the_verdict() {
-        let mut results = results();
-        let key = results.paths[0].targets().next().unwrap();
-        let mut last_change = |text: &str, second: u64| {
-            let at = Timestamp::from_second(second as i64).ok();
-            let status = ConnectivityStatus {
-                last_change: at,
-                ..status(text, second as i64)
-            };
-            results.record(key, Duration::from_secs(second), status);
-            let known = results.last[&key].status.last_change.unwrap();
-            known.as_second()
+        let (mut results, ids) = results();
+        let changed = |results: &Results| {
+            let result = results.known[ids[0]].result.as_ref().unwrap();
+            result.changed_at.as_secs()
         };
-        assert_eq!(last_change("", 1), 1);
-        assert_eq!(last_change("", 2), 1);
-        assert_eq!(last_change("Connection timed out", 3), 3);
-        assert_eq!(last_change("Connection refused", 4), 3);
-        assert_eq!(last_change("", 5), 5);
+        for (second, ok, since) in [(1, true, 1), (2, true, 1), (3, false, 3), (4, false, 3)] {
+            if ok {
+                answered(&mut results, ids[0], second);
+            } else {
+                failed(&mut results, ids[0], second);
+            }
+            assert_eq!(changed(&results), since);
+        }
+        answered(&mut results, ids[0], 5);
+        assert_eq!(changed(&results), 5);
+    }
+
+    #[test]
+    fn lasting_loss_degrades_a_target_that_answers() {
+        let (mut results, ids) = results();
+        for (second, &id) in (1..).zip(ids.iter().cycle()).take(1200) {
+            answered(&mut results, id, second);
+        }
+        // Every third probe of one target.
+        for second in 1201..1300 {
+            if second % 3 == 0 {
+                let (sent, _) = at(second);
+                results.note(ids[0], sent, None, sent);
+            } else {
+                answered(&mut results, ids[0], second);
+            }
+        }
+        let report = results.report(SECOND * 1300);
+        let node = &report.nodes[0];
+        assert_eq!(node.reachability(), Reachability::Degraded);
+        let degraded = node.host.primary_address.icmp.as_ref().unwrap();
+        let reason = degraded.degraded.as_deref().unwrap_or_default();
+        assert!(reason.starts_with("lost "), "{reason}");
+        assert_eq!(node.diagnosis.as_ref().unwrap().cause, "loss");
+        let history = results.history(Some("default/a"), SECOND * 1300);
+        assert_eq!(history.len(), 6);
+        assert!(history[0].windows[0].lost >= 15, "{:?}", history[0]);
+        assert_eq!(history[0].last_results_ns.len(), LISTED_RESULTS);
+        assert!(results.history(Some("default/b"), SECOND).is_empty());
     }
 }

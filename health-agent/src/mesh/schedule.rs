@@ -1,150 +1,227 @@
 //! When each target is probed next. Pure: time comes in as the duration since the start.
 
-use std::collections::hash_map::{DefaultHasher, Entry};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use super::target::TargetKey;
+use slotmap::SecondaryMap;
+
+use super::budget::Budget;
+use super::target::{TargetId, TargetKey};
 
 /// First wait between probes of a target that does not answer; each further probe doubles it.
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// The part of the probe rate that regular probes may take. The rest is for those that confirm, and
+/// for early probes of targets that do not answer.
+const REGULAR_SHARE: f64 = 0.9;
 
 /// The times at which targets are due.
 ///
 /// In its steady state a target is due once an interval, at a phase that depends on who probes and
 /// what is probed: neither the targets of one agent nor the agents that probe one target come in
-/// bursts. A target that does not answer, new or lost, is due earlier, until its waits have grown to
-/// the interval. They count from probe to probe: the time-out of a silent one does not delay the next.
+/// bursts. With more targets than the probe rate allows, all intervals grow by the same factor. A
+/// target that does not answer, new or lost, is due earlier, until its waits have grown to the
+/// interval; such probes give way to all others. The waits count from probe to probe: the time-out of
+/// a silent target does not delay the next.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    interval: Duration,
     agent: String,
-    targets: HashMap<TargetKey, Times>,
-    due: BTreeSet<(Duration, TargetKey)>,
+    rate: u32,
+    targets: SecondaryMap<TargetId, Times>,
+    regular: BTreeSet<(Duration, TargetId)>,
+    early: BTreeSet<(Duration, TargetId)>,
+    /// How many targets have an interval.
+    intervals: BTreeMap<Duration, u32>,
+    /// By what intervals are longer than they were set.
+    stretch: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Times {
+    /// As set.
+    interval: Duration,
     /// Fraction of the interval, in units of `2^-64`.
     phase: u64,
     due: Duration,
+    /// Whether it is due before its regular time.
+    early: bool,
     /// Wait from the next probe to the one after it; `None` for a target that answers.
     retry: Option<Duration>,
 }
 
 impl Schedule {
-    /// An empty schedule of the agent with this name.
-    pub(super) fn new(agent: &str, interval: Duration) -> Self {
+    /// An empty schedule of the agent with this name, for at most `rate` probes a second.
+    pub(super) fn new(agent: &str, rate: u32) -> Self {
         Self {
-            interval,
             agent: agent.to_owned(),
-            targets: HashMap::new(),
-            due: BTreeSet::new(),
+            rate,
+            targets: SecondaryMap::new(),
+            regular: BTreeSet::new(),
+            early: BTreeSet::new(),
+            intervals: BTreeMap::new(),
+            stretch: 1.0,
         }
     }
 
-    /// Adds a target unless it is there. It is due first within `spread` from `now`.
-    pub(super) fn insert(&mut self, key: TargetKey, now: Duration, spread: Duration) {
-        if let Entry::Vacant(vacant) = self.targets.entry(key) {
-            let mut hasher = DefaultHasher::new();
-            (&self.agent, key).hash(&mut hasher);
-            let phase = hasher.finish();
-            let due = now + fraction(spread, phase);
-            vacant.insert(Times {
-                phase,
-                due,
-                retry: Some(FIRST_RETRY),
-            });
-            self.due.insert((due, key));
-        }
+    /// Adds a target. It is due first within `spread` from `now`.
+    pub(super) fn insert(
+        &mut self,
+        id: TargetId,
+        key: &TargetKey,
+        interval: Duration,
+        now: Duration,
+        spread: Duration,
+    ) {
+        let mut hasher = DefaultHasher::new();
+        (&self.agent, key).hash(&mut hasher);
+        let phase = hasher.finish();
+        let due = now + fraction(spread, phase);
+        let times = Times {
+            interval,
+            phase,
+            due,
+            early: false,
+            retry: Some(FIRST_RETRY),
+        };
+        self.targets.insert(id, times);
+        self.regular.insert((due, id));
+        *self.intervals.entry(interval).or_default() += 1;
+        self.update_stretch();
     }
 
     /// Forgets a target.
-    pub(super) fn remove(&mut self, key: &TargetKey) {
-        if let Some(times) = self.targets.remove(key) {
-            self.due.remove(&(times.due, *key));
+    pub(super) fn remove(&mut self, id: TargetId) {
+        if let Some(times) = self.targets.remove(id) {
+            self.queue(times.early).remove(&(times.due, id));
+            if let Some(count) = self.intervals.get_mut(&times.interval) {
+                *count -= 1;
+                if *count == 0 {
+                    self.intervals.remove(&times.interval);
+                }
+            }
+            self.update_stretch();
         }
     }
 
-    /// When the next target is due.
-    pub(super) fn next_due(&self) -> Option<Duration> {
-        self.due.first().map(|&(due, _)| due)
+    /// The interval that `interval` comes to at the probe rate.
+    pub(super) fn effective(&self, interval: Duration) -> Duration {
+        interval.mul_f64(self.stretch)
     }
 
-    /// A target that is due, if one is. It is next due at its regular time, or earlier while it does
-    /// not answer.
-    pub(super) fn pop_due(&mut self, now: Duration) -> Option<TargetKey> {
-        let &(due, key) = self.due.first()?;
-        if due > now {
+    /// When the next target is due, the budget permitting.
+    pub(super) fn next_due(&self, budget: &Budget) -> Option<Duration> {
+        let regular = self.regular.first().map(|&(due, _)| due);
+        let early = self.early.first().map(|&(due, _)| due);
+        let next = regular.into_iter().chain(early).min()?;
+        Some(next.max(budget.ready()))
+    }
+
+    /// A target that is due, if one is and `budget` allows a probe, which is then taken from it. It is
+    /// next due at its regular time, or earlier while it does not answer.
+    pub(super) fn pop_due(&mut self, now: Duration, budget: &mut Budget) -> Option<TargetId> {
+        if !budget.allows(now) {
             return None;
         }
-        let times = self.targets.get(&key)?;
-        let retry = times.retry.filter(|&wait| wait < self.interval);
-        let regular = self.regular_after(now + self.interval / 2, times.phase);
-        let next = retry.map_or(regular, |wait| regular.min(now + wait));
-        if let Some(times) = self.targets.get_mut(&key) {
-            times.retry = retry.map(|wait| wait * 2);
+        let is_due = |&&(due, _): &&(Duration, TargetId)| due <= now;
+        let regular = self.regular.first().filter(is_due);
+        let &(_, id) = regular.or_else(|| self.early.first().filter(is_due))?;
+        budget.take(now);
+        let times = self.targets.get_mut(id)?;
+        let interval = times.interval.mul_f64(self.stretch);
+        let retry = times.retry.filter(|&wait| wait < interval);
+        times.retry = retry.map(|wait| wait * 2);
+        let regular = regular_after(now + interval / 2, interval, times.phase);
+        match retry.map(|wait| now + wait).filter(|&at| at < regular) {
+            Some(at) => self.set_due(id, at, true),
+            None => self.set_due(id, regular, false),
         }
-        self.set_due(&key, next);
-        Some(key)
+        Some(id)
     }
 
     /// The target answers: it is due at its regular times alone.
-    pub(super) fn settle(&mut self, key: &TargetKey, now: Duration) {
-        let Some(times) = self.targets.get_mut(key) else {
+    pub(super) fn settle(&mut self, id: TargetId, now: Duration) {
+        let Some(times) = self.targets.get_mut(id) else {
             return;
         };
         if times.retry.take().is_some() {
-            let phase = times.phase;
-            let regular = self.regular_after(now + self.interval / 2, phase);
-            self.set_due(key, regular);
+            let interval = times.interval.mul_f64(self.stretch);
+            let regular = regular_after(now + interval / 2, interval, times.phase);
+            self.set_due(id, regular, false);
         }
     }
 
     /// The target has ceased to answer: it is due soon, and then with growing waits.
-    pub(super) fn retry(&mut self, key: &TargetKey, now: Duration) {
-        if let Some(times) = self.targets.get_mut(key) {
+    pub(super) fn retry(&mut self, id: TargetId, now: Duration) {
+        if let Some(times) = self.targets.get_mut(id) {
             times.retry = Some(FIRST_RETRY);
-            self.pull_in(key, now + FIRST_RETRY);
+            let at = now + FIRST_RETRY;
+            if at < times.due {
+                self.set_due(id, at, true);
+            }
         }
     }
 
     /// Makes a target due at `at` unless it is due before.
-    pub(super) fn pull_in(&mut self, key: &TargetKey, at: Duration) {
-        if self.targets.get(key).is_some_and(|times| at < times.due) {
-            self.set_due(key, at);
+    pub(super) fn pull_in(&mut self, id: TargetId, at: Duration) {
+        if self
+            .targets
+            .get(id)
+            .is_some_and(|times| at < times.due || times.early)
+        {
+            self.set_due(id, at, false);
         }
     }
 
     /// Makes all targets due within `spread` from `now`, in the order of their phases.
     pub(super) fn pull_in_all(&mut self, now: Duration, spread: Duration) {
-        for (key, times) in &mut self.targets {
-            let at = now + fraction(spread, times.phase);
-            if at < times.due {
-                self.due.remove(&(times.due, *key));
-                times.due = at;
-                self.due.insert((at, *key));
-            }
+        let all: Vec<_> = self
+            .targets
+            .iter()
+            .map(|(id, times)| (id, times.phase))
+            .collect();
+        for (id, phase) in all {
+            self.pull_in(id, now + fraction(spread, phase));
         }
     }
 
-    fn set_due(&mut self, key: &TargetKey, at: Duration) {
-        if let Some(times) = self.targets.get_mut(key) {
-            self.due.remove(&(times.due, *key));
-            times.due = at;
-            self.due.insert((at, *key));
+    fn set_due(&mut self, id: TargetId, at: Duration, early: bool) {
+        if let Some(&times) = self.targets.get(id) {
+            self.queue(times.early).remove(&(times.due, id));
+            self.queue(early).insert((at, id));
+            self.targets[id] = Times {
+                due: at,
+                early,
+                ..times
+            };
         }
     }
 
-    /// The first regular time that is not before `earliest`.
-    fn regular_after(&self, earliest: Duration, phase: u64) -> Duration {
-        let interval = self.interval.as_nanos().max(1);
-        let phase = fraction(self.interval, phase);
-        let past = earliest.saturating_sub(phase).as_nanos();
-        let periods = past.div_ceil(interval);
-        phase + Duration::from_nanos(u64::try_from(periods * interval).unwrap_or(u64::MAX))
+    fn queue(&mut self, early: bool) -> &mut BTreeSet<(Duration, TargetId)> {
+        if early {
+            &mut self.early
+        } else {
+            &mut self.regular
+        }
     }
+
+    fn update_stretch(&mut self) {
+        let wanted: f64 = self
+            .intervals
+            .iter()
+            .map(|(interval, &count)| f64::from(count) / interval.as_secs_f64())
+            .sum();
+        self.stretch = (wanted / (f64::from(self.rate) * REGULAR_SHARE)).max(1.0);
+    }
+}
+
+/// The first time with this phase of the interval that is not before `earliest`.
+fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
+    let phase = fraction(interval, phase);
+    let interval = interval.as_nanos().max(1);
+    let past = earliest.saturating_sub(phase).as_nanos();
+    let periods = past.div_ceil(interval);
+    phase + Duration::from_nanos(u64::try_from(periods * interval).unwrap_or(u64::MAX))
 }
 
 /// `part / 2^64` of `whole`.
@@ -159,6 +236,7 @@ mod tests {
 
     use health_common::probe::Path;
     use proptest::prelude::*;
+    use slotmap::KeyData;
 
     use super::super::target::Protocol;
     use super::*;
@@ -166,7 +244,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(10);
     const SPREAD: Duration = Duration::from_millis(100);
 
-    fn target(number: u32) -> TargetKey {
+    fn key(number: u32) -> TargetKey {
         TargetKey {
             address: IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + number)),
             path: Path::Host,
@@ -174,84 +252,157 @@ mod tests {
         }
     }
 
+    fn target(number: u32) -> TargetId {
+        KeyData::from_ffi((1 << 32) | u64::from(number)).into()
+    }
+
     fn millis(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
+    /// A schedule with a budget that allows all that is due.
+    struct Bed {
+        schedule: Schedule,
+        budget: Budget,
+    }
+
+    impl Bed {
+        fn new(agent: &str, rate: u32) -> Self {
+            Self {
+                schedule: Schedule::new(agent, rate),
+                budget: Budget::new(rate),
+            }
+        }
+
+        fn insert(&mut self, number: u32, now: Duration, spread: Duration) {
+            let (id, key) = (target(number), key(number));
+            self.schedule.insert(id, &key, INTERVAL, now, spread);
+        }
+
+        fn next_due(&self) -> Option<Duration> {
+            self.schedule.next_due(&self.budget)
+        }
+
+        fn pop_due(&mut self, now: Duration) -> Option<TargetId> {
+            self.schedule.pop_due(now, &mut self.budget)
+        }
+    }
+
     #[test]
     fn a_new_target_is_due_at_once_and_then_once_an_interval() {
-        let mut schedule = Schedule::new("agent", INTERVAL);
+        let mut bed = Bed::new("agent", 1000);
         let start = millis(5);
-        schedule.insert(target(1), start, SPREAD);
-        let first = schedule.next_due().unwrap();
+        bed.insert(1, start, SPREAD);
+        let first = bed.next_due().unwrap();
         assert!(first >= start && first < start + SPREAD);
-        assert_eq!(schedule.pop_due(first - Duration::from_nanos(1)), None);
-        assert_eq!(schedule.pop_due(first), Some(target(1)));
-        assert_eq!(schedule.pop_due(first), None);
-        schedule.settle(&target(1), first);
-        let mut last = schedule.next_due().unwrap();
+        assert_eq!(bed.pop_due(first - Duration::from_nanos(1)), None);
+        assert_eq!(bed.pop_due(first), Some(target(1)));
+        assert_eq!(bed.pop_due(first), None);
+        bed.schedule.settle(target(1), first);
+        let mut last = bed.next_due().unwrap();
         assert!(last >= first + INTERVAL / 2 && last < first + INTERVAL * 3 / 2);
         for _ in 0..5 {
-            assert_eq!(schedule.pop_due(last + millis(3)), Some(target(1)));
-            assert_eq!(schedule.next_due(), Some(last + INTERVAL));
+            assert_eq!(bed.pop_due(last + millis(3)), Some(target(1)));
+            assert_eq!(bed.next_due(), Some(last + INTERVAL));
             last += INTERVAL;
         }
     }
 
     #[test]
     fn a_target_that_does_not_answer_is_due_with_growing_waits() {
-        let mut schedule = Schedule::new("agent", INTERVAL);
-        schedule.insert(target(1), Duration::ZERO, SPREAD);
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, SPREAD);
         // No result comes between: silence delays nothing.
-        let mut now = schedule.next_due().unwrap();
+        let mut now = bed.next_due().unwrap();
         for wait in [100, 200, 400, 800, 1600] {
-            assert_eq!(schedule.pop_due(now), Some(target(1)));
-            assert_eq!(schedule.next_due(), Some(now + millis(wait)));
+            assert_eq!(bed.pop_due(now), Some(target(1)));
+            assert_eq!(bed.next_due(), Some(now + millis(wait)));
             now += millis(wait);
         }
         // At last, only the regular times are left.
         let mut gaps = Vec::new();
         for _ in 0..6 {
-            assert_eq!(schedule.pop_due(now), Some(target(1)));
-            let next = schedule.next_due().unwrap();
+            assert_eq!(bed.pop_due(now), Some(target(1)));
+            let next = bed.next_due().unwrap();
             gaps.push(next - now);
             now = next;
         }
         assert_eq!(gaps[4..], [INTERVAL, INTERVAL]);
         // One that has ceased to answer begins anew.
-        schedule.pop_due(now);
-        schedule.settle(&target(1), now);
-        assert_eq!(schedule.next_due(), Some(now + INTERVAL));
-        schedule.retry(&target(1), now);
-        assert_eq!(schedule.next_due(), Some(now + millis(100)));
-        schedule.pop_due(now + millis(100));
-        schedule.settle(&target(1), now + millis(100));
-        assert!(schedule.next_due().unwrap() >= now + INTERVAL / 2);
+        bed.pop_due(now);
+        bed.schedule.settle(target(1), now);
+        assert_eq!(bed.next_due(), Some(now + INTERVAL));
+        bed.schedule.retry(target(1), now);
+        assert_eq!(bed.next_due(), Some(now + millis(100)));
+        bed.pop_due(now + millis(100));
+        bed.schedule.settle(target(1), now + millis(100));
+        assert!(bed.next_due().unwrap() >= now + INTERVAL / 2);
     }
 
     #[test]
     fn a_removed_target_is_never_due() {
-        let mut schedule = Schedule::new("agent", INTERVAL);
-        schedule.insert(target(1), Duration::ZERO, SPREAD);
-        schedule.remove(&target(1));
-        schedule.retry(&target(1), Duration::ZERO);
-        schedule.settle(&target(1), Duration::ZERO);
-        schedule.pull_in(&target(1), Duration::ZERO);
-        assert_eq!(schedule.next_due(), None);
-        assert_eq!(schedule.pop_due(INTERVAL), None);
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, SPREAD);
+        bed.schedule.remove(target(1));
+        bed.schedule.retry(target(1), Duration::ZERO);
+        bed.schedule.settle(target(1), Duration::ZERO);
+        bed.schedule.pull_in(target(1), Duration::ZERO);
+        assert_eq!(bed.next_due(), None);
+        assert_eq!(bed.pop_due(INTERVAL), None);
     }
 
     #[test]
     fn all_can_be_made_due_now() {
-        let mut schedule = Schedule::new("agent", INTERVAL);
+        let mut bed = Bed::new("agent", 1000);
         for number in 0..50 {
-            schedule.insert(target(number), Duration::ZERO, SPREAD);
-            schedule.settle(&target(number), Duration::ZERO);
+            bed.insert(number, Duration::ZERO, SPREAD);
+            bed.schedule.settle(target(number), Duration::ZERO);
         }
         let now = millis(700);
-        schedule.pull_in_all(now, millis(10));
-        let popped = std::iter::from_fn(|| schedule.pop_due(now + millis(10))).count();
+        bed.schedule.pull_in_all(now, millis(10));
+        let popped = std::iter::from_fn(|| bed.pop_due(now + millis(10))).count();
         assert_eq!(popped, 50);
+    }
+
+    #[test]
+    fn early_probes_give_way_to_regular_ones() {
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, Duration::ZERO);
+        assert_eq!(bed.pop_due(Duration::ZERO), Some(target(1)));
+        // Due again as early as this, and another for the first time.
+        let now = millis(100);
+        bed.insert(2, now, Duration::ZERO);
+        assert_eq!(bed.pop_due(now), Some(target(2)));
+        assert_eq!(bed.pop_due(now), Some(target(1)));
+    }
+
+    #[test]
+    fn more_targets_than_the_rate_allows_stretch_the_interval() {
+        let mut bed = Bed::new("agent", 100);
+        for number in 0..900 {
+            bed.insert(number, Duration::ZERO, INTERVAL);
+        }
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL);
+        for number in 900..3600 {
+            bed.insert(number, Duration::ZERO, INTERVAL);
+        }
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL * 4);
+        for number in 0..3600 {
+            bed.schedule.settle(target(number), Duration::ZERO);
+        }
+        let mut probes = 0;
+        let end = INTERVAL * 12;
+        while let Some(now) = bed.next_due().filter(|&due| due < end) {
+            let id = bed.pop_due(now).unwrap();
+            bed.schedule.settle(id, now);
+            probes += 1;
+        }
+        // Nine tenths of the rate, from the middle of the first interval on.
+        assert!((8_500..=9_500).contains(&probes), "{probes}");
+        for number in 900..3600 {
+            bed.schedule.remove(target(number));
+        }
+        assert_eq!(bed.schedule.effective(INTERVAL), INTERVAL);
     }
 
     proptest! {
@@ -260,18 +411,19 @@ mod tests {
             agent in "[a-z]{1,12}",
             first in 0_u32..1_000_000,
         ) {
-            let mut schedule = Schedule::new(&agent, INTERVAL);
-            for number in first..first + 1000 {
-                schedule.insert(target(number), Duration::ZERO, SPREAD);
-                schedule.settle(&target(number), Duration::ZERO);
+            let mut bed = Bed::new(&agent, 1_000_000);
+            for number in 0..1000 {
+                let (id, key) = (target(number), key(first + number));
+                bed.schedule.insert(id, &key, INTERVAL, Duration::ZERO, SPREAD);
+                bed.schedule.settle(id, Duration::ZERO);
             }
             let start = INTERVAL * 3;
-            while let Some(due) = schedule.next_due().filter(|&due| due < start) {
-                schedule.pop_due(due);
+            while let Some(due) = bed.next_due().filter(|&due| due < start) {
+                bed.pop_due(due);
             }
             let mut tenths = [0; 10];
-            while let Some(due) = schedule.next_due().filter(|&due| due < start + INTERVAL) {
-                schedule.pop_due(due);
+            while let Some(due) = bed.next_due().filter(|&due| due < start + INTERVAL) {
+                bed.pop_due(due);
                 tenths[((due - start).as_millis() / 1000) as usize] += 1;
             }
             prop_assert_eq!(tenths.iter().sum::<i32>(), 1000);
@@ -281,10 +433,10 @@ mod tests {
         #[test]
         fn two_agents_do_not_probe_one_target_together(a in "[a-z]{1,12}", b in "[A-Z]{1,12}") {
             let phases = |agent: &str| -> Vec<Duration> {
-                let mut schedule = Schedule::new(agent, INTERVAL);
+                let mut bed = Bed::new(agent, 1000);
                 (0..20).map(|number| {
-                    schedule.insert(target(number), Duration::ZERO, INTERVAL);
-                    schedule.targets[&target(number)].due
+                    bed.insert(number, Duration::ZERO, INTERVAL);
+                    bed.schedule.targets[target(number)].due
                 }).collect()
             };
             let near = phases(&a).iter().zip(phases(&b)).filter(|(a, b)| a.abs_diff(*b) < millis(1)).count();

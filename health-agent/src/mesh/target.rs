@@ -1,13 +1,22 @@
 //! What there is to probe: the addresses of each node in the order of the report, and a key for
 //! each address and protocol.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 
 use health_common::probe::Path;
 pub(super) use health_common::probe::Protocol;
 use health_common::rtt::RttKey;
 
+use slotmap::{SlotMap, new_key_type};
+
 use crate::nodes::Node;
+
+new_key_type! {
+    /// A target, for as long as it is one. Never used again for another.
+    pub(super) struct TargetId;
+}
 
 /// One address probed by one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +37,82 @@ impl From<TargetKey> for RttKey {
             protocol: key.protocol as u8,
             pad: 0,
         }
+    }
+}
+
+/// What there is to know about a target besides its results.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    /// Its key.
+    pub(super) key: TargetKey,
+    /// Index in the node set in force.
+    pub(super) node: usize,
+    /// Whether its probes cross an uplink.
+    pub(super) remote: bool,
+}
+
+/// All targets, by id and by key.
+#[derive(Debug, Default)]
+pub(super) struct Targets {
+    by_id: SlotMap<TargetId, Target>,
+    by_key: HashMap<TargetKey, TargetId>,
+}
+
+/// What [`Targets::replace`] changed.
+#[derive(Debug)]
+pub(super) struct Changes {
+    /// Targets that are there no more.
+    pub(super) gone: Vec<(TargetId, TargetKey)>,
+    /// Targets that were not there before.
+    pub(super) fresh: Vec<(TargetId, TargetKey)>,
+}
+
+impl Targets {
+    /// The target, unless it has gone.
+    pub(super) fn get(&self, id: TargetId) -> Option<&Target> {
+        self.by_id.get(id)
+    }
+
+    /// The id of a key.
+    pub(super) fn id(&self, key: &TargetKey) -> Option<TargetId> {
+        self.by_key.get(key).copied()
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (TargetId, &Target)> {
+        self.by_id.iter()
+    }
+
+    /// Makes exactly these the targets; of two with one key, the first. Those that stay keep their ids.
+    pub(super) fn replace(&mut self, wanted: impl Iterator<Item = Target>) -> Changes {
+        let mut before = std::mem::take(&mut self.by_key);
+        let mut fresh = Vec::new();
+        for target in wanted {
+            if let Entry::Vacant(vacant) = self.by_key.entry(target.key) {
+                let id = match before.remove(&target.key) {
+                    Some(id) => {
+                        self.by_id[id] = target;
+                        id
+                    }
+                    None => {
+                        let id = self.by_id.insert(target);
+                        fresh.push((id, target.key));
+                        id
+                    }
+                };
+                vacant.insert(id);
+            }
+        }
+        let gone: Vec<_> = before.into_iter().map(|(key, id)| (id, key)).collect();
+        for (id, _) in &gone {
+            self.by_id.remove(*id);
+        }
+        Changes { gone, fresh }
     }
 }
 

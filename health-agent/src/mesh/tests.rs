@@ -16,6 +16,7 @@ use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace};
 use super::{Mesh, MeshHandle, MeshOptions};
 use crate::api::types::{HealthStatus, PathStatus, Reachability, RttSource};
+use crate::config::ProbeIntervals;
 use crate::nodes::{Node, NodeSet};
 
 const PORT: u16 = 4240;
@@ -61,8 +62,10 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
     MeshOptions {
         local: "default/a".to_owned(),
         local_addresses: ips(&["172.30.0.1", "fd00:30::1"]),
-        interval: Duration::from_secs(10),
+        intervals: ProbeIntervals::all(Duration::from_secs(10)),
+        rate: 10_000,
         timeout: TIMEOUT,
+        loss_threshold: 0.05,
         port: PORT,
         icmp_id: rand::random(),
         magic: rand::random(),
@@ -432,7 +435,8 @@ fn probing_on_request_ends_in_time_and_tells_the_dead_from_the_living() {
         let wall = jiff::Timestamp::now();
         let (first, second) = tokio::join!(bed.mesh.probe_now(), bed.mesh.probe_now());
         let took = begun.elapsed();
-        assert!(took <= TIMEOUT + Duration::from_millis(20), "{took:?}");
+        // The time that 202 probes take at the probe rate is part of the margin.
+        assert!(took <= TIMEOUT + Duration::from_millis(100), "{took:?}");
         for report in [&first, &second] {
             for node in &report.nodes {
                 let path = &node.host.primary_address;
@@ -566,7 +570,7 @@ fn a_probe_that_never_reached_the_uplink_is_counted_as_lost() {
 /// A mesh with the default time-out, all of whose hosts are known to be reachable.
 async fn default_bed(nodes: Vec<Node>, interval: Duration) -> Bed {
     let bed = Bed::start_with(nodes, |options| {
-        options.interval = interval;
+        options.intervals = ProbeIntervals::all(interval);
         options.timeout = Duration::from_secs(1);
     });
     bed.until("reachable", |report| {
@@ -574,6 +578,11 @@ async fn default_bed(nodes: Vec<Node>, interval: Duration) -> Bed {
     })
     .await;
     bed
+}
+
+fn no_host_is_unreachable(report: &HealthStatus) -> bool {
+    let mut nodes = report.nodes.iter();
+    nodes.all(|node| node.host.reachability() != Reachability::Unreachable)
 }
 
 fn all_hosts_are(report: &HealthStatus, wanted: Reachability) -> bool {
@@ -681,10 +690,7 @@ fn lost_probes_and_a_restart_of_the_agent_are_no_outage() {
                 hello = respond(&there, &["172.30.0.2"], &[]);
             }
             let report = bed.mesh.report();
-            assert!(
-                all_hosts_are(&report, Reachability::Reachable),
-                "{report:#?}"
-            );
+            assert!(no_host_is_unreachable(&report), "{report:#?}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         assert!(restarts >= 2);
@@ -760,10 +766,7 @@ fn random_loss_is_no_outage() {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(4) {
             let report = bed.mesh.report();
-            assert!(
-                all_hosts_are(&report, Reachability::Reachable),
-                "{report:#?}"
-            );
+            assert!(no_host_is_unreachable(&report), "{report:#?}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         for protocol in [Protocol::Icmp, Protocol::Http] {

@@ -59,17 +59,22 @@ impl Cleanup {
 }
 
 /// Removes an instance's health endpoint, all routes of our protocol, and the state file, and gives
-/// the kernel's settings back their old values. What is not there is no failure. A `lxc_health` of
-/// someone else is left alone; if another agent made it, the routes are its own and stay too.
+/// the kernel's settings back their old values. What is not there is no failure. A `lxc_health` or
+/// a namespace of someone else is left alone; if another agent made it, the routes are its own and stay too.
 pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     let mut report = Cleanup::default();
+    let file = StateFile::in_dir(state_dir);
+    let saved = file.load();
+    // Told by what is in it, so before anything is removed.
+    let foreign = report.record(pair::netns_is_foreign(instance, saved.as_ref()).await);
     let opened = netlink::open().map_err(HealthError::Netlink);
     if let Some(host) = report.record(opened) {
         remove_from_host(&host, instance, &mut report).await;
     }
-    remove_netns(instance, &mut report);
-    let file = StateFile::in_dir(state_dir);
-    if let Some(state) = file.load() {
+    if foreign == Some(false) {
+        remove_netns(instance, &mut report);
+    }
+    if let Some(state) = saved {
         let (restored, failed) = state.sysctls.restore();
         let restored = restored.into_iter().map(Removed::Setting);
         report.removed.extend(restored);

@@ -24,6 +24,13 @@ pub enum HealthError {
         /// What marks the device instead of our mark; empty if nothing does.
         alias: String,
     },
+    /// The namespace's name is someone else's.
+    #[error(
+        "network namespace {} exists and is not this agent's: delete it with `ip netns delete`, or \
+         give the agent another --instance",
+        .0.display()
+    )]
+    ForeignNetns(PathBuf),
     /// A device of the settings does not exist.
     #[error("there is no device {0}: name one that `ip link` shows")]
     NoSuchDevice(String),

@@ -45,8 +45,9 @@ impl HealthEndpoint {
         // In the order in which they can be repaired: a device that is up takes addresses, and
         // addresses bear routes.
         let mut faults = self.changed_settings()?;
-        faults.extend(self.device_faults(End::Outer, &outer));
-        faults.extend(self.device_faults(End::Inner, inner));
+        let mtu = self.wanted_mtu().await?;
+        faults.extend(self.device_faults(End::Outer, &outer, mtu));
+        faults.extend(self.device_faults(End::Inner, inner, mtu));
         if links.iter().any(|link| link.loopback && !link.up) {
             faults.push(Fault::LoopbackDown);
         }
@@ -164,12 +165,25 @@ impl HealthEndpoint {
         Ok(faults)
     }
 
-    fn device_faults(&self, end: End, link: &Link) -> impl Iterator<Item = Fault> + use<> {
+    /// The MTU of the device that gives it, which may have changed; where that is gone, the last one.
+    async fn wanted_mtu(&self) -> Result<u32, HealthError> {
+        let device = match &self.mtu_device {
+            Some(name) => link::by_name(&self.host, name).await?,
+            None => None,
+        };
+        Ok(device.map_or(self.plan.mtu, |device| device.mtu))
+    }
+
+    fn device_faults(
+        &self,
+        end: End,
+        link: &Link,
+        mtu: u32,
+    ) -> impl Iterator<Item = Fault> + use<> {
         let mac = match end {
             End::Outer => self.plan.host_mac,
             End::Inner => self.plan.mac,
         };
-        let mtu = self.plan.mtu;
         let mac_changed = (link.mac != Some(mac)).then_some(Fault::MacChanged { end, wanted: mac });
         let mtu_changed = (link.mtu != mtu).then_some(Fault::MtuChanged { end, wanted: mtu });
         let down = (!link.up).then_some(Fault::Down(end));

@@ -16,7 +16,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -75,6 +75,7 @@ pub struct HealthEndpoint {
     pair: Pair,
     plan: Plan,
     state: State,
+    mtu_device: Option<String>,
 }
 
 impl HealthEndpoint {
@@ -103,7 +104,7 @@ impl HealthEndpoint {
             file.save(&state)?;
         }
         let adopted = living.is_some();
-        match Self::establish(host.clone(), &spec.instance, plan, &state, living).await {
+        match Self::establish(host.clone(), spec, plan, &state, living).await {
             Ok((endpoint, repaired)) => {
                 // Of a new pair everything is missing at first, which is no fault.
                 faults.extend(repaired.into_iter().filter(|_| adopted));
@@ -121,11 +122,12 @@ impl HealthEndpoint {
 
     async fn establish(
         host: Handle,
-        instance: &str,
+        spec: &HealthEndpointSpec,
         plan: Plan,
         state: &State,
         living: Option<Pair>,
     ) -> Result<(Self, Vec<Fault>), HealthError> {
+        let instance = &spec.instance;
         let pair = match living {
             Some(pair) => pair,
             None => {
@@ -140,11 +142,12 @@ impl HealthEndpoint {
             }
         };
         let endpoint = Self {
-            instance: instance.to_owned(),
+            instance: instance.clone(),
             host,
             pair,
             plan,
             state: state.clone(),
+            mtu_device: spec.mtu_device.clone(),
         };
         let repaired = endpoint.put_in_order().await?;
         Ok((endpoint, repaired))
@@ -254,15 +257,20 @@ async fn survey(
     saved: Option<&State>,
 ) -> Result<Survey, HealthError> {
     let mut past = saved.map(Past::of_state).unwrap_or_default();
-    let (living, fault) = match pair::find(host, instance).await? {
-        Found::Living(pair) => (Some(pair), None),
-        Found::Remains(fault) => (None, Some(fault)),
+    let (living, fault) = match pair::find(host, instance, saved).await? {
+        Found::Living(pair) => {
+            past.device_stands = true;
+            (Some(pair), None)
+        }
+        Found::Remains {
+            fault,
+            device_stands,
+        } => {
+            past.device_stands = device_stands;
+            (None, Some(fault))
+        }
         Found::Nothing => (None, saved.map(|_| Fault::VethGone)),
     };
-    past.device_stands = living.is_some()
-        || fault
-            .as_ref()
-            .is_some_and(|fault| *fault != Fault::VethGone);
     if let (None, Some(pair)) = (saved, &living) {
         past.macs = pair.inner.mac.zip(pair.outer.mac);
         past.addresses = link::addresses(&pair.inside)
@@ -308,6 +316,22 @@ fn state(
         netns: netns::path_of(&pair::netns_name(&spec.instance))?,
         sysctls,
     })
+}
+
+/// What is kept of the endpoint in a state folder, if anything is.
+pub fn saved_state(state_dir: &Path) -> Option<State> {
+    StateFile::in_dir(state_dir).load()
+}
+
+/// Takes back an endpoint that [`HealthEndpoint::ensure`] made where there was none, for a start that
+/// fails later. What was `saved` before is kept again.
+pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
+    let file = StateFile::in_dir(&spec.state_dir);
+    match (netlink::open(), file.load()) {
+        (Ok(host), Some(made)) => undo(&host, &spec.instance, &file, saved, &made).await,
+        (Err(error), _) => warn!(%error, "cannot undo the making of the health endpoint"),
+        (Ok(_), None) => {}
+    }
 }
 
 /// Takes back what a failed attempt to make an endpoint has done so far.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::{DEVICE, Fault, HealthError, INNER_DEVICE};
+use super::{DEVICE, Fault, HealthError, INNER_DEVICE, State};
 use crate::net::link::{self, Link, VethPair};
 use crate::net::mac::MacAddr;
 use crate::net::netlink::Handle;
@@ -24,8 +24,13 @@ pub(super) struct Pair {
 /// What there is of a pair.
 pub(super) enum Found {
     Nothing,
-    /// Parts of one, of which no pair can be made any more, and what is wrong with it.
-    Remains(Fault),
+    /// Parts of one, of which no pair can be made any more.
+    Remains {
+        /// What is wrong with it.
+        fault: Fault,
+        /// Whether there is still a device, so that its addresses are in use by itself.
+        device_stands: bool,
+    },
     Living(Pair),
 }
 
@@ -62,32 +67,64 @@ pub(super) async fn own_device(host: &Handle, instance: &str) -> Result<Option<L
 }
 
 /// Looks for this instance's pair.
-pub(super) async fn find(host: &Handle, instance: &str) -> Result<Found, HealthError> {
+pub(super) async fn find(
+    host: &Handle,
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<Found, HealthError> {
+    let outer = own_device(host, instance).await?;
     let name = netns_name(instance);
-    let (outer, alive) = (own_device(host, instance).await?, netns::is_alive(&name));
-    let outer = match (outer, alive) {
-        (None, false) => return Ok(Found::Nothing),
-        (None, true) => return Ok(Found::Remains(Fault::VethGone)),
-        (Some(_), false) => {
-            let path = netns::path_of(&name)?;
-            return Ok(Found::Remains(Fault::NetnsGone(path)));
-        }
-        (Some(outer), true) => outer,
-    };
+    if !netns::is_alive(&name) {
+        return Ok(match outer {
+            None => Found::Nothing,
+            Some(_) => Found::Remains {
+                fault: Fault::NetnsGone(netns::path_of(&name)?),
+                device_stands: true,
+            },
+        });
+    }
     let netns = NetNs::open(&name)?;
     let inside = netns::netlink_in(&netns)?;
-    let inner = link::by_name(&inside, INNER_DEVICE)
-        .await?
-        .filter(|inner| are_peers(inner, &outer));
-    Ok(match inner {
-        None => Found::Remains(Fault::PeerGone),
-        Some(inner) => Found::Living(Pair {
+    let inner = link::by_name(&inside, INNER_DEVICE).await?;
+    if !is_ours(&netns, inner.as_ref(), saved) {
+        return Err(HealthError::ForeignNetns(netns.path().to_owned()));
+    }
+    Ok(match (outer, inner) {
+        (Some(outer), Some(inner)) if are_peers(&inner, &outer) => Found::Living(Pair {
             netns,
             inside,
             outer,
             inner,
         }),
+        (Some(_), _) => Found::Remains {
+            fault: Fault::PeerGone,
+            device_stands: true,
+        },
+        // An end alone cannot be: the host's has another name by now, and is in use under that.
+        (None, inner) => Found::Remains {
+            fault: Fault::VethGone,
+            device_stands: inner.is_some(),
+        },
     })
+}
+
+/// Whether a namespace with our name is one of ours. The state is written before one is made.
+fn is_ours(netns: &NetNs, inner: Option<&Link>, saved: Option<&State>) -> bool {
+    inner.is_some() || saved.is_some_and(|state| state.netns == netns.path())
+}
+
+/// Whether somebody else's namespace has our name.
+pub(super) async fn netns_is_foreign(
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<bool, HealthError> {
+    let name = netns_name(instance);
+    if !netns::is_alive(&name) {
+        return Ok(false);
+    }
+    let netns = NetNs::open(&name)?;
+    let inner = link::by_name(&netns::netlink_in(&netns)?, INNER_DEVICE).await?;
+    Ok(!is_ours(&netns, inner.as_ref(), saved))
 }
 
 fn are_peers(a: &Link, b: &Link) -> bool {
@@ -156,8 +193,22 @@ fn configure_namespace(ipv6: bool) -> Result<(), SysctlError> {
 pub(super) async fn remove(host: &Handle, instance: &str) -> Result<(), HealthError> {
     // The device first: the namespace may live on for a while, as long as a socket is in it.
     let device = remove_device(host, instance).await;
+    let inner = remove_inner_device(instance).await;
     netns::remove(&netns_name(instance))?;
-    device.map(drop)
+    device.map(drop).and(inner)
+}
+
+/// Removes the endpoint's end, and with it a host's end that has another name by now.
+async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
+    let name = netns_name(instance);
+    if !netns::is_alive(&name) {
+        return Ok(());
+    }
+    let inside = netns::netlink_in(&NetNs::open(&name)?)?;
+    if let Some(inner) = link::by_name(&inside, INNER_DEVICE).await? {
+        link::delete(&inside, &inner).await?;
+    }
+    Ok(())
 }
 
 /// Removes the host's end, and with it the other. Returns whether it was there.

@@ -16,7 +16,7 @@ use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use rtnetlink::MulticastGroup;
+use rtnetlink::{LinkUnspec, MulticastGroup};
 use tempfile::TempDir;
 
 use super::*;
@@ -570,6 +570,67 @@ fn a_replaced_veth_is_foreign_and_left_alone() {
         let before = host.inventory().await;
         HealthEndpoint::ensure(&spec).await.unwrap_err();
         host.assert_unchanged(&before).await;
+    });
+}
+
+#[test]
+fn a_namespace_of_someone_else_is_left_alone() {
+    on_a_host(async |host| {
+        let theirs = NetNs::create("health-nettest").unwrap();
+        let before = host.inventory().await;
+        let error = HealthEndpoint::ensure(&host.spec()).await.unwrap_err();
+        assert!(
+            matches!(&error, HealthError::ForeignNetns(path) if path == theirs.path()),
+            "{error}"
+        );
+        host.assert_unchanged(&before).await;
+        let Cleanup { removed, failed } = cleanup("nettest", &host.spec().state_dir).await;
+        assert!(removed.is_empty() && failed.is_empty());
+        host.assert_unchanged(&before).await;
+        assert!(theirs.is_named());
+    });
+}
+
+#[test]
+fn a_renamed_veth_is_replaced_under_its_old_addresses() {
+    on_a_host(async |host| {
+        let mut spec = host.spec();
+        spec.fixed_addresses = vec![ip("10.244.1.7"), ip("fd00:10:244:1::7")];
+        let endpoint = ensure(&spec).await;
+        let outer = device(&host.netlink, DEVICE).await;
+        let message = LinkUnspec::new_with_index(outer.index).name("renamed");
+        let renamed = host.netlink.link().set(message.build()).execute().await;
+        renamed.unwrap();
+        assert_eq!(endpoint.check().await.unwrap(), [Fault::VethGone]);
+
+        let (again, repairs) = HealthEndpoint::ensure(&spec).await.unwrap();
+        assert_eq!(repairs, [Repair(Fault::VethGone)]);
+        assert_eq!(again.check().await.unwrap(), []);
+        assert_eq!(identity(&again), identity(&endpoint));
+        let old = link::by_name(&host.netlink, "renamed").await.unwrap();
+        assert_eq!(old, None);
+    });
+}
+
+#[test]
+fn a_changed_mtu_of_the_uplink_is_followed() {
+    on_a_host(async |host| {
+        let mut spec = host.spec();
+        spec.mtu_device = Some(UPLINK.to_owned());
+        let endpoint = ensure(&spec).await;
+        assert_eq!(endpoint.mtu(), UPLINK_MTU);
+        let uplink = device(&host.netlink, UPLINK).await;
+        link::set_mtu(&host.netlink, &uplink, UPLINK_MTU - 100)
+            .await
+            .unwrap();
+
+        let wanted = UPLINK_MTU - 100;
+        let ends = [End::Outer, End::Inner];
+        let changed = ends.map(|end| Fault::MtuChanged { end, wanted });
+        assert_eq!(endpoint.check().await.unwrap(), changed);
+        let (again, _) = HealthEndpoint::ensure(&spec).await.unwrap();
+        assert_eq!(again.mtu(), wanted);
+        assert_eq!(again.check().await.unwrap(), []);
     });
 }
 

@@ -91,11 +91,12 @@ mod tests {
 
     use health_common::probe::Path;
 
-    use super::super::super::target::{Protocol, TargetKey};
+    use super::super::super::target::{Protocol, TargetId, TargetKey};
     use super::*;
 
     fn probe(expires_ms: u64) -> Probe {
         Probe {
+            id: TargetId::default(),
             key: TargetKey {
                 address: IpAddr::from([10, 0, 0, 1]),
                 path: Path::Host,

@@ -6,6 +6,7 @@ mod socket;
 mod wire;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -13,12 +14,14 @@ use nix::errno::Errno;
 use self::inflight::Inflight;
 use self::socket::{IcmpSocket, Request};
 use self::wire::{Family, Mark, Message};
+use super::counters::IgnoredReplies;
 use super::failure::Failure;
-use super::target::TargetKey;
+use super::target::{TargetId, TargetKey};
 
 /// A probe on its way. Times count from the mesh's start unless named otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
+    pub(super) id: TargetId,
     pub(super) key: TargetKey,
     pub(super) sent: Duration,
     /// `CLOCK_REALTIME` right before it was sent, as received packets are stamped.
@@ -30,8 +33,15 @@ pub(super) struct Probe {
 
 impl Probe {
     /// A probe to be sent `now`.
-    pub(super) fn new(key: TargetKey, now: Duration, expires: Duration, stamped: bool) -> Self {
+    pub(super) fn new(
+        id: TargetId,
+        key: TargetKey,
+        now: Duration,
+        expires: Duration,
+        stamped: bool,
+    ) -> Self {
         Self {
+            id,
             key,
             sent: now,
             sent_realtime: Duration::ZERO,
@@ -58,7 +68,7 @@ pub(super) enum IcmpEvent {
         failure: Failure,
     },
     /// It could not be sent for want of room; nothing is known of the target.
-    Deferred { key: TargetKey },
+    Deferred { id: TargetId },
 }
 
 /// The echo prober. Events come in the order in which things are learned.
@@ -66,6 +76,7 @@ pub(super) enum IcmpEvent {
 pub(super) struct IcmpProber {
     v4: Option<FamilyProber>,
     v6: Option<FamilyProber>,
+    ignored: Arc<IgnoredReplies>,
 }
 
 /// One socket and the probes sent on it.
@@ -79,8 +90,14 @@ struct FamilyProber {
 
 impl IcmpProber {
     /// Opens the sockets. `id` is the ICMP identifier in host byte order, `magic` marks the payload.
-    /// A family that this host lacks is left out.
-    pub(super) fn open(id: u16, magic: u64, first_sequence: u16) -> io::Result<Self> {
+    /// A family that this host lacks is left out. What is received and no probe waits for is counted in
+    /// `ignored`.
+    pub(super) fn open(
+        id: u16,
+        magic: u64,
+        first_sequence: u16,
+        ignored: Arc<IgnoredReplies>,
+    ) -> io::Result<Self> {
         let open = |family| match IcmpSocket::open(family, Mark { id, magic }) {
             Ok(socket) => Ok(Some(FamilyProber {
                 socket,
@@ -93,6 +110,7 @@ impl IcmpProber {
         Ok(Self {
             v4: open(Family::V4)?,
             v6: open(Family::V6)?,
+            ignored,
         })
     }
 
@@ -119,7 +137,7 @@ impl IcmpProber {
                 sequence,
                 path: probe.key.path,
             }),
-            None => events.push(IcmpEvent::Deferred { key: probe.key }),
+            None => events.push(IcmpEvent::Deferred { id: probe.id }),
         }
     }
 
@@ -144,8 +162,9 @@ impl IcmpProber {
 
     /// Receives all that is there.
     pub(super) fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
+        let ignored = self.ignored.clone();
         self.families()
-            .try_for_each(|family| family.receive(now, events))
+            .try_for_each(|family| family.receive(now, events, &ignored))
     }
 
     /// Gives up the probes whose time is over.
@@ -169,9 +188,9 @@ impl IcmpProber {
     }
 
     /// Forgets the probes of targets that are not to be kept; nothing is reported of them.
-    pub(super) fn retain(&mut self, keep: impl Fn(&TargetKey) -> bool) {
+    pub(super) fn retain(&mut self, keep: impl Fn(TargetId) -> bool) {
         for family in self.families() {
-            family.inflight.retain(|probe| keep(&probe.key));
+            family.inflight.retain(|probe| keep(probe.id));
         }
     }
 
@@ -202,7 +221,7 @@ impl FamilyProber {
                     };
                     events.push(match errno {
                         Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
-                            IcmpEvent::Deferred { key: probe.key }
+                            IcmpEvent::Deferred { id: probe.id }
                         }
                         _ => IcmpEvent::Failed {
                             probe: Probe {
@@ -219,7 +238,12 @@ impl FamilyProber {
         self.unsent.clear();
     }
 
-    fn receive(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) -> io::Result<()> {
+    fn receive(
+        &mut self,
+        now: Duration,
+        events: &mut Vec<IcmpEvent>,
+        ignored: &IgnoredReplies,
+    ) -> io::Result<()> {
         let Self {
             socket, inflight, ..
         } = self;
@@ -232,8 +256,19 @@ impl FamilyProber {
                         sequence,
                         rtt: round_trip(&probe, received.at, now),
                     }),
-                    None => tracing::debug!(%from, sequence, "late or duplicate echo reply"),
+                    None if inflight.get_mut(sequence).is_some() => {
+                        ignored.wrong_source();
+                        tracing::debug!(%from, sequence, "echo reply from another address");
+                    }
+                    None => {
+                        ignored.unexpected();
+                        tracing::debug!(%from, sequence, "late, duplicate or forged echo reply");
+                    }
                 }
+            }
+            Message::Unmarked => {
+                ignored.wrong_payload();
+                tracing::debug!(from = %received.from, "echo reply without the payload of a probe");
             }
             Message::Error {
                 sequence,
@@ -247,6 +282,8 @@ impl FamilyProber {
                         sequence,
                         failure: Failure::Icmp(error),
                     });
+                } else {
+                    ignored.unmatched_error();
                 }
             }
         })

@@ -202,7 +202,7 @@ mod tests {
                 let mut sequences = Vec::new();
                 own.drain(|received| match received.message {
                     Message::Reply { sequence } => sequences.push(sequence),
-                    Message::Error { .. } => panic!("{received:?}"),
+                    _ => panic!("{received:?}"),
                 })
                 .unwrap();
                 assert_eq!(sequences, (1..=40).collect::<Vec<_>>());

@@ -73,6 +73,8 @@ pub(super) enum Message {
         /// Sequence number, host byte order.
         sequence: u16,
     },
+    /// An echo reply with this agent's identifier, and not with the payload of a probe.
+    Unmarked,
     /// An error that quotes the request.
     Error {
         /// Sequence number of the request, host byte order.
@@ -112,9 +114,12 @@ pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> 
     };
     let (&kind, &code) = (icmp.first()?, icmp.get(1)?);
     if kind == family.echo_reply() {
-        let magic = icmp.get(ICMP_HEADER_LEN..ICMP_HEADER_LEN + 8)?;
-        return (magic == mark.magic.to_ne_bytes()).then_some(Message::Reply {
-            sequence: echo_sequence(icmp, mark)?,
+        let sequence = echo_sequence(icmp, mark)?;
+        let magic = icmp.get(ICMP_HEADER_LEN..ICMP_HEADER_LEN + 8);
+        return Some(if magic == Some(&mark.magic.to_ne_bytes()) {
+            Message::Reply { sequence }
+        } else {
+            Message::Unmarked
         });
     }
     if !family.errors().contains(&kind) {
@@ -219,7 +224,10 @@ mod tests {
             let other_id = Mark { id: 1, ..MARK };
             assert_eq!(parse(Family::V4, other_id, from, &received), None);
             let other_magic = Mark { magic: 1, ..MARK };
-            assert_eq!(parse(Family::V4, other_magic, from, &received), None);
+            assert_eq!(
+                parse(Family::V4, other_magic, from, &received),
+                Some(Message::Unmarked)
+            );
         }
     }
 

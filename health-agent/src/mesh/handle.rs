@@ -1,0 +1,214 @@
+//! Starts a mesh, and speaks to a running one.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use super::counters::{IgnoredReplies, IgnoredReplyCounts};
+use super::engine::{Command, Engine};
+use super::results::Results;
+use super::rtt_store::RttStore;
+use super::sweep::SweepEvent;
+use crate::api::types::{HealthStatus, NodeList, ProbeEvent, RegistryState, TargetHistory};
+use crate::config::ProbeIntervals;
+use crate::nodes::NodeSet;
+
+/// Requests to the engine that may wait.
+const COMMANDS: usize = 16;
+/// Events of a probe on request that may wait for a slow reader.
+const EVENTS: usize = 64;
+
+/// How to probe, and as whom.
+#[derive(Clone, Debug)]
+pub struct MeshOptions {
+    /// Full name (`cluster/node`) of this node.
+    pub local: String,
+    /// This node's own addresses: probes to them cross no uplink.
+    pub local_addresses: Vec<IpAddr>,
+    /// Time between two probes of one target.
+    pub intervals: ProbeIntervals,
+    /// Most probes a second; intervals grow where they would come to more.
+    pub rate: u32,
+    /// How long a probe waits for its answer.
+    pub timeout: Duration,
+    /// The part of a target's probes, 0 to 1, whose loss degrades it.
+    pub loss_threshold: f64,
+    /// TCP port of the responders, on all nodes.
+    pub port: u16,
+    /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
+    pub icmp_id: u16,
+    /// Marks the payload of ICMP probes. As in `HEALTH_CONFIG`.
+    pub magic: u64,
+    /// Folder of what is kept over a restart.
+    pub state_dir: PathBuf,
+}
+
+/// Why the mesh cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum MeshError {
+    /// No raw sockets.
+    #[error("cannot open a raw ICMP socket: {0}; run as root or with CAP_NET_RAW")]
+    RawSocket(io::Error),
+    /// The rows of round-trip times cannot be read.
+    #[error("cannot list the rows of HEALTH_RTT: {0}")]
+    RttStore(io::Error),
+}
+
+/// What the engine writes and its handles read.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// All times are durations since this.
+    pub(super) start: Instant,
+    results: RwLock<Results>,
+    pub(super) ignored: Arc<IgnoredReplies>,
+    /// When the engine made its last turn, nanoseconds.
+    last_turn: AtomicU64,
+}
+
+impl Shared {
+    /// The time since the start.
+    pub(super) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(super) fn results(&self) -> RwLockReadGuard<'_, Results> {
+        self.results.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn results_mut(&self) -> RwLockWriteGuard<'_, Results> {
+        self.results.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The engine has come round.
+    pub(super) fn turned(&self, now: Duration) {
+        let nanos = now.as_nanos().try_into().unwrap_or(u64::MAX);
+        self.last_turn.store(nanos, Ordering::Relaxed);
+    }
+}
+
+/// The prober.
+#[derive(Debug)]
+pub struct Mesh;
+
+impl Mesh {
+    /// Starts to probe the nodes of each set that `nodes` brings. `local_health` tells the addresses
+    /// of this node's own health endpoint; while it is empty, the registry's stand. Rows of `store`
+    /// that belong to no known peer are removed. Must be called in a tokio runtime, in the network
+    /// namespace to probe from.
+    pub fn start(
+        options: MeshOptions,
+        nodes: watch::Receiver<Arc<NodeSet>>,
+        store: Arc<dyn RttStore>,
+        local_health: watch::Receiver<Vec<IpAddr>>,
+    ) -> Result<MeshHandle, MeshError> {
+        let shared = Arc::new(Shared {
+            start: Instant::now(),
+            results: RwLock::new(Results::new(&options)),
+            ignored: Arc::default(),
+            last_turn: AtomicU64::new(0),
+        });
+        let (commands, received) = mpsc::channel(COMMANDS);
+        let engine = Engine::new(options, shared.clone(), nodes, store, local_health)?;
+        tokio::spawn(engine.run(received));
+        Ok(MeshHandle { shared, commands })
+    }
+}
+
+/// Speaks to a running mesh. The mesh ends when the last handle is dropped.
+#[derive(Clone, Debug)]
+pub struct MeshHandle {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+}
+
+impl MeshHandle {
+    /// What is known now.
+    pub fn report(&self) -> HealthStatus {
+        self.shared.results().report(self.shared.now())
+    }
+
+    /// How the node registries do.
+    pub fn registries(&self) -> Vec<RegistryState> {
+        self.shared.results().registries()
+    }
+
+    /// The registry as it is probed.
+    pub fn nodes(&self) -> NodeList {
+        self.shared.results().node_list()
+    }
+
+    /// What became of the probes of the last hour: of one node, by its full name, or of all.
+    pub fn history(&self, node: Option<&str>) -> Vec<TargetHistory> {
+        self.shared.results().history(node, self.shared.now())
+    }
+
+    /// ICMP messages that were not taken for answers.
+    pub fn ignored_replies(&self) -> IgnoredReplyCounts {
+        self.shared.ignored.counts()
+    }
+
+    /// How long ago the prober came round for the last time; about a second at most, unless it hangs.
+    pub fn since_last_turn(&self) -> Duration {
+        let last = Duration::from_nanos(self.shared.last_turn.load(Ordering::Relaxed));
+        self.shared.now().saturating_sub(last)
+    }
+
+    /// Probes all targets and reports when all results are there, at the latest when the last probe
+    /// has timed out, with what is known then. Requests that come while one is served share its
+    /// probes.
+    pub async fn probe_now(&self) -> HealthStatus {
+        let mut events = self.sweep().await;
+        while events.recv().await.is_some() {}
+        self.report()
+    }
+
+    /// Does the same, and tells what comes as it comes. The last event is [`ProbeEvent::Done`].
+    pub fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+        let (sender, receiver) = mpsc::channel(EVENTS);
+        let mesh = self.clone();
+        tokio::spawn(async move {
+            let mut events = mesh.sweep().await;
+            while let Some(event) = events.recv().await {
+                let event = match event {
+                    SweepEvent::Node(index) => {
+                        let node = mesh.shared.results().node(index, mesh.shared.now());
+                        node.map(ProbeEvent::Node)
+                    }
+                    SweepEvent::Progress { done, total } => {
+                        Some(ProbeEvent::Progress { done, total })
+                    }
+                };
+                if let Some(event) = event
+                    && sender.send(event).await.is_err()
+                {
+                    return;
+                }
+            }
+            // The reader may have gone.
+            let _ = sender.send(ProbeEvent::Done(mesh.report())).await;
+        });
+        receiver
+    }
+
+    /// Begins to probe all targets. The channel closes when that has ended, or the mesh has.
+    async fn sweep(&self) -> mpsc::UnboundedReceiver<SweepEvent> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        // An error means that the mesh has ended; what was known stays true.
+        let _ = self.commands.send(Command::Probe(sender)).await;
+        receiver
+    }
+
+    /// Ends the mesh; returns when what it learned is written. Reports stay available.
+    pub async fn shutdown(&self) {
+        let (done, wait) = oneshot::channel();
+        if self.commands.send(Command::Shutdown(done)).await.is_ok() {
+            let _ = wait.await;
+        }
+    }
+}

@@ -1,0 +1,666 @@
+//! What came of the probes of one target in the last hour, in four bytes a result.
+//!
+//! Pure: time comes in as the duration since the mesh's start. Times are kept in tenths of a second,
+//! round trips to one part in 4096.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The windows that are reported.
+pub(super) const WINDOWS: [Duration; 3] = [SHORT, MIDDLE, LONGEST];
+const SHORT: Duration = Duration::from_secs(60);
+const MIDDLE: Duration = Duration::from_secs(600);
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// Unit of the times.
+const TICK: Duration = Duration::from_millis(100);
+/// Results within this many ticks of the newest are kept, and one before them.
+const KEPT: u32 = ticks(LONGEST);
+
+/// Results that the histories of all targets may hold together: 16 MiB, an hour at 1165 a second.
+const ALL_RESULTS: usize = 4 << 20;
+/// Fewest and most results of one target, whatever the number of targets: 256 bytes to 16 kB. The
+/// latter is an hour of one a second with a tenth to spare for those that confirm failures.
+const TARGET_RESULTS: (usize, usize) = (64, 4000);
+
+/// Newest answers that tell the latency of now: at an interval of 10 s, those of 80 s.
+const RECENT_ANSWERS: usize = 8;
+/// Most answers, evenly picked of those before, that tell the usual latency. They bound the cost.
+const USUAL_ANSWERS: usize = 64;
+
+/// Most results that one of `targets` histories should hold: an hour's, where the probes of all
+/// targets together are at most 1000 a second.
+pub(super) fn most_results(targets: usize) -> usize {
+    let (fewest, most) = TARGET_RESULTS;
+    (ALL_RESULTS / targets.max(1)).clamp(fewest, most)
+}
+
+/// The results of one target.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    /// By time sent. All lie within [`KEPT`] ticks of `newest`, the first perhaps up to the
+    /// `u16::MAX` ticks that its time can tell.
+    results: VecDeque<Packed>,
+    /// When the newest probe was sent, ticks since the start.
+    newest: u32,
+}
+
+/// A result.
+#[derive(Clone, Copy, Debug)]
+struct Packed {
+    /// When it was sent, ticks since the start, modulo 2^16.
+    sent: u16,
+    outcome: Outcome,
+}
+
+/// One result of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Recent {
+    /// When the probe was sent, since the start, to a tenth of a second.
+    pub(super) sent: Duration,
+    /// The round trip; `None`: lost.
+    pub(super) rtt: Option<Duration>,
+}
+
+/// What came of the probes that were sent in a window. Round trips are those of answered probes;
+/// percentiles are by nearest rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Window {
+    /// Probes with a result.
+    pub(super) probes: u32,
+    /// Those of them without an answer.
+    pub(super) lost: u32,
+    /// The part of the window that there are results for: all of it if there is an older result,
+    /// else the time since the oldest.
+    pub(super) covered: Duration,
+    /// Shortest round trip; as all below, `None` when no probe was answered.
+    pub(super) min: Option<Duration>,
+    /// Median.
+    pub(super) p50: Option<Duration>,
+    /// 90th percentile.
+    pub(super) p90: Option<Duration>,
+    /// 99th percentile.
+    pub(super) p99: Option<Duration>,
+    /// Longest round trip.
+    pub(super) max: Option<Duration>,
+    /// Mean absolute difference of the round trips of consecutive probes. A lost probe has no
+    /// difference to its neighbours, as in RFC 3393. Unlike the running estimate of RFC 3550, it
+    /// depends on nothing outside the window. `None` without two consecutive answers.
+    pub(super) jitter: Option<Duration>,
+}
+
+/// Probes and losses in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Loss {
+    /// Probes with a result.
+    pub(super) probes: u32,
+    /// Those of them without an answer.
+    pub(super) lost: u32,
+    /// Length of the window.
+    pub(super) window: Duration,
+}
+
+/// How a number of round trips are distributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Latency {
+    /// Round trips that this is made of.
+    pub(super) samples: u32,
+    /// 25th percentile.
+    pub(super) p25: Duration,
+    /// Median.
+    pub(super) p50: Duration,
+    /// 90th percentile.
+    pub(super) p90: Duration,
+}
+
+/// How a target does now against how it did before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trend {
+    /// Losses in the last ten minutes and in the last hour.
+    pub(super) loss: [Loss; 2],
+    /// The newest eight answers, as far as they are of the last ten minutes.
+    pub(super) recent: Option<Latency>,
+    /// Answers of the last hour before those, evenly picked.
+    pub(super) usual: Option<Latency>,
+}
+
+impl History {
+    /// Keeps what came of a probe that was sent at `sent`: its round trip, or `None` if it was lost.
+    /// Results may come in any order. The oldest beyond `most` are dropped.
+    pub(super) fn record(&mut self, sent: Duration, rtt: Option<Duration>, most: usize) {
+        let sent = ticks(sent);
+        if self.newest.saturating_sub(sent) > u32::from(u16::MAX) {
+            return;
+        }
+        if sent > self.newest {
+            self.forget(sent);
+            self.newest = sent;
+        }
+        let before = |&result: &Packed| self.sent(result) <= sent;
+        let at = match self.results.back() {
+            Some(&last) if !before(&last) => self.results.partition_point(before),
+            _ => self.results.len(),
+        };
+        self.reserve();
+        let result = Packed {
+            // The low bits.
+            sent: sent as u16,
+            outcome: rtt.map_or(Outcome::LOST, Outcome::answered),
+        };
+        self.results.insert(at, result);
+        self.forget(self.newest);
+        let excess = self.results.len().saturating_sub(most);
+        if excess > 0 {
+            self.results.drain(..excess);
+        }
+        if self.results.capacity() > most + most / 2 {
+            self.results.shrink_to(most);
+        }
+    }
+
+    /// What came of the probes sent in the last `length` before `now`, at most an hour; `None` without
+    /// a result.
+    pub(super) fn window(&self, now: Duration, length: Duration) -> Option<Window> {
+        let now = ticks(now).max(self.newest);
+        let length = ticks(length).min(KEPT);
+        let start = self.start(now, length);
+        let oldest = *self.results.get(start)?;
+        let covered = if start > 0 {
+            length
+        } else {
+            now - self.sent(oldest)
+        };
+
+        let mut answered = Vec::with_capacity(self.results.len() - start);
+        let mut differences = (0, Duration::ZERO);
+        let mut previous = None;
+        for result in self.results.range(start..) {
+            let rtt = result.outcome.rtt();
+            if let Some(rtt) = rtt {
+                answered.push(result.outcome);
+                if let Some(previous) = previous {
+                    differences.0 += 1;
+                    differences.1 += rtt.abs_diff(previous);
+                }
+            }
+            previous = rtt;
+        }
+        answered.sort_unstable();
+        let probes = count(self.results.len() - start);
+        Some(Window {
+            probes,
+            lost: probes - count(answered.len()),
+            covered: TICK * covered,
+            min: rank(&answered, 0),
+            p50: rank(&answered, 50),
+            p90: rank(&answered, 90),
+            p99: rank(&answered, 99),
+            max: rank(&answered, 100),
+            jitter: differences.1.checked_div(differences.0),
+        })
+    }
+
+    /// The last `most` results, the newest first.
+    pub(super) fn recent(&self, most: usize) -> impl Iterator<Item = Recent> {
+        self.results.iter().rev().take(most).map(|&result| Recent {
+            sent: TICK * self.sent(result),
+            rtt: result.outcome.rtt(),
+        })
+    }
+
+    /// How the target does at `now` against how it did before. Losses before `reachable_since` are not
+    /// told: those of an outage are not loss. Does not allocate.
+    pub(super) fn trend(&self, now: Duration, reachable_since: Duration) -> Trend {
+        let now = ticks(now).max(self.newest);
+        let since = ticks(reachable_since);
+        let loss = [MIDDLE, LONGEST].map(|window| {
+            let start = self.start(now, ticks(window));
+            let mut loss = Loss {
+                window,
+                ..Loss::default()
+            };
+            let up = self.results.partition_point(|&r| self.sent(r) < since);
+            for result in self.results.range(start.max(up)..) {
+                loss.probes += 1;
+                loss.lost += u32::from(result.outcome == Outcome::LOST);
+            }
+            loss
+        });
+
+        let start = self.start(now, KEPT);
+        let recent_start = self.start(now, ticks(MIDDLE));
+        let mut recent = [Outcome::LOST; RECENT_ANSWERS];
+        let mut found = 0;
+        let mut before = self.results.len();
+        while found < RECENT_ANSWERS && before > recent_start {
+            before -= 1;
+            let outcome = self.results[before].outcome;
+            if outcome != Outcome::LOST {
+                recent[found] = outcome;
+                found += 1;
+            }
+        }
+
+        let mut usual = [Outcome::LOST; USUAL_ANSWERS];
+        let mut picked = 0;
+        let step = (before - start).div_ceil(USUAL_ANSWERS).max(1);
+        for result in self.results.range(start..before).step_by(step) {
+            if result.outcome != Outcome::LOST {
+                usual[picked] = result.outcome;
+                picked += 1;
+            }
+        }
+        Trend {
+            loss,
+            recent: Latency::of(&mut recent[..found]),
+            usual: Latency::of(&mut usual[..picked]),
+        }
+    }
+
+    /// When a result was sent, ticks since the start.
+    fn sent(&self, result: Packed) -> u32 {
+        // The low bits: nothing is older than they can tell.
+        let age = (self.newest as u16).wrapping_sub(result.sent);
+        self.newest - u32::from(age)
+    }
+
+    /// Index of the first result in the `length` ticks before `now`.
+    fn start(&self, now: u32, length: u32) -> usize {
+        self.results
+            .partition_point(|&result| now - self.sent(result) >= length)
+    }
+
+    /// Drops what is of no use once the newest result is that of `newest`: what lies before the longest
+    /// window, but for the last one, which shows that the window is covered.
+    fn forget(&mut self, newest: u32) {
+        let age = |index: usize| Some(newest - self.sent(*self.results.get(index)?));
+        let mut gone = 0;
+        while age(gone).is_some_and(|age| age > u32::from(u16::MAX))
+            || age(gone + 1).is_some_and(|age| age >= KEPT)
+        {
+            gone += 1;
+        }
+        self.results.drain(..gone);
+    }
+
+    /// Makes room for one more, growing by a quarter: most targets settle at one size.
+    fn reserve(&mut self) {
+        let len = self.results.len();
+        if len == self.results.capacity() {
+            self.results.reserve_exact((len / 4).max(4));
+        }
+    }
+}
+
+impl Latency {
+    fn of(outcomes: &mut [Outcome]) -> Option<Self> {
+        outcomes.sort_unstable();
+        Some(Self {
+            samples: count(outcomes.len()),
+            p25: rank(outcomes, 25)?,
+            p50: rank(outcomes, 50)?,
+            p90: rank(outcomes, 90)?,
+        })
+    }
+}
+
+/// A round trip or its loss, in the order of the round trips.
+///
+/// A floating-point number of nanoseconds, five bits of exponent and eleven of mantissa, as IEEE 754
+/// has them: with exponent 0 the mantissa itself, else `2048 + mantissa` times two to the power of
+/// `exponent - 1`. The largest code stands for a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Outcome(u16);
+
+impl Outcome {
+    const LOST: Self = Self(u16::MAX);
+    const MANTISSA_BITS: u32 = 11;
+
+    /// The nearest there is; 73 minutes for all that is longer.
+    fn answered(rtt: Duration) -> Self {
+        let ns = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX);
+        let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(Self::MANTISSA_BITS + 1);
+        let rounded = ns.saturating_add((1 << shift) >> 1) >> shift;
+        // The mantissa's leading one, where there is one, counts up the exponent, as does a carry.
+        let code = (u64::from(shift) << Self::MANTISSA_BITS) + rounded;
+        Self(u16::try_from(code).map_or(u16::MAX - 1, |code| code.min(u16::MAX - 1)))
+    }
+
+    fn rtt(self) -> Option<Duration> {
+        let mantissa = u64::from(self.0) & ((1 << Self::MANTISSA_BITS) - 1);
+        let ns = match u32::from(self.0) >> Self::MANTISSA_BITS {
+            0 => mantissa,
+            exponent => (mantissa + (1 << Self::MANTISSA_BITS)) << (exponent - 1),
+        };
+        (self != Self::LOST).then_some(Duration::from_nanos(ns))
+    }
+}
+
+/// The value at `percent` of the sorted answers, by nearest rank.
+fn rank(sorted: &[Outcome], percent: usize) -> Option<Duration> {
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1))?.rtt()
+}
+
+/// Whole ticks in `time`, rounded down; all there are after 13 years.
+const fn ticks(time: Duration) -> u32 {
+    let ticks = time.as_millis() / TICK.as_millis();
+    if ticks > u32::MAX as u128 {
+        u32::MAX
+    } else {
+        ticks as u32
+    }
+}
+
+fn count(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MOST: usize = 4000;
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn millis(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn micros(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    /// Keeps all, and looks through all.
+    #[derive(Debug, Default)]
+    struct Model(Vec<(u64, Option<Duration>)>);
+
+    impl Model {
+        fn record(&mut self, sent: Duration, rtt: Option<Duration>) {
+            let sent = (sent.as_millis() / 100) as u64;
+            let rtt = rtt.map(|rtt| Outcome::answered(rtt).rtt().unwrap());
+            self.0.push((sent, rtt));
+            // Stable: those of one tick stay in the order of recording.
+            self.0.sort_by_key(|&(sent, _)| sent);
+        }
+
+        fn window(&self, now: Duration, length: Duration) -> Option<Window> {
+            let now = (now.as_millis() / 100) as u64;
+            let length = (length.as_millis() / 100) as u64;
+            let newest = self.0.last()?.0;
+            let inside: Vec<_> = self.0.iter().filter(|r| r.0 + length > now).collect();
+            let mut rtts: Vec<Duration> = inside.iter().filter_map(|r| r.1).collect();
+            let differences: Vec<Duration> = inside
+                .windows(2)
+                .filter_map(|pair| Some(pair[0].1?.abs_diff(pair[1].1?)))
+                .collect();
+            rtts.sort();
+            let at_least = |percent: usize| {
+                rtts.iter()
+                    .find(|&&rtt| {
+                        let below = rtts.iter().filter(|&&other| other <= rtt).count();
+                        below * 100 >= percent * rtts.len()
+                    })
+                    .copied()
+            };
+            let older = self
+                .0
+                .iter()
+                .any(|r| r.0 + length <= now && r.0 + u64::from(u16::MAX) >= newest);
+            let covered = if older {
+                length
+            } else {
+                now - inside.first()?.0
+            };
+            Some(Window {
+                probes: inside.len() as u32,
+                lost: inside.iter().filter(|r| r.1.is_none()).count() as u32,
+                covered: (!inside.is_empty()).then_some(millis(covered * 100))?,
+                min: rtts.first().copied(),
+                p50: at_least(50),
+                p90: at_least(90),
+                p99: at_least(99),
+                max: rtts.last().copied(),
+                jitter: differences
+                    .iter()
+                    .sum::<Duration>()
+                    .checked_div(differences.len() as u32),
+            })
+        }
+    }
+
+    #[test]
+    fn a_window_tells_what_was_sent_in_it() {
+        let mut history = History::default();
+        assert_eq!(history.window(secs(100), SHORT), None);
+        for (second, rtt) in [
+            (10, Some(1000)),
+            (20, Some(3000)),
+            (30, None),
+            (40, Some(2000)),
+            (50, Some(2500)),
+        ] {
+            history.record(secs(second), rtt.map(micros), MOST);
+        }
+        let window = history.window(secs(50), SHORT).unwrap();
+        assert_eq!((window.probes, window.lost), (5, 1));
+        assert_eq!(window.covered, secs(40));
+        let near = |value: Option<Duration>, us: u64| {
+            let difference = value.unwrap().abs_diff(micros(us));
+            assert!(difference <= micros(us) / 4096, "{value:?} for {us} µs");
+        };
+        near(window.min, 1000);
+        near(window.p50, 2000);
+        near(window.p90, 3000);
+        near(window.max, 3000);
+        // From 1000 to 3000 and from 2000 to 2500; the loss parts the two.
+        let jitter = window.jitter.unwrap();
+        assert!(jitter.abs_diff(micros(1250)) < micros(3), "{jitter:?}");
+
+        // A minute from 41 s on; results before it show that it is covered.
+        let window = history.window(secs(101), SHORT).unwrap();
+        assert_eq!((window.probes, window.lost), (1, 0));
+        assert_eq!(window.covered, SHORT);
+        assert_eq!(window.jitter, None);
+        assert_eq!(history.window(secs(110), SHORT), None);
+    }
+
+    #[test]
+    fn only_losses_have_no_round_trips() {
+        let mut history = History::default();
+        history.record(secs(1), None, MOST);
+        history.record(secs(2), None, MOST);
+        let window = history.window(secs(2), SHORT).unwrap();
+        let expected = Window {
+            probes: 2,
+            lost: 2,
+            covered: secs(1),
+            ..Window::default()
+        };
+        assert_eq!(window, expected);
+    }
+
+    #[test]
+    fn the_newest_results_come_first() {
+        let mut history = History::default();
+        history.record(millis(1000), Some(micros(1)), MOST);
+        history.record(millis(3040), None, MOST);
+        // Its time-out came late.
+        history.record(millis(2000), None, MOST);
+        let recent: Vec<Recent> = history.recent(2).collect();
+        let expected = [millis(3000), millis(2000)].map(|sent| Recent { sent, rtt: None });
+        assert_eq!(recent, expected);
+        assert_eq!(history.recent(9).last().unwrap().rtt, Some(micros(1)));
+    }
+
+    #[test]
+    fn a_long_silence_makes_nothing_young_again() {
+        // 2^16 ticks are 6553.6 s.
+        for silence in [3_601, 6_553, 6_554, 6_560, 13_107, 13_108, 1_000_000] {
+            let mut history = History::default();
+            for second in 0..10 {
+                history.record(secs(100 + second), None, MOST);
+            }
+            let now = secs(110 + silence);
+            assert_eq!(history.window(now, LONGEST), None, "{silence}");
+            history.record(now, Some(micros(5)), MOST);
+            let window = history.window(now, LONGEST).unwrap();
+            assert_eq!((window.probes, window.lost), (1, 0), "{silence}");
+            // One that is far too late changes nothing.
+            history.record(secs(105), None, MOST);
+            let window = history.window(now, LONGEST).unwrap();
+            assert_eq!((window.probes, window.lost), (1, 0), "{silence}");
+            assert!(history.results.len() <= 2);
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        assert_eq!(size_of::<Packed>(), 4);
+        assert_eq!(size_of::<History>(), 40);
+        let capacity = |interval: Duration, most: usize| {
+            let mut history = History::default();
+            for number in 0..10_000 {
+                history.record(interval * number, Some(micros(100)), most);
+                assert!(history.results.capacity() <= most + most / 4);
+            }
+            history.results.capacity()
+        };
+        // An hour's results and one before them, with a quarter to grow.
+        assert!((361..=452).contains(&capacity(secs(10), MOST)));
+        assert!((91..=114).contains(&capacity(secs(40), MOST)));
+        assert!((100..=125).contains(&capacity(secs(1), 100)));
+
+        // What all targets may take is an hour at 1000 probes a second.
+        for targets in [40, 400, 4_000, 40_000] {
+            let interval = secs(targets as u64) / 1000;
+            let hour = (LONGEST.as_secs_f64() / interval.as_secs_f64()) as usize;
+            let most = most_results(targets);
+            assert!(most >= hour.min(TARGET_RESULTS.1), "{targets}: {most}");
+            assert!(most * targets <= ALL_RESULTS, "{targets}: {most}");
+        }
+        assert_eq!(most_results(0), TARGET_RESULTS.1);
+        assert_eq!(most_results(usize::MAX), TARGET_RESULTS.0);
+    }
+
+    #[test]
+    fn a_lower_bound_frees_memory() {
+        let mut history = History::default();
+        for second in 0..3000 {
+            history.record(secs(second), None, MOST);
+        }
+        history.record(secs(3000), None, 100);
+        assert!(history.results.capacity() <= 150);
+        let window = history.window(secs(3000), LONGEST).unwrap();
+        assert_eq!((window.probes, window.covered), (100, secs(99)));
+    }
+
+    #[test]
+    fn a_trend_leaves_outages_out() {
+        let mut history = History::default();
+        for number in 0..400 {
+            let out = (100..200).contains(&number);
+            history.record(secs(10 * number), (!out).then_some(micros(200)), MOST);
+        }
+        let now = secs(3990);
+        let trend = history.trend(now, secs(2000));
+        let told = trend.loss.map(|loss| (loss.probes, loss.lost, loss.window));
+        assert_eq!(told, [(60, 0, MIDDLE), (200, 0, LONGEST)]);
+        let trend = history.trend(now, Duration::ZERO);
+        assert_eq!((trend.loss[1].probes, trend.loss[1].lost), (360, 100));
+    }
+
+    #[test]
+    fn a_trend_sets_the_newest_answers_against_those_before() {
+        let mut history = History::default();
+        for number in 0..300 {
+            let rtt = micros(if number < 292 { 200 } else { 900 });
+            history.record(secs(10 * number), Some(rtt), MOST);
+        }
+        let trend = history.trend(secs(2990), Duration::ZERO);
+        let (recent, usual) = (trend.recent.unwrap(), trend.usual.unwrap());
+        assert_eq!(recent.samples, 8);
+        assert!(recent.p25 > micros(890) && recent.p50 < micros(910));
+        assert!(usual.samples > 50 && usual.samples <= 64);
+        assert!(usual.p50 > micros(199) && usual.p90 < micros(201));
+        // What is long ago does not tell of now.
+        let trend = history.trend(secs(2990 + 600), Duration::ZERO);
+        assert_eq!(trend.recent, None);
+        assert_eq!(History::default().trend(secs(1), secs(0)).usual, None);
+    }
+
+    proptest! {
+        #[test]
+        fn round_trips_are_kept_to_one_part_in_4096(ns in 0_u64..4_000_000_000_000) {
+            let rtt = Duration::from_nanos(ns);
+            let kept = Outcome::answered(rtt).rtt().unwrap();
+            prop_assert!(kept.abs_diff(rtt) <= rtt / 4096, "{rtt:?} as {kept:?}");
+        }
+
+        #[test]
+        fn codes_are_in_the_order_of_the_round_trips(a in any::<u64>(), b in any::<u64>()) {
+            let code = |ns| Outcome::answered(Duration::from_nanos(ns));
+            prop_assert!(code(a.min(b)) <= code(a.max(b)));
+            prop_assert!(code(a) < Outcome::LOST);
+        }
+
+        #[test]
+        fn windows_agree_with_a_model_that_keeps_all(
+            results in prop::collection::vec(
+                (
+                    // Pauses of all lengths, some beyond what a result's time can tell.
+                    prop_oneof![
+                        8 => 0_u64..20_000,
+                        2 => 0_u64..900_000,
+                        1 => 0_u64..20_000_000,
+                    ],
+                    // How much before the newest it was sent.
+                    prop_oneof![4 => Just(0_u64), 2 => 0_u64..5_000, 1 => 0_u64..8_000_000],
+                    prop::option::weighted(0.8, 0_u64..3_000_000_000),
+                ),
+                1..150,
+            ),
+            after in prop_oneof![2 => 0_u64..30_000, 1 => 0_u64..8_000_000],
+        ) {
+            let mut history = History::default();
+            let mut model = Model::default();
+            let mut clock = Duration::ZERO;
+            for (pause, late, rtt) in results {
+                clock += millis(pause);
+                let sent = clock.saturating_sub(millis(late));
+                let rtt = rtt.map(Duration::from_nanos);
+                history.record(sent, rtt, MOST);
+                model.record(sent, rtt);
+                for length in WINDOWS {
+                    prop_assert_eq!(
+                        history.window(clock, length),
+                        model.window(clock, length)
+                    );
+                }
+            }
+            let now = clock + millis(after);
+            for length in WINDOWS {
+                prop_assert_eq!(history.window(now, length), model.window(now, length));
+            }
+        }
+
+        #[test]
+        fn the_bound_keeps_the_newest(
+            sent in prop::collection::vec(0_u64..3_000, 1..200),
+            most in 1_usize..50,
+        ) {
+            let mut history = History::default();
+            for &second in &sent {
+                history.record(secs(second), None, most);
+            }
+            let kept: Vec<Duration> = history.recent(usize::MAX).map(|r| r.sent).collect();
+            prop_assert!(kept.len() <= most && kept.is_sorted_by(|a, b| a >= b));
+            prop_assert_eq!(kept[0], secs(sent.iter().copied().max().unwrap()));
+        }
+    }
+}

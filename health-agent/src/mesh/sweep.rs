@@ -1,0 +1,140 @@
+//! Probes of all targets on request, and those who wait for them.
+
+use std::time::Duration;
+
+use slotmap::SecondaryMap;
+use tokio::sync::mpsc;
+
+use super::target::TargetId;
+
+/// Time between the end of the last probe and the end of the sweep: for results on their way.
+const MARGIN: Duration = Duration::from_millis(50);
+
+/// What those who wait are told. The channel closes when the sweep has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SweepEvent {
+    /// All targets of the node with this index in the set in force have a result.
+    Node(usize),
+    /// So many of all targets have a result.
+    Progress {
+        /// Targets with a result.
+        done: usize,
+        /// All targets.
+        total: usize,
+    },
+}
+
+/// A request to probe all targets; requests that come while it is served join it.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    begun: Duration,
+    /// When it ends at the latest.
+    deadline: Duration,
+    /// Targets without a result, and their nodes.
+    awaited: SecondaryMap<TargetId, usize>,
+    total: usize,
+    nodes: usize,
+    /// How many targets of a node are awaited.
+    by_node: Vec<usize>,
+    waiters: Vec<mpsc::UnboundedSender<SweepEvent>>,
+}
+
+impl Sweep {
+    /// A sweep over `targets`, given with the indexes of their nodes, of which there are `nodes`. The
+    /// last probe is sent after `spread` and waits for `timeout`.
+    pub(super) fn new(
+        targets: impl Iterator<Item = (TargetId, usize)>,
+        nodes: usize,
+        now: Duration,
+        spread: Duration,
+        timeout: Duration,
+    ) -> Self {
+        let mut sweep = Self {
+            begun: now,
+            deadline: now + spread + timeout + MARGIN,
+            awaited: SecondaryMap::new(),
+            total: 0,
+            nodes,
+            by_node: vec![0; nodes],
+            waiters: Vec::new(),
+        };
+        for (id, node) in targets {
+            sweep.awaited.insert(id, node);
+            sweep.total += 1;
+            if let Some(count) = sweep.by_node.get_mut(node) {
+                *count += 1;
+            }
+        }
+        sweep
+    }
+
+    /// When it ends at the latest.
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Whether it has ended.
+    pub(super) fn is_over(&self, now: Duration) -> bool {
+        self.awaited.is_empty() || self.deadline <= now
+    }
+
+    /// Tells `waiter` what is known, and then what comes. The number of events is bounded by that of
+    /// the nodes and of the turns of the engine.
+    pub(super) fn join(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
+        let complete = (0..self.nodes).filter(|&node| self.by_node[node] == 0);
+        for node in complete {
+            // The asker may have gone.
+            let _ = waiter.send(SweepEvent::Node(node));
+        }
+        self.waiters.push(waiter);
+    }
+
+    /// A target has a result of a probe sent at `sent`.
+    pub(super) fn result(&mut self, id: TargetId, sent: Duration) {
+        if sent >= self.begun {
+            self.end_wait(id);
+        }
+    }
+
+    /// A target has gone.
+    pub(super) fn remove(&mut self, id: TargetId) {
+        self.end_wait(id);
+    }
+
+    /// The nodes have other indexes now: those of `node_of`.
+    pub(super) fn renumber(&mut self, nodes: usize, node_of: impl Fn(TargetId) -> Option<usize>) {
+        self.nodes = nodes;
+        self.by_node = vec![0; nodes];
+        for (id, node) in &mut self.awaited {
+            if let Some(index) = node_of(id) {
+                *node = index;
+                if let Some(count) = self.by_node.get_mut(index) {
+                    *count += 1;
+                }
+            }
+        }
+    }
+
+    /// Tells those who wait how far it is. Returns whether anybody still does.
+    pub(super) fn tell_progress(&mut self) -> bool {
+        let progress = SweepEvent::Progress {
+            done: self.total - self.awaited.len(),
+            total: self.total,
+        };
+        self.waiters.retain(|waiter| waiter.send(progress).is_ok());
+        !self.waiters.is_empty()
+    }
+
+    fn end_wait(&mut self, id: TargetId) {
+        let Some(node) = self.awaited.remove(id) else {
+            return;
+        };
+        if let Some(count) = self.by_node.get_mut(node) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiters
+                    .retain(|waiter| waiter.send(SweepEvent::Node(node)).is_ok());
+            }
+        }
+    }
+}
