@@ -428,7 +428,7 @@ fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::
         .iter()
         .map(|check| check.name.as_str())
         .collect();
-    for name in ["api-socket", "datapath", "maps", "registry"] {
+    for name in ["api-socket", "prober", "datapath", "maps", "registry"] {
         assert!(names.contains(&name), "no {name} in {names:?}");
     }
 

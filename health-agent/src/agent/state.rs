@@ -16,7 +16,7 @@ use crate::api::types::{
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::HealthEndpoint;
-use crate::mesh::MeshHandle;
+use crate::mesh::{IgnoredReplyCounts, MeshHandle};
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {
@@ -53,7 +53,11 @@ impl AgentSource {
         let socket = liveness::socket_problem(&self.config.location.socket());
         let mut observations = vec![Observation::now("api-socket", socket)];
         if let Some(mesh) = self.mesh.get() {
-            observations.extend([self.observed_datapath(), self.observed_maps()]);
+            observations.extend([
+                Observation::aged("prober", None, mesh.since_last_turn()),
+                self.observed_datapath(),
+                self.observed_maps(),
+            ]);
             observations.extend(mesh.registries().into_iter().map(|registry| {
                 let problem = registry
                     .stale
@@ -165,6 +169,12 @@ impl Source for AgentSource {
         self.mesh
             .get()
             .map_or_else(Vec::new, MeshHandle::registries)
+    }
+
+    fn ignored_replies(&self) -> IgnoredReplyCounts {
+        self.mesh
+            .get()
+            .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

@@ -25,6 +25,7 @@ use super::types::{
     RegistryState,
 };
 use crate::config::{Config, duration_text};
+use crate::mesh::IgnoredReplyCounts;
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -45,6 +46,10 @@ pub trait Source: Send + Sync + 'static {
     /// How the node registries do.
     fn registries(&self) -> Vec<RegistryState> {
         self.nodes().registries
+    }
+    /// ICMP messages that were not taken for answers.
+    fn ignored_replies(&self) -> IgnoredReplyCounts {
+        IgnoredReplyCounts::default()
     }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;

@@ -104,6 +104,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             Snapshot {
                 summary,
                 registries: self.source.registries(),
+                ignored_replies: self.source.ignored_replies(),
                 healthy: self.source.state().state != "Failure",
                 configured_interval: config.probe_interval,
                 probe_rate: config.probe_rate,

@@ -17,6 +17,7 @@ use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use crate::api::types::{Reachability, RegistryState};
 use crate::datapath::dump::MetricRow;
+use crate::mesh::IgnoredReplyCounts;
 
 const PREFIX: &str = "health_agent";
 
@@ -27,6 +28,7 @@ type Label<'a> = (&'static str, &'a str);
 pub(super) struct Snapshot {
     pub(super) summary: Summary,
     pub(super) registries: Vec<RegistryState>,
+    pub(super) ignored_replies: IgnoredReplyCounts,
     /// Whether `/healthz` says so.
     pub(super) healthy: bool,
     /// Time between two probes of a target as it was set.
@@ -423,6 +425,21 @@ impl Snapshot {
             let labels = [("type", *path), ("protocol", protocol)];
             counter(&mut late_replies, &labels, *late)?;
         }
+        let mut ignored = family(
+            encoder,
+            "ignored_icmp_replies",
+            "ICMP messages with the agent's identifier that answer no probe",
+            MetricType::Counter,
+        )?;
+        let counts = &self.ignored_replies;
+        for (reason, count) in [
+            ("unexpected", counts.unexpected),
+            ("wrong-source", counts.wrong_source),
+            ("wrong-payload", counts.wrong_payload),
+            ("unmatched-error", counts.unmatched_error),
+        ] {
+            counter(&mut ignored, &[("reason", reason)], count)?;
+        }
         Ok(())
     }
 
@@ -538,6 +555,10 @@ mod tests {
         Snapshot {
             summary,
             registries: vec![registry],
+            ignored_replies: IgnoredReplyCounts {
+                wrong_source: 7,
+                ..IgnoredReplyCounts::default()
+            },
             healthy: true,
             configured_interval: Duration::from_secs(5),
             probe_rate: 1000,
@@ -601,6 +622,7 @@ mod tests {
             ),
             "health_agent_uptime_seconds 1.5".to_owned(),
             "health_agent_datapath_maps_readable 1".to_owned(),
+            "health_agent_ignored_icmp_replies_total{reason=\"wrong-source\"} 7".to_owned(),
             "health_agent_healthy 1".to_owned(),
             "health_agent_probe_interval_seconds 10.0".to_owned(),
             "health_agent_configured_probe_interval_seconds 5.0".to_owned(),
