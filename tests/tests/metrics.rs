@@ -1,14 +1,19 @@
-//! What monitoring sees: `/metrics` in strict OpenMetrics text, and `/healthz`.
+//! What monitoring sees: `/metrics` in both text formats, `/healthz`, and the alerts that follow.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use health_agent::api::monitor::Liveness;
+use health_agent::api::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
+use tests::process::{run, run_with_input};
 use tests::{Bed, wait_for};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -16,28 +21,59 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const METRICS_PORT: u16 = 9962;
 const HEALTHZ_PORT: u16 = 9879;
 
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
+const CLASSIC: &str = "text/plain; version=0.0.4";
+
 /// Status code and body of `GET path`, asked from within the node's namespace.
 fn get(node: &Node, address: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+    let (code, _, body) = get_as(node, address, path, "*/*")?;
+    Ok((code, body))
+}
+
+/// Status code, media type and body of `GET path`, with this wish for a media type.
+fn get_as(
+    node: &Node,
+    address: SocketAddr,
+    path: &str,
+    accept: &str,
+) -> anyhow::Result<(u16, String, String)> {
     let response = node.run_in(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+        )?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
         Ok(response)
     })??;
     let (head, body) = response.split_once("\r\n\r\n").context("no HTTP")?;
     let code = head.split(' ').nth(1).context("no status line")?.parse()?;
-    Ok((code, body.to_owned()))
+    let header = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("content-type").then_some(value)
+    });
+    Ok((code, header.unwrap_or_default().to_owned(), body.to_owned()))
+}
+
+/// The metrics as text, in the format asked for.
+fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
+    let (code, content_type, body) = get_as(node, address, "/metrics", format)?;
+    ensure!(code == 200, "{code}: {body}");
+    ensure!(
+        content_type.starts_with(format),
+        "{content_type} instead of {format}"
+    );
+    Ok(body)
 }
 
 /// Samples by name and labels, the labels in the order they are written.
 type Samples = BTreeMap<String, f64>;
 
 fn scrape(node: &Node) -> anyhow::Result<Samples> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
-    let (code, body) = get(node, address, "/metrics")?;
-    ensure!(code == 200, "{code}: {body}");
+    let body = scrape_text(node, OPEN_METRICS)?;
     parse(&body).with_context(|| format!("not OpenMetrics:\n{body}"))
 }
 
@@ -197,6 +233,279 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     Ok(())
 }
 
+/// What is wrong with the text in promtool's eyes.
+fn lint(text: &str) -> anyhow::Result<()> {
+    let mut promtool = Command::new("promtool");
+    let ran = run_with_input(promtool.args(["check", "metrics"]), text)?;
+    let said = format!("{}{}", ran.stdout, ran.stderr);
+    // A remark alone does not make it fail.
+    ensure!(ran.code == Some(0) && said.trim().is_empty(), "{said}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
+    for (flag, healthy_peers) in [("", 0), ("--metrics-per-target", 2)] {
+        let bed = Bed::builder()
+            .nodes(3)
+            .ipv6(true)
+            .agent_args("--probe-interval 500ms --probe-timeout 200ms")
+            .agent_args(flag)
+            .start()?;
+        bed.wait_all_reachable(SOON)?;
+        let node = bed.node(1);
+        lint(&scrape_text(node, CLASSIC)?).context("with all reachable")?;
+
+        let failing = bed.node(3);
+        failing.kill_agent(Signal::SIGKILL)?;
+        let name = failing.name();
+        let status = |text: &str, name: &str, status: u8| {
+            let series = format!("target_node_name=\"{name}\"");
+            text.lines()
+                .filter(|line| line.starts_with("health_agent_node_connectivity_status{"))
+                .filter(|line| line.contains(&series) && line.ends_with(&format!(" {status}")))
+                .count()
+        };
+        let text = wait_for("the peer to fail", SOON, || {
+            let text = scrape_text(node, CLASSIC)?;
+            Ok((status(&text, name, 0) == 2).then_some(text))
+        })?;
+        lint(&text).context("with a failing peer")?;
+        assert_eq!(
+            status(&text, bed.node(2).name(), 1),
+            healthy_peers,
+            "{text}"
+        );
+
+        let failed_latency = text.lines().find(|line| {
+            line.starts_with("health_agent_node_connectivity_latency_seconds{")
+                && line.contains(&format!("target_node_name=\"{name}\""))
+                && line.contains("protocol=\"http\"")
+        });
+        assert_eq!(failed_latency, None, "of an agent that is dead");
+    }
+    Ok(())
+}
+
+/// A Prometheus server that ends with this value.
+struct Prometheus {
+    server: Child,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    const PORT: u16 = 9090;
+
+    /// Scrapes the node's agent each second, from within the node's namespace.
+    fn start(node: &Node) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let config = folder.path().join("prometheus.yml");
+        fs::write(
+            &config,
+            format!(
+                "global: {{scrape_interval: 1s}}\n\
+                 scrape_configs:\n\
+                 - job_name: health-agent\n  \
+                   static_configs: [{{targets: ['127.0.0.1:{METRICS_PORT}']}}]\n"
+            ),
+        )?;
+        let server = node
+            .command("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{}", Self::PORT))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run prometheus")?;
+        Ok(Self {
+            server,
+            _folder: folder,
+        })
+    }
+
+    /// The samples that an expression has now.
+    fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
+        let path = format!("/api/v1/query?query={expression}");
+        let (code, body) = get(node, address, &path)?;
+        ensure!(code == 200, "{code}: {body}");
+        let mut body: serde_json::Value = serde_json::from_str(&body)?;
+        serde_json::from_value(body["data"]["result"].take()).context("no result")
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // nsenter has become the server: it is the same process.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let _server = Prometheus::start(node)?;
+    wait_for("the target to be up", Duration::from_secs(20), || {
+        let up = Prometheus::query(node, "up")?;
+        ensure!(up.len() == 1, "{up:?}");
+        Ok((up[0]["value"][1] == "1").then_some(()))
+    })?;
+    let reachable =
+        "health_agent_node_health_connectivity_status%7Bstatus%3D%22reachable%22%7D%3D%3D2";
+    for (expression, series) in [
+        ("health_agent_uptime_seconds%3E0", 1),
+        ("health_agent_build_info", 1),
+        (reachable, 2),
+        ("health_agent_node_health_probes_total", 8),
+        (
+            "health_agent_node_health_connectivity_latency_seconds_count%3E0",
+            4,
+        ),
+    ] {
+        let found = Prometheus::query(node, expression)?;
+        assert_eq!(found.len(), series, "{expression}: {found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn alerts_do_what_their_tests_say_and_read_metrics_there_are() -> anyhow::Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let rules = root.join("deploy/prometheus/alerts.yaml");
+    let tests = root.join("deploy/prometheus/alerts_test.yaml");
+    for (action, file) in [("check", &rules), ("test", &tests)] {
+        run(Command::new("promtool").args([action, "rules"]).arg(file))?.success()?;
+    }
+    let page = fs::read_to_string(root.join("docs/metrics.md"))?;
+    let rules = fs::read_to_string(rules)?;
+    let in_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let used: Vec<_> = rules
+        .split(|c| !in_name(c))
+        .filter_map(|word| word.strip_prefix("health_agent_"))
+        .collect();
+    assert!(used.len() > 8, "{used:?}");
+    for name in used {
+        ensure!(page.contains(&format!("| `{name}` |")), "no metric {name}");
+    }
+    Ok(())
+}
+
+/// What `/healthz` says, and its status code.
+fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
+    let (code, body) = get(node, address, "/healthz")?;
+    let liveness = serde_json::from_str(&body).with_context(|| body.clone())?;
+    Ok((code, liveness))
+}
+
+/// Waits until `/healthz` says 503 for these checks alone, and returns why; or 200 for none.
+fn wait_failing(node: &Node, checks: &[&str]) -> anyhow::Result<String> {
+    wait_for(&format!("{checks:?} to fail"), SOON, || {
+        let (code, liveness) = liveness(node)?;
+        let expected = if checks.is_empty() { 200 } else { 503 };
+        ensure!(code == expected, "{code}: {liveness:?}");
+        ensure!(liveness.failing == checks, "{liveness:?}");
+        Ok(Some(liveness.msg))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    let node = bed.node(1);
+    wait_failing(node, &[])?;
+    let (_, fine) = liveness(node)?;
+    let names: Vec<_> = fine
+        .checks
+        .iter()
+        .map(|check| check.name.as_str())
+        .collect();
+    for name in ["api-socket", "prober", "datapath", "maps", "registry"] {
+        assert!(names.contains(&name), "no {name} in {names:?}");
+    }
+
+    let aside = node.runtime_dir().join("aside.sock");
+    fs::rename(node.socket(), &aside)?;
+    let message = wait_failing(node, &["api-socket"])?;
+    assert!(message.contains("health.sock"), "{message}");
+    assert_eq!(scrape(node)?["health_agent_healthy"], 0.0);
+
+    let other = UnixListener::bind(node.socket())?;
+    let message = wait_failing(node, &["api-socket"])?;
+    let pid = format!("pid {}", std::process::id());
+    assert!(message.contains(&pid), "{message}");
+    drop(other);
+
+    fs::rename(&aside, node.socket())?;
+    wait_failing(node, &[])?;
+    assert_eq!(scrape(node)?["health_agent_healthy"], 1.0);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn healthz_fails_while_the_datapath_cannot_be_repaired() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    let node = bed.node(1);
+    wait_failing(node, &[])?;
+    // A device of somebody else's is left alone.
+    node.exec("ip link set dev lxc_health alias foreign")?;
+    let message = wait_failing(node, &["datapath"])?;
+    assert!(message.contains("lxc_health"), "{message}");
+    let shown = node.cli("status")?;
+    let own = format!("health-agent/{}", node.name());
+    node.exec(&format!("ip link set dev lxc_health alias {own}"))?;
+    wait_failing(node, &[])?;
+    assert_eq!(shown.code, Some(0), "peers are still told of: {shown:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    let node = bed.node(1);
+    wait_failing(node, &[])?;
+    bed.write_nodes_file("nodes: {no list")?;
+    let message = wait_for("the warning", SOON, || {
+        let (code, liveness) = liveness(node)?;
+        ensure!(code == 200, "{code}");
+        Ok((liveness.state == Level::Warning).then_some(liveness.msg))
+    })?;
+    assert!(message.starts_with("registry: "), "{message}");
+    let stale = |samples: &Samples| {
+        let value = |name: &str| {
+            let prefix = format!("health_agent_registry_{name}{{registry=\"file:");
+            let mut found = samples.iter().filter(|(s, _)| s.starts_with(&prefix));
+            found.next().map(|(_, value)| *value)
+        };
+        Some((value("stale")?, value("age_seconds")?))
+    };
+    let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
+    assert_eq!(is_stale, 1.0);
+    assert!(age > 0.0, "{age}");
+    assert_eq!(
+        scrape(node)?["health_agent_registry_nodes{cluster=\"default\"}"],
+        1.0
+    );
+
+    bed.write_nodes_file(&tests::bed::registry(bed.nodes()))?;
+    wait_for("the registry to be right again", SOON, || {
+        Ok((liveness(node)?.1.state == Level::Ok).then_some(()))
+    })?;
+    let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
+    assert_eq!((is_stale, age), (0.0, 0.0));
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root"]
 fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
@@ -218,7 +527,7 @@ fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
         let (code, body) = get(node, address, "/healthz")?;
         assert_eq!(code, 200, "{body}");
         let liveness: Liveness = serde_json::from_str(&body)?;
-        assert_eq!(liveness.state, "Ok", "{body}");
+        assert_eq!(liveness.state, Level::Ok, "{body}");
         assert!(liveness.failing.is_empty(), "{body}");
     }
     Ok(())

@@ -28,6 +28,8 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("setarch", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("bpftool", "bpftool"),
+    tool("prometheus", "prometheus"),
+    tool("promtool", "prometheus"),
 ];
 
 /// What the benchmarks need.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hyper::StatusCode;
+use hyper::{HeaderMap, StatusCode};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Receiver, channel};
@@ -31,7 +31,7 @@ use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshOptions};
-use crate::metrics::{self, Exporter};
+use crate::metrics::{Exporter, Format};
 use crate::net::netlink;
 use crate::nodes::{self, Node, NodeSet, Registry as _};
 use crate::pidfile::PidFile;
@@ -217,22 +217,25 @@ impl Agent {
 fn healthz_page(source: Arc<AgentSource>) -> Page {
     Page {
         path: "/healthz",
-        answer: Box::new(move || monitor::healthz(&*source)),
+        answer: Box::new(move |_| source.liveness().answer()),
     }
 }
 
 fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
-    let answer = move || match exporter.scrape() {
-        Ok(body) => Answer {
-            status: StatusCode::OK,
-            content_type: metrics::CONTENT_TYPE,
-            body,
-        },
-        Err(error) => Answer {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            content_type: "text/plain",
-            body: error.to_string(),
-        },
+    let answer = move |headers: &HeaderMap| {
+        let format = Format::accepted(headers);
+        match exporter.scrape(format) {
+            Ok(body) => Answer {
+                status: StatusCode::OK,
+                content_type: format.content_type(),
+                body,
+            },
+            Err(error) => Answer {
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                content_type: "text/plain",
+                body: error.to_string(),
+            },
+        }
     };
     Page {
         path: "/metrics",

@@ -4,14 +4,19 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::identity;
+use jiff::Timestamp;
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
+use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
-use crate::api::types::{AgentState, Endpoint, HealthStatus, NodeList, SelfStatus, go_duration};
+use crate::api::types::{
+    AgentState, Endpoint, HealthStatus, NodeList, RegistryState, SelfStatus, go_duration,
+};
 use crate::config::Config;
+use crate::datapath::dump::Pinned;
 use crate::endpoint::health::HealthEndpoint;
-use crate::mesh::MeshHandle;
+use crate::mesh::{IgnoredReplyCounts, MeshHandle};
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {
@@ -19,7 +24,15 @@ pub(super) struct AgentSource {
     started: Instant,
     mesh: OnceLock<MeshHandle>,
     endpoint: RwLock<Option<Endpoint>>,
-    failure: RwLock<Option<String>>,
+    repairs: RwLock<Repairs>,
+    maps: Grace,
+}
+
+/// What became of the last look at the endpoint and the datapath.
+#[derive(Default)]
+struct Repairs {
+    looked: Option<Instant>,
+    failure: Option<String>,
 }
 
 impl AgentSource {
@@ -29,17 +42,48 @@ impl AgentSource {
             started: Instant::now(),
             mesh: OnceLock::new(),
             endpoint: RwLock::default(),
-            failure: RwLock::default(),
+            repairs: RwLock::default(),
+            maps: Grace::default(),
         }
     }
 
-    /// The first node registry that is stale, and why.
-    fn stale_registry(&self) -> Option<String> {
-        let registries = self.mesh.get()?.registries();
-        registries.into_iter().find_map(|registry| {
-            let reason = registry.stale?;
-            Some(format!("{} is stale: {reason}", registry.registry))
-        })
+    /// How the agent itself does, check by check.
+    pub(super) fn liveness(&self) -> Liveness {
+        let now = Timestamp::now();
+        let socket = liveness::socket_problem(&self.config.location.socket());
+        let mut observations = vec![Observation::now("api-socket", socket)];
+        if let Some(mesh) = self.mesh.get() {
+            observations.extend([
+                Observation::aged("prober", None, mesh.since_last_turn()),
+                self.observed_datapath(),
+                self.observed_maps(),
+            ]);
+            observations.extend(mesh.registries().into_iter().map(|registry| {
+                let problem = registry
+                    .stale
+                    .map(|reason| format!("{} is stale: {reason}", registry.registry));
+                let age = registry.stale_since.map_or(Duration::ZERO, |since| {
+                    now.duration_since(since).unsigned_abs()
+                });
+                Observation::aged("registry", problem, age).warning()
+            }));
+        } else {
+            let starting = Some("the agent is starting".to_owned());
+            observations.push(Observation::now("start", starting).warning());
+        }
+        Liveness::judge(observations, now)
+    }
+
+    fn observed_datapath(&self) -> Observation {
+        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
+        let age = repairs.looked.unwrap_or(self.started).elapsed();
+        Observation::aged("datapath", repairs.failure.clone(), age)
+    }
+
+    fn observed_maps(&self) -> Observation {
+        let read = Pinned::open(&self.config.location).and_then(|pinned| pinned.metrics());
+        let problem = read.err().map(|error| error.to_string());
+        self.maps.observe("maps", problem, Instant::now())
     }
 
     pub(super) fn mesh(&self) -> Option<&MeshHandle> {
@@ -81,8 +125,9 @@ impl AgentSource {
         if !outcome.repaired.is_empty() {
             self.set_endpoint(&node.endpoint, &node.repairs);
         }
-        let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
-        failure.clone_from(&outcome.failure);
+        let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
+        repairs.looked = Some(Instant::now());
+        repairs.failure.clone_from(&outcome.failure);
     }
 }
 
@@ -120,6 +165,18 @@ impl Source for AgentSource {
             .map_or_else(NodeList::default, MeshHandle::nodes)
     }
 
+    fn registries(&self) -> Vec<RegistryState> {
+        self.mesh
+            .get()
+            .map_or_else(Vec::new, MeshHandle::registries)
+    }
+
+    fn ignored_replies(&self) -> IgnoredReplyCounts {
+        self.mesh
+            .get()
+            .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
+    }
+
     fn endpoints(&self) -> Vec<Endpoint> {
         self.endpoint
             .read()
@@ -134,18 +191,9 @@ impl Source for AgentSource {
     }
 
     fn state(&self) -> AgentState {
-        let (state, msg) = if self.mesh.get().is_none() {
-            ("Warning", "the agent is starting".to_owned())
-        } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner)
-        {
-            ("Failure", failure.clone())
-        } else if let Some(stale) = self.stale_registry() {
-            ("Warning", stale)
-        } else {
-            ("Ok", String::new())
-        };
+        let Liveness { state, msg, .. } = self.liveness();
         AgentState {
-            state: state.to_owned(),
+            state: state.text().to_owned(),
             msg,
         }
     }

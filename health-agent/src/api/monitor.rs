@@ -12,16 +12,14 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::errno::Errno;
-use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::server::Source;
 use crate::config::ListenAddress;
 
 const BACKLOG: i32 = 64;
@@ -122,52 +120,15 @@ pub struct Answer {
     pub body: String,
 }
 
-/// A path and what makes its answers, which may block.
+/// Makes an answer to a request with these headers; may block.
+pub type MakeAnswer = Box<dyn Fn(&HeaderMap) -> Answer + Send + Sync>;
+
+/// A path and what makes its answers.
 pub struct Page {
     /// The path.
     pub path: &'static str,
-    /// Makes an answer.
-    pub answer: Box<dyn Fn() -> Answer + Send + Sync>,
-}
-
-/// Body of `GET /healthz`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Liveness {
-    /// `Ok`, `Warning` or `Failure`.
-    pub state: String,
-    /// Names of the checks that fail: `datapath`, which is the health endpoint with its programs
-    /// and pins, or none.
-    pub failing: Vec<String>,
-    /// What is wrong, if something is.
-    pub msg: String,
-}
-
-/// How the agent itself does: 503 when it cannot repair its datapath, else 200. Peers do not matter.
-pub fn healthz(source: &impl Source) -> Answer {
-    let state = source.state();
-    // Nothing but the watch over the datapath makes a failure.
-    let fails = state.state == "Failure";
-    let liveness = Liveness {
-        failing: fails.then(|| "datapath".to_owned()).into_iter().collect(),
-        state: state.state,
-        msg: state.msg,
-    };
-    match serde_json::to_string(&liveness) {
-        Ok(body) => Answer {
-            status: if fails {
-                StatusCode::SERVICE_UNAVAILABLE
-            } else {
-                StatusCode::OK
-            },
-            content_type: "application/json",
-            body,
-        },
-        Err(error) => Answer {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            content_type: "text/plain",
-            body: error.to_string(),
-        },
-    }
+    /// Makes them.
+    pub answer: MakeAnswer,
 }
 
 /// Serves one page. Dropping it closes the listeners.
@@ -271,7 +232,8 @@ async fn respond(request: &Request<Incoming>, page: Arc<Page>) -> Response<Full<
         let body = format!("{} is there to be read\n", page.path);
         plain(StatusCode::METHOD_NOT_ALLOWED, body)
     } else {
-        tokio::task::spawn_blocking(move || (page.answer)())
+        let headers = request.headers().clone();
+        tokio::task::spawn_blocking(move || (page.answer)(&headers))
             .await
             .unwrap_or_else(|error| plain(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
     };
@@ -289,14 +251,12 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::api::types::{AgentState, Endpoint, HealthStatus, NodeList};
-    use crate::config::Config;
 
     fn started() -> (Monitor, SocketAddr) {
         let any = ListenAddress::Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let listeners = bind("--metrics-address", &any).unwrap();
         let address = listeners[0].local_addr().unwrap();
-        let answer = || Answer {
+        let answer = |_: &HeaderMap| Answer {
             status: StatusCode::OK,
             content_type: "text/plain",
             body: "fine".to_owned(),
@@ -353,51 +313,5 @@ mod tests {
                 .unwrap()
                 .is_empty()
         );
-    }
-
-    /// An agent in this state.
-    struct InState(&'static str);
-
-    impl Source for InState {
-        fn status(&self) -> HealthStatus {
-            unreachable!()
-        }
-        async fn probe(&self) -> HealthStatus {
-            unreachable!()
-        }
-        fn nodes(&self) -> NodeList {
-            unreachable!()
-        }
-        fn endpoints(&self) -> Vec<Endpoint> {
-            unreachable!()
-        }
-        fn config(&self) -> Config {
-            unreachable!()
-        }
-        fn state(&self) -> AgentState {
-            AgentState {
-                state: self.0.to_owned(),
-                msg: "because".to_owned(),
-            }
-        }
-        fn uptime(&self) -> Duration {
-            unreachable!()
-        }
-    }
-
-    #[test]
-    fn only_a_failure_is_unhealthy_and_the_check_is_named() {
-        for (state, status, failing) in [
-            ("Ok", StatusCode::OK, vec![]),
-            ("Warning", StatusCode::OK, vec![]),
-            ("Failure", StatusCode::SERVICE_UNAVAILABLE, vec!["datapath"]),
-        ] {
-            let answer = healthz(&InState(state));
-            assert_eq!(answer.status, status, "{state}");
-            let body: Liveness = serde_json::from_str(&answer.body).unwrap();
-            assert_eq!(body.state, state);
-            assert_eq!(body.failing, failing);
-            assert_eq!(body.msg, "because");
-        }
     }
 }

@@ -22,8 +22,10 @@ use tokio::sync::oneshot;
 
 use super::types::{
     AgentState, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage, NodeList,
+    RegistryState,
 };
 use crate::config::{Config, duration_text};
+use crate::mesh::IgnoredReplyCounts;
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -41,6 +43,14 @@ pub trait Source: Send + Sync + 'static {
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
     /// The registry.
     fn nodes(&self) -> NodeList;
+    /// How the node registries do.
+    fn registries(&self) -> Vec<RegistryState> {
+        self.nodes().registries
+    }
+    /// ICMP messages that were not taken for answers.
+    fn ignored_replies(&self) -> IgnoredReplyCounts {
+        IgnoredReplyCounts::default()
+    }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;
     /// The settings in force.

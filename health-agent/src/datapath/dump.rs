@@ -211,10 +211,13 @@ impl Pinned {
     /// Round-trip times.
     pub fn rtt(&self) -> Result<Vec<(RttKey, RttRow)>, DumpError> {
         let mut rows = Vec::new();
-        self.each(&layout::RTT, |key: RttKey, row: RttRow| {
-            rows.push((key, row))
-        })?;
+        self.each_rtt(&mut |key, row| rows.push((*key, *row)))?;
         Ok(rows)
+    }
+
+    /// Round-trip times, row by row: with many peers they are too large to hold all at once.
+    pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
+        self.each(&layout::RTT, |key: RttKey, row: RttRow| each(&key, &row))
     }
 
     /// Probes whose answer is waited for.

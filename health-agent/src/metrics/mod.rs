@@ -3,34 +3,39 @@
 //! Metrics that Cilium has too carry Cilium's names and labels, with `health_agent_` in place of
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
+mod format;
 mod render;
+#[cfg(test)]
+mod samples;
+mod summary;
 mod totals;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use health_common::rtt::{RttKey, RttRow};
+use jiff::Timestamp;
 use tracing::{debug, warn};
 
+pub use self::format::Format;
+
 use self::render::Snapshot;
+use self::summary::Summary;
 use self::totals::Totals;
 use crate::api::server::Source;
 use crate::config::Location;
 use crate::datapath::dump::{DumpError, MetricRow, Pinned};
 
-/// Media type of [`Exporter::scrape`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
 /// The maps that metrics are made of.
 pub trait Maps: Send + Sync + 'static {
-    /// Rows of round-trip times.
-    fn rtt(&self) -> Result<Vec<(RttKey, RttRow)>, DumpError>;
+    /// Calls `each` with the rows of round-trip times, one by one: all of them together are large.
+    fn rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError>;
     /// Packet counters.
     fn counters(&self) -> Result<Vec<MetricRow>, DumpError>;
 }
 
 impl Maps for Location {
-    fn rtt(&self) -> Result<Vec<(RttKey, RttRow)>, DumpError> {
-        Pinned::open(self)?.rtt()
+    fn rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
+        Pinned::open(self)?.each_rtt(each)
     }
 
     fn counters(&self) -> Result<Vec<MetricRow>, DumpError> {
@@ -42,7 +47,9 @@ impl Maps for Location {
 pub struct Exporter<S, M> {
     source: Arc<S>,
     maps: M,
-    totals: OnceLock<Mutex<Totals>>,
+    /// Whether there are series for every target, not for failing ones alone.
+    per_target: bool,
+    totals: Mutex<Option<Totals>>,
 }
 
 impl<S: Source, M: Maps> Exporter<S, M> {
@@ -50,36 +57,37 @@ impl<S: Source, M: Maps> Exporter<S, M> {
     /// [there](Self::maps_are_there).
     pub fn new(source: Arc<S>, maps: M) -> Self {
         Self {
+            per_target: source.config().metrics_per_target,
             source,
             maps,
-            totals: OnceLock::new(),
+            totals: Mutex::default(),
         }
     }
 
     /// Begins to show the maps. To be called before the first probe: what the rows hold by then was
     /// counted by former agents, and counters start with a process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
-        let totals = Totals::starting_from(&self.maps.rtt()?);
-        self.totals.get_or_init(|| Mutex::new(totals));
+        let totals = Totals::starting_from(&self.maps)?;
+        *self.totals.lock().unwrap_or_else(PoisonError::into_inner) = Some(totals);
         Ok(())
     }
 
-    /// All metrics in OpenMetrics' text format. Blocks for as long as the maps are read.
-    pub fn scrape(&self) -> Result<String, std::fmt::Error> {
-        let report = self.source.status();
+    /// All metrics as text. Blocks for as long as the maps are read, and while another scrape is
+    /// served: so many scrapers at a time take no more memory than one.
+    pub fn scrape(&self, format: Format) -> Result<String, std::fmt::Error> {
+        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut summary = Summary::new(&self.source.status(), self.per_target);
         let mut maps_readable = false;
         let mut counters = Vec::new();
         let mut probes = Vec::new();
-        if let Some(totals) = self.totals.get() {
-            // Held while the rows are read: of two scrapes at a time, the older rows come first.
-            let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
-            match self.maps.rtt().and_then(|rows| {
-                counters = self.maps.counters()?;
-                Ok(rows)
-            }) {
-                Ok(rows) => {
+        if let Some(totals) = &mut *totals {
+            let read = totals
+                .read(&self.maps, &mut summary)
+                .and_then(|()| self.maps.counters());
+            match read {
+                Ok(read) => {
                     maps_readable = true;
-                    totals.add(&rows, &report);
+                    counters = read;
                 }
                 Err(error) => debug!(%error, "metrics without the maps"),
             }
@@ -91,14 +99,24 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             .into_iter()
             .flat_map(|endpoint| endpoint.repairs)
             .collect();
-        let text = render::text(Snapshot {
-            report,
-            repairs,
-            uptime: self.source.uptime(),
-            maps_readable,
-            counters,
-            probes,
-        });
+        let config = self.source.config();
+        let text = render::text(
+            Snapshot {
+                summary,
+                registries: self.source.registries(),
+                ignored_replies: self.source.ignored_replies(),
+                healthy: self.source.state().state != "Failure",
+                configured_interval: config.probe_interval,
+                probe_rate: config.probe_rate,
+                repairs,
+                now: Timestamp::now(),
+                uptime: self.source.uptime(),
+                maps_readable,
+                counters,
+                probes,
+            },
+            format,
+        );
         if let Err(error) = &text {
             warn!(%error, "metrics cannot be written down");
         }

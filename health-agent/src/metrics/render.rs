@@ -5,15 +5,19 @@ use std::fmt;
 use std::time::Duration;
 
 use health_common::metrics::{Direction, Reason};
+use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use super::format::{ClassicWriter, Format};
+use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
-use crate::api::types::{AddressGroupStatus, HealthStatus, Reachability};
+use crate::api::types::{Reachability, RegistryState};
 use crate::datapath::dump::MetricRow;
+use crate::mesh::IgnoredReplyCounts;
 
 const PREFIX: &str = "health_agent";
 
@@ -22,21 +26,33 @@ type Label<'a> = (&'static str, &'a str);
 /// What one scrape shows.
 #[derive(Debug)]
 pub(super) struct Snapshot {
-    pub(super) report: HealthStatus,
+    pub(super) summary: Summary,
+    pub(super) registries: Vec<RegistryState>,
+    pub(super) ignored_replies: IgnoredReplyCounts,
+    /// Whether `/healthz` says so.
+    pub(super) healthy: bool,
+    /// Time between two probes of a target as it was set.
+    pub(super) configured_interval: Duration,
+    /// Most probes a second.
+    pub(super) probe_rate: u32,
     /// By cause.
     pub(super) repairs: BTreeMap<String, u64>,
+    pub(super) now: Timestamp,
     pub(super) uptime: Duration,
     pub(super) maps_readable: bool,
     pub(super) counters: Vec<MetricRow>,
     pub(super) probes: Vec<(Class, Probes)>,
 }
 
-/// The metrics in OpenMetrics' text format.
-pub(super) fn text(snapshot: Snapshot) -> Result<String, fmt::Error> {
+/// The metrics as text.
+pub(super) fn text(snapshot: Snapshot, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(snapshot));
     let mut text = String::new();
-    encode(&mut text, &registry)?;
+    match format {
+        Format::OpenMetrics => encode(&mut text, &registry)?,
+        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)?,
+    }
     Ok(text)
 }
 
@@ -44,8 +60,11 @@ impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let encoder = &mut encoder;
         self.encode_agent(encoder)?;
+        self.encode_registries(encoder)?;
         self.encode_nodes(encoder)?;
+        self.encode_diagnoses(encoder)?;
         self.encode_failing(encoder)?;
+        self.encode_peers(encoder)?;
         self.encode_latency(encoder)?;
         self.encode_probes(encoder)?;
         self.encode_packets(encoder)
@@ -65,6 +84,12 @@ impl Snapshot {
         )?;
         gauge(
             encoder,
+            "healthy",
+            "1 unless the agent fails a check of its own",
+            &u64::from(self.healthy),
+        )?;
+        gauge(
+            encoder,
             "datapath_maps_readable",
             "1 if this scrape could read the maps, else 0",
             &u64::from(self.maps_readable),
@@ -78,95 +103,271 @@ impl Snapshot {
         for (cause, count) in &self.repairs {
             counter(&mut repairs, &[("cause", cause)], *count)?;
         }
+        let interval = self.summary.interval.unwrap_or(self.configured_interval);
+        gauge(
+            encoder,
+            "probe_interval_seconds",
+            "Time between two probes of a target",
+            &interval.as_secs_f64(),
+        )?;
+        gauge(
+            encoder,
+            "configured_probe_interval_seconds",
+            "Time between two probes of a target as it was set",
+            &self.configured_interval.as_secs_f64(),
+        )?;
+        gauge(
+            encoder,
+            "probe_rate_limit",
+            "Most probes a second",
+            &u64::from(self.probe_rate),
+        )
+    }
+
+    fn encode_registries(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        type Value = fn(&RegistryState, Timestamp) -> f64;
+        let families: [(&'static str, &str, Value); 3] = [
+            (
+                "registry_stale",
+                "1 if the registry cannot be read and its last good nodes are used, else 0",
+                |registry, _| f64::from(u8::from(registry.stale.is_some())),
+            ),
+            (
+                "registry_age_seconds",
+                "Time since the registry's nodes were known to be right",
+                |registry, now| {
+                    let since = registry.stale_since.unwrap_or(now);
+                    now.duration_since(since).as_secs_f64().max(0.0)
+                },
+            ),
+            (
+                "registry_rejected_entries",
+                "Entries of the registry that cannot be used",
+                |registry, _| registry.rejected.len() as f64,
+            ),
+        ];
+        for (name, help, value) in families {
+            let mut family = family(encoder, name, help, MetricType::Gauge)?;
+            for registry in &self.registries {
+                let labels = [
+                    ("registry", registry.registry.as_str()),
+                    ("cluster", registry.cluster.as_str()),
+                ];
+                family
+                    .encode_family(&labels)?
+                    .encode_gauge(&value(registry, self.now))?;
+            }
+        }
+        let help = "Known nodes, this one included";
+        let mut nodes = family(encoder, "registry_nodes", help, MetricType::Gauge)?;
+        for (cluster, count) in &self.summary.nodes {
+            nodes
+                .encode_family(&[("cluster", cluster.as_str())])?
+                .encode_gauge(count)?;
+        }
         Ok(())
     }
 
+    /// The labels of the node that reports.
+    fn source(&self) -> [Label<'_>; 2] {
+        [
+            ("source_cluster", &self.summary.cluster),
+            ("source_node_name", &self.summary.name),
+        ]
+    }
+
     fn encode_nodes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (source_cluster, source_node_name) = split_name(&self.report.local.name);
+        let (hosts, endpoints) = (&self.summary.hosts, &self.summary.endpoints);
         let mut statuses = family(
             encoder,
             "node_health_connectivity_status",
             "Probed addresses by what is known of them",
             MetricType::Gauge,
         )?;
-        for (path, groups) in [("node", self.hosts()), ("endpoint", self.endpoints())] {
-            for (status, reachability) in [
-                ("reachable", Reachability::Reachable),
-                ("unreachable", Reachability::Unreachable),
-                ("unknown", Reachability::Unknown),
-            ] {
-                let count = groups
-                    .iter()
-                    .flat_map(|group| group.paths())
-                    .filter(|path| path.reachability() == reachability)
-                    .count();
-                let labels = [
-                    ("source_cluster", source_cluster),
-                    ("source_node_name", source_node_name),
-                    ("type", path),
-                    ("status", status),
-                ];
+        for (path, summary) in [("node", hosts), ("endpoint", endpoints)] {
+            for (status, count) in summary.addresses.iter() {
+                let [cluster, name] = self.source();
+                let labels = [cluster, name, ("type", path), ("status", status)];
                 statuses.encode_family(&labels)?.encode_gauge(&count)?;
             }
         }
-        gauge(
-            encoder,
-            "unreachable_nodes",
-            "Nodes of which an own address does not answer",
-            &unreachable(&self.hosts()),
-        )?;
-        gauge(
-            encoder,
-            "unreachable_health_endpoints",
-            "Health endpoints of which an address does not answer",
-            &unreachable(&self.endpoints()),
-        )
+        for (name, help, count) in [
+            (
+                "unreachable_nodes",
+                "Nodes of which an own address does not answer",
+                hosts.unreachable,
+            ),
+            (
+                "unreachable_health_endpoints",
+                "Health endpoints of which an address does not answer",
+                endpoints.unreachable,
+            ),
+            (
+                "degraded_nodes",
+                "Nodes whose own addresses answer, one of them with losses or late",
+                hosts.degraded,
+            ),
+            (
+                "degraded_health_endpoints",
+                "Health endpoints whose addresses answer, one of them with losses or late",
+                endpoints.degraded,
+            ),
+        ] {
+            gauge(encoder, name, help, &count)?;
+        }
+        Ok(())
     }
 
-    fn hosts(&self) -> Vec<&AddressGroupStatus> {
-        self.report.nodes.iter().map(|node| &node.host).collect()
-    }
-
-    fn endpoints(&self) -> Vec<&AddressGroupStatus> {
-        let nodes = self.report.nodes.iter();
-        nodes
-            .filter_map(|node| node.health_endpoint.as_ref())
-            .collect()
+    fn encode_diagnoses(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Nodes by what is wrong with them";
+        let mut diagnoses = family(encoder, "node_diagnosis", help, MetricType::Gauge)?;
+        for (cause, count) in &self.summary.causes {
+            diagnoses
+                .encode_family(&[("cause", cause.as_str())])?
+                .encode_gauge(count)?;
+        }
+        let help = "What is wrong with a node";
+        let mut diagnoses = family(encoder, "target_diagnosis", help, MetricType::Info)?;
+        for peer in &self.summary.peers {
+            if let Some(cause) = &peer.cause {
+                let [cluster, name, _] = peer.target();
+                diagnoses.encode_info(&[cluster, name, ("cause", cause)])?;
+            }
+        }
+        let help = "What is wrong with this node, where most others fail at once";
+        let mut diagnosis = family(encoder, "local_diagnosis", help, MetricType::Info)?;
+        match &self.summary.cause {
+            Some(cause) => diagnosis.encode_info(&[("cause", cause.as_str())]),
+            None => Ok(()),
+        }
     }
 
     fn encode_failing(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut failing = family(
-            encoder,
-            "node_health_failing",
-            "1 for each address and protocol whose last probe failed",
-            MetricType::Gauge,
-        )?;
-        for node in &self.report.nodes {
-            let (target_cluster, target_node_name) = split_name(&node.name);
-            let endpoint = node.health_endpoint.iter().map(|group| ("endpoint", group));
-            for (path, group) in std::iter::once(("node", &node.host)).chain(endpoint) {
-                for shown in group.paths() {
-                    for (protocol, result) in [("icmp", &shown.icmp), ("http", &shown.http)] {
-                        if result.as_ref().is_none_or(|result| result.is_ok()) {
-                            continue;
-                        }
-                        let labels = [
-                            ("target_cluster", target_cluster),
-                            ("target_node_name", target_node_name),
-                            ("type", path),
-                            ("protocol", protocol),
-                            ("address", &shown.ip.to_string()),
-                        ];
-                        failing.encode_family(&labels)?.encode_gauge(&1_u64)?;
-                    }
+        for (name, help, shown) in [
+            (
+                "node_health_failing",
+                "1 for each address and protocol whose last probe failed",
+                Reachability::Unreachable,
+            ),
+            (
+                "node_health_degraded",
+                "1 for each address and protocol that answers with losses or late",
+                Reachability::Degraded,
+            ),
+        ] {
+            let mut failing = family(encoder, name, help, MetricType::Gauge)?;
+            for (peer, address, target) in self.targets() {
+                if target.reachability == Some(shown) {
+                    let [cluster, name, _] = peer.target();
+                    let labels = [
+                        cluster,
+                        name,
+                        ("type", address.path),
+                        ("protocol", target.protocol),
+                        ("address", &address.ip.to_string()),
+                    ];
+                    failing.encode_family(&labels)?.encode_gauge(&1_u64)?;
                 }
             }
         }
         Ok(())
     }
 
+    /// All that is probed of the nodes with series of their own.
+    fn targets(&self) -> impl Iterator<Item = (&Peer, &Address, &Target)> {
+        self.summary.peers.iter().flat_map(|peer| {
+            peer.addresses.iter().flat_map(move |address| {
+                let targets = address.protocols.iter();
+                targets.map(move |target| (peer, address, target))
+            })
+        })
+    }
+
+    fn encode_peers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut statuses = family(
+            encoder,
+            "node_connectivity_status",
+            "1 if all of a node's addresses answer, 0 if one does not",
+            MetricType::Gauge,
+        )?;
+        for peer in &self.summary.peers {
+            for (path, reachability) in &peer.groups {
+                let answers = match reachability {
+                    Reachability::Reachable | Reachability::Degraded => 1_u64,
+                    Reachability::Unreachable => 0,
+                    Reachability::Unknown => continue,
+                };
+                let [source_cluster, source_name] = self.source();
+                let [cluster, name, kind] = peer.target();
+                let path = ("type", *path);
+                let labels = [source_cluster, source_name, cluster, name, kind, path];
+                statuses.encode_family(&labels)?.encode_gauge(&answers)?;
+            }
+        }
+        let mut latencies = family(
+            encoder,
+            "node_connectivity_latency_seconds",
+            "Round trip of the last probe, if it was answered",
+            MetricType::Gauge,
+        )?;
+        for (peer, address, target) in self.targets() {
+            if let Some(latency_ns) = target.latency_ns {
+                let labels = self.target_labels(peer, address, target);
+                let labels = labels
+                    .each_ref()
+                    .map(|(name, value)| (*name, value.as_str()));
+                latencies
+                    .encode_family(&labels)?
+                    .encode_gauge(&(latency_ns as f64 / 1e9))?;
+            }
+        }
+        let mut probes = family(
+            encoder,
+            "node_connectivity_probes",
+            "Ended probes of a target by result",
+            MetricType::Counter,
+        )?;
+        for (peer, address, target) in self.targets() {
+            let Some((answered, lost)) = target.counts else {
+                continue;
+            };
+            let labels = self.target_labels(peer, address, target);
+            for (result, count) in [("answered", answered), ("lost", lost)] {
+                let mut labels: Vec<Label<'_>> = labels
+                    .iter()
+                    .map(|(name, value)| (*name, value.as_str()))
+                    .collect();
+                labels.push(("result", result));
+                counter(&mut probes, &labels, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn target_labels(
+        &self,
+        peer: &Peer,
+        address: &Address,
+        target: &Target,
+    ) -> [(&'static str, String); 9] {
+        let [source_cluster, source_name] = self.source();
+        let [cluster, name, kind] = peer.target();
+        let ip = address.ip.to_string();
+        [
+            source_cluster,
+            source_name,
+            cluster,
+            name,
+            kind,
+            ("target_node_ip", &ip),
+            ("type", address.path),
+            ("protocol", target.protocol),
+            ("address_type", address.address_type),
+        ]
+        .map(|(name, value)| (name, value.to_owned()))
+    }
+
     fn encode_latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (source_cluster, source_node_name) = split_name(&self.report.local.name);
         let mut latency = family(
             encoder,
             "node_health_connectivity_latency_seconds",
@@ -175,8 +376,8 @@ impl Snapshot {
         )?;
         for (class, probes) in &self.probes {
             let labels = [
-                ("source_cluster", source_cluster),
-                ("source_node_name", source_node_name),
+                ("source_cluster", self.summary.cluster.as_str()),
+                ("source_node_name", self.summary.name.as_str()),
                 ("type", class.path),
                 ("protocol", class.protocol),
                 ("address_type", class.address_type),
@@ -224,6 +425,21 @@ impl Snapshot {
             let labels = [("type", *path), ("protocol", protocol)];
             counter(&mut late_replies, &labels, *late)?;
         }
+        let mut ignored = family(
+            encoder,
+            "ignored_icmp_replies",
+            "ICMP messages with the agent's identifier that answer no probe",
+            MetricType::Counter,
+        )?;
+        let counts = &self.ignored_replies;
+        for (reason, count) in [
+            ("unexpected", counts.unexpected),
+            ("wrong-source", counts.wrong_source),
+            ("wrong-payload", counts.wrong_payload),
+            ("unmatched-error", counts.unmatched_error),
+        ] {
+            counter(&mut ignored, &[("reason", reason)], count)?;
+        }
         Ok(())
     }
 
@@ -270,16 +486,15 @@ impl Snapshot {
     }
 }
 
-fn unreachable(groups: &[&AddressGroupStatus]) -> usize {
-    groups
-        .iter()
-        .filter(|group| group.reachability() == Reachability::Unreachable)
-        .count()
-}
-
-/// `cluster/node` in its parts.
-fn split_name(name: &str) -> (&str, &str) {
-    name.rsplit_once('/').unwrap_or(("default", name))
+impl Peer {
+    /// The labels of a node that is probed.
+    fn target(&self) -> [Label<'_>; 3] {
+        [
+            ("target_cluster", &self.cluster),
+            ("target_node_name", &self.name),
+            ("target_node_type", self.kind),
+        ]
+    }
 }
 
 fn family<'a>(
@@ -306,91 +521,49 @@ fn counter(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], count: u64) -> 
         .encode_counter::<NoLabelSet, _, u64>(&count, None)
 }
 
-/// What tests of this folder show.
-#[cfg(test)]
-pub(super) mod samples {
-    use std::net::IpAddr;
-
-    use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_ICMP, RttKey};
-    use jiff::Timestamp;
-
-    use crate::api::types::{
-        AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, SelfStatus,
-    };
-
-    fn result(status: &str) -> Option<ConnectivityStatus> {
-        Some(ConnectivityStatus {
-            latency: 0,
-            status: status.to_owned(),
-            last_probed: Timestamp::UNIX_EPOCH,
-            rtt_source: None,
-            connect_latency: None,
-            consecutive_failures: 0,
-            last_change: None,
-            degraded: None,
-        })
-    }
-
-    /// The ICMP row of node `last`'s own address.
-    pub(in crate::metrics) fn key(last: u8) -> RttKey {
-        RttKey {
-            peer: IpAddr::from([10, 0, 0, last]).into(),
-            path: Path::Host as u8,
-            protocol: PROTOCOL_ICMP,
-            pad: 0,
-        }
-    }
-
-    /// Node 1 answers, node 2 not by HTTP, and of node 3 nothing is known.
-    pub(in crate::metrics) fn report() -> HealthStatus {
-        let node = |last: u8, icmp, http| NodeStatus {
-            name: format!("default/n{last}"),
-            host: AddressGroupStatus {
-                primary_address: PathStatus {
-                    ip: IpAddr::from([10, 0, 0, last]),
-                    icmp,
-                    http,
-                    off: Vec::new(),
-                },
-                secondary_addresses: Vec::new(),
-            },
-            health_endpoint: None,
-            diagnosis: None,
-        };
-        HealthStatus {
-            local: SelfStatus {
-                name: "default/n1".to_owned(),
-                diagnosis: None,
-            },
-            nodes: vec![
-                node(1, result(""), result("")),
-                node(2, result(""), result("Connection refused")),
-                node(3, None, None),
-            ],
-            ..HealthStatus::default()
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use health_common::rtt::{RttRow, SOURCE_KERNEL};
 
+    use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
+    use crate::api::types::{HealthStatus, RejectedEntry};
 
-    fn shown(change: impl FnOnce(&mut Snapshot)) -> String {
+    fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         let mut row = RttRow::EMPTY;
         row.record(20_000, 0, 0, SOURCE_KERNEL);
         row.record(2_000_000, 0, 0, SOURCE_KERNEL);
         row.lost = 4;
         row.late = 1;
         let mut totals = Totals::default();
-        totals.add(&[(samples::key(2), row)], &samples::report());
-        let mut snapshot = Snapshot {
-            report: samples::report(),
+        let mut summary = Summary::new(report, per_target);
+        let rows = samples::Rows(vec![(samples::key(2), row)]);
+        totals.read(&rows, &mut summary).unwrap();
+        let registry = RegistryState {
+            registry: "etcd:http://[::1]:2379".to_owned(),
+            cluster: "default".to_owned(),
+            stale: Some("connection refused".to_owned()),
+            stale_since: Timestamp::from_second(100).ok(),
+            rejected: vec![RejectedEntry {
+                key: "/nodes/\"odd\"".to_owned(),
+                reason: "no address".to_owned(),
+            }],
+        };
+        Snapshot {
+            summary,
+            registries: vec![registry],
+            ignored_replies: IgnoredReplyCounts {
+                wrong_source: 7,
+                ..IgnoredReplyCounts::default()
+            },
+            healthy: true,
+            configured_interval: Duration::from_secs(5),
+            probe_rate: 1000,
             repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
+            now: Timestamp::from_second(130).unwrap(),
             uptime: Duration::from_millis(1_500),
             maps_readable: true,
             counters: vec![
@@ -408,9 +581,13 @@ mod tests {
                 },
             ],
             probes: totals.by_class().collect(),
-        };
+        }
+    }
+
+    fn shown(change: impl FnOnce(&mut Snapshot)) -> String {
+        let mut snapshot = snapshot(&samples::report(), false);
         change(&mut snapshot);
-        text(snapshot).unwrap()
+        text(snapshot, Format::OpenMetrics).unwrap()
     }
 
     #[test]
@@ -423,6 +600,19 @@ mod tests {
             )
         };
         let latency = "health_agent_node_health_connectivity_latency_seconds";
+        let registry = |what, value: f64| {
+            format!(
+                "health_agent_registry_{what}{{registry=\"etcd:http://[::1]:2379\",\
+                 cluster=\"default\"}} {value:?}"
+            )
+        };
+        let target = "source_cluster=\"default\",source_node_name=\"n1\",\
+                      target_cluster=\"default\",target_node_name=\"n2\",\
+                      target_node_type=\"remote_intra_cluster\"";
+        let icmp = format!(
+            "{target},target_node_ip=\"10.0.0.2\",type=\"node\",protocol=\"icmp\",\
+             address_type=\"primary\""
+        );
         let class = "source_cluster=\"default\",source_node_name=\"n1\",type=\"node\",\
                      protocol=\"icmp\",address_type=\"primary\"";
         for line in [
@@ -432,6 +622,23 @@ mod tests {
             ),
             "health_agent_uptime_seconds 1.5".to_owned(),
             "health_agent_datapath_maps_readable 1".to_owned(),
+            "health_agent_ignored_icmp_replies_total{reason=\"wrong-source\"} 7".to_owned(),
+            "health_agent_healthy 1".to_owned(),
+            "health_agent_probe_interval_seconds 10.0".to_owned(),
+            "health_agent_configured_probe_interval_seconds 5.0".to_owned(),
+            "health_agent_probe_rate_limit 1000".to_owned(),
+            registry("stale", 1.0),
+            registry("age_seconds", 30.0),
+            registry("rejected_entries", 1.0),
+            "health_agent_registry_nodes{cluster=\"default\"} 3".to_owned(),
+            "health_agent_node_diagnosis{cause=\"agent-down\"} 1".to_owned(),
+            "health_agent_target_diagnosis_info{target_cluster=\"default\",\
+             target_node_name=\"n2\",cause=\"agent-down\"} 1"
+                .to_owned(),
+            format!("health_agent_node_connectivity_status{{{target},type=\"node\"}} 0"),
+            format!("health_agent_node_connectivity_latency_seconds{{{icmp}}} 0.002"),
+            format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"answered\"}} 2"),
+            format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"lost\"}} 4"),
             "health_agent_repairs_total{cause=\"pin-lost\"} 2".to_owned(),
             status("reachable", 1),
             status("unreachable", 1),
@@ -466,14 +673,87 @@ mod tests {
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
 
+    /// Lines that begin with one of these names and speak of a target.
+    fn series_of_targets(text: &str) -> Vec<&str> {
+        let is_target = |line: &&str| line.contains("target_node_name");
+        text.lines().filter(is_target).collect()
+    }
+
     #[test]
     fn a_peers_series_go_with_it() {
-        let text = shown(|snapshot| snapshot.report.nodes.retain(|n| n.name != "default/n2"));
-        assert!(!text.contains("target_node_name"), "{text}");
+        let mut report = samples::report();
+        report.nodes.retain(|node| node.name != "default/n2");
+        let text = text(snapshot(&report, false), Format::OpenMetrics).unwrap();
+        assert_eq!(series_of_targets(&text), [""; 0]);
         assert!(
             text.contains("health_agent_unreachable_nodes 0\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn only_failing_and_degraded_peers_have_series_unless_all_are_asked_for() {
+        let mut report = samples::report();
+        let of_node = |text: &str, name: &str| {
+            let label = format!("target_node_name=\"{name}\"");
+            text.lines().filter(|line| line.contains(&label)).count()
+        };
+        let text_of = |report: &HealthStatus, per_target| {
+            text(snapshot(report, per_target), Format::Classic).unwrap()
+        };
+        let few = text_of(&report, false);
+        assert_eq!(of_node(&few, "n1"), 0);
+        // Its diagnosis, its status, what fails; a latency by ICMP alone, and two counts of that.
+        assert_eq!(of_node(&few, "n2"), 6, "{few}");
+        assert!(
+            !few.contains("protocol=\"http\",address_type=\"primary\"} "),
+            "{few}"
+        );
+        let all = text_of(&report, true);
+        assert_eq!(of_node(&all, "n1"), 3, "{all}");
+        assert_eq!(of_node(&all, "n3"), 0, "nothing is known of it: {all}");
+
+        let http = report.nodes[0].host.primary_address.http.as_mut().unwrap();
+        http.degraded = Some("12% lost".to_owned());
+        let degraded = text_of(&report, false);
+        assert_eq!(of_node(&degraded, "n1"), 4, "{degraded}");
+        for line in [
+            "health_agent_degraded_nodes 1",
+            "health_agent_node_health_degraded{target_cluster=\"default\",target_node_name=\"n1\",\
+             type=\"node\",protocol=\"http\",address=\"10.0.0.1\"} 1",
+        ] {
+            assert!(
+                degraded.lines().any(|l| l == line),
+                "no {line} in:\n{degraded}"
+            );
+        }
+    }
+
+    /// Names in a column of code spans, such as "| `a`, `b` | ...", at the start of a line.
+    fn documented() -> BTreeSet<String> {
+        let page = include_str!("../../../docs/metrics.md");
+        let (page, _) = page.split_once("\n## ").unwrap();
+        let cells = page.lines().filter_map(|line| {
+            let (first, _) = line.strip_prefix("| `")?.split_once("` |")?;
+            Some(first)
+        });
+        cells
+            .flat_map(|cell| cell.split("`, `"))
+            .map(|name| format!("{PREFIX}_{name}"))
+            .collect()
+    }
+
+    #[test]
+    fn the_page_on_metrics_lists_exactly_those_there_are() {
+        let mut report = samples::report();
+        report.local.diagnosis = report.nodes[1].diagnosis.clone();
+        let text = text(snapshot(&report, true), Format::Classic).unwrap();
+        let described: BTreeSet<String> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(described, documented());
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! Counters over all peers that never fall, made of rows that come, go and are halved.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 
 use health_common::probe::Path;
-use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow, bucket_bounds};
+use health_common::rtt::{
+    HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow, bucket_bounds,
+};
 
-use crate::api::types::{AddressGroupStatus, HealthStatus, NodeStatus};
+use super::Maps;
+use super::summary::{Summary, path_name};
+use crate::datapath::dump::DumpError;
 
 /// The lowest and the highest bound of a bucket, as powers of two, nanoseconds: 16.4 us and 17.2 s.
 /// Powers of two are bounds of the rows' own buckets, so that no count has to be split.
@@ -51,8 +54,8 @@ impl Probes {
 
     fn of(row: &RttRow) -> Self {
         let mut buckets = Buckets::default();
-        for (index, &count) in row.histogram.iter().enumerate() {
-            buckets[bucket_of(index)] += u64::from(count);
+        for (&count, &bucket) in row.histogram.iter().zip(&BUCKET_OF) {
+            buckets[usize::from(bucket)] += u64::from(count);
         }
         Self {
             answered: row.samples,
@@ -60,24 +63,6 @@ impl Probes {
             late: row.late,
             sum_ns: row.sum_ns,
             buckets,
-        }
-    }
-
-    /// What came to a row since it looked like `before`.
-    fn since(&self, before: &Self) -> Self {
-        let was_made_anew = self.answered < before.answered
-            || self.lost < before.lost
-            || self.late < before.late
-            || self.sum_ns < before.sum_ns;
-        let zero = Self::default();
-        let before = if was_made_anew { &zero } else { before };
-        let answered = self.answered - before.answered;
-        Self {
-            answered,
-            lost: self.lost - before.lost,
-            late: self.late - before.late,
-            sum_ns: self.sum_ns - before.sum_ns,
-            buckets: growth(&self.buckets, &before.buckets, answered),
         }
     }
 
@@ -92,19 +77,67 @@ impl Probes {
     }
 }
 
-/// Where `total` more samples fell. Exact as long as the row was not halved in between; then they
-/// are shared out in the proportion in which buckets hold more than half of what they held.
-fn growth(now: &Buckets, before: &Buckets, total: u64) -> Buckets {
-    let was_halved = now.iter().zip(before).any(|(now, before)| now < before);
-    let divisor = if was_halved { 2 } else { 1 };
-    let mut grown = *now;
-    for (grown, before) in grown.iter_mut().zip(before) {
-        *grown = grown.saturating_sub(before / divisor);
+/// A row as a scrape saw it: enough to tell what came since, in 72 bytes. Counts are kept modulo
+/// their width; the differences between two scrapes are small.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    sum_ns: u64,
+    answered: u32,
+    lost: u32,
+    late: u32,
+    /// The scrape that saw it.
+    round: u32,
+    buckets: [u16; BUCKETS],
+}
+
+impl Seen {
+    fn new(probes: &Probes, round: u32) -> Self {
+        Self {
+            sum_ns: probes.sum_ns,
+            answered: probes.answered as u32,
+            lost: probes.lost as u32,
+            late: probes.late as u32,
+            round,
+            buckets: probes.buckets.map(|count| count as u16),
+        }
     }
+
+    /// What came to the row since; all that is in it, when it was made anew.
+    fn until(&self, now: &Probes) -> Probes {
+        let since = |now: u64, before: u32| (now as u32).wrapping_sub(before);
+        let answered = since(now.answered, self.answered);
+        let lost = since(now.lost, self.lost);
+        let late = since(now.late, self.late);
+        // A count that fell differs by more than half of its range.
+        let fell = [answered, lost, late].iter().any(|&n| n > u32::MAX / 2);
+        if fell || now.sum_ns < self.sum_ns {
+            return Probes {
+                buckets: fitted(now.answered, &now.buckets, &now.buckets),
+                ..*now
+            };
+        }
+        let mut grown = now.buckets;
+        for (grown, before) in grown.iter_mut().zip(self.buckets) {
+            *grown = u64::from((*grown as u16).wrapping_sub(before));
+        }
+        Probes {
+            answered: answered.into(),
+            lost: lost.into(),
+            late: late.into(),
+            sum_ns: now.sum_ns - self.sum_ns,
+            buckets: fitted(answered.into(), &grown, &now.buckets),
+        }
+    }
+}
+
+/// `grown`, if that is where all of `total` samples fell. It is not when the row was halved in
+/// between, which happens once in 65 535 samples; then they are shared out as all of the row's are.
+fn fitted(total: u64, grown: &Buckets, all: &Buckets) -> Buckets {
     match grown.iter().sum::<u64>() {
-        sum if sum == total => grown,
-        0 => share_out(total, now),
-        _ => share_out(total, &grown),
+        sum if sum == total => *grown,
+        // The row was read while it was written.
+        sum if 0 < sum && sum < total => share_out(total, grown),
+        _ => share_out(total, all),
     }
 }
 
@@ -127,47 +160,75 @@ fn share_out(total: u64, weights: &Buckets) -> Buckets {
     parts
 }
 
-/// The bucket here that holds bucket `index` of a row.
-fn bucket_of(index: usize) -> usize {
-    let (_, end) = bucket_bounds(index);
-    let power = end
-        .checked_next_power_of_two()
-        .map_or(u64::BITS, u64::ilog2);
-    (power.clamp(FIRST_BOUND, LAST_BOUND + 1) - FIRST_BOUND) as usize
-}
+/// The bucket here that holds each bucket of a row.
+const BUCKET_OF: [u8; HISTOGRAM_BUCKETS] = {
+    let mut table = [0; HISTOGRAM_BUCKETS];
+    let mut index = 0;
+    while index < HISTOGRAM_BUCKETS {
+        let (_, end) = bucket_bounds(index);
+        let power = match end.checked_next_power_of_two() {
+            Some(power) => power.ilog2(),
+            None => u64::BITS,
+        };
+        table[index] = if power < FIRST_BOUND {
+            0
+        } else if power > LAST_BOUND {
+            BUCKETS as u8 - 1
+        } else {
+            (power - FIRST_BOUND) as u8
+        };
+        index += 1;
+    }
+    table
+};
 
 /// Totals over all rows since the agent started.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    /// The rows as they were last seen.
-    seen: HashMap<RttKey, Probes>,
+    seen: HashMap<RttKey, Seen>,
+    round: u32,
     by_class: BTreeMap<Class, Probes>,
 }
 
 impl Totals {
-    /// Nothing was counted yet, and what `rows` hold does not count.
-    pub(super) fn starting_from(rows: &[(RttKey, RttRow)]) -> Self {
-        Self {
-            seen: rows
-                .iter()
-                .map(|(key, row)| (*key, Probes::of(row)))
-                .collect(),
-            by_class: BTreeMap::new(),
-        }
+    /// Nothing was counted yet, and what the rows hold does not count.
+    pub(super) fn starting_from(maps: &impl Maps) -> Result<Self, DumpError> {
+        let mut totals = Self::default();
+        maps.rtt(&mut |key, row| {
+            totals.seen.insert(*key, Seen::new(&Probes::of(row), 0));
+        })?;
+        Ok(totals)
     }
 
-    /// Adds what came to the rows since they were last seen. What belongs to no address of
-    /// `report`, whose peer has just gone, is left out.
-    pub(super) fn add(&mut self, rows: &[(RttKey, RttRow)], report: &HealthStatus) {
-        let types = address_types(report);
-        let before = std::mem::take(&mut self.seen);
-        for (key, row) in rows {
-            let now = Probes::of(row);
-            let more = now.since(before.get(key).unwrap_or(&Probes::default()));
-            self.seen.insert(*key, now);
-            if let Some(class) = class(key, &types) {
-                self.by_class.entry(class).or_default().add(&more);
-            }
+    /// Adds what came to the rows since they were last seen, and tells `summary` of them. What
+    /// belongs to no address of it, whose peer has just gone, is left out.
+    pub(super) fn read(
+        &mut self,
+        maps: &impl Maps,
+        summary: &mut Summary,
+    ) -> Result<(), DumpError> {
+        self.round = self.round.wrapping_add(1);
+        maps.rtt(&mut |key, row| {
+            self.add(key, row, summary);
+            summary.note(key, row);
+        })?;
+        let round = self.round;
+        self.seen.retain(|_, seen| seen.round == round);
+        Ok(())
+    }
+
+    fn add(&mut self, key: &RttKey, row: &RttRow, summary: &Summary) {
+        let now = Probes::of(row);
+        let seen = Seen::new(&now, self.round);
+        let more = match self.seen.insert(*key, seen) {
+            Some(before) => before.until(&now),
+            None => Probes {
+                buckets: fitted(now.answered, &now.buckets, &now.buckets),
+                ..now
+            },
+        };
+        if let Some(class) = class(key, summary) {
+            self.by_class.entry(class).or_default().add(&more);
         }
     }
 
@@ -179,44 +240,29 @@ impl Totals {
     }
 }
 
-type AddressTypes = HashMap<(IpAddr, u8), &'static str>;
-
-fn address_types(report: &HealthStatus) -> AddressTypes {
-    let of_group = |group: &AddressGroupStatus, path: Path| {
-        let types = std::iter::once("primary").chain(std::iter::repeat("secondary"));
-        let keys = group.paths().map(|shown| (shown.ip, path as u8));
-        keys.zip(types).collect::<Vec<_>>()
-    };
-    let of_node = |node: &NodeStatus| {
-        let mut types = of_group(&node.host, Path::Host);
-        if let Some(endpoint) = &node.health_endpoint {
-            types.extend(of_group(endpoint, Path::Endpoint));
-        }
-        types
-    };
-    report.nodes.iter().flat_map(of_node).collect()
-}
-
-fn class(key: &RttKey, types: &AddressTypes) -> Option<Class> {
+fn class(key: &RttKey, summary: &Summary) -> Option<Class> {
     Some(Class {
-        path: match Path::from_u8(key.path)? {
-            Path::Host => "node",
-            Path::Endpoint => "endpoint",
-        },
+        path: path_name(Path::from_u8(key.path)?),
         protocol: match key.protocol {
             PROTOCOL_ICMP => "icmp",
             PROTOCOL_HTTP => "http",
             _ => return None,
         },
-        address_type: types.get(&(key.peer.to_ip(), key.path))?,
+        address_type: summary.address_type(key)?,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::render::samples::{key, report};
-    use super::*;
     use health_common::rtt::SOURCE_KERNEL;
+
+    use super::super::samples::{Rows, key, report};
+    use super::*;
+
+    fn add(totals: &mut Totals, rows: &[(RttKey, RttRow)]) {
+        let mut summary = Summary::new(&report(), false);
+        totals.read(&Rows(rows.to_vec()), &mut summary).unwrap();
+    }
 
     fn record(row: &mut RttRow, ns: u64, times: u32) {
         for _ in 0..times {
@@ -253,10 +299,10 @@ mod tests {
     fn what_was_there_before_the_start_does_not_count() {
         let mut row = RttRow::EMPTY;
         record(&mut row, 20_000, 5);
-        let mut totals = Totals::starting_from(&[(key(2), row)]);
+        let mut totals = Totals::starting_from(&Rows(vec![(key(2), row)])).unwrap();
         record(&mut row, 20_000, 2);
         row.lost = 3;
-        totals.add(&[(key(2), row)], &report());
+        add(&mut totals, &[(key(2), row)]);
         let probes = only(&totals);
         assert_eq!((probes.answered, probes.lost), (2, 3));
         assert_eq!(probes.sum_ns, 40_000);
@@ -268,17 +314,17 @@ mod tests {
         let mut totals = Totals::default();
         let mut row = RttRow::EMPTY;
         record(&mut row, 20_000, 5);
-        totals.add(&[(key(2), row)], &report());
-        totals.add(&[], &report());
+        add(&mut totals, &[(key(2), row)]);
+        add(&mut totals, &[]);
         assert_eq!(only(&totals).answered, 5);
         let mut again = RttRow::EMPTY;
         record(&mut again, 20_000, 2);
-        totals.add(&[(key(2), again)], &report());
+        add(&mut totals, &[(key(2), again)]);
         assert_eq!(only(&totals).answered, 7);
 
         let mut anew = RttRow::EMPTY;
         record(&mut anew, 20_000, 1);
-        totals.add(&[(key(2), anew)], &report());
+        add(&mut totals, &[(key(2), anew)]);
         assert_eq!(only(&totals).answered, 8);
         assert_eq!(only(&totals).buckets.iter().sum::<u64>(), 8);
     }
@@ -294,7 +340,7 @@ mod tests {
             fast += 3_000;
             slow += 1_000;
             let before = only_or_zero(&totals);
-            totals.add(&[(key(2), row)], &report());
+            add(&mut totals, &[(key(2), row)]);
             let now = only(&totals);
             assert_eq!(now.answered, fast + slow);
             assert_eq!(now.buckets.iter().sum::<u64>(), fast + slow);
@@ -314,7 +360,7 @@ mod tests {
         let mut row = RttRow::EMPTY;
         record(&mut row, 20_000, 5);
         let mut totals = Totals::default();
-        totals.add(&[(key(77), row)], &report());
+        add(&mut totals, &[(key(77), row)]);
         assert_eq!(totals.by_class().count(), 0);
     }
 }

@@ -1,0 +1,323 @@
+//! What `/healthz` says of the agent itself: one line a check, and the worst of them as the whole.
+//! Peers and registries never make it a failure.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+use jiff::Timestamp;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use super::monitor::Answer;
+use crate::config::duration_text;
+
+/// Without news for so long, a check is in doubt.
+const WARN_AFTER: Duration = Duration::from_secs(15);
+/// Without news for so long, it fails.
+const FAIL_AFTER: Duration = Duration::from_secs(60);
+/// For so long, what others broke may be about to be put right.
+const REPAIR_TIME: Duration = Duration::from_secs(2);
+
+/// How a check does, or all of them; the worst is the greatest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Level {
+    /// In order.
+    Ok,
+    /// Not in order, and no reason to replace the agent.
+    Warning,
+    /// The agent does not do its work.
+    Failure,
+}
+
+impl Level {
+    /// As reports write it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Ok => "Ok",
+            Self::Warning => "Warning",
+            Self::Failure => "Failure",
+        }
+    }
+}
+
+/// What was last seen of one part of the agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Name of the check.
+    pub check: &'static str,
+    /// What is wrong, if something is.
+    pub problem: Option<String>,
+    /// What a problem is taken for, and a lack of news at most.
+    pub worst: Level,
+    /// Time since it was seen.
+    pub age: Duration,
+}
+
+impl Observation {
+    /// Seen just now; a problem is a failure.
+    pub fn now(check: &'static str, problem: Option<String>) -> Self {
+        Self::aged(check, problem, Duration::ZERO)
+    }
+
+    /// Seen some time ago; a problem is a failure.
+    pub fn aged(check: &'static str, problem: Option<String>, age: Duration) -> Self {
+        Self {
+            check,
+            problem,
+            worst: Level::Failure,
+            age,
+        }
+    }
+
+    /// The same, but no more than a warning.
+    pub fn warning(self) -> Self {
+        Self {
+            worst: Level::Warning,
+            ..self
+        }
+    }
+
+    fn judged(self, now: Timestamp) -> Check {
+        let stale = match self.age {
+            age if age >= FAIL_AFTER => Level::Failure,
+            age if age >= WARN_AFTER => Level::Warning,
+            _ => Level::Ok,
+        };
+        let (state, msg) = match self.problem {
+            Some(problem) => (self.worst, problem),
+            None if stale > Level::Ok => (
+                stale.min(self.worst),
+                format!("no news for {}", duration_text(whole_seconds(self.age))),
+            ),
+            None => (Level::Ok, String::new()),
+        };
+        Check {
+            name: self.check.to_owned(),
+            state,
+            msg,
+            // A clock set back past the machine's start has no such time.
+            last_updated: now.checked_sub(self.age).unwrap_or(now),
+        }
+    }
+}
+
+const fn whole_seconds(age: Duration) -> Duration {
+    Duration::from_secs(age.as_secs())
+}
+
+/// Body of `GET /healthz`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Liveness {
+    /// The worst of all checks.
+    pub state: Level,
+    /// Names of the checks that fail.
+    pub failing: Vec<String>,
+    /// What is wrong with the worst checks, if something is.
+    pub msg: String,
+    /// When this was said (RFC 3339).
+    pub current_time: Timestamp,
+    /// All checks.
+    pub checks: Vec<Check>,
+}
+
+/// One check of [`Liveness`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Check {
+    /// Its name.
+    pub name: String,
+    /// How it does.
+    pub state: Level,
+    /// What is wrong, if something is.
+    pub msg: String,
+    /// When it was last seen to (RFC 3339).
+    pub last_updated: Timestamp,
+}
+
+impl Liveness {
+    /// What these observations come to at `now`.
+    pub fn judge(observations: Vec<Observation>, now: Timestamp) -> Self {
+        let checks: Vec<Check> = observations
+            .into_iter()
+            .map(|observation| observation.judged(now))
+            .collect();
+        let state = checks
+            .iter()
+            .map(|check| check.state)
+            .max()
+            .unwrap_or(Level::Ok);
+        let worst = || checks.iter().filter(|check| check.state == state);
+        let messages: Vec<String> = worst()
+            .filter(|check| !check.msg.is_empty())
+            .map(|check| format!("{}: {}", check.name, check.msg))
+            .collect();
+        Self {
+            state,
+            failing: worst()
+                .filter(|check| check.state == Level::Failure)
+                .map(|check| check.name.clone())
+                .collect(),
+            msg: messages.join("; "),
+            current_time: now,
+            checks,
+        }
+    }
+
+    /// The answer to `GET /healthz`: 503 for a failure, else 200.
+    pub fn answer(&self) -> Answer {
+        match serde_json::to_string(self) {
+            Ok(body) => Answer {
+                status: match self.state {
+                    Level::Failure => StatusCode::SERVICE_UNAVAILABLE,
+                    Level::Ok | Level::Warning => StatusCode::OK,
+                },
+                content_type: "application/json",
+                body,
+            },
+            Err(error) => Answer {
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                content_type: "text/plain",
+                body: error.to_string(),
+            },
+        }
+    }
+}
+
+/// Takes what is wrong for a warning until it has had the time to be put right.
+#[derive(Debug, Default)]
+pub struct Grace(Mutex<Option<Instant>>);
+
+impl Grace {
+    /// What `check` comes to at `now`, seen just then.
+    pub fn observe(
+        &self,
+        check: &'static str,
+        problem: Option<String>,
+        now: Instant,
+    ) -> Observation {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *since = problem.as_ref().map(|_| since.unwrap_or(now));
+        let observation = Observation::now(check, problem);
+        match *since {
+            Some(since) if now.saturating_duration_since(since) < REPAIR_TIME => {
+                observation.warning()
+            }
+            _ => observation,
+        }
+    }
+}
+
+/// What is wrong with the API's socket at `path`: it is gone, or another process has its name.
+pub fn socket_problem(path: &Path) -> Option<String> {
+    let shown = path.display();
+    match listening_pid(path) {
+        Ok(Some(pid)) if pid == std::process::id().cast_signed() => None,
+        Ok(Some(pid)) => Some(format!(
+            "the socket {shown} is another process's, pid {pid}"
+        )),
+        // With a full backlog nobody can tell, and those who wait are being served.
+        Ok(None) => None,
+        Err(error) => Some(format!(
+            "nobody can connect to the socket {shown}: {error}; restart the agent"
+        )),
+    }
+}
+
+/// The process that listens at `path`; `None` if it has no room for another connection.
+fn listening_pid(path: &Path) -> io::Result<Option<i32>> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::unix(path)?) {
+        Ok(()) => Ok(Some(getsockopt(&socket, PeerCredentials)?.pid())),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn judged(observations: Vec<Observation>) -> (Liveness, StatusCode) {
+        let liveness = Liveness::judge(observations, Timestamp::from_second(1_000).unwrap());
+        let answer = liveness.answer();
+        let body: Liveness = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(body, liveness);
+        (liveness, answer.status)
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn only_a_failure_is_unhealthy_and_the_check_is_named() {
+        let fine = || Observation::now("maps", None);
+        let broken = || Observation::now("datapath", Some("no device".to_owned()));
+        let (liveness, status) = judged(vec![fine()]);
+        assert_eq!((liveness.state, status), (Level::Ok, StatusCode::OK));
+        assert_eq!(liveness.msg, "");
+
+        let (liveness, status) = judged(vec![fine(), broken().warning()]);
+        assert_eq!((liveness.state, status), (Level::Warning, StatusCode::OK));
+        assert!(liveness.failing.is_empty());
+        assert_eq!(liveness.msg, "datapath: no device");
+
+        let other = Observation::now("registry", Some("gone".to_owned())).warning();
+        let (liveness, status) = judged(vec![fine(), other, broken()]);
+        assert_eq!(liveness.state, Level::Failure);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(liveness.failing, ["datapath"]);
+        assert_eq!(liveness.msg, "datapath: no device");
+        assert_eq!(liveness.checks.len(), 3);
+    }
+
+    #[test]
+    fn a_check_without_news_warns_and_then_fails() {
+        for (age, level) in [
+            (SECOND * 14, Level::Ok),
+            (SECOND * 15, Level::Warning),
+            (SECOND * 59, Level::Warning),
+            (SECOND * 60, Level::Failure),
+        ] {
+            let (liveness, _) = judged(vec![Observation::aged("prober", None, age)]);
+            assert_eq!(liveness.state, level, "{age:?}");
+            let seen = liveness.checks[0].last_updated.as_second();
+            assert_eq!(seen, 1_000 - age.as_secs() as i64);
+            let (liveness, _) = judged(vec![Observation::aged("registry", None, age).warning()]);
+            assert_eq!(liveness.state, level.min(Level::Warning), "{age:?}");
+        }
+        let (liveness, _) = judged(vec![Observation::aged("prober", None, SECOND * 75)]);
+        assert_eq!(liveness.msg, "prober: no news for 1m15s");
+    }
+
+    #[test]
+    fn what_is_soon_put_right_is_no_failure() {
+        let grace = Grace::default();
+        let start = Instant::now();
+        let problem = || Some("gone".to_owned());
+        let worst = |problem, after| grace.observe("maps", problem, start + after).worst;
+        assert_eq!(worst(problem(), Duration::ZERO), Level::Warning);
+        assert_eq!(worst(problem(), SECOND), Level::Warning);
+        assert_eq!(grace.observe("maps", None, start + SECOND).problem, None);
+        assert_eq!(worst(problem(), SECOND * 3), Level::Warning);
+        assert_eq!(worst(problem(), SECOND * 5), Level::Failure);
+    }
+
+    #[test]
+    fn a_socket_is_ours_as_long_as_we_listen_at_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let gone = socket_problem(&path).unwrap();
+        assert!(gone.contains(&path.display().to_string()), "{gone}");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(socket_problem(&path), None);
+        drop(listener);
+        assert!(socket_problem(&path).is_some());
+    }
+}

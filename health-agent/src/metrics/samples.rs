@@ -1,0 +1,98 @@
+//! What the tests of this folder show.
+
+use std::net::IpAddr;
+
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
+use jiff::Timestamp;
+
+use super::Maps;
+use crate::api::types::{
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
+    SelfStatus,
+};
+use crate::datapath::dump::{DumpError, MetricRow};
+
+/// Maps that hold these rows.
+pub(super) struct Rows(pub(super) Vec<(RttKey, RttRow)>);
+
+impl Maps for Rows {
+    fn rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
+        self.0.iter().for_each(|(key, row)| each(key, row));
+        Ok(())
+    }
+
+    fn counters(&self) -> Result<Vec<MetricRow>, DumpError> {
+        Ok(Vec::new())
+    }
+}
+
+/// A result with this error text, or an answer after 2 ms.
+pub(super) fn result(status: &str) -> Option<ConnectivityStatus> {
+    Some(ConnectivityStatus {
+        latency: if status.is_empty() { 2_000_000 } else { 0 },
+        status: status.to_owned(),
+        last_probed: Timestamp::UNIX_EPOCH,
+        rtt_source: None,
+        connect_latency: None,
+        consecutive_failures: 0,
+        last_change: None,
+        degraded: None,
+    })
+}
+
+/// Results of one address.
+pub(super) fn path(
+    ip: IpAddr,
+    icmp: Option<ConnectivityStatus>,
+    http: Option<ConnectivityStatus>,
+) -> PathStatus {
+    PathStatus {
+        ip,
+        icmp,
+        http,
+        off: Vec::new(),
+    }
+}
+
+/// The ICMP row of node `last`'s own address.
+pub(super) fn key(last: u8) -> RttKey {
+    RttKey {
+        peer: IpAddr::from([10, 0, 0, last]).into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    }
+}
+
+/// Node 1 answers, node 2 not by HTTP, and of node 3 nothing is known.
+pub(super) fn report() -> HealthStatus {
+    let node = |last: u8, icmp, http| NodeStatus {
+        name: format!("default/n{last}"),
+        host: AddressGroupStatus {
+            primary_address: path(IpAddr::from([10, 0, 0, last]), icmp, http),
+            secondary_addresses: Vec::new(),
+        },
+        health_endpoint: None,
+        diagnosis: None,
+    };
+    let mut failing = node(2, result(""), result("Connection refused"));
+    failing.diagnosis = Some(Diagnosis {
+        cause: "agent-down".to_owned(),
+        message: "ICMP answers, HTTP does not".to_owned(),
+        evidence: Vec::new(),
+    });
+    HealthStatus {
+        probe_interval: "10s".to_owned(),
+        local: SelfStatus {
+            name: "default/n1".to_owned(),
+            diagnosis: None,
+        },
+        nodes: vec![
+            node(1, result(""), result("")),
+            failing,
+            node(3, None, None),
+        ],
+        ..HealthStatus::default()
+    }
+}

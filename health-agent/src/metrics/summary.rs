@@ -1,0 +1,292 @@
+//! A report in the numbers that a scrape shows, and the peers that get series of their own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use health_common::addr::Addr;
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
+
+use crate::api::types::{
+    AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, Reachability,
+};
+use crate::config::parse_duration;
+
+/// Number of [`Reachability`]'s values.
+const STATUSES: usize = 4;
+
+/// Addresses by what is known of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Statuses([usize; STATUSES]);
+
+impl Statuses {
+    /// The name and the number of each status.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        ["reachable", "degraded", "unreachable", "unknown"]
+            .into_iter()
+            .zip(self.0)
+    }
+
+    fn count(&mut self, reachability: Reachability) {
+        self.0[match reachability {
+            Reachability::Reachable => 0,
+            Reachability::Degraded => 1,
+            Reachability::Unreachable => 2,
+            Reachability::Unknown => 3,
+        }] += 1;
+    }
+}
+
+/// What a report says of nodes' own addresses, or of those of health endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct PathSummary {
+    /// Addresses.
+    pub(super) addresses: Statuses,
+    /// Nodes of which one does not answer.
+    pub(super) unreachable: usize,
+    /// Nodes of which all that is known answer, and one is degraded.
+    pub(super) degraded: usize,
+}
+
+impl PathSummary {
+    fn count(&mut self, group: &AddressGroupStatus) {
+        group
+            .paths()
+            .for_each(|path| self.addresses.count(path.reachability()));
+        match group.reachability() {
+            Reachability::Unreachable => self.unreachable += 1,
+            Reachability::Degraded => self.degraded += 1,
+            Reachability::Reachable | Reachability::Unknown => {}
+        }
+    }
+}
+
+/// A node with series of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Peer {
+    /// Its cluster.
+    pub(super) cluster: String,
+    /// Its name there.
+    pub(super) name: String,
+    /// Where it is, in Cilium's words.
+    pub(super) kind: &'static str,
+    /// What is wrong with it, in a word.
+    pub(super) cause: Option<String>,
+    /// Its own addresses and its health endpoint's: the path's name and what is known.
+    pub(super) groups: Vec<(&'static str, Reachability)>,
+    /// Its probed addresses.
+    pub(super) addresses: Vec<Address>,
+}
+
+/// A probed address of a [`Peer`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    /// The address.
+    pub(super) ip: IpAddr,
+    /// `node` or `endpoint`.
+    pub(super) path: &'static str,
+    /// `primary` or `secondary`.
+    pub(super) address_type: &'static str,
+    /// What came of each protocol.
+    pub(super) protocols: [Target; 2],
+}
+
+/// One protocol on one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// `icmp` or `http`.
+    pub(super) protocol: &'static str,
+    /// What is known; nothing without a result.
+    pub(super) reachability: Option<Reachability>,
+    /// The last round trip, if the last probe was answered, nanoseconds.
+    pub(super) latency_ns: Option<i64>,
+    /// Answered and lost probes, as the row counts them.
+    pub(super) counts: Option<(u64, u64)>,
+}
+
+impl Target {
+    fn new(protocol: &'static str, result: Option<&ConnectivityStatus>) -> Self {
+        Self {
+            protocol,
+            reachability: result.map(ConnectivityStatus::reachability),
+            latency_ns: result
+                .filter(|result| result.is_ok())
+                .map(|result| result.latency),
+            counts: None,
+        }
+    }
+}
+
+/// What is known of an address that rows of round-trip times belong to.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    is_secondary: bool,
+    /// Indices of the peer and of the address in it, if it has series of its own.
+    shown: Option<(u32, u32)>,
+}
+
+/// A report in numbers.
+#[derive(Debug)]
+pub(super) struct Summary {
+    /// The cluster of the node that reports.
+    pub(super) cluster: String,
+    /// Its name there.
+    pub(super) name: String,
+    /// What is wrong with it, in a word.
+    pub(super) cause: Option<String>,
+    /// Time between two probes of a target, as far as it is known.
+    pub(super) interval: Option<Duration>,
+    /// Nodes' own addresses.
+    pub(super) hosts: PathSummary,
+    /// Health endpoints.
+    pub(super) endpoints: PathSummary,
+    /// Nodes by cluster.
+    pub(super) nodes: BTreeMap<String, usize>,
+    /// Nodes by what is wrong with them.
+    pub(super) causes: BTreeMap<String, usize>,
+    /// Failing and degraded nodes, or all.
+    pub(super) peers: Vec<Peer>,
+    places: HashMap<(Addr, u8), Place>,
+}
+
+impl Summary {
+    /// Of `report`; with `per_target` each node gets series of its own.
+    pub(super) fn new(report: &HealthStatus, per_target: bool) -> Self {
+        let (cluster, name) = split_name(&report.local.name);
+        let mut summary = Self {
+            cluster: cluster.to_owned(),
+            name: name.to_owned(),
+            cause: cause(report.local.diagnosis.as_ref()),
+            interval: parse_duration(&report.probe_interval).ok(),
+            hosts: PathSummary::default(),
+            endpoints: PathSummary::default(),
+            nodes: BTreeMap::new(),
+            causes: BTreeMap::new(),
+            peers: Vec::new(),
+            places: HashMap::new(),
+        };
+        for node in &report.nodes {
+            summary.add(node, per_target);
+        }
+        summary
+    }
+
+    fn add(&mut self, node: &NodeStatus, per_target: bool) {
+        let (cluster, name) = split_name(&node.name);
+        match self.nodes.get_mut(cluster) {
+            Some(count) => *count += 1,
+            None => drop(self.nodes.insert(cluster.to_owned(), 1)),
+        }
+        let cause = cause(node.diagnosis.as_ref());
+        if let Some(cause) = &cause {
+            *self.causes.entry(cause.clone()).or_default() += 1;
+        }
+        self.hosts.count(&node.host);
+        if let Some(endpoint) = &node.health_endpoint {
+            self.endpoints.count(endpoint);
+        }
+        let groups = || {
+            let endpoint = node.health_endpoint.iter();
+            std::iter::once((Path::Host, &node.host))
+                .chain(endpoint.map(|group| (Path::Endpoint, group)))
+        };
+        // Not by the node as a whole, which is unknown while its health endpoint is.
+        let ails = |(_, group): (Path, &AddressGroupStatus)| {
+            let reachability = group.reachability();
+            matches!(
+                reachability,
+                Reachability::Unreachable | Reachability::Degraded
+            )
+        };
+        let is_shown = per_target || cause.is_some() || groups().any(ails);
+        let mut peer = is_shown.then(|| Peer {
+            cluster: cluster.to_owned(),
+            name: name.to_owned(),
+            kind: match () {
+                () if cluster != self.cluster => "remote_inter_cluster",
+                () if name != self.name => "remote_intra_cluster",
+                () => "local_node",
+            },
+            cause,
+            groups: groups()
+                .map(|(path, group)| (path_name(path), group.reachability()))
+                .collect(),
+            addresses: Vec::new(),
+        });
+        for (path, group) in groups() {
+            for (index, shown) in group.paths().enumerate() {
+                let is_secondary = index > 0;
+                let mut place = Place {
+                    is_secondary,
+                    shown: None,
+                };
+                if let Some(peer) = &mut peer {
+                    let indices = (self.peers.len(), peer.addresses.len());
+                    place.shown = indices.0.try_into().ok().zip(indices.1.try_into().ok());
+                    peer.addresses.push(Address {
+                        ip: shown.ip,
+                        path: path_name(path),
+                        address_type: address_type(is_secondary),
+                        protocols: [
+                            Target::new("icmp", shown.icmp.as_ref()),
+                            Target::new("http", shown.http.as_ref()),
+                        ],
+                    });
+                }
+                self.places.insert((shown.ip.into(), path as u8), place);
+            }
+        }
+        self.peers.extend(peer);
+    }
+
+    /// Whether the address that a row belongs to is `primary` or `secondary`; `None` if the report
+    /// does not have it.
+    pub(super) fn address_type(&self, key: &RttKey) -> Option<&'static str> {
+        let place = self.places.get(&(key.peer, key.path))?;
+        Some(address_type(place.is_secondary))
+    }
+
+    /// Keeps the counts of a row whose target has series of its own.
+    pub(super) fn note(&mut self, key: &RttKey, row: &RttRow) {
+        let Some((peer, address)) = self
+            .places
+            .get(&(key.peer, key.path))
+            .and_then(|place| place.shown)
+        else {
+            return;
+        };
+        let protocol = match key.protocol {
+            PROTOCOL_ICMP => 0,
+            PROTOCOL_HTTP => 1,
+            _ => return,
+        };
+        if let Some(address) = self
+            .peers
+            .get_mut(peer as usize)
+            .and_then(|peer| peer.addresses.get_mut(address as usize))
+        {
+            address.protocols[protocol].counts = Some((row.samples, row.lost));
+        }
+    }
+}
+
+fn cause(diagnosis: Option<&crate::api::types::Diagnosis>) -> Option<String> {
+    diagnosis.map(|diagnosis| diagnosis.cause.clone())
+}
+
+pub(super) const fn path_name(path: Path) -> &'static str {
+    match path {
+        Path::Host => "node",
+        Path::Endpoint => "endpoint",
+    }
+}
+
+const fn address_type(is_secondary: bool) -> &'static str {
+    if is_secondary { "secondary" } else { "primary" }
+}
+
+/// `cluster/node` in its parts.
+fn split_name(name: &str) -> (&str, &str) {
+    name.rsplit_once('/').unwrap_or(("default", name))
+}
