@@ -4,11 +4,15 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::identity;
+use tokio::sync::mpsc;
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
 use crate::api::server::Source;
-use crate::api::types::{AgentState, Endpoint, HealthStatus, NodeList, SelfStatus, go_duration};
+use crate::api::types::{
+    AgentState, Endpoint, HealthStatus, NodeList, ProbeEvent, SelfStatus, TargetHistory,
+    go_duration,
+};
 use crate::config::Config;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::MeshHandle;
@@ -112,6 +116,25 @@ impl Source for AgentSource {
             Some(mesh) => mesh.probe_now().await,
             None => self.status(),
         }
+    }
+
+    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+        let (events, receiver) = mpsc::channel(1);
+        let mesh = self.mesh.get().cloned();
+        let known = self.status();
+        tokio::spawn(async move {
+            let status = match mesh {
+                Some(mesh) => mesh.probe_now().await,
+                None => known,
+            };
+            // A client that has gone away needs no answer.
+            let _ = events.send(ProbeEvent::Done(status)).await;
+        });
+        receiver
+    }
+
+    fn history(&self, _node: Option<&str>) -> Vec<TargetHistory> {
+        Vec::new()
     }
 
     fn nodes(&self) -> NodeList {

@@ -22,6 +22,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// not allow that; one that is streamed says something all the while.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Pause between two attempts to connect to an agent that is flooded.
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
+
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -201,9 +204,7 @@ impl Client {
                 source,
             })?;
         let begin = async {
-            let stream = UnixStream::connect(&self.socket)
-                .await
-                .map_err(|e| self.connect_error(e))?;
+            let stream = self.connect().await.map_err(|e| self.connect_error(e))?;
             http1::handshake(TokioIo::new(stream))
                 .await
                 .map_err(|source| self.broken(name, source))
@@ -226,6 +227,18 @@ impl Client {
         tokio::select! {
             answer = exchange => answer,
             Err(source) = connection => Err(self.broken(name, source)),
+        }
+    }
+
+    async fn connect(&self) -> io::Result<UnixStream> {
+        loop {
+            match UnixStream::connect(&self.socket).await {
+                // The listener's backlog is full, and nothing tells when it is not any more.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::time::sleep(CONNECT_PAUSE).await;
+                }
+                connected => return connected,
+            }
         }
     }
 
@@ -355,6 +368,14 @@ mod tests {
         }
     }
 
+    /// A connection whose request has been read.
+    async fn accept(listener: &UnixListener) -> UnixStream {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = [0; 1024];
+        assert_ne!(stream.read(&mut request).await.unwrap(), 0);
+        stream
+    }
+
     const EVENTS: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
 
     fn chunk(text: &str) -> String {
@@ -368,7 +389,7 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let (seen, mut sights) = tokio::sync::mpsc::unbounded_channel();
         let server = async {
-            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut stream = accept(&listener).await;
             let first = r#"{"progress":{"done":1,"#;
             stream.write_all(EVENTS.as_bytes()).await.unwrap();
             stream.write_all(chunk(first).as_bytes()).await.unwrap();
@@ -402,7 +423,7 @@ mod tests {
         let line = chunk("{\"progress\":{\"done\":1,\"total\":2}}\n");
         let server = async {
             for end in ["0\r\n\r\n", ""] {
-                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut stream = accept(&listener).await;
                 let answer = format!("{EVENTS}{line}{end}");
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }

@@ -2,5 +2,8 @@
 
 pub mod client;
 pub mod monitor;
+mod node_feed;
+mod serve;
 pub mod server;
+pub mod socket;
 pub mod types;
