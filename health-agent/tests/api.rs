@@ -7,29 +7,53 @@ mod common;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use common::Agent;
-use serde_json::Value;
+use common::{Agent, Fixture};
+use health_agent::api::client::Client;
+use health_agent::api::types::ProbeEvent;
+use serde_json::{Value, json};
 
 const METHODS: [&str; 5] = ["get", "put", "post", "delete", "patch"];
 
+/// An answer as it came.
+struct Answer {
+    code: u64,
+    media_type: Option<String>,
+    body: String,
+}
+
+/// Sends `head`, a request's first line and headers, and what follows it.
+fn send(agent: &Agent, head: &str, body: &str) -> Answer {
+    let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
+    // The agent may answer before it has all.
+    let _ = write!(stream, "{head}\r\nhost: localhost\r\n\r\n{body}");
+    let mut answer = Vec::new();
+    // What it did not read when it closed is an error, after the answer.
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let media_type = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        (name == "content-type").then(|| value.to_owned())
+    });
+    Answer {
+        code: head.split(' ').nth(1).unwrap().parse().unwrap(),
+        body: body.to_owned(),
+        media_type,
+    }
+}
+
 /// Status code and body, null if it is empty.
 fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
-    let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
     let method = method.to_uppercase();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    let code = head.split(' ').nth(1).unwrap().parse().unwrap();
-    let body = match body {
+    let answer = send(agent, &format!("{method} {path} HTTP/1.1"), "");
+    let body = match answer.body.as_str() {
         "" => Value::Null,
-        body => serde_json::from_str(body).unwrap(),
+        body => {
+            assert_eq!(answer.media_type.as_deref(), Some("application/json"));
+            serde_json::from_str(body).unwrap()
+        }
     };
-    (code, body)
+    (answer.code, body)
 }
 
 fn document(agent: &Agent) -> Value {
@@ -49,57 +73,20 @@ fn resolve<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     }
 }
 
-/// Checks what the document's schemas make use of; where it breaks a rule, the error says.
-fn conforms(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
-    let schema = resolve(document, schema);
-    if let Some(schemas) = schema["anyOf"].as_array() {
-        return schemas
-            .iter()
-            .any(|schema| conforms(document, schema, value).is_ok())
-            .then_some(())
-            .ok_or_else(|| format!("{value} is none of {schemas:?}"));
-    }
-    let kind = match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(number) if number.is_f64() => "number",
-        Value::Number(_) => "integer",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
-    let kinds = &schema["type"];
-    if kinds != kind && !kinds.as_array().is_some_and(|k| k.contains(&kind.into())) {
-        return Err(format!("{value} is {kind}, not {kinds}"));
-    }
-    if let Some(values) = schema["enum"].as_array()
-        && !values.contains(value)
-    {
-        return Err(format!("{value} is not one of {values:?}"));
-    }
-    for item in value.as_array().into_iter().flatten() {
-        conforms(document, &schema["items"], item)?;
-    }
-    let Some(fields) = value.as_object() else {
-        return Ok(());
-    };
-    for required in schema["required"].as_array().into_iter().flatten() {
-        if !fields.contains_key(required.as_str().unwrap()) {
-            return Err(format!("{value} lacks {required}"));
-        }
-    }
-    for (name, field) in fields {
-        let property = match schema["properties"].get(name) {
-            Some(property) => property,
-            None if schema["additionalProperties"].is_object() => &schema["additionalProperties"],
-            None if schema["additionalProperties"] == false => {
-                return Err(format!("{name} is not documented"));
-            }
-            None => continue,
-        };
-        conforms(document, property, field).map_err(|e| format!("{name}: {e}"))?;
-    }
-    Ok(())
+/// Whether a value is as a schema says, whose references lead into `root`.
+fn assert_conforms(root: &Value, schema: &Value, value: &Value, what: &str) {
+    let mut whole = root.clone();
+    let schema = schema.as_object().unwrap().clone();
+    whole.as_object_mut().unwrap().extend(schema);
+    let validator = jsonschema::options()
+        .should_validate_formats(true)
+        .build(&whole)
+        .unwrap();
+    let errors: Vec<_> = validator
+        .iter_errors(value)
+        .map(|error| error.to_string())
+        .collect();
+    assert!(errors.is_empty(), "{what}: {errors:#?}");
 }
 
 /// Whether an answer is as an operation of the document says.
@@ -111,31 +98,205 @@ fn assert_documented(document: &Value, operation: &Value, code: u64, body: &Valu
     let schema = &resolve(document, response)["content"]["application/json"]["schema"];
     if schema.is_null() {
         assert_eq!(*body, Value::Null, "{operation}");
-    } else if let Err(error) = conforms(document, schema, body) {
-        panic!("{} answers {code}: {error}", operation["operationId"]);
+    } else {
+        let what = format!("{} answers {code}", operation["operationId"]);
+        let components = json!({ "components": document["components"] });
+        assert_conforms(&components, schema, body, &what);
     }
+}
+
+/// Whether a value is what Cilium calls `name`.
+fn assert_ciliums(name: &str, value: &Value) {
+    let schemas: Value = serde_json::from_str(include_str!("common/cilium_health.json")).unwrap();
+    let schema = json!({ "$ref": format!("#/$defs/{name}") });
+    assert!(!value.is_null(), "{name} is there");
+    assert_conforms(&schemas, &schema, value, name);
+}
+
+/// A report without trouble, and one with everything that one can hold.
+const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
+
+fn troubled(fixture: &mut Fixture) {
+    fixture.is_troubled = true;
+    fixture.peer = Some("Connection timed out");
 }
 
 #[test]
 fn every_documented_operation_answers_as_documented_and_no_other_does() {
-    let agent = Agent::start(|_| {});
-    let document = document(&agent);
-    for (path, operations) in document["paths"].as_object().unwrap() {
-        let real_path = path.replace("{id}", "1017");
-        for method in METHODS {
-            let (code, body) = request(&agent, method, &real_path);
-            match operations.get(method) {
-                Some(operation) => {
-                    assert_eq!(code, 200, "{method} {path}");
-                    assert_documented(&document, operation, code, &body);
-                }
-                None => {
-                    assert_eq!(code, 405, "{method} {path}");
-                    assert!(body["error"].as_str().unwrap().contains(&real_path));
+    for change in REPORTS {
+        let agent = Agent::start(change);
+        let document = document(&agent);
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            let real_path = path.replace("{id}", "1017");
+            for method in METHODS {
+                let (code, body) = request(&agent, method, &real_path);
+                match operations.get(method) {
+                    Some(operation) => {
+                        assert_eq!(code, 200, "{method} {path}");
+                        assert_documented(&document, operation, code, &body);
+                    }
+                    None => {
+                        assert_eq!(code, 405, "{method} {path}");
+                        assert!(body["error"].as_str().unwrap().contains(&real_path));
+                    }
                 }
             }
         }
     }
+}
+
+#[test]
+fn everything_under_v1beta_has_ciliums_fields_and_types() {
+    for change in REPORTS {
+        let agent = Agent::start(change);
+        let (_, healthz) = request(&agent, "get", "/v1beta/healthz");
+        assert_ciliums("HealthResponse", &healthz);
+        assert_ciliums("LoadResponse", &healthz["system-load"]);
+        for (method, path) in [("get", "/v1beta/status"), ("put", "/v1beta/status/probe")] {
+            let (_, status) = request(&agent, method, path);
+            assert_ciliums("HealthStatusResponse", &status);
+            assert_ciliums("SelfStatus", &status["local"]);
+            for node in status["nodes"].as_array().unwrap() {
+                assert_ciliums("NodeStatus", node);
+                assert_ciliums("HostStatus", &node["host"]);
+                assert_ciliums("EndpointStatus", &node["health-endpoint"]);
+                let path = &node["host"]["primary-address"];
+                assert_ciliums("PathStatus", path);
+                assert_ciliums("ConnectivityStatus", &path["icmp"]);
+                assert_ciliums("ConnectivityStatus", &path["http"]);
+            }
+        }
+        let (_, nodes) = request(&agent, "get", "/v1beta/cluster/nodes?client-id=0");
+        assert_ciliums("ClusterNodeStatus", &nodes);
+        let node = &nodes["nodes-added"][0];
+        assert_ciliums("NodeElement", node);
+        assert_ciliums("NodeAddressing", &node["primary-address"]);
+        assert_ciliums("NodeAddressing", &node["health-endpoint-address"]);
+        assert_ciliums("NodeAddressingElement", &node["primary-address"]["ipv4"]);
+        let (_, hello) = request(&agent, "get", "/v1beta/hello");
+        assert_eq!(hello, Value::Null);
+    }
+}
+
+#[test]
+fn a_probe_can_be_watched_line_by_line() {
+    let agent = Agent::start(troubled);
+    // In HTTP/1.0 there are no chunks to put together.
+    let answer = send(&agent, "PUT /v1beta/status/probe?stream=true HTTP/1.0", "");
+    assert_eq!(answer.code, 200);
+    assert_eq!(answer.media_type.as_deref(), Some("application/jsonl"));
+    let document = document(&agent);
+    let components = json!({ "components": document["components"] });
+    let schema = json!({ "$ref": "#/components/schemas/ProbeEvent" });
+    let lines: Vec<Value> = answer
+        .body
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    for line in &lines {
+        assert_conforms(&components, &schema, line, "a line");
+    }
+    let [node, progress, done] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert_eq!(node["node"]["name"], "default/hnode1");
+    assert_eq!(progress["progress"], json!({ "done": 4, "total": 8 }));
+    assert_ciliums("HealthStatusResponse", &done["done"]);
+}
+
+#[tokio::test]
+async fn the_client_sees_every_event_of_a_probe() {
+    let agent = tokio::task::spawn_blocking(|| Agent::start(|_| {}))
+        .await
+        .unwrap();
+    let client = Client::new(agent.dir().join("health.sock"));
+    let mut events = Vec::new();
+    client
+        .stream_probe(|event| events.push(event))
+        .await
+        .unwrap();
+    let [
+        ProbeEvent::Node(_),
+        ProbeEvent::Progress { .. },
+        ProbeEvent::Done(done),
+    ] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    assert_eq!(done.nodes.len(), 2);
+    tokio::task::spawn_blocking(|| drop(agent)).await.unwrap();
+}
+
+#[test]
+fn history_is_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
+    let agent = Agent::start(|fixture| fixture.registered = 2);
+    let document = document(&agent);
+    let operation = &document["paths"]["/v1/history"]["get"];
+    for (query, code, targets) in [
+        ("", 200, Some(1)),
+        ("?node=default/hnode1", 200, Some(1)),
+        ("?node=default%2Fhnode2", 200, Some(0)),
+        ("?node=default/hnode3", 404, None),
+        ("?nod=default/hnode1", 400, None),
+    ] {
+        let (answered, body) = request(&agent, "get", &format!("/v1/history{query}"));
+        assert_eq!(answered, code, "{query}");
+        assert_eq!(body.as_array().map(Vec::len), targets, "{query}");
+        assert_documented(&document, operation, code, &body);
+        if code == 404 {
+            assert!(body["error"].as_str().unwrap().contains("default/hnode3"));
+        }
+    }
+}
+
+#[test]
+fn the_node_feed_tells_a_client_what_it_does_not_have_yet() {
+    let agent = Agent::start(|fixture| fixture.registered = 2);
+    let read = |query: &str| {
+        let (code, body) = request(&agent, "get", &format!("/v1beta/cluster/nodes{query}"));
+        assert_eq!(code, 200, "{query}");
+        body
+    };
+    let all = read("");
+    assert_eq!(all["client-id"], 0);
+    assert_eq!(all["self"], "default/hnode1");
+    let first = read("?client-id=0");
+    assert_eq!(first["full"], true);
+    assert_eq!(first["nodes-added"], all["nodes-added"]);
+    assert_eq!(first["nodes-added"].as_array().unwrap().len(), 2);
+    let (id, generation) = (&first["client-id"], &first["generation"]);
+    let second = read(&format!("?client-id={id}&generation={generation}"));
+    assert_eq!(second["client-id"], *id);
+    assert_eq!(second["full"], false);
+    assert_eq!(second["nodes-added"], json!([]));
+    let (code, _) = request(&agent, "get", "/v1beta/cluster/nodes?client-id=x");
+    assert_eq!(code, 400);
+}
+
+#[test]
+fn requests_with_a_body_are_refused() {
+    let agent = Agent::start(|_| {});
+    for (header, body) in [
+        ("content-length: 1", "x"),
+        ("content-length: 10000000000", "x"),
+        ("transfer-encoding: chunked", "1\r\nx\r\n0\r\n\r\n"),
+    ] {
+        let head = format!("PUT /v1beta/status/probe HTTP/1.1\r\n{header}");
+        let answer = send(&agent, &head, body);
+        assert_eq!(answer.code, 413, "{header}");
+        assert!(answer.body.contains("/v1beta/status/probe"), "{header}");
+    }
+    let head = "PUT /v1beta/status/probe HTTP/1.1\r\ncontent-length: 0";
+    assert_eq!(send(&agent, head, "").code, 200);
+}
+
+#[test]
+fn a_flood_of_silent_connections_leaves_the_agent_answering() {
+    let agent = Agent::start(|_| {});
+    let connect = || UnixStream::connect(agent.dir().join("health.sock")).unwrap();
+    let flood: Vec<_> = (0..150).map(|_| connect()).collect();
+    assert_eq!(request(&agent, "get", "/v1beta/status").0, 200);
+    drop(flood);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use hyper::{HeaderMap, StatusCode};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::Gid;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch::{Receiver, channel};
 use tokio::task::JoinHandle;
@@ -25,7 +26,7 @@ use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
 use crate::api::monitor::{self, Answer, Monitor, Page};
-use crate::api::server;
+use crate::api::{server, socket};
 use crate::config::{Config, Location};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
@@ -46,9 +47,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let registry = nodes::open(&config)?;
     let nodes = registry.watch();
     let own = own_node(&nodes.borrow(), &config)?;
+    let socket_group = config
+        .socket_group
+        .as_deref()
+        .map(socket::group)
+        .transpose()?;
 
     let new_folders = NewFolders::make(&config.location)?;
-    let result = run_in_folders(config, own, nodes).await;
+    let result = run_in_folders(config, socket_group, own, nodes).await;
     if result.is_err() {
         new_folders.remove();
     }
@@ -57,12 +63,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 
 async fn run_in_folders(
     config: Config,
+    socket_group: Option<Gid>,
     own: Node,
     nodes: Receiver<Arc<NodeSet>>,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
-    let socket = server::bind(&config.location.socket())?;
+    let socket = socket::bind(&config.location.socket(), socket_group)?;
     let source = Arc::new(AgentSource::new(config.clone()));
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));

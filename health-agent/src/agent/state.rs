@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use health_common::identity;
 use jiff::Timestamp;
+use tokio::sync::mpsc;
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, HealthStatus, NodeList, RegistryState, SelfStatus, go_duration,
+    AgentState, Endpoint, HealthStatus, NodeList, ProbeEvent, RegistryState, SelfStatus,
+    TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
@@ -157,6 +159,24 @@ impl Source for AgentSource {
             Some(mesh) => mesh.probe_now().await,
             None => self.status(),
         }
+    }
+
+    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.probe_events(),
+            None => {
+                let (events, receiver) = mpsc::channel(1);
+                // There is room for one, and the receiver is here.
+                let _ = events.try_send(ProbeEvent::Done(self.status()));
+                receiver
+            }
+        }
+    }
+
+    fn history(&self, node: Option<&str>) -> Vec<TargetHistory> {
+        self.mesh
+            .get()
+            .map_or_else(Vec::new, |mesh| mesh.history(node))
     }
 
     fn nodes(&self) -> NodeList {

@@ -3,5 +3,8 @@
 pub mod client;
 pub mod liveness;
 pub mod monitor;
+mod node_feed;
+mod serve;
 pub mod server;
+pub mod socket;
 pub mod types;

@@ -1,36 +1,31 @@
 //! Serves what monitoring asks for over TCP: one page, such as `/metrics` or `/healthz`, on each
 //! address.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{HeaderMap, Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper::header::CONTENT_TYPE;
+use hyper::{HeaderMap, StatusCode};
 use nix::errno::Errno;
 use socket2::{Domain, Socket, Type};
-use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::info;
 
+use super::serve::{Limits, Server, has_body};
 use crate::config::ListenAddress;
 
 const BACKLOG: i32 = 64;
-/// Connections served at a time on one page; more wait in the backlog.
-const CONNECTIONS: usize = 16;
-/// Time for a request's head to arrive.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for a whole exchange, so that a client that does not read frees its place as well.
-const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after the process has run out of file descriptors or memory.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+const LIMITS: Limits = Limits {
+    connections: 16,
+    head: Duration::from_secs(2),
+    patience: Duration::from_secs(10),
+};
 
 /// Why a page cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -133,115 +128,57 @@ pub struct Page {
 
 /// Serves one page. Dropping it closes the listeners.
 #[derive(Debug)]
-pub struct Monitor {
-    acceptors: JoinSet<()>,
-    places: Arc<Semaphore>,
-    stop: watch::Sender<bool>,
-}
+pub struct Monitor(Server);
 
 impl Monitor {
     /// Serves `page` on `listeners`. Must be called in a tokio runtime.
     pub fn start(listeners: Vec<TcpListener>, page: Page) -> io::Result<Self> {
-        let (stop, stopped) = watch::channel(false);
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
-        let page = Arc::new(page);
-        let mut acceptors = JoinSet::new();
-        for listener in listeners {
-            let listener = tokio::net::TcpListener::from_std(listener)?;
-            let (page, places, stopped) = (page.clone(), places.clone(), stopped.clone());
-            acceptors.spawn(accept(listener, page, places, stopped));
-        }
-        Ok(Self {
-            acceptors,
-            places,
-            stop,
-        })
+        let listeners: io::Result<Vec<_>> = listeners
+            .into_iter()
+            .map(tokio::net::TcpListener::from_std)
+            .collect();
+        Ok(Self(Server::start(listeners?, &router(page), LIMITS)))
     }
 
     /// Closes the listeners and waits until the open exchanges have ended.
-    pub async fn shutdown(mut self) {
-        self.stop.send_replace(true);
-        self.acceptors.shutdown().await;
-        // Each exchange holds a place and ends by its time-out at the latest.
-        let _ = self.places.acquire_many(CONNECTIONS as u32).await;
+    pub async fn shutdown(self) {
+        self.0.shutdown().await;
     }
 }
 
-async fn accept(
-    listener: tokio::net::TcpListener,
-    page: Arc<Page>,
-    places: Arc<Semaphore>,
-    stop: watch::Receiver<bool>,
-) {
-    loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return;
-        };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let exchange = serve(stream, page.clone(), stop.clone());
-                tokio::spawn(async move {
-                    // Errors are the client's own: it went away, or spoke no HTTP.
-                    let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, exchange).await;
-                    drop(place);
-                });
-            }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(error) => {
-                warn!(%error, page = page.path, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_BACKOFF).await;
-            }
-        }
+fn router(page: Page) -> Router {
+    let path = page.path;
+    let page = Arc::new(page);
+    Router::new()
+        .route(path, get(move |headers| respond(headers, page)))
+        .fallback(async move || {
+            let body = format!("there is only {path} here\n");
+            (StatusCode::NOT_FOUND, body)
+        })
+        .method_not_allowed_fallback(async move || {
+            let body = format!("{path} is there to be read\n");
+            (StatusCode::METHOD_NOT_ALLOWED, body)
+        })
+        .layer(middleware::from_fn(refuse_bodies))
+}
+
+async fn respond(headers: HeaderMap, page: Arc<Page>) -> Response {
+    match tokio::task::spawn_blocking(move || (page.answer)(&headers)).await {
+        Ok(answer) => (
+            answer.status,
+            [(CONTENT_TYPE, answer.content_type)],
+            answer.body,
+        )
+            .into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
 }
 
-async fn serve(
-    stream: tokio::net::TcpStream,
-    page: Arc<Page>,
-    mut stop: watch::Receiver<bool>,
-) -> hyper::Result<()> {
-    let service = service_fn(|request: Request<Incoming>| {
-        let page = page.clone();
-        async move { Ok::<_, Infallible>(respond(&request, page).await) }
-    });
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .keep_alive(false)
-        .max_buf_size(16 << 10);
-    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
-    tokio::select! {
-        served = connection.as_mut() => return served,
-        // An error means that the monitor was dropped.
-        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+async fn refuse_bodies(request: Request, next: Next) -> Response {
+    if has_body(&request) {
+        return (StatusCode::PAYLOAD_TOO_LARGE, "send no body\n").into_response();
     }
-    connection.await
-}
-
-async fn respond(request: &Request<Incoming>, page: Arc<Page>) -> Response<Full<Bytes>> {
-    let plain = |status, body: String| Answer {
-        status,
-        content_type: "text/plain",
-        body,
-    };
-    let answer = if request.uri().path() != page.path {
-        let body = format!("there is only {} here\n", page.path);
-        plain(StatusCode::NOT_FOUND, body)
-    } else if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let body = format!("{} is there to be read\n", page.path);
-        plain(StatusCode::METHOD_NOT_ALLOWED, body)
-    } else {
-        let headers = request.headers().clone();
-        tokio::task::spawn_blocking(move || (page.answer)(&headers))
-            .await
-            .unwrap_or_else(|error| plain(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
-    };
-    let mut response = Response::new(Full::from(answer.body));
-    *response.status_mut() = answer.status;
-    let content_type = HeaderValue::from_static(answer.content_type);
-    response.headers_mut().insert(CONTENT_TYPE, content_type);
-    response
+    next.run(request).await
 }
 
 #[cfg(test)]
@@ -296,7 +233,7 @@ mod tests {
         let (monitor, address) = started();
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /pa").await.unwrap();
-        timeout(HEAD_TIMEOUT * 2, monitor.shutdown()).await.unwrap();
+        timeout(LIMITS.head * 2, monitor.shutdown()).await.unwrap();
     }
 
     #[tokio::test]

@@ -1,28 +1,31 @@
 //! Serves the API.
 
 use std::convert::Infallible;
-use std::fs::{self, Permissions};
-use std::future::{Future, IntoFuture};
+use std::fs;
+use std::future::Future;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener as StdUnixListener;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use axum::extract::{self, Request, State};
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{self, Query, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, put};
-use axum::{Json, Router};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use socket2::{Domain, SockAddr, Socket, Type};
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::node_feed::{self, NodeFeed};
+use super::serve::{Limits, Server, has_body};
 use super::types::{
-    AgentState, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage, NodeList,
-    RegistryState,
+    AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
+    NodeList, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
 use crate::mesh::IgnoredReplyCounts;
@@ -30,9 +33,15 @@ use crate::mesh::IgnoredReplyCounts;
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Owner and group may speak to the agent.
-const SOCKET_MODE: u32 = 0o660;
-const BACKLOG: i32 = 128;
+const LIMITS: Limits = Limits {
+    connections: 64,
+    head: Duration::from_secs(5),
+    patience: Duration::from_secs(10),
+};
+/// Requests to probe all nodes that are served at a time; each takes as long as the probes.
+const PROBE_REQUESTS: usize = 16;
+/// Most events that are written at once.
+const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// What the server reads; the agent implements it. Every call answers at once with what is known.
@@ -41,6 +50,11 @@ pub trait Source: Send + Sync + 'static {
     fn status(&self) -> HealthStatus;
     /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
+    /// Probes all nodes now, and tells what comes out as it comes. The last event is
+    /// [`ProbeEvent::Done`], with the probe timeout at the latest.
+    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
+    /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
+    fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
     /// The registry.
     fn nodes(&self) -> NodeList;
     /// How the node registries do.
@@ -61,97 +75,6 @@ pub trait Source: Send + Sync + 'static {
     fn uptime(&self) -> Duration;
 }
 
-/// Why the socket could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum BindError {
-    /// A live agent answers on it.
-    #[error(
-        "the socket {path} is in use by pid {pid}; stop that agent, or give this one a \
-         --runtime-dir of its own"
-    )]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-        /// The process that listens.
-        pid: i32,
-    },
-    /// Something else has its name.
-    #[error("cannot make the socket {0}: the name is taken by something that is no socket")]
-    NoSocket(PathBuf),
-    /// The system refused.
-    #[error("cannot {what} the socket {path}: {source}")]
-    Io {
-        /// What was attempted.
-        what: &'static str,
-        /// The socket.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-}
-
-/// Opens the API's socket at `path`, whose folder must exist, readable and writable by owner and
-/// group. A socket that nobody listens on any more is taken over.
-///
-/// Two processes that do this at the same time could take over each other's socket: the caller
-/// holds the [pid file](crate::pidfile::PidFile).
-///
-/// Panics outside a tokio runtime.
-pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    let failed = |what| {
-        move |source| BindError::Io {
-            what,
-            path: path.to_owned(),
-            source,
-        }
-    };
-    remove_stale(path)?;
-    let address = SockAddr::unix(path).map_err(failed("name"))?;
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("create"))?;
-    socket.set_nonblocking(true).map_err(failed("set up"))?;
-    socket.bind(&address).map_err(failed("bind"))?;
-    // Nobody can connect before the socket listens, so the permissions of its birth don't matter.
-    fs::set_permissions(path, Permissions::from_mode(SOCKET_MODE))
-        .map_err(failed("set the permissions of"))?;
-    socket.listen(BACKLOG).map_err(failed("listen on"))?;
-    UnixListener::from_std(StdUnixListener::from(socket)).map_err(failed("poll"))
-}
-
-/// Removes a socket that nobody listens on; an error if somebody does.
-fn remove_stale(path: &Path) -> Result<(), BindError> {
-    let failed = |what| {
-        move |source| BindError::Io {
-            what,
-            path: path.to_owned(),
-            source,
-        }
-    };
-    match fs::symlink_metadata(path) {
-        Ok(there) if there.file_type().is_socket() => {}
-        Ok(_) => return Err(BindError::NoSocket(path.to_owned())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(failed("inspect")(e)),
-    }
-    let address = SockAddr::unix(path).map_err(failed("name"))?;
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(failed("create"))?;
-    // A listener that has stopped accepting, its backlog full, must not hold us up.
-    socket.set_nonblocking(true).map_err(failed("set up"))?;
-    match socket.connect(&address) {
-        Ok(()) => {
-            let peer = getsockopt(&socket, PeerCredentials)
-                .map_err(|e| failed("ask for the owner of")(e.into()))?;
-            Err(BindError::InUse {
-                path: path.to_owned(),
-                pid: peer.pid(),
-            })
-        }
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(failed("remove the stale"))
-        }
-        Err(e) => Err(failed("connect to")(e)),
-    }
-}
-
 /// Serves the API until `shutdown` ends; requests under way are answered, if that takes no longer
 /// than 2 s. Then removes the socket's file.
 pub async fn serve<S: Source>(
@@ -160,28 +83,33 @@ pub async fn serve<S: Source>(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
     let path = listener.local_addr()?.as_pathname().map(Path::to_path_buf);
-    let (stopping, stopped) = oneshot::channel();
-    let server = axum::serve(listener, router(source)).with_graceful_shutdown(async move {
-        shutdown.await;
-        // The other end is only gone when the server is.
-        let _ = stopping.send(());
-    });
-    // A client that sends half a request and waits must not hold up the agent's end.
-    let grace = async {
-        let _ = stopped.await;
-        tokio::time::sleep(SHUTDOWN_GRACE).await;
-    };
-    tokio::select! {
-        result = server.into_future() => result?,
-        () = grace => {}
-    }
+    let server = Server::start([listener], &router(source), LIMITS);
+    shutdown.await;
+    // What takes longer is cut off.
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, server.shutdown()).await;
     match path {
         Some(path) => fs::remove_file(path),
         None => Ok(()),
     }
 }
 
+/// What requests are answered from.
+struct Api<S> {
+    source: S,
+    started: Instant,
+    feed: Mutex<NodeFeed>,
+    probe_requests: Arc<Semaphore>,
+}
+
+type Shared<S> = State<Arc<Api<Arc<S>>>>;
+
 fn router<S: Source>(source: Arc<S>) -> Router {
+    let api = Api {
+        source,
+        started: Instant::now(),
+        feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
+        probe_requests: Arc::new(Semaphore::new(PROBE_REQUESTS)),
+    };
     routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| {
@@ -189,17 +117,20 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         })
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .with_state(source)
+        .layer(middleware::from_fn(refuse_bodies))
+        .with_state(Arc::new(api))
 }
 
 /// Paths as OpenAPI writes them, each with what answers it.
-fn routes<S: Source>() -> [(&'static str, MethodRouter<Arc<S>, Infallible>); 9] {
+fn routes<S: Source>() -> [(&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>); 11] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
         ("/v1beta/status/probe", put(probe)),
         ("/v1beta/hello", get(hello)),
+        ("/v1beta/cluster/nodes", get(cluster_nodes)),
         ("/v1/nodes", get(nodes)),
+        ("/v1/history", get(history)),
         ("/v1/endpoints", get(endpoints)),
         ("/v1/endpoints/{id}", get(endpoint)),
         ("/v1/config", get(config)),
@@ -207,26 +138,64 @@ fn routes<S: Source>() -> [(&'static str, MethodRouter<Arc<S>, Infallible>); 9] 
     ]
 }
 
-async fn healthz<S: Source>(State(source): State<Arc<S>>) -> Response {
-    let cilium = source.state();
+/// An answer that is not a success.
+struct Refusal(StatusCode, String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(code, error) = self;
+        let body = serde_json::to_vec(&ErrorBody { error }).unwrap_or_default();
+        json(code, body)
+    }
+}
+
+impl From<QueryRejection> for Refusal {
+    fn from(rejection: QueryRejection) -> Self {
+        Self(StatusCode::BAD_REQUEST, rejection.body_text())
+    }
+}
+
+fn json(code: StatusCode, body: Vec<u8>) -> Response {
+    (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Makes an answer and its JSON off the threads that serve: with ten thousand nodes that takes tens
+/// of milliseconds.
+async fn answer<T: Serialize>(
+    make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<Response, Refusal> {
+    let internal = |error: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, error);
+    let made = tokio::task::spawn_blocking(move || {
+        serde_json::to_vec(&make()?).map_err(|e| internal(format!("cannot write the answer: {e}")))
+    });
+    let body = made
+        .await
+        .map_err(|e| internal(format!("cannot make the answer: {e}")))??;
+    Ok(json(StatusCode::OK, body))
+}
+
+async fn healthz<S: Source>(State(api): Shared<S>) -> Response {
+    let cilium = api.source.state();
     let code = match cilium.state.as_str() {
         "Failure" => StatusCode::INTERNAL_SERVER_ERROR,
         _ => StatusCode::OK,
     };
-    match load_average() {
-        Ok(system_load) => (
-            code,
-            Json(HealthzResponse {
-                cilium,
-                uptime: duration_text(source.uptime()),
-                system_load,
-            }),
-        )
-            .into_response(),
-        Err(e) => error(
+    let healthz = load_average().and_then(|system_load| {
+        let uptime = duration_text(api.source.uptime());
+        let healthz = HealthzResponse {
+            cilium,
+            uptime,
+            system_load,
+        };
+        Ok(serde_json::to_vec(&healthz)?)
+    });
+    match healthz {
+        Ok(body) => json(code, body),
+        Err(e) => Refusal(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("cannot read /proc/loadavg: {e}"),
-        ),
+        )
+        .into_response(),
     }
 }
 
@@ -244,53 +213,176 @@ fn load_average() -> io::Result<LoadAverage> {
     }
 }
 
-async fn status<S: Source>(State(source): State<Arc<S>>) -> Json<HealthStatus> {
-    Json(source.status())
+async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.status())).await
 }
 
-async fn probe<S: Source>(State(source): State<Arc<S>>) -> Json<HealthStatus> {
-    Json(source.probe().await)
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ProbeQuery {
+    #[serde(default)]
+    stream: bool,
+}
+
+async fn probe<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<ProbeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(query) = query?;
+    let Ok(place) = api.probe_requests.clone().try_acquire_owned() else {
+        return Err(Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{PROBE_REQUESTS} requests to probe all nodes are under way; try again later"),
+        ));
+    };
+    if query.stream {
+        Ok(event_lines(api.source.probe_events(), place))
+    } else {
+        let status = api.source.probe().await;
+        answer(move || Ok(status)).await
+    }
+}
+
+/// A line of JSON for each event, as they come. `place` is held until the last.
+fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) -> Response {
+    let lines = stream::try_unfold((events, place), async |(mut events, place)| {
+        let mut batch = Vec::new();
+        if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
+            return Ok(None);
+        }
+        let lines = tokio::task::spawn_blocking(move || write_lines(&batch)).await??;
+        Ok::<_, io::Error>(Some((lines, (events, place))))
+    });
+    let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
+    (content_type, Body::from_stream(lines)).into_response()
+}
+
+fn write_lines(events: &[ProbeEvent]) -> io::Result<Bytes> {
+    let mut lines = Vec::new();
+    for event in events {
+        serde_json::to_writer(&mut lines, event)?;
+        lines.push(b'\n');
+    }
+    Ok(lines.into())
 }
 
 async fn hello() {}
 
-async fn nodes<S: Source>(State(source): State<Arc<S>>) -> Json<NodeList> {
-    Json(source.nodes())
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct FeedQuery {
+    client_id: Option<i64>,
+    generation: Option<u64>,
 }
 
-async fn endpoints<S: Source>(State(source): State<Arc<S>>) -> Json<Vec<Endpoint>> {
-    Json(source.endpoints())
+async fn cluster_nodes<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<FeedQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(FeedQuery {
+        client_id,
+        generation,
+    }) = query?;
+    answer(move || {
+        let Config {
+            cluster_name,
+            node_name,
+            ..
+        } = api.source.config();
+        let mut feed = api.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked for under the lock, so that the feed never goes back to an older set.
+        feed.update(&api.source.nodes());
+        let now = api.started.elapsed();
+        let diff = feed.read(client_id, generation, now, node_feed::random_client_id);
+        Ok(ClusterNodeStatus {
+            own_name: format!("{cluster_name}/{node_name}"),
+            ..diff
+        })
+    })
+    .await
+}
+
+async fn nodes<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.nodes())).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HistoryQuery {
+    node: Option<String>,
+}
+
+async fn history<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<HistoryQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(HistoryQuery { node }) = query?;
+    answer(move || {
+        let history = api.source.history(node.as_deref());
+        match node {
+            Some(node) if history.is_empty() && !is_known(&api.source.nodes(), &node) => {
+                Err(Refusal(
+                    StatusCode::NOT_FOUND,
+                    format!("no node '{node}'; `health-agent node list` shows those there are"),
+                ))
+            }
+            _ => Ok(history),
+        }
+    })
+    .await
+}
+
+fn is_known(nodes: &NodeList, name: &str) -> bool {
+    nodes.nodes.iter().any(|node| node.name == name)
+}
+
+async fn endpoints<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.endpoints())).await
 }
 
 async fn endpoint<S: Source>(
-    State(source): State<Arc<S>>,
+    State(api): Shared<S>,
     extract::Path(id): extract::Path<String>,
-) -> Response {
-    let Ok(number) = id.parse::<u16>() else {
-        return error(
+) -> Result<Response, Refusal> {
+    let number = id.parse::<u16>().map_err(|_| {
+        Refusal(
             StatusCode::BAD_REQUEST,
             format!("'{id}' is no endpoint id: they are numbers from 1 to 4095"),
-        );
-    };
-    match source.endpoints().into_iter().find(|e| e.id == number) {
-        Some(endpoint) => Json(endpoint).into_response(),
-        None => error(
-            StatusCode::NOT_FOUND,
-            format!("no endpoint {number}; `health-agent endpoint list` shows those there are"),
-        ),
-    }
+        )
+    })?;
+    answer(move || {
+        let found = api.source.endpoints().into_iter().find(|e| e.id == number);
+        found.ok_or_else(|| {
+            Refusal(
+                StatusCode::NOT_FOUND,
+                format!("no endpoint {number}; `health-agent endpoint list` shows those there are"),
+            )
+        })
+    })
+    .await
 }
 
-async fn config<S: Source>(State(source): State<Arc<S>>) -> Json<Config> {
-    Json(source.config())
+async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.config())).await
 }
 
 async fn openapi() -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI)
 }
 
-async fn no_such_path(request: Request) -> Response {
-    error(
+async fn refuse_bodies(request: Request, next: Next) -> Response {
+    if has_body(&request) {
+        return Refusal(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("{} takes no body; send none", request.uri().path()),
+        )
+        .into_response();
+    }
+    next.run(request).await
+}
+
+async fn no_such_path(request: Request) -> Refusal {
+    Refusal(
         StatusCode::NOT_FOUND,
         format!(
             "no such path: {}; /v1/openapi.json lists all",
@@ -299,8 +391,8 @@ async fn no_such_path(request: Request) -> Response {
     )
 }
 
-async fn no_such_method(request: Request) -> Response {
-    error(
+async fn no_such_method(request: Request) -> Refusal {
+    Refusal(
         StatusCode::METHOD_NOT_ALLOWED,
         format!(
             "{} does not take {}; /v1/openapi.json tells what it takes",
@@ -310,13 +402,10 @@ async fn no_such_method(request: Request) -> Response {
     )
 }
 
-fn error(code: StatusCode, error: String) -> Response {
-    (code, Json(ErrorBody { error })).into_response()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::socket::bind;
     use std::collections::BTreeSet;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -329,6 +418,12 @@ mod tests {
             unreachable!()
         }
         async fn probe(&self) -> HealthStatus {
+            unreachable!()
+        }
+        fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+            unreachable!()
+        }
+        fn history(&self, _: Option<&str>) -> Vec<TargetHistory> {
             unreachable!()
         }
         fn nodes(&self) -> NodeList {
@@ -362,41 +457,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_live_socket_is_refused_by_pid_and_a_stale_one_taken_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("health.sock");
-        let listener = bind(&path).unwrap();
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, SOCKET_MODE);
-
-        let error = bind(&path).expect_err("it is in use").to_string();
-        let pid = format!("in use by pid {};", std::process::id());
-        assert!(error.contains(&pid), "{error}");
-
-        drop(listener);
-        assert!(path.exists());
-        let _again = bind(&path).unwrap();
-        UnixStream::connect(&path).unwrap();
-    }
-
-    #[tokio::test]
-    async fn only_sockets_are_taken_over() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("health.sock");
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind(&path), Err(BindError::NoSocket(_))));
-        assert_eq!(fs::read(&path).unwrap(), b"precious");
-
-        let nowhere = dir.path().join("missing/health.sock");
-        let error = bind(&nowhere).expect_err("no folder").to_string();
-        assert!(error.contains("missing/health.sock"), "{error}");
-    }
-
-    #[tokio::test]
     async fn the_socket_goes_when_serving_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("health.sock");
-        let listener = bind(&path).unwrap();
+        let listener = bind(&path, None).unwrap();
         serve(listener, Arc::new(Unasked), async {}).await.unwrap();
         assert!(!path.exists());
     }
@@ -405,7 +469,7 @@ mod tests {
     async fn half_a_request_does_not_hold_up_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("health.sock");
-        let listener = bind(&path).unwrap();
+        let listener = bind(&path, None).unwrap();
         let mut client = UnixStream::connect(&path).unwrap();
         client.write_all(b"GET /v1beta/sta").unwrap();
         let shutdown = tokio::time::sleep(Duration::from_secs(1));

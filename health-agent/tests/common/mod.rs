@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_agent::api::server::{self, Source};
+use health_agent::api::socket;
 use health_agent::api::types::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Endpoint, HealthStatus, NodeEntry,
-    NodeList, NodeStatus, PathStatus, RegistryState, RttSource, SelfStatus,
+    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, HealthStatus,
+    HistoryWindow, NodeEntry, NodeList, NodeStatus, PathKind, PathStatus, ProbeEvent, Protocol,
+    RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_agent::config::{Config, ListenAddress, Location, RegistrySpec};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
 
 /// What the server tells. Two nodes; the second one is as `peer` says.
 #[derive(Clone)]
@@ -23,6 +26,11 @@ pub(crate) struct Fixture {
     pub(crate) peer: Option<&'static str>,
     /// The same, after probing all nodes by request.
     pub(crate) peer_when_probed: Option<&'static str>,
+    /// Nodes that the registry holds.
+    pub(crate) registered: u8,
+    /// Whether the report holds everything that one can hold: diagnoses, protocols switched off, a
+    /// degraded path and an interval that the probe rate does not allow.
+    pub(crate) is_troubled: bool,
     location: Location,
 }
 
@@ -34,9 +42,18 @@ impl Fixture {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: status.is_empty().then_some(RttSource::Kernel),
             connect_latency: None,
-            consecutive_failures: 0,
-            last_change: None,
-            degraded: None,
+            consecutive_failures: u32::from(!status.is_empty()) * 3,
+            last_change: self
+                .is_troubled
+                .then(|| "2026-11-21T02:00:00Z".parse().unwrap()),
+            degraded: (self.is_troubled && status.is_empty()).then(|| "loss 7%".to_owned()),
+        };
+        let diagnosis = |cause: &str| {
+            self.is_troubled.then(|| Diagnosis {
+                cause: cause.into(),
+                message: "something is wrong".into(),
+                evidence: vec!["ICMP answers, HTTP is refused".into()],
+            })
         };
         let group = |ip: &str, icmp: Option<&str>| AddressGroupStatus {
             primary_address: PathStatus {
@@ -45,21 +62,30 @@ impl Fixture {
                 http: Some(result("")),
                 off: vec![],
             },
-            secondary_addresses: vec![],
+            secondary_addresses: if self.is_troubled {
+                vec![PathStatus {
+                    ip: "fd00::1".parse().unwrap(),
+                    icmp: Some(result("")),
+                    http: None,
+                    off: vec![Protocol::Http],
+                }]
+            } else {
+                vec![]
+            },
         };
         let node = |number: u8, icmp| NodeStatus {
             name: format!("default/hnode{number}"),
             host: group(&format!("172.30.0.{number}"), icmp),
             health_endpoint: Some(group(&format!("10.244.{number}.7"), Some(""))),
-            diagnosis: None,
+            diagnosis: diagnosis("agent-down"),
         };
         HealthStatus {
             timestamp: Some("2026-11-21T03:00:00Z".parse().unwrap()),
             probe_interval: "10s".into(),
-            configured_interval: None,
+            configured_interval: self.is_troubled.then(|| "5s".into()),
             local: SelfStatus {
                 name: "default/hnode1".into(),
-                diagnosis: None,
+                diagnosis: diagnosis("isolated"),
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
@@ -75,6 +101,42 @@ impl Source for Fixture {
         self.report(self.peer_when_probed)
     }
 
+    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+        let (events, receiver) = mpsc::channel(3);
+        let report = self.report(self.peer_when_probed);
+        let node = ProbeEvent::Node(report.nodes[0].clone());
+        let progress = ProbeEvent::Progress { done: 4, total: 8 };
+        for event in [node, progress, ProbeEvent::Done(report)] {
+            events.try_send(event).unwrap();
+        }
+        receiver
+    }
+
+    fn history(&self, node: Option<&str>) -> Vec<TargetHistory> {
+        let history = TargetHistory {
+            node: "default/hnode1".into(),
+            ip: "172.30.0.1".parse().unwrap(),
+            path: PathKind::Host,
+            protocol: Protocol::Icmp,
+            windows: vec![HistoryWindow {
+                length_ns: 60_000_000_000,
+                covered_ns: 20_000_000_000,
+                probes: 2,
+                lost: 1,
+                p50_ns: Some(21_300),
+                p90_ns: Some(21_300),
+                p99_ns: Some(21_300),
+                max_ns: Some(21_300),
+                jitter_ns: None,
+            }],
+            last_results_ns: vec![None, Some(21_300)],
+        };
+        [history]
+            .into_iter()
+            .filter(|history| node.is_none_or(|node| node == history.node))
+            .collect()
+    }
+
     fn nodes(&self) -> NodeList {
         NodeList {
             registries: vec![RegistryState {
@@ -82,15 +144,24 @@ impl Source for Fixture {
                 cluster: "default".into(),
                 stale: Some("nodes.yaml:3:5: unknown field".into()),
                 stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
-                rejected: vec![],
+                rejected: if self.is_troubled {
+                    vec![RejectedEntry {
+                        key: "a/b".into(),
+                        reason: "has a slash".into(),
+                    }]
+                } else {
+                    vec![]
+                },
             }],
-            nodes: vec![NodeEntry {
-                name: "default/hnode1".into(),
-                local: true,
-                addresses: vec!["172.30.0.1".parse().unwrap()],
-                pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
-                health_addresses: vec!["10.244.1.7".parse().unwrap()],
-            }],
+            nodes: (1..=self.registered)
+                .map(|number| NodeEntry {
+                    name: format!("default/hnode{number}"),
+                    local: number == 1,
+                    addresses: vec![format!("172.30.0.{number}").parse().unwrap()],
+                    pod_cidrs: vec![format!("10.244.{number}.0/24").parse().unwrap()],
+                    health_addresses: vec![format!("10.244.{number}.7").parse().unwrap()],
+                })
+                .collect(),
         }
     }
 
@@ -160,6 +231,8 @@ impl Agent {
             state: "Ok",
             peer: Some(""),
             peer_when_probed: Some(""),
+            registered: 1,
+            is_troubled: false,
             location: Location {
                 instance: "default".into(),
                 runtime_dir: dir.path().to_owned(),
@@ -176,7 +249,7 @@ impl Agent {
         let socket = fixture.location.socket();
         let listener = {
             let _inside = runtime.enter();
-            server::bind(&socket).unwrap()
+            socket::bind(&socket, None).unwrap()
         };
         runtime.spawn(server::serve(
             listener,

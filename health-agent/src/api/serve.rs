@@ -1,0 +1,411 @@
+//! Serves HTTP on listeners of any kind, to clients that may be many, silent or slow: none of them
+//! holds up another.
+//!
+//! A connection carries one request. It ends when the request's head does not arrive in time, or
+//! when the client has let the server wait for too long in all. When somebody waits while all
+//! places are taken, those clients give theirs up that have let the server wait the longest.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::HttpBody;
+use axum::extract::Request;
+use axum::serve::Listener;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, Id, JoinSet};
+use tokio::time::{Instant, Sleep};
+
+/// Longest head of a request, bytes.
+const MAX_HEAD: usize = 16 << 10;
+/// A client that has let the server wait for less than this keeps its place.
+const COURTESY: Duration = Duration::from_millis(100);
+/// Time between two looks at who has let the server wait, while somebody waits for a place.
+const REVIEW_PERIOD: Duration = Duration::from_millis(20);
+/// Of all places, the part that is cleared by one look.
+const CLEARED_PART: usize = 4;
+
+/// What clients may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Connections at a time on each listener; more wait in its backlog.
+    pub(super) connections: usize,
+    /// Time for a request's head to arrive.
+    pub(super) head: Duration,
+    /// Time in all that a client may let the server wait, be it for the request's head or for room
+    /// to write the answer.
+    pub(super) patience: Duration,
+}
+
+/// A running server. Dropping it closes all listeners and connections.
+#[derive(Debug)]
+pub(super) struct Server {
+    acceptors: JoinSet<()>,
+    stop: watch::Sender<bool>,
+}
+
+impl Server {
+    /// Serves `router` on `listeners`. Must be called in a tokio runtime.
+    pub(super) fn start<L: Listener>(
+        listeners: impl IntoIterator<Item = L>,
+        router: &Router,
+        limits: Limits,
+    ) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let mut acceptors = JoinSet::new();
+        for listener in listeners {
+            acceptors.spawn(accept(listener, router.clone(), limits, stopped.clone()));
+        }
+        Self { acceptors, stop }
+    }
+
+    /// Closes the listeners and waits until the requests under way are answered.
+    pub(super) async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        while self.acceptors.join_next().await.is_some() {}
+    }
+}
+
+/// Whether a request has a body. No path takes one.
+pub(super) fn has_body(request: &Request) -> bool {
+    !request.body().is_end_stream()
+}
+
+async fn accept<L: Listener>(
+    mut listener: L,
+    router: Router,
+    limits: Limits,
+    stop: watch::Receiver<bool>,
+) {
+    let mut stopped = stop.clone();
+    let mut connections = JoinSet::new();
+    let mut clients: HashMap<Id, (AbortHandle, Arc<Waits>)> = HashMap::new();
+    let mut waiting = None;
+    loop {
+        if connections.len() < limits.connections
+            && let Some(stream) = waiting.take()
+        {
+            let waits = Arc::new(Waits::default());
+            waits.begin();
+            let exchange = exchange(stream, router.clone(), limits, waits.clone(), stop.clone());
+            let task = connections.spawn(async move {
+                // Errors are the client's own: it went away, was slow, or spoke no HTTP.
+                let _ = exchange.await;
+            });
+            clients.insert(task.id(), (task, waits));
+        }
+        tokio::select! {
+            // An error means that the server was dropped.
+            _ = stopped.wait_for(|stop| *stop) => break,
+            Some(ended) = connections.join_next_with_id() => {
+                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                clients.remove(&id);
+            }
+            (stream, _) = listener.accept(), if waiting.is_none() => waiting = Some(stream),
+            // There is no place for it.
+            () = tokio::time::sleep(REVIEW_PERIOD), if waiting.is_some() => {
+                make_room(&clients, limits.connections.div_ceil(CLEARED_PART));
+            }
+        }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Ends up to `places` connections whose clients have let the server wait the longest.
+fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
+    let mut waits: Vec<_> = clients
+        .values()
+        .filter(|(_, waits)| waits.is_waiting())
+        .map(|(task, waits)| (waits.total(), task))
+        .filter(|&(total, _)| total >= COURTESY)
+        .collect();
+    waits.sort_unstable_by_key(|&(total, _)| std::cmp::Reverse(total));
+    for (_, task) in waits.into_iter().take(places) {
+        task.abort();
+    }
+}
+
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: Router,
+    limits: Limits,
+    waits: Arc<Waits>,
+    mut stop: watch::Receiver<bool>,
+) -> hyper::Result<()> {
+    let paced = Paced {
+        stream,
+        waits: waits.clone(),
+        patience: limits.patience,
+        deadline: None,
+    };
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        waits.end();
+        router.call(request)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .keep_alive(false)
+        .max_buf_size(MAX_HEAD);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(paced), service));
+    tokio::select! {
+        served = connection.as_mut() => return served,
+        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await
+}
+
+/// How long a client has let the server wait.
+#[derive(Debug, Default)]
+struct Waits(Mutex<WaitState>);
+
+#[derive(Debug, Default)]
+struct WaitState {
+    before: Duration,
+    since: Option<Instant>,
+}
+
+impl Waits {
+    fn begin(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.since.get_or_insert_with(Instant::now);
+    }
+
+    fn end(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(since) = state.since.take() {
+            state.before += since.elapsed();
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.since.is_some()
+    }
+
+    fn total(&self) -> Duration {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.before + state.since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+/// A stream whose writes fail when its client has let the server wait for too long in all.
+struct Paced<S> {
+    stream: S,
+    waits: Arc<Waits>,
+    patience: Duration,
+    /// When the write under way fails.
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Paced<S> {
+    fn pace<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if write.is_ready() {
+            if self.deadline.take().is_some() {
+                self.waits.end();
+            }
+            return write;
+        }
+        let deadline = self.deadline.get_or_insert_with(|| {
+            self.waits.begin();
+            let left = self.patience.saturating_sub(self.waits.total());
+            Box::pin(tokio::time::sleep(left))
+        });
+        ready!(deadline.as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.pace(cx, write)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let write = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.pace(cx, write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{UnixListener, UnixStream};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        connections: 4,
+        head: Duration::from_secs(60),
+        patience: Duration::from_secs(60),
+    };
+    /// Far more than what a socket's buffers hold.
+    const LARGE: usize = 8 << 20;
+
+    struct Bed {
+        dir: tempfile::TempDir,
+        server: Server,
+    }
+
+    impl Bed {
+        fn start(limits: Limits) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let listener = UnixListener::bind(dir.path().join("s")).unwrap();
+            let router = Router::new()
+                .route("/small", get(|| async { "fine" }))
+                .route("/large", get(|| async { vec![b'x'; LARGE] }));
+            let server = Server::start([listener], &router, limits);
+            Self { dir, server }
+        }
+
+        async fn connect(&self) -> UnixStream {
+            UnixStream::connect(self.dir.path().join("s"))
+                .await
+                .unwrap()
+        }
+
+        async fn send(&self, path: &str) -> UnixStream {
+            let mut stream = self.connect().await;
+            let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            stream
+        }
+
+        /// The whole answer, which must end.
+        async fn ask(&self, path: &str) -> Vec<u8> {
+            rest(&mut self.send(path).await).await
+        }
+    }
+
+    async fn rest(stream: &mut UnixStream) -> Vec<u8> {
+        let mut answer = Vec::new();
+        let read = stream.read_to_end(&mut answer);
+        // An error is an end as well.
+        let _ = timeout(Duration::from_secs(20), read).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_silent_connections_gives_way() {
+        let bed = Bed::start(LIMITS);
+        let mut flood = Vec::new();
+        for _ in 0..40 {
+            flood.push(bed.connect().await);
+        }
+        let answer = bed.ask("/small").await;
+        assert!(answer.ends_with(b"fine"));
+        assert_eq!(rest(&mut flood[0]).await, b"");
+    }
+
+    #[tokio::test]
+    async fn slow_readers_give_way() {
+        let bed = Bed::start(LIMITS);
+        let mut slow = Vec::new();
+        for _ in 0..LIMITS.connections {
+            slow.push(bed.send("/large").await);
+        }
+        let answer = bed.ask("/large").await;
+        assert!(answer.len() > LARGE);
+        let mut cut = 0;
+        for stream in &mut slow {
+            cut += usize::from(rest(stream).await.len() < LARGE);
+        }
+        assert!(cut > 0);
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_is_cut_off_though_nobody_else_is_there() {
+        let patience = Duration::from_millis(200);
+        let bed = Bed::start(Limits { patience, ..LIMITS });
+        let slow = bed.send("/large").await;
+        timeout(Duration::from_secs(20), bed.server.shutdown())
+            .await
+            .unwrap();
+        drop(slow);
+    }
+
+    #[tokio::test]
+    async fn a_connection_without_a_request_ends() {
+        let head = Duration::from_millis(200);
+        let bed = Bed::start(Limits { head, ..LIMITS });
+        let mut silent = bed.connect().await;
+        let mut half = bed.connect().await;
+        half.write_all(b"GET /sma").await.unwrap();
+        rest(&mut silent).await;
+        rest(&mut half).await;
+    }
+
+    #[tokio::test]
+    async fn a_connection_carries_one_request() {
+        let bed = Bed::start(LIMITS);
+        let answer = bed.ask("/small").await;
+        let head = String::from_utf8(answer).unwrap().to_lowercase();
+        assert!(head.contains("connection: close"), "{head}");
+    }
+
+    #[tokio::test]
+    async fn a_head_without_end_is_refused() {
+        let bed = Bed::start(LIMITS);
+        let path = format!("/{}", "x".repeat(MAX_HEAD));
+        let answer = bed.ask(&path).await;
+        assert!(!answer.starts_with(b"HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn a_request_under_way_is_answered_at_the_end() {
+        let bed = Bed::start(LIMITS);
+        let mut stream = bed.send("/large").await;
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).await.unwrap();
+        let (answer, ()) = tokio::join!(rest(&mut stream), bed.server.shutdown());
+        assert!(answer.len() >= LARGE);
+        let gone = UnixStream::connect(bed.dir.path().join("s")).await;
+        assert!(gone.is_err());
+    }
+}
