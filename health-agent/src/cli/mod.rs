@@ -10,6 +10,7 @@ pub mod logging;
 mod node;
 mod output;
 pub mod run;
+mod screen;
 mod status;
 
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ const EXAMPLES: &str = "\
 Examples:
   health-agent run                    Run the daemon
   health-agent status                 Show the connectivity to all nodes
+  health-agent status --watch         Keep showing it, and what changes
+  health-agent node get host2         Show all that is known about a node
   health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
   health-agent help status            Explain a command";
 
