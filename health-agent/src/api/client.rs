@@ -4,20 +4,22 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use http_body_util::{BodyExt, Empty};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::types::ErrorBody;
+use super::types::{ErrorBody, ProbeEvent};
 
 /// Reading answers at once with what is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// A probe of all nodes takes up to the agent's probe timeout.
+/// A probe of all nodes takes up to the agent's probe timeout, and longer where the probe rate does
+/// not allow that; one that is streamed says something all the while.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why there is no answer.
@@ -71,6 +73,14 @@ pub enum ClientError {
         /// What happened.
         source: hyper::Error,
     },
+    /// The answer ended before its last line.
+    #[error("{request} at {path}: the agent ended the answer early; was it stopped? see its log")]
+    Cut {
+        /// Method and path.
+        request: String,
+        /// The socket.
+        path: PathBuf,
+    },
     /// The agent refused.
     #[error("{request}: {message}")]
     Refused {
@@ -120,6 +130,40 @@ impl Client {
         self.send(Method::PUT, path, PROBE_TIMEOUT).await
     }
 
+    /// Probes all nodes and hands over what comes out as it comes, up to and including
+    /// [`ProbeEvent::Done`]. Between two events it waits 30 s at most.
+    pub async fn stream_probe(&self, mut each: impl FnMut(ProbeEvent)) -> Result<(), ClientError> {
+        let path = "/v1beta/status/probe?stream=true";
+        let name = format!("{} {path}", Method::PUT);
+        self.exchange(Method::PUT, path, &name, PROBE_TIMEOUT, async |response| {
+            let mut body = response.into_body();
+            let mut received = BytesMut::new();
+            loop {
+                let frame = tokio::time::timeout(PROBE_TIMEOUT, body.frame())
+                    .await
+                    .map_err(|_| self.timeout(&name, PROBE_TIMEOUT))?
+                    .ok_or_else(|| self.cut(&name))?
+                    .map_err(|source| self.broken(&name, source))?;
+                let Ok(data) = frame.into_data() else {
+                    continue;
+                };
+                let mut searched = received.len();
+                received.extend_from_slice(&data);
+                while let Some(end) = received[searched..].iter().position(|&b| b == b'\n') {
+                    let line = received.split_to(searched + end + 1);
+                    searched = 0;
+                    let event = self.decode(&name, &line)?;
+                    let is_last = matches!(event, ProbeEvent::Done(_));
+                    each(event);
+                    if is_last {
+                        return Ok(());
+                    }
+                }
+            }
+        })
+        .await
+    }
+
     async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -127,42 +171,26 @@ impl Client {
         limit: Duration,
     ) -> Result<T, ClientError> {
         let name = format!("{method} {path}");
-        let (code, body) = tokio::time::timeout(limit, self.exchange(method, path, &name))
+        let exchange = self.exchange(method, path, &name, limit, async |response| {
+            let body = response.into_body().collect().await;
+            let body = body.map_err(|source| self.broken(&name, source))?;
+            self.decode(&name, &body.to_bytes())
+        });
+        tokio::time::timeout(limit, exchange)
             .await
-            .unwrap_or_else(|_| {
-                Err(ClientError::Timeout {
-                    request: name.clone(),
-                    path: self.socket.clone(),
-                    seconds: limit.as_secs(),
-                })
-            })?;
-        if !code.is_success() {
-            let message = serde_json::from_slice(&body)
-                .map_or_else(|_| code.to_string(), |ErrorBody { error }| error);
-            return Err(ClientError::Refused {
-                request: name,
-                code,
-                message,
-            });
-        }
-        serde_json::from_slice(&body).map_err(|source| ClientError::Decode {
-            request: name,
-            path: self.socket.clone(),
-            source,
-        })
+            .unwrap_or_else(|_| Err(self.timeout(&name, limit)))
     }
 
-    async fn exchange(
+    /// Sends a request whose answer has to begin within `limit`, and has `read` take it if it is a
+    /// success.
+    async fn exchange<T>(
         &self,
         method: Method,
         path: &str,
         name: &str,
-    ) -> Result<(StatusCode, Bytes), ClientError> {
-        let broken = |source| ClientError::Broken {
-            request: name.to_owned(),
-            path: self.socket.clone(),
-            source,
-        };
+        limit: Duration,
+        read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -172,22 +200,84 @@ impl Client {
                 request: name.to_owned(),
                 source,
             })?;
-        let stream = UnixStream::connect(&self.socket)
+        let begin = async {
+            let stream = UnixStream::connect(&self.socket)
+                .await
+                .map_err(|e| self.connect_error(e))?;
+            http1::handshake(TokioIo::new(stream))
+                .await
+                .map_err(|source| self.broken(name, source))
+        };
+        let (mut sender, connection) = tokio::time::timeout(limit, begin)
             .await
-            .map_err(|e| self.connect_error(e))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(broken)?;
+            .unwrap_or_else(|_| Err(self.timeout(name, limit)))?;
         let exchange = async {
-            let (head, body) = sender.send_request(request).await?.into_parts();
-            Ok((head.status, body.collect().await?.to_bytes()))
+            let response = tokio::time::timeout(limit, sender.send_request(request))
+                .await
+                .map_err(|_| self.timeout(name, limit))?
+                .map_err(|source| self.broken(name, source))?;
+            if response.status().is_success() {
+                read(response).await
+            } else {
+                Err(self.refusal(name, response, limit).await)
+            }
         };
         // The connection only moves while it is polled. When it ends well, the answer is on its way.
         tokio::select! {
             answer = exchange => answer,
-            Err(e) = connection => Err(e),
+            Err(source) = connection => Err(self.broken(name, source)),
         }
-        .map_err(broken)
+    }
+
+    /// What the agent says in an answer that is not a success.
+    async fn refusal(
+        &self,
+        name: &str,
+        response: Response<Incoming>,
+        limit: Duration,
+    ) -> ClientError {
+        let code = response.status();
+        match tokio::time::timeout(limit, response.into_body().collect()).await {
+            Ok(Ok(body)) => ClientError::Refused {
+                request: name.to_owned(),
+                code,
+                message: serde_json::from_slice(&body.to_bytes())
+                    .map_or_else(|_| code.to_string(), |ErrorBody { error }| error),
+            },
+            Ok(Err(source)) => self.broken(name, source),
+            Err(_) => self.timeout(name, limit),
+        }
+    }
+
+    fn decode<T: DeserializeOwned>(&self, name: &str, text: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(text).map_err(|source| ClientError::Decode {
+            request: name.to_owned(),
+            path: self.socket.clone(),
+            source,
+        })
+    }
+
+    fn timeout(&self, name: &str, limit: Duration) -> ClientError {
+        ClientError::Timeout {
+            request: name.to_owned(),
+            path: self.socket.clone(),
+            seconds: limit.as_secs(),
+        }
+    }
+
+    fn broken(&self, name: &str, source: hyper::Error) -> ClientError {
+        ClientError::Broken {
+            request: name.to_owned(),
+            path: self.socket.clone(),
+            source,
+        }
+    }
+
+    fn cut(&self, name: &str) -> ClientError {
+        ClientError::Cut {
+            request: name.to_owned(),
+            path: self.socket.clone(),
+        }
     }
 
     fn connect_error(&self, source: io::Error) -> ClientError {
@@ -265,6 +355,68 @@ mod tests {
         }
     }
 
+    const EVENTS: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+
+    fn chunk(text: &str) -> String {
+        format!("{:x}\r\n{text}\r\n", text.len())
+    }
+
+    #[tokio::test]
+    async fn probe_events_are_handed_over_as_they_come() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (seen, mut sights) = tokio::sync::mpsc::unbounded_channel();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let first = r#"{"progress":{"done":1,"#;
+            stream.write_all(EVENTS.as_bytes()).await.unwrap();
+            stream.write_all(chunk(first).as_bytes()).await.unwrap();
+            let rest = "\"total\":2}}\n{\"progress\":{\"done\":2,\"total\":2}}\n{\"done\"";
+            stream.write_all(chunk(rest).as_bytes()).await.unwrap();
+            // The last event is held back until those before it have arrived.
+            sights.recv().await.unwrap();
+            sights.recv().await.unwrap();
+            let done = ":{\"probeInterval\":\"10s\",\"local\":{\"name\":\"a/b\"},\"nodes\":[]}}\n";
+            stream.write_all(chunk(done).as_bytes()).await.unwrap();
+            stream.write_all(b"0\r\n\r\n").await.unwrap();
+        };
+        let client = Client::new(&path);
+        let mut events = Vec::new();
+        let streamed = client.stream_probe(|event| {
+            events.push(event);
+            let _ = seen.send(());
+        });
+        let (streamed, ()) = tokio::join!(streamed, server);
+        streamed.unwrap();
+        let progress = |done| ProbeEvent::Progress { done, total: 2 };
+        assert_eq!(events[..2], [progress(1), progress(2)]);
+        assert!(matches!(&events[2..], [ProbeEvent::Done(_)]), "{events:?}");
+    }
+
+    #[tokio::test]
+    async fn probe_events_without_an_end_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("health.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let line = chunk("{\"progress\":{\"done\":1,\"total\":2}}\n");
+        let server = async {
+            for end in ["0\r\n\r\n", ""] {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let answer = format!("{EVENTS}{line}{end}");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        };
+        let client = Client::new(&path);
+        let ask = async {
+            let cut = client.stream_probe(|_| {}).await.expect_err("no last line");
+            assert!(matches!(cut, ClientError::Cut { .. }), "{cut}");
+            let broken = client.stream_probe(|_| {}).await.expect_err("cut off");
+            assert!(matches!(broken, ClientError::Broken { .. }), "{broken}");
+        };
+        tokio::join!(ask, server);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_silent_agent_is_given_up() {
         let dir = tempfile::tempdir().unwrap();
@@ -274,6 +426,8 @@ mod tests {
         let read = client.get::<()>("/x").await.expect_err("no answer");
         assert!(read.to_string().contains("no answer in 5 s"), "{read}");
         let probe = client.put::<()>("/x").await.expect_err("no answer");
+        assert!(probe.to_string().contains("no answer in 30 s"), "{probe}");
+        let probe = client.stream_probe(|_| {}).await.expect_err("no answer");
         assert!(probe.to_string().contains("no answer in 30 s"), "{probe}");
     }
 }
