@@ -115,7 +115,7 @@ pub enum Command {
     Run(run::RunArgs),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
-    /// Look at the node registry
+    /// Look at the nodes and at the registries that they come from
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Look at the endpoints of this node
@@ -139,7 +139,7 @@ impl Command {
         match self {
             Self::Run(args) => crate::agent::run(args.config(location)?).await?,
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
-            Self::Node(command) => command.execute(&client).await?,
+            Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&location)?,
             Self::Config(args) => args.execute(&client).await?,

@@ -6,7 +6,8 @@ use crossterm::cursor::{Hide, MoveTo, MoveToPreviousLine, Show};
 use crossterm::queue;
 use crossterm::style::Print;
 use crossterm::terminal::{
-    BeginSynchronizedUpdate, Clear, ClearType, DisableLineWrap, EnableLineWrap, EndSynchronizedUpdate,
+    BeginSynchronizedUpdate, Clear, ClearType, DisableLineWrap, EnableLineWrap,
+    EndSynchronizedUpdate,
 };
 
 /// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and
@@ -44,7 +45,12 @@ impl<W: Write> Screen<W> {
         }
         let lines = clip(text, usize::from(size.1));
         for line in &lines {
-            queue!(self.out, Clear(ClearType::CurrentLine), Print(line), Print("\r\n"))?;
+            queue!(
+                self.out,
+                Clear(ClearType::CurrentLine),
+                Print(line),
+                Print("\r\n")
+            )?;
         }
         queue!(
             self.out,

@@ -54,7 +54,10 @@ impl Figures {
         for history in history.filter(|h| (h.ip, h.path, h.protocol) == target) {
             let known = history.windows.iter().filter(|window| window.probes > 0);
             lines.extend(known.map(window_line));
-            lines.extend(last_results_line(&history.last_results_ns, self.last_results));
+            lines.extend(last_results_line(
+                &history.last_results_ns,
+                self.last_results,
+            ));
         }
         lines
     }
@@ -139,8 +142,11 @@ fn nanoseconds(ns: u64) -> String {
 /// A length without the parts that are zero: `1m` for a minute.
 fn short_length(ns: u64) -> String {
     let text = nanoseconds(ns);
-    let text = text.strip_suffix("m0s").map_or(text.clone(), |t| format!("{t}m"));
-    text.strip_suffix("h0m").map_or(text.clone(), |t| format!("{t}h"))
+    let text = text
+        .strip_suffix("m0s")
+        .map_or(text.clone(), |t| format!("{t}m"));
+    text.strip_suffix("h0m")
+        .map_or(text.clone(), |t| format!("{t}h"))
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ use std::time::Duration;
 use clap::Args;
 
 use self::figures::Figures;
-use self::render::Detail;
 use self::view::{Changes, Filter, View};
 use super::exit::UNREACHABLE;
 use super::output::{Format, OutputArgs, print, write_json_line};
@@ -22,7 +21,7 @@ use crate::api::client::{Client, ClientError};
 use crate::api::types::HealthStatus;
 use crate::config::Location;
 
-pub(super) use self::render::{node as node_text, word as reachability_word};
+pub(super) use self::render::{Detail, node as node_text, word as reachability_word};
 pub(super) use self::view::{UnknownNode, is_named};
 
 const EXAMPLES: &str = "\
@@ -119,8 +118,7 @@ impl StatusArgs {
 
     /// What the text needs beside the report.
     async fn detail(&self, client: &Client, location: &Location) -> Result<Detail, ClientError> {
-        let needs_figures =
-            self.verbose && !self.succinct && self.output.output == Format::Table;
+        let needs_figures = self.verbose && !self.succinct && self.output.output == Format::Table;
         Ok(if needs_figures {
             Detail::Verbose(Figures::read(client, location).await?)
         } else {

@@ -17,7 +17,7 @@ const SWITCHED_OFF: &str = "Not probed";
 const CHANGED: char = '*';
 
 /// How much the full report says.
-pub(super) enum Detail {
+pub(crate) enum Detail {
     /// Primary addresses, and whatever is unhealthy.
     Normal,
     /// Everything, the figures included.
@@ -39,7 +39,7 @@ pub(super) fn full(view: &View, detail: &Detail, changes: Option<&Changes>) -> S
 }
 
 /// What the full report says about one node.
-pub(super) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) -> String {
+pub(crate) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) -> String {
     let mut text = String::new();
     let mut report = Report {
         status,
@@ -58,11 +58,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     let status = view.status;
     let has_diagnosis = view.nodes.iter().any(|node| node.diagnosis.is_some());
     let rows = view.nodes.iter().map(|node| {
-        let cells = if verbose {
-            counts(node)
-        } else {
-            words(node)
-        };
+        let cells = if verbose { counts(node) } else { words(node) };
         let cause = node.diagnosis.as_ref().map(|d| d.cause.as_str());
         let mut row = vec![display_name(status, node)];
         row.extend(cells);
@@ -84,7 +80,10 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     if let Some(diagnosis) = &status.local.diagnosis {
         text += &local_fault(diagnosis);
     }
-    for (line, mark) in table(header, rows).lines().zip([' '].into_iter().chain(marks)) {
+    for (line, mark) in table(header, rows)
+        .lines()
+        .zip([' '].into_iter().chain(marks))
+    {
         text += &format!("{mark} {line}\n");
     }
     for name in changes.iter().flat_map(|changes| &changes.gone) {
@@ -140,7 +139,10 @@ impl Report<'_> {
             self.out.push_str(&local_fault(diagnosis));
             self.evidence(2, diagnosis)?;
         }
-        if let Detail::Verbose(Figures { rtt: Err(reason), .. }) = self.detail {
+        if let Detail::Verbose(Figures {
+            rtt: Err(reason), ..
+        }) = self.detail
+        {
             writeln!(self.out, "RTT statistics:   not readable ({reason})")?;
         }
         writeln!(self.out, "Nodes:")?;
@@ -323,7 +325,7 @@ fn display_name(status: &HealthStatus, node: &NodeStatus) -> String {
     format!("{}{local}", node.name)
 }
 
-pub(super) fn word(reachability: Reachability) -> &'static str {
+pub(crate) fn word(reachability: Reachability) -> &'static str {
     match reachability {
         Reachability::Reachable => "reachable",
         Reachability::Degraded => "degraded",

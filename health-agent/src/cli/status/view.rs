@@ -9,8 +9,7 @@ use std::net::IpAddr;
 use clap::Args;
 
 use crate::api::types::{
-    AddressGroupStatus, HealthStatus, NodeStatus, PathKind, PathStatus,
-    Protocol, Reachability,
+    AddressGroupStatus, HealthStatus, NodeStatus, PathKind, PathStatus, Protocol, Reachability,
 };
 
 /// Flags that choose nodes.
@@ -59,7 +58,8 @@ impl Filter {
 
     /// Whether `node` passes.
     pub(super) fn lets_through(&self, node: &NodeStatus) -> bool {
-        let is_failing = || node.reachability() != Reachability::Reachable || node.diagnosis.is_some();
+        let is_failing =
+            || node.reachability() != Reachability::Reachable || node.diagnosis.is_some();
         let is_wanted = |wanted: &String| is_named(&node.name, wanted);
         (self.nodes.is_empty() || self.nodes.iter().any(is_wanted))
             && (!self.failing || is_failing())
@@ -91,7 +91,10 @@ impl View<'_> {
 
 /// Whether `wanted` means the node `full` (`cluster/name`): in full, or its name in any cluster.
 pub(crate) fn is_named(full: &str, wanted: &str) -> bool {
-    full == wanted || full.rsplit_once('/').is_some_and(|(_, name)| name == wanted)
+    full == wanted
+        || full
+            .rsplit_once('/')
+            .is_some_and(|(_, name)| name == wanted)
 }
 
 /// How many are what.
@@ -116,7 +119,11 @@ impl Tally {
 
     /// `2/3 reachable`, and how many of them are degraded and how many more are not known.
     pub(super) fn headline(self) -> String {
-        let notes: String = self.notes().iter().map(|note| format!(", {note}")).collect();
+        let notes: String = self
+            .notes()
+            .iter()
+            .map(|note| format!(", {note}"))
+            .collect();
         format!("{}/{} reachable{notes}", self.reachable, self.total)
     }
 
@@ -216,19 +223,28 @@ fn by_name(status: &HealthStatus) -> BTreeMap<&str, &NodeStatus> {
 }
 
 fn cause(node: &NodeStatus) -> Option<&str> {
-    node.diagnosis.as_ref().map(|diagnosis| diagnosis.cause.as_str())
+    node.diagnosis
+        .as_ref()
+        .map(|diagnosis| diagnosis.cause.as_str())
 }
 
 /// Every target with what its result says.
 fn verdicts(node: &NodeStatus) -> impl Iterator<Item = (Target, Option<(Reachability, &str)>)> {
-    let endpoint = node.health_endpoint.iter().flat_map(AddressGroupStatus::paths);
+    let endpoint = node
+        .health_endpoint
+        .iter()
+        .flat_map(AddressGroupStatus::paths);
     let host = node.host.paths().map(|path| (PathKind::Host, path));
     host.chain(endpoint.map(|path| (PathKind::Endpoint, path)))
         .flat_map(|(kind, path)| {
-            [(Protocol::Icmp, &path.icmp), (Protocol::Http, &path.http)].map(|(protocol, result)| {
-                let verdict = result.as_ref().map(|r| (r.reachability(), r.status.as_str()));
-                ((path.ip, kind, protocol), verdict)
-            })
+            [(Protocol::Icmp, &path.icmp), (Protocol::Http, &path.http)].map(
+                |(protocol, result)| {
+                    let verdict = result
+                        .as_ref()
+                        .map(|r| (r.reachability(), r.status.as_str()));
+                    ((path.ip, kind, protocol), verdict)
+                },
+            )
         })
 }
 

@@ -95,7 +95,10 @@ impl Looks<'_> {
         let Some(now) = &self.now else { return Ok(()) };
         let view = self.args.filter.apply(now)?;
         let text = |_: &HealthStatus| {
-            let changes = self.before.as_ref().map(|before| Changes::between(before, now));
+            let changes = self
+                .before
+                .as_ref()
+                .map(|before| Changes::between(before, now));
             self.args.text(&view, detail, changes.as_ref())
         };
         let format = self.args.output.output;
