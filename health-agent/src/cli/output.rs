@@ -174,8 +174,35 @@ mod tests {
 
     #[test]
     fn a_listing_without_rows_keeps_its_header() {
-        assert_eq!(table(["NAME", "ID"], []), "NAME   ID\n");
+        assert_eq!(table::<[String; 2]>(["NAME", "ID"], []), "NAME   ID\n");
         assert_eq!(comma_separated::<u8>([]), "-");
         assert_eq!(comma_separated([1, 2]), "1,2");
+    }
+
+    #[test]
+    fn yaml_is_a_sequence_of_what_json_is_an_array_of() {
+        #[derive(Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        struct Row {
+            name: &'static str,
+            health_ip: Option<std::net::IpAddr>,
+            packets: u64,
+            flags: Vec<&'static str>,
+        }
+        let row = Row {
+            name: "no",
+            health_ip: Some("fd00:30::1".parse().unwrap()),
+            packets: u64::MAX,
+            flags: vec!["a: b", ""],
+        };
+        let mut yaml = Vec::new();
+        write_yaml(&mut yaml, &[&row]).unwrap();
+        let mut json = Vec::new();
+        write_json(&mut json, &[&row]).unwrap();
+        let from_yaml: serde_json::Value = serde_saphyr::from_slice(&yaml).unwrap();
+        let from_json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert_eq!(from_yaml, from_json);
+        assert!(yaml.starts_with(b"- name: "), "{yaml:?}");
+        assert!(yaml.ends_with(b"\n"), "{yaml:?}");
     }
 }

@@ -89,6 +89,15 @@ fn clip(text: &str, height: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::num::NonZero;
+
+    /// A terminal of 20 columns and 5 rows that had `bytes` written to it.
+    fn terminal(bytes: &[u8]) -> vt100::Parser {
+        let size = [5, 20].map(|n| NonZero::new(n).unwrap());
+        let mut terminal = vt100::Parser::new(size[0], size[1], 0);
+        terminal.process(bytes);
+        terminal
+    }
 
     /// What a terminal of 20 columns and 5 rows shows when it had `before` on it.
     fn shown(before: &str, texts: &[&str]) -> String {
@@ -99,8 +108,7 @@ mod tests {
                 screen.draw(text, (20, 5)).unwrap();
             }
         }
-        let mut terminal = vt100::Parser::new(5, 20, 0);
-        terminal.process(&bytes);
+        let terminal = terminal(&bytes);
         assert!(!terminal.screen().hide_cursor());
         terminal.screen().contents()
     }
@@ -140,8 +148,7 @@ mod tests {
         screen.draw("1\n2\n", (20, 5)).unwrap();
         screen.draw("3\n4\n", (20, 4)).unwrap();
         drop(screen);
-        let mut terminal = vt100::Parser::new(5, 20, 0);
-        terminal.process(&bytes);
+        let terminal = terminal(&bytes);
         assert_eq!(terminal.screen().contents(), "3\n4");
     }
 
@@ -152,8 +159,7 @@ mod tests {
         screen.draw("1\n", (20, 5)).unwrap();
         // Never dropped: as if it still ran.
         std::mem::forget(screen);
-        let mut terminal = vt100::Parser::new(5, 20, 0);
-        terminal.process(&bytes);
+        let terminal = terminal(&bytes);
         assert!(terminal.screen().hide_cursor());
     }
 }
