@@ -379,7 +379,7 @@ fn listings_have_headers_and_warnings_go_to_stderr() {
     assert!(stderr(&output).contains("nodes.yaml:3:5: unknown field"));
     assert!(printed(&agent, "endpoint list").starts_with("ENDPOINT   "));
     let config = printed(&agent, "config");
-    assert!(config.contains("probe-interval    10s\n"), "{config}");
+    assert!(config.contains("probe-interval       10s\n"), "{config}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::Agent;
 use health_agent::api::types::{HealthStatus, NodeStatus, ProbeEvent};
@@ -80,12 +80,14 @@ impl OnTerminal {
 
     /// Waits until the screen is as wanted, and returns what is on it.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let contents = self.terminal.screen().contents();
             if is_wanted(&contents) {
                 return contents;
             }
-            match self.output.recv_timeout(PATIENCE) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left) {
                 Ok(bytes) => self.take(&bytes),
                 Err(e) => panic!("{e}; on the screen is:\n{contents}"),
             }
@@ -113,13 +115,21 @@ impl OnTerminal {
     }
 
     /// Presses Ctrl-C and waits for the end.
-    fn interrupt(mut self) -> (ExitStatus, vt100::Parser) {
+    fn interrupt(mut self) -> (ExitStatus, vt100::Screen) {
         self.keyboard.write_all(b"\x03").unwrap();
         let status = self.child.wait().unwrap();
         while let Ok(bytes) = self.output.recv_timeout(PATIENCE) {
             self.take(&bytes);
         }
-        (status, self.terminal)
+        (status, self.terminal.screen().clone())
+    }
+}
+
+impl Drop for OnTerminal {
+    /// A test that failed leaves no program behind.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -142,14 +152,11 @@ fn a_watched_report_is_redrawn_in_place_and_gives_the_cursor_back() {
     assert_eq!(watch.terminal.screen().contents(), first);
     assert!(watch.terminal.screen().hide_cursor());
 
-    let (status, terminal) = watch.interrupt();
+    let (status, screen) = watch.interrupt();
     assert_eq!(status.code(), Some(0));
-    assert!(!terminal.screen().hide_cursor());
-    assert!(terminal.screen().contents().starts_with(&first));
-    assert!(
-        terminal.screen().cursor_position().0 >= 4,
-        "below the report"
-    );
+    assert!(!screen.hide_cursor());
+    assert!(screen.contents().starts_with(&first));
+    assert!(screen.cursor_position().0 >= 4, "below the report");
 }
 
 #[test]

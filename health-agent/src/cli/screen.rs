@@ -5,10 +5,8 @@ use std::io::{self, Write};
 use crossterm::cursor::{Hide, MoveTo, MoveToPreviousLine, Show};
 use crossterm::queue;
 use crossterm::style::Print;
-use crossterm::terminal::{
-    BeginSynchronizedUpdate, Clear, ClearType, DisableLineWrap, EnableLineWrap,
-    EndSynchronizedUpdate,
-};
+use crossterm::terminal::{BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate};
+use unicode_width::UnicodeWidthChar;
 
 /// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and
 /// stands under the text then.
@@ -23,7 +21,7 @@ pub(super) struct Screen<W: Write> {
 impl<W: Write> Screen<W> {
     /// Begins at the cursor of the terminal behind `out`.
     pub(super) fn new(mut out: W) -> io::Result<Self> {
-        queue!(out, Hide, DisableLineWrap)?;
+        queue!(out, Hide)?;
         Ok(Self {
             out,
             lines: 0,
@@ -32,7 +30,7 @@ impl<W: Write> Screen<W> {
     }
 
     /// Shows `text` in place of the last one. Of a text that is higher than the terminal, a last line
-    /// says how much is missing; of lines that are wider, the terminal shows the beginning.
+    /// says how much is missing; of lines that are wider, the beginning is shown.
     pub(super) fn draw(&mut self, text: &str, size: (u16, u16)) -> io::Result<()> {
         queue!(self.out, BeginSynchronizedUpdate)?;
         match self.size {
@@ -43,7 +41,7 @@ impl<W: Write> Screen<W> {
             _ if self.lines > 0 => queue!(self.out, MoveToPreviousLine(self.lines))?,
             _ => {}
         }
-        let lines = clip(text, usize::from(size.1));
+        let lines = clip(text, size);
         for line in &lines {
             queue!(
                 self.out,
@@ -66,24 +64,40 @@ impl<W: Write> Screen<W> {
 impl<W: Write> Drop for Screen<W> {
     fn drop(&mut self) {
         // A terminal that is gone needs no cursor.
-        let _ = queue!(self.out, EnableLineWrap, Show).and_then(|()| self.out.flush());
+        let _ = queue!(self.out, Show).and_then(|()| self.out.flush());
     }
 }
 
-/// As many lines as `height` has room for, the cursor's own below them.
-fn clip(text: &str, height: usize) -> Vec<String> {
-    let room = height.saturating_sub(1).max(1);
+/// As many lines as there is room for, the cursor's own below them, and of each what fits.
+fn clip(text: &str, (columns, rows): (u16, u16)) -> Vec<String> {
+    let room = usize::from(rows).saturating_sub(1).max(1);
     let lines: Vec<&str> = text.lines().collect();
     let shown = if lines.len() > room {
         room - 1
     } else {
         lines.len()
     };
-    let mut clipped: Vec<String> = lines[..shown].iter().map(|&line| line.to_owned()).collect();
+    let mut clipped: Vec<String> = lines[..shown]
+        .iter()
+        .map(|line| beginning(line, usize::from(columns)))
+        .collect();
     if lines.len() > room {
         clipped.push(format!("... {} more lines", lines.len() - shown));
     }
     clipped
+}
+
+/// As much of `line` as takes `columns`.
+fn beginning(line: &str, columns: usize) -> String {
+    let mut left = columns;
+    line.chars()
+        .take_while(|c| {
+            let width = c.width().unwrap_or(0);
+            let fits = width <= left;
+            left = left.saturating_sub(width);
+            fits
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -137,8 +151,12 @@ mod tests {
             "1\n2\n3\n... 3 more lines"
         );
         assert_eq!(shown("", &["1\n2\n3\n4\n"]), "1\n2\n3\n4");
-        assert_eq!(shown("", &["0123456789abcdefghijklm\n", "0\n"]), "0");
-        assert_eq!(clip("1\n2\n", 0), ["... 2 more lines"]);
+        assert_eq!(shown("", &["0123456789abcdefghijklm\n2\n", "0\n"]), "0");
+        assert_eq!(
+            shown("", &["RTT=21.3µs (kernel) and more\n2\n"]),
+            "RTT=21.3µs (kernel)\n2"
+        );
+        assert_eq!(clip("1\n2\n", (0, 0)), ["... 2 more lines"]);
     }
 
     #[test]
