@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::Agent;
 use health_agent::api::types::{HealthStatus, NodeStatus, ProbeEvent};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use tempfile::TempDir;
 
@@ -44,6 +45,10 @@ impl OnTerminal {
             ws_ypixel: 0,
         };
         let pty = openpty(&size, None).unwrap();
+        // Held by the program itself, the far side would keep the terminal from hanging up.
+        for side in [&pty.master, &pty.slave] {
+            fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+        }
         let slave = File::from(pty.slave);
         // Makes the terminal the one that sends a SIGINT for Ctrl-C.
         let child = Command::new("setsid")
