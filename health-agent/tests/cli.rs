@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use clap::CommandFactory;
 use common::Agent;
-use health_agent::api::types::{Endpoint, HealthStatus, NodeEntry};
+use health_agent::api::types::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryState};
 use health_agent::cli::Cli;
 use health_agent::config::Config;
 use serde_json::Value;
@@ -111,6 +111,10 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("status --state-dir lib", "--state-dir", "lib"),
         ("bpf map list --bpf-root bpf", "--bpf-root", "bpf"),
         ("status -o xml", "--output", "xml"),
+        ("status --watch=0", "--watch", "0"),
+        ("status --watch=5s", "--watch", "5s"),
+        ("status --watch --probe", "--watch", "--probe"),
+        ("node get", "<NAME>", ""),
         ("endpoint get 0", "<ID>", "0"),
         ("bpf ct list all", "[SCOPE]", "all"),
         ("completion tcsh", "<SHELL>", "tcsh"),
@@ -148,7 +152,10 @@ fn without_an_agent_one_line_says_where_it_was_looked_for() {
     for command in [
         "status",
         "status --probe",
+        "status --probe -o jsonl",
         "node list",
+        "node get hnode1",
+        "node registries",
         "endpoint list",
         "config",
     ] {
@@ -232,7 +239,16 @@ fn status_exits_3_only_when_something_is_known_to_be_unreachable() {
             fixture.peer = peer;
             fixture.peer_when_probed = Some(timed_out);
         });
-        for flags in ["", "--succinct", "--verbose", "-o json", "-o jsonl"] {
+        for flags in [
+            "",
+            "--succinct",
+            "--verbose",
+            "--failing",
+            "--node hnode2",
+            "-o json",
+            "-o jsonl",
+            "-o yaml",
+        ] {
             let output = program_in(agent.dir(), &format!("status {flags}")).output();
             assert_eq!(output.unwrap().status.code(), Some(code), "{flags}");
         }
@@ -258,9 +274,15 @@ fn json_is_what_the_types_say() {
     let config: Config = serde_json::from_str(&printed(&agent, "config -o json")).unwrap();
     assert_eq!(config.location.runtime_dir, agent.dir());
 
+    let nodes: Vec<NodeStatus> = printed(&agent, "status -o jsonl")
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(nodes, status.nodes);
     for command in [
-        "status",
         "node list",
+        "node get hnode1",
+        "node registries",
         "endpoint list",
         "endpoint get 1017",
         "config",
@@ -273,6 +295,83 @@ fn json_is_what_the_types_say() {
 }
 
 #[test]
+fn yaml_says_what_json_says() {
+    let agent = Agent::start(|_| {});
+    for command in [
+        "status",
+        "node list",
+        "node get hnode1",
+        "node registries",
+        "endpoint list",
+        "endpoint get 1017",
+        "config",
+    ] {
+        let json = printed(&agent, &format!("{command} -o json"));
+        let yaml = printed(&agent, &format!("{command} -o yaml"));
+        let json: Value = serde_json::from_str(&json).unwrap();
+        let yaml: Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(yaml, json, "{command}");
+    }
+}
+
+#[test]
+fn status_shows_the_nodes_that_are_asked_for() {
+    let agent = Agent::start(|fixture| fixture.peer = Some("Connection timed out"));
+    let shown = |arguments: &str| {
+        let output = program_in(agent.dir(), arguments).output().unwrap();
+        (output.status.code(), stdout(&output).to_owned())
+    };
+    let (code, text) = shown("status --failing --succinct");
+    assert_eq!(code, Some(3));
+    assert_eq!(
+        text,
+        "\
+Cluster health:   1/2 reachable   (2026-11-21T03:00:00Z)
+  Name             IP           Node          Endpoints
+  default/hnode2   172.30.0.2   unreachable   reachable
+"
+    );
+    let (code, text) = shown("status --node hnode1 -o json");
+    assert_eq!(code, Some(0), "hnode2 was not asked for");
+    let report: HealthStatus = serde_json::from_str(&text).unwrap();
+    assert_eq!(report.nodes[0].name, "default/hnode1");
+    assert_eq!(report.nodes.len(), 1);
+    let line = failure(program_in(agent.dir(), "status --node hnode3"));
+    assert!(line.contains("\"hnode3\""), "{line}");
+}
+
+#[test]
+fn everything_about_a_node_is_in_one_place() {
+    let agent = Agent::start(|_| {});
+    let text = printed(&agent, "node get hnode1");
+    assert!(
+        text.starts_with("Node:   default/hnode1\nRegistry:   file:/etc/health-agent/nodes.yaml\n"),
+        "{text}"
+    );
+    assert!(text.contains("\n  default/hnode1 (localhost):\n"), "{text}");
+    let details: Value =
+        serde_json::from_str(&printed(&agent, "node get default/hnode1 -o json")).unwrap();
+    assert_eq!(details["entry"]["addresses"][0], "172.30.0.1");
+    assert_eq!(details["status"]["name"], "default/hnode1");
+    let line = failure(program_in(agent.dir(), "node get west/hnode1"));
+    assert!(line.contains("\"west/hnode1\""), "{line}");
+}
+
+#[test]
+fn registries_show_since_when_they_are_stale() {
+    let agent = Agent::start(|_| {});
+    let text = printed(&agent, "node registries");
+    let row = text.lines().nth(1).unwrap();
+    assert!(
+        row.starts_with("file:/etc/health-agent/nodes.yaml   default   stale   "),
+        "{text}"
+    );
+    let registries: Vec<RegistryState> =
+        serde_json::from_str(&printed(&agent, "node registries -o json")).unwrap();
+    assert!(registries[0].stale_since.is_some());
+}
+
+#[test]
 fn listings_have_headers_and_warnings_go_to_stderr() {
     let agent = Agent::start(|_| {});
     let output = program_in(agent.dir(), "node list").output().unwrap();
@@ -280,7 +379,7 @@ fn listings_have_headers_and_warnings_go_to_stderr() {
     assert!(stderr(&output).contains("nodes.yaml:3:5: unknown field"));
     assert!(printed(&agent, "endpoint list").starts_with("ENDPOINT   "));
     let config = printed(&agent, "config");
-    assert!(config.contains("probe-interval    10s\n"), "{config}");
+    assert!(config.contains("probe-interval       10s\n"), "{config}");
 }
 
 #[test]
@@ -307,6 +406,8 @@ fn a_reader_may_stop_reading() {
         program("run --help"),
         program_in(agent.dir(), "status"),
         program_in(agent.dir(), "status -o json"),
+        program_in(agent.dir(), "status --watch"),
+        program_in(agent.dir(), "status --probe -o jsonl"),
     ] {
         let mut child = command
             .stdout(Stdio::piped())

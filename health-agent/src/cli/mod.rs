@@ -10,6 +10,7 @@ pub mod logging;
 mod node;
 mod output;
 pub mod run;
+mod screen;
 mod status;
 
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ const EXAMPLES: &str = "\
 Examples:
   health-agent run                    Run the daemon
   health-agent status                 Show the connectivity to all nodes
+  health-agent status --watch         Keep showing it, and what changes
+  health-agent node get host2         Show all that is known about a node
   health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
   health-agent help status            Explain a command";
 
@@ -112,7 +115,7 @@ pub enum Command {
     Run(run::RunArgs),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
-    /// Look at the node registry
+    /// Look at the nodes and at the registries that they come from
     #[command(subcommand)]
     Node(node::NodeCommand),
     /// Look at the endpoints of this node
@@ -136,7 +139,7 @@ impl Command {
         match self {
             Self::Run(args) => crate::agent::run(args.config(location)?).await?,
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
-            Self::Node(command) => command.execute(&client).await?,
+            Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&location)?,
             Self::Config(args) => args.execute(&client).await?,

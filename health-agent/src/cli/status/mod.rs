@@ -1,44 +1,75 @@
 //! `health-agent status`: the connectivity to all nodes.
 
+pub(super) mod figures;
+#[cfg(test)]
+mod fixture;
+mod probe;
 mod render;
+mod view;
+mod watch;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 
-use self::render::{Detail, RttRows};
+use self::figures::Figures;
+use self::view::{Changes, Filter, View};
 use super::exit::UNREACHABLE;
-use super::output::OutputArgs;
-use crate::api::client::Client;
-use crate::api::types::{HealthStatus, NodeStatus, Reachability};
+use super::output::{Format, OutputArgs, print, write_json_line};
+use crate::api::client::{Client, ClientError};
+use crate::api::types::HealthStatus;
 use crate::config::Location;
-use crate::datapath::dump::Pinned;
+
+pub(super) use self::render::{Detail, node as node_text, word as reachability_word};
+pub(super) use self::view::{UnknownNode, is_named};
 
 const EXAMPLES: &str = "\
 Exit codes:
-  0   nothing is unreachable
+  0   nothing of what is shown is unreachable, or --watch was ended
   1   there is no agent, or it does not answer
-  3   something is unreachable
+  3   something of what is shown is unreachable
+
+Output:
+  json and yaml hold the whole report; jsonl has a node a line, or with --watch a report a line
 
 Examples:
   health-agent status
-  health-agent status --succinct
-  health-agent status --probe --verbose
+  health-agent status --succinct --failing
+  health-agent status --node host2 --verbose
+  health-agent status --watch --failing
+  health-agent status --watch=5 -o jsonl
+  health-agent status --probe -o jsonl | jq -r .name
   health-agent status -o json | jq '.nodes[].name'";
 
 /// Flags of `status`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
-    /// Probe all nodes now instead of showing the last results
+    /// Probe all nodes now instead of showing the last results; with -o jsonl, each node is printed
+    /// when its results are there
     #[arg(long)]
     probe: bool,
+    /// Show it again and again, every second if nothing else is given, and mark with * what changed
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        value_parser = watch::parse_period,
+        conflicts_with = "probe"
+    )]
+    watch: Option<Duration>,
     /// Show a line a node
     #[arg(long)]
     succinct: bool,
-    /// Show all addresses, times and round-trip statistics; with --succinct, counts of addresses
+    /// Show all addresses, times, evidence, loss and round-trip statistics; with --succinct, counts
+    /// of addresses
     #[arg(long)]
     verbose: bool,
+    #[command(flatten)]
+    filter: Filter,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -49,39 +80,57 @@ impl StatusArgs {
         client: &Client,
         location: &Location,
     ) -> anyhow::Result<ExitCode> {
-        let status: HealthStatus = if self.probe {
-            client.put("/v1beta/status/probe").await?
-        } else {
-            client.get("/v1beta/status").await?
+        if let Some(period) = self.watch {
+            watch::watch(&self, client, location, period).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let format = self.output.output;
+        let status = match (self.probe, format) {
+            (false, _) => client.get("/v1beta/status").await?,
+            (true, Format::Jsonl) => {
+                let Some(status) = probe::print_as_they_come(client, &self.filter).await? else {
+                    // Nobody reads on.
+                    return Ok(ExitCode::SUCCESS);
+                };
+                status
+            }
+            (true, _) => probe::with_progress(client).await?,
         };
-        self.output
-            .output
-            .print_object(&status, |status| self.text(status, location))?;
-        let unreachable = status
-            .nodes
-            .iter()
-            .map(NodeStatus::reachability)
-            .any(|node| node == Reachability::Unreachable);
-        Ok(if unreachable {
+        let view = self.filter.apply(&status)?;
+        match format {
+            Format::Jsonl if self.probe => {}
+            Format::Jsonl => print(|out| {
+                let mut nodes = view.nodes.iter();
+                nodes.try_for_each(|node| write_json_line(out, node))
+            })?,
+            _ => {
+                let detail = self.detail(client, location).await?;
+                let text = |_: &HealthStatus| self.text(&view, &detail, None);
+                format.print_object(view.report().as_ref(), text)?;
+            }
+        }
+        Ok(if view.has_unreachable() {
             ExitCode::from(UNREACHABLE)
         } else {
             ExitCode::SUCCESS
         })
     }
 
-    fn text(&self, status: &HealthStatus, location: &Location) -> String {
-        match (self.succinct, self.verbose) {
-            (true, verbose) => render::succinct(status, verbose),
-            (false, false) => render::full(status, &Detail::Normal),
-            (false, true) => render::full(status, &Detail::Verbose(rtt_rows(location))),
+    /// What the text needs beside the report.
+    async fn detail(&self, client: &Client, location: &Location) -> Result<Detail, ClientError> {
+        let needs_figures = self.verbose && !self.succinct && self.output.output == Format::Table;
+        Ok(if needs_figures {
+            Detail::Verbose(Figures::read(client, location).await?)
+        } else {
+            Detail::Normal
+        })
+    }
+
+    fn text(&self, view: &View, detail: &Detail, changes: Option<&Changes>) -> String {
+        if self.succinct {
+            render::succinct(view, self.verbose, changes)
+        } else {
+            render::full(view, detail, changes)
         }
     }
-}
-
-/// Statistics need the pinned map, which only root may read: without it, the reason.
-fn rtt_rows(location: &Location) -> Result<RttRows, String> {
-    Pinned::open(location)
-        .and_then(|pinned| pinned.rtt())
-        .map(|rows| rows.into_iter().collect())
-        .map_err(|error| error.to_string())
 }

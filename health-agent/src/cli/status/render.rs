@@ -1,101 +1,173 @@
 //! The connectivity report as text, worded like Cilium's.
 
-use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use health_common::probe::Path;
-use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
-
-use super::super::output::{comma_separated, indent, table};
+use super::figures::Figures;
+use super::view::{Changes, Tally, Target, View};
 use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, Reachability,
-    RttSource, go_duration,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathKind,
+    PathStatus, Protocol, Reachability, RttSource, go_duration,
 };
-use crate::cli::bpf::rtt::RttStatistics;
+use crate::cli::output::{NONE, comma_separated, indent, table};
 
-const NOT_PROBED: &str = "Unknown (not probed yet)";
-
-/// Rows of `HEALTH_RTT`.
-pub(super) type RttRows = BTreeMap<RttKey, RttRow>;
+const NOT_KNOWN: &str = "Unknown (not probed yet)";
+/// What is not probed on purpose.
+const SWITCHED_OFF: &str = "Not probed";
+/// In front of what changed.
+const CHANGED: char = '*';
 
 /// How much the full report says.
-pub(super) enum Detail {
+pub(crate) enum Detail {
     /// Primary addresses, and whatever is unhealthy.
     Normal,
-    /// Everything; with the statistics, or why there are none.
-    Verbose(Result<RttRows, String>),
+    /// Everything, the figures included.
+    Verbose(Figures),
 }
 
-/// The report with a block for each address.
-pub(super) fn full(status: &HealthStatus, detail: &Detail) -> String {
+/// The report with a block for each address. What is in `changes` is marked.
+pub(super) fn full(view: &View, detail: &Detail, changes: Option<&Changes>) -> String {
     let mut text = String::new();
-    // Writing to a string cannot fail.
-    let _ = Report {
-        status,
+    let mut report = Report {
+        status: view.status,
         detail,
+        changes,
         out: &mut text,
-    }
-    .write();
+    };
+    // Writing to a string cannot fail.
+    let _ = report.write(view);
     text
 }
 
-/// The report with a line for each node; with counts of addresses when `verbose`.
-pub(super) fn succinct(status: &HealthStatus, verbose: bool) -> String {
-    let at = probe_time(status);
-    let rows = local_first(status).map(|node| {
-        let host = &node.host;
-        let endpoint = node.health_endpoint.as_ref();
-        let name = display_name(status, node);
-        if verbose {
-            [
-                name,
-                comma_separated(host.paths().map(|path| path.ip)),
-                counts(host),
-                endpoint.map_or_else(|| "0/0".to_owned(), counts),
-            ]
-        } else {
-            let endpoint = endpoint.map_or(Reachability::Unknown, AddressGroupStatus::reachability);
-            [
-                name,
-                host.primary_address.ip.to_string(),
-                word(host.reachability()).to_owned(),
-                word(endpoint).to_owned(),
-            ]
-        }
+/// What the full report says about one node.
+pub(crate) fn node(status: &HealthStatus, node: &NodeStatus, detail: &Detail) -> String {
+    let mut text = String::new();
+    let mut report = Report {
+        status,
+        detail,
+        changes: None,
+        out: &mut text,
+    };
+    // Writing to a string cannot fail.
+    let _ = report.node(node);
+    text
+}
+
+/// The report with a line for each node; with counts of addresses when `verbose`. What is in
+/// `changes` is marked.
+pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) -> String {
+    let status = view.status;
+    let has_diagnosis = view.nodes.iter().any(|node| node.diagnosis.is_some());
+    let rows = view.nodes.iter().map(|node| {
+        let cells = if verbose { counts(node) } else { words(node) };
+        let cause = node.diagnosis.as_ref().map(|d| d.cause.as_str());
+        let mut row = vec![display_name(status, node)];
+        row.extend(cells);
+        row.extend(has_diagnosis.then(|| cause.unwrap_or(NONE).to_owned()));
+        row
     });
-    let nodes = indent(2, &table(["Name", "IP", "Node", "Endpoints"], rows));
-    format!("Cluster health:   {}   ({at})\n{nodes}", headline(status))
+    let mut header = vec!["Name", "IP", "Node", "Endpoints"];
+    header.extend(has_diagnosis.then_some("Diagnosis"));
+    let marks = view.nodes.iter().map(|node| {
+        let is_changed = changes.is_some_and(|changes| changes.has_node(&node.name));
+        mark(is_changed)
+    });
+
+    let mut text = format!(
+        "Cluster health:   {}   ({})\n",
+        Tally::of_nodes(status).headline(),
+        probe_time(status)
+    );
+    if let Some(diagnosis) = &status.local.diagnosis {
+        text += &local_fault(diagnosis);
+    }
+    for (line, mark) in table(header, rows)
+        .lines()
+        .zip([' '].into_iter().chain(marks))
+    {
+        text += &format!("{mark} {line}\n");
+    }
+    for name in changes.iter().flat_map(|changes| &changes.gone) {
+        text += &format!("{CHANGED} {name}   gone\n");
+    }
+    text
+}
+
+/// Addresses, and what is known of the node and its health endpoint.
+fn words(node: &NodeStatus) -> [String; 3] {
+    let endpoint = node
+        .health_endpoint
+        .as_ref()
+        .map_or(Reachability::Unknown, AddressGroupStatus::reachability);
+    [
+        node.host.primary_address.ip.to_string(),
+        word(node.host.reachability()).to_owned(),
+        word(endpoint).to_owned(),
+    ]
+}
+
+/// All addresses, and how many of them are reachable.
+fn counts(node: &NodeStatus) -> [String; 3] {
+    let endpoint = node
+        .health_endpoint
+        .as_ref()
+        .map_or_else(Tally::default, Tally::of_addresses);
+    [
+        comma_separated(node.host.paths().map(|path| path.ip)),
+        Tally::of_addresses(&node.host).to_string(),
+        endpoint.to_string(),
+    ]
 }
 
 struct Report<'a> {
     status: &'a HealthStatus,
     detail: &'a Detail,
+    changes: Option<&'a Changes<'a>>,
     out: &'a mut String,
 }
 
 impl Report<'_> {
-    fn write(&mut self) -> fmt::Result {
+    fn write(&mut self, view: &View) -> fmt::Result {
         let status = self.status;
         writeln!(self.out, "Probe time:   {}", probe_time(status))?;
         writeln!(
             self.out,
-            "Cluster health:   {}   (Probe interval: {})",
-            headline(status),
-            status.probe_interval
+            "Cluster health:   {}   ({})",
+            Tally::of_nodes(status).headline(),
+            interval(status)
         )?;
-        if let Detail::Verbose(Err(reason)) = self.detail {
+        if let Some(diagnosis) = &status.local.diagnosis {
+            self.out.push_str(&local_fault(diagnosis));
+            self.evidence(2, diagnosis)?;
+        }
+        if let Detail::Verbose(Figures {
+            rtt: Err(reason), ..
+        }) = self.detail
+        {
             writeln!(self.out, "RTT statistics:   not readable ({reason})")?;
         }
         writeln!(self.out, "Nodes:")?;
-        local_first(status).try_for_each(|node| self.node(node))
+        view.nodes.iter().try_for_each(|node| self.node(node))?;
+        for name in self.changes.iter().flat_map(|changes| &changes.gone) {
+            writeln!(self.out, "{CHANGED} {name}: gone")?;
+        }
+        Ok(())
     }
 
     fn node(&mut self, node: &NodeStatus) -> fmt::Result {
-        writeln!(self.out, "  {}:", display_name(self.status, node))?;
-        self.group(&node.host, Path::Host, "Host", "Secondary")?;
+        let is_changed = self
+            .changes
+            .is_some_and(|changes| changes.has_node(&node.name));
+        let mark = mark(is_changed);
+        writeln!(self.out, "{mark} {}:", display_name(self.status, node))?;
+        if let Some(diagnosis) = &node.diagnosis {
+            writeln!(self.out, "    Diagnosis:   {}", sentence(diagnosis))?;
+            self.evidence(6, diagnosis)?;
+        }
+        self.group(node, &node.host, PathKind::Host, ["Host", "Secondary"])?;
         match &node.health_endpoint {
             Some(endpoint) => {
-                self.group(endpoint, Path::Endpoint, "Endpoint", "Secondary endpoint")
+                let titles = ["Endpoint", "Secondary endpoint"];
+                self.group(node, endpoint, PathKind::Endpoint, titles)
             }
             None => writeln!(
                 self.out,
@@ -104,131 +176,144 @@ impl Report<'_> {
         }
     }
 
+    fn evidence(&mut self, spaces: usize, diagnosis: &Diagnosis) -> fmt::Result {
+        if matches!(self.detail, Detail::Verbose(_)) {
+            for fact in &diagnosis.evidence {
+                writeln!(self.out, "{:spaces$}- {fact}", "")?;
+            }
+        }
+        Ok(())
+    }
+
     fn group(
         &mut self,
+        node: &NodeStatus,
         group: &AddressGroupStatus,
-        path: Path,
-        primary: &str,
-        secondary: &str,
+        kind: PathKind,
+        [primary, secondary]: [&str; 2],
     ) -> fmt::Result {
-        self.address(&group.primary_address, path, primary)?;
+        self.address(node, &group.primary_address, kind, primary)?;
         for address in &group.secondary_addresses {
             let shown = matches!(self.detail, Detail::Verbose(_))
-                || address.reachability() == Reachability::Unreachable;
+                || matches!(
+                    address.reachability(),
+                    Reachability::Unreachable | Reachability::Degraded
+                );
             if shown {
-                self.address(address, path, secondary)?;
+                self.address(node, address, kind, secondary)?;
             }
         }
         Ok(())
     }
 
-    fn address(&mut self, address: &PathStatus, path: Path, title: &str) -> fmt::Result {
+    fn address(
+        &mut self,
+        node: &NodeStatus,
+        address: &PathStatus,
+        kind: PathKind,
+        title: &str,
+    ) -> fmt::Result {
         writeln!(self.out, "    {title} connectivity to {}:", address.ip)?;
-        for (label, result, protocol) in [
-            ("ICMP to stack", &address.icmp, PROTOCOL_ICMP),
-            ("HTTP to agent", &address.http, PROTOCOL_HTTP),
+        for (label, protocol, result) in [
+            ("ICMP to stack", Protocol::Icmp, &address.icmp),
+            ("HTTP to agent", Protocol::Http, &address.http),
         ] {
-            let result = self.result(result.as_ref());
-            writeln!(self.out, "      {label}:   {result}")?;
-            let key = RttKey {
-                peer: address.ip.into(),
-                path: path as u8,
-                protocol,
-                pad: 0,
+            let target: Target = (address.ip, kind, protocol);
+            let is_changed = self
+                .changes
+                .is_some_and(|changes| changes.has_target(&node.name, target));
+            let text = match result {
+                _ if address.off.contains(&protocol) => SWITCHED_OFF.to_owned(),
+                None => NOT_KNOWN.to_owned(),
+                Some(result) => self.result(result),
             };
-            if let Detail::Verbose(Ok(rows)) = self.detail
-                && let Some(row) = rows.get(&key)
-            {
-                writeln!(self.out, "        {}", RttStatistics::from(row))?;
+            writeln!(self.out, "    {} {label}:   {text}", mark(is_changed))?;
+            if let Detail::Verbose(figures) = self.detail {
+                let lines = figures.lines(&node.name, target).join("\n");
+                self.out.push_str(&indent(8, &lines));
             }
         }
         Ok(())
     }
 
-    fn result(&self, result: Option<&ConnectivityStatus>) -> String {
-        let Some(result) = result else {
-            return NOT_PROBED.to_owned();
-        };
-        let verbose = matches!(self.detail, Detail::Verbose(_));
+    fn result(&self, result: &ConnectivityStatus) -> String {
         let mut text = if result.is_ok() {
             format!("OK, RTT={}", go_duration(result.latency))
         } else {
             result.status.clone()
         };
-        if verbose && result.is_ok() {
-            let source = result.rtt_source.map(|source| match source {
-                RttSource::Kernel => "kernel".to_owned(),
-                RttSource::Socket => "socket".to_owned(),
-            });
-            let connect = result
-                .connect_latency
-                .map(|ns| format!("connected in {}", go_duration(ns)));
-            let notes: Vec<String> = source.into_iter().chain(connect).collect();
-            if !notes.is_empty() {
-                text += &format!(" ({})", notes.join(", "));
-            }
+        if let (true, Some(reason)) = (result.is_ok(), &result.degraded) {
+            text += &format!(", degraded: {reason}");
         }
-        if verbose {
-            text += &format!("   (Last probed: {:.0}", result.last_probed);
-            if let Some(at) = result.last_change {
-                text += &format!(", unchanged since {at:.0}");
-            }
-            if result.consecutive_failures > 0 {
-                text += &format!(
-                    ", probes without an answer: {}",
-                    result.consecutive_failures
-                );
-            }
-            text.push(')');
+        if matches!(self.detail, Detail::Verbose(_)) {
+            text += &origin(result);
+            text += &times(result);
         }
         text
     }
 }
 
+/// Where the round trip was stamped, and when the connection stood.
+fn origin(result: &ConnectivityStatus) -> String {
+    let source = result.rtt_source.map(|source| match source {
+        RttSource::Kernel => "kernel".to_owned(),
+        RttSource::Socket => "socket".to_owned(),
+    });
+    let connect = result
+        .connect_latency
+        .map(|ns| format!("connected in {}", go_duration(ns)));
+    let notes: Vec<String> = source.into_iter().chain(connect).collect();
+    if notes.is_empty() || !result.is_ok() {
+        String::new()
+    } else {
+        format!(" ({})", notes.join(", "))
+    }
+}
+
+/// When it was probed, and since when it is like that.
+fn times(result: &ConnectivityStatus) -> String {
+    let mut text = format!("   (Last probed: {:.0}", result.last_probed);
+    if let Some(at) = result.last_change {
+        text += &format!(", unchanged since {at:.0}");
+    }
+    if result.consecutive_failures > 0 {
+        text += &format!(
+            ", probes without an answer: {}",
+            result.consecutive_failures
+        );
+    }
+    text.push(')');
+    text
+}
+
 fn probe_time(status: &HealthStatus) -> String {
     match status.timestamp {
         Some(at) => format!("{at:.0}"),
-        None => NOT_PROBED.to_owned(),
+        None => NOT_KNOWN.to_owned(),
     }
 }
 
-/// `2/3 reachable`, and how many are not known to be either.
-fn headline(status: &HealthStatus) -> String {
-    let count = |wanted| {
-        status
-            .nodes
-            .iter()
-            .filter(|node| node.reachability() == wanted)
-            .count()
-    };
-    let total = status.nodes.len();
-    let reachable = count(Reachability::Reachable);
-    match count(Reachability::Unknown) {
-        0 => format!("{reachable}/{total} reachable"),
-        unknown => format!("{reachable}/{total} reachable, {unknown} unknown"),
+/// How often is probed, and why that is not what was set.
+fn interval(status: &HealthStatus) -> String {
+    let interval = &status.probe_interval;
+    match &status.configured_interval {
+        Some(set) => {
+            format!("Probe interval: {interval}, set: {set}; limited by the probe rate")
+        }
+        None => format!("Probe interval: {interval}"),
     }
 }
 
-/// `reachable/total` addresses, and how many are not known to be either.
-fn counts(group: &AddressGroupStatus) -> String {
-    let count = |wanted| {
-        group
-            .paths()
-            .filter(|path| path.reachability() == wanted)
-            .count()
-    };
-    let total = group.paths().count();
-    let reachable = count(Reachability::Reachable);
-    match count(Reachability::Unknown) {
-        0 => format!("{reachable}/{total}"),
-        unknown => format!("{reachable}/{total} ({unknown} unknown)"),
-    }
+fn local_fault(diagnosis: &Diagnosis) -> String {
+    format!("Fault of this node:   {}\n", sentence(diagnosis))
 }
 
-fn local_first(status: &HealthStatus) -> impl Iterator<Item = &NodeStatus> {
-    let mut nodes: Vec<&NodeStatus> = status.nodes.iter().collect();
-    nodes.sort_by_key(|node| (node.name != status.local.name, &node.name));
-    nodes.into_iter()
+fn sentence(diagnosis: &Diagnosis) -> String {
+    format!("{} ({})", diagnosis.message, diagnosis.cause)
+}
+
+fn mark(is_changed: bool) -> char {
+    if is_changed { CHANGED } else { ' ' }
 }
 
 fn display_name(status: &HealthStatus, node: &NodeStatus) -> String {
@@ -240,7 +325,7 @@ fn display_name(status: &HealthStatus, node: &NodeStatus) -> String {
     format!("{}{local}", node.name)
 }
 
-fn word(reachability: Reachability) -> &'static str {
+pub(crate) fn word(reachability: Reachability) -> &'static str {
     match reachability {
         Reachability::Reachable => "reachable",
         Reachability::Degraded => "degraded",
@@ -252,92 +337,40 @@ fn word(reachability: Reachability) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::types::SelfStatus;
-    use health_common::rtt::SOURCE_KERNEL;
+    use crate::api::types::{HistoryWindow, TargetHistory};
+    use crate::cli::status::figures::RttRows;
+    use crate::cli::status::fixture::{degraded, failed, status};
+    use crate::cli::status::view::Filter;
+    use health_common::probe::Path;
+    use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+    use std::collections::BTreeMap;
     use std::net::IpAddr;
 
-    fn ok(latency: i64) -> Option<ConnectivityStatus> {
-        Some(ConnectivityStatus {
-            latency,
-            status: String::new(),
-            last_probed: "2026-11-21T02:59:58.7Z".parse().unwrap(),
-            rtt_source: None,
-            connect_latency: None,
-            consecutive_failures: 0,
-            last_change: None,
-            degraded: None,
+    /// Everything, with nothing marked.
+    fn all(status: &HealthStatus) -> View<'_> {
+        Filter::default().apply(status).unwrap()
+    }
+
+    fn diagnosis() -> Option<Diagnosis> {
+        Some(Diagnosis {
+            cause: "agent-down".into(),
+            message: "the agent does not answer, the node does".into(),
+            evidence: vec!["ICMP is answered".into(), "HTTP: connection refused".into()],
         })
     }
 
-    fn failed(status: &str) -> Option<ConnectivityStatus> {
-        ok(0).map(|result| ConnectivityStatus {
-            status: status.to_owned(),
-            ..result
-        })
-    }
-
-    fn path(
-        ip: &str,
-        icmp: Option<ConnectivityStatus>,
-        http: Option<ConnectivityStatus>,
-    ) -> PathStatus {
-        PathStatus {
-            ip: ip.parse().unwrap(),
-            icmp,
-            http,
-            off: Vec::new(),
-        }
-    }
-
-    fn group(primary: PathStatus, secondary: Vec<PathStatus>) -> AddressGroupStatus {
-        AddressGroupStatus {
-            primary_address: primary,
-            secondary_addresses: secondary,
-        }
-    }
-
-    fn status() -> HealthStatus {
-        HealthStatus {
-            timestamp: Some("2026-11-21T03:00:00.25Z".parse().unwrap()),
-            probe_interval: "10s".into(),
-            configured_interval: None,
-            local: SelfStatus {
-                name: "default/hnode2".into(),
-                diagnosis: None,
-            },
-            nodes: vec![
-                NodeStatus {
-                    name: "default/hnode1".into(),
-                    host: group(
-                        path("172.30.0.1", ok(21_300), ok(405_072)),
-                        vec![path("fd00:30::1", failed("Connection timed out"), ok(1))],
-                    ),
-                    health_endpoint: None,
-                    diagnosis: None,
-                },
-                NodeStatus {
-                    name: "default/hnode2".into(),
-                    host: group(
-                        path("172.30.0.2", ok(1_000), ok(2_000)),
-                        vec![path("fd00:30::2", ok(3_000), ok(4_000))],
-                    ),
-                    health_endpoint: Some(group(path("10.244.2.7", ok(5_000), ok(6_000)), vec![])),
-                    diagnosis: None,
-                },
-                NodeStatus {
-                    name: "default/hnode3".into(),
-                    host: group(path("172.30.0.3", ok(7_000), None), vec![]),
-                    health_endpoint: Some(group(path("10.244.3.7", None, None), vec![])),
-                    diagnosis: None,
-                },
-            ],
+    fn figures() -> Figures {
+        Figures {
+            rtt: Ok(RttRows::new()),
+            history: BTreeMap::new(),
+            last_results: 0,
         }
     }
 
     #[test]
     fn the_local_node_comes_first_and_unhealthy_secondaries_show() {
         assert_eq!(
-            full(&status(), &Detail::Normal),
+            full(&all(&status()), &Detail::Normal, None),
             "\
 Probe time:   2026-11-21T03:00:00Z
 Cluster health:   1/3 reachable, 1 unknown   (Probe interval: 10s)
@@ -400,7 +433,30 @@ Nodes:
             protocol: PROTOCOL_ICMP,
             pad: 0,
         };
-        let text = full(&status, &Detail::Verbose(Ok([(key, row)].into())));
+        let history = TargetHistory {
+            node: "default/hnode2".into(),
+            ip,
+            path: PathKind::Host,
+            protocol: Protocol::Icmp,
+            windows: vec![HistoryWindow {
+                length_ns: 60_000_000_000,
+                covered_ns: 60_000_000_000,
+                probes: 6,
+                lost: 0,
+                p50_ns: Some(1_000),
+                p90_ns: None,
+                p99_ns: None,
+                max_ns: Some(3_000),
+                jitter_ns: None,
+            }],
+            last_results_ns: vec![Some(1_000), None],
+        };
+        let figures_of_one = Figures {
+            rtt: Ok([(key, row)].into()),
+            history: [("default/hnode2".to_owned(), vec![history])].into(),
+            last_results: 0,
+        };
+        let text = full(&all(&status), &Detail::Verbose(figures_of_one), None);
         assert_eq!(
             text,
             "\
@@ -411,6 +467,7 @@ Nodes:
     Host connectivity to 172.30.0.2:
       ICMP to stack:   OK, RTT=1µs (kernel)   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-20T07:00:00Z)
         samples=2 lost=1 min=1µs mean=2µs p50=1µs p99=2.944µs max=3µs jitter=125ns
+        1m: 6 probes, 0 lost, p50=1µs max=3µs
       HTTP to agent:   OK, RTT=2µs (socket, connected in 900ns)   (Last probed: 2026-11-21T02:59:58Z)
     Secondary connectivity to fd00:30::2:
       ICMP to stack:   Connection timed out   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-21T02:59:30Z, probes without an answer: 7)
@@ -420,14 +477,18 @@ Nodes:
       HTTP to agent:   OK, RTT=6µs   (Last probed: 2026-11-21T02:59:58Z)
 "
         );
-        let without = full(&status, &Detail::Verbose(Err("no maps are pinned".into())));
+        let without = Detail::Verbose(Figures {
+            rtt: Err("no maps are pinned".into()),
+            ..figures()
+        });
+        let without = full(&all(&status), &without, None);
         assert!(without.contains("RTT statistics:   not readable (no maps are pinned)\n"));
     }
 
     #[test]
     fn succinct_takes_a_line_a_node() {
         assert_eq!(
-            succinct(&status(), false),
+            succinct(&all(&status()), false, None),
             "\
 Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
   Name                         IP           Node          Endpoints
@@ -437,7 +498,7 @@ Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
 "
         );
         assert_eq!(
-            succinct(&status(), true),
+            succinct(&all(&status()), true, None),
             "\
 Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
   Name                         IP                      Node              Endpoints
@@ -456,9 +517,145 @@ Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
             ..HealthStatus::default()
         };
         assert_eq!(
-            full(&status, &Detail::Normal),
+            full(&all(&status), &Detail::Normal, None),
             "Probe time:   Unknown (not probed yet)\n\
              Cluster health:   0/0 reachable   (Probe interval: 10s)\nNodes:\n"
+        );
+    }
+
+    #[test]
+    fn a_diagnosis_stands_under_the_name_and_its_evidence_with_verbose() {
+        let mut status = status();
+        status.nodes.truncate(1);
+        status.nodes[0].diagnosis = diagnosis();
+        let normal = full(&all(&status), &Detail::Normal, None);
+        assert!(
+            normal.contains(
+                "
+  default/hnode1:
+    Diagnosis:   the agent does not answer, the node does (agent-down)
+    Host connectivity to 172.30.0.1:
+"
+            ),
+            "{normal}"
+        );
+        let verbose = full(&all(&status), &Detail::Verbose(figures()), None);
+        assert!(
+            verbose.contains(
+                " (agent-down)
+      - ICMP is answered
+      - HTTP: connection refused
+    Host connectivity to 172.30.0.1:
+"
+            ),
+            "{verbose}"
+        );
+    }
+
+    #[test]
+    fn succinct_names_causes_in_a_column() {
+        let mut status = status();
+        status.nodes[0].diagnosis = diagnosis();
+        status.nodes[1].host.primary_address.icmp = degraded("lossy");
+        assert_eq!(
+            succinct(&all(&status), false, None),
+            "\
+Cluster health:   1/3 reachable, 1 degraded, 1 unknown   (2026-11-21T03:00:00Z)
+  Name                         IP           Node          Endpoints   Diagnosis
+  default/hnode2 (localhost)   172.30.0.2   degraded      reachable   -
+  default/hnode1               172.30.0.1   unreachable   unknown     agent-down
+  default/hnode3               172.30.0.3   unknown       unknown     -
+"
+        );
+    }
+
+    #[test]
+    fn a_fault_of_this_node_stands_under_the_headline() {
+        let mut status = status();
+        status.nodes.clear();
+        status.configured_interval = Some("10s".into());
+        status.probe_interval = "40s".into();
+        status.local.diagnosis = Some(Diagnosis {
+            cause: "isolated".into(),
+            message: "95 of 99 nodes failed at once".into(),
+            evidence: vec!["eth0 has no carrier".into()],
+        });
+        assert_eq!(
+            full(&all(&status), &Detail::Verbose(figures()), None),
+            "\
+Probe time:   2026-11-21T03:00:00Z
+Cluster health:   0/0 reachable   (Probe interval: 40s, set: 10s; limited by the probe rate)
+Fault of this node:   95 of 99 nodes failed at once (isolated)
+  - eth0 has no carrier
+Nodes:
+"
+        );
+        assert_eq!(
+            succinct(&all(&status), false, None),
+            "\
+Cluster health:   0/0 reachable   (2026-11-21T03:00:00Z)
+Fault of this node:   95 of 99 nodes failed at once (isolated)
+  Name   IP   Node   Endpoints
+"
+        );
+    }
+
+    #[test]
+    fn degraded_and_switched_off_results_say_so() {
+        let mut status = status();
+        status.nodes.drain(..1);
+        status.nodes.truncate(1);
+        let node = &mut status.nodes[0];
+        node.host.secondary_addresses[0].icmp = degraded("3 of 20 probes lost");
+        node.health_endpoint.as_mut().unwrap().primary_address.off = vec![Protocol::Http];
+        let text = full(&all(&status), &Detail::Normal, None);
+        assert!(
+            text.ends_with(
+                "
+    Secondary connectivity to fd00:30::2:
+      ICMP to stack:   OK, RTT=9µs, degraded: 3 of 20 probes lost
+      HTTP to agent:   OK, RTT=4µs
+    Endpoint connectivity to 10.244.2.7:
+      ICMP to stack:   OK, RTT=5µs
+      HTTP to agent:   Not probed
+"
+            ),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn changes_are_marked_and_what_is_gone_is_named() {
+        let mut before = status();
+        let mut now = status();
+        before.nodes.remove(0);
+        now.nodes.drain(..2);
+        now.nodes[0].host.primary_address.icmp = failed("No route to host");
+        let changes = Changes::between(&before, &now);
+        assert_eq!(
+            full(&all(&now), &Detail::Normal, Some(&changes)),
+            "\
+Probe time:   2026-11-21T03:00:00Z
+Cluster health:   0/1 reachable   (Probe interval: 10s)
+Nodes:
+* default/hnode3:
+    Host connectivity to 172.30.0.3:
+    * ICMP to stack:   No route to host
+      HTTP to agent:   Unknown (not probed yet)
+    Endpoint connectivity to 10.244.3.7:
+      ICMP to stack:   Unknown (not probed yet)
+      HTTP to agent:   Unknown (not probed yet)
+* default/hnode2: gone
+"
+        );
+        assert_eq!(
+            succinct(&all(&now), true, Some(&changes)),
+            "\
+Cluster health:   0/1 reachable   (2026-11-21T03:00:00Z)
+  Name             IP           Node   Endpoints
+* default/hnode3   172.30.0.3   0/1    0/1 (1 unknown)
+* default/hnode2   gone
+"
         );
     }
 }

@@ -1,44 +1,75 @@
-//! `health-agent node`: the node registry.
+//! `health-agent node`: the node registries, and all that is known about one node.
 
-use clap::Subcommand;
+mod get;
+mod registries;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
 
 use super::output::{OutputArgs, comma_separated, table};
 use crate::api::client::Client;
 use crate::api::types::{NodeEntry, NodeList};
+use crate::config::Location;
 
 const EXAMPLES: &str = "\
 Examples:
   health-agent node list
+  health-agent node get host2
+  health-agent node registries";
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  health-agent node list
   health-agent node list -o json | jq -r '.[].name'";
+
+const GET_EXAMPLES: &str = "\
+Examples:
+  health-agent node get host2
+  health-agent node get west/host2 -o yaml
+  health-agent node get host2 -o json | jq .status.diagnosis";
+
+const REGISTRIES_EXAMPLES: &str = "\
+Examples:
+  health-agent node registries
+  health-agent node registries -o json | jq '.[] | select(.stale)'";
 
 /// Commands of `node`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum NodeCommand {
     /// List all nodes that the agent knows
-    #[command(after_help = EXAMPLES)]
+    #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
+    /// Show all that is known about one node: its entry, diagnosis, results and windows
+    #[command(after_help = GET_EXAMPLES)]
+    Get(GetArgs),
+    /// List the node registries, how old what they say is, and what is left out of them
+    #[command(after_help = REGISTRIES_EXAMPLES)]
+    Registries(OutputArgs),
+}
+
+/// Flags of `node get`.
+#[derive(Args, Debug)]
+pub struct GetArgs {
+    /// `cluster/name`, or a name that only one cluster has
+    name: String,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 impl NodeCommand {
-    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
-        let Self::List(args) = self;
+    pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
         let list: NodeList = client.get("/v1/nodes").await?;
-        for state in &list.registries {
-            if let (Some(reason), Some(since)) = (&state.stale, state.stale_since) {
-                eprintln!(
-                    "warning: what {} says is as of {since:.0}: {reason}",
-                    state.registry
-                );
+        match self {
+            Self::List(args) => {
+                registries::warn(&list.registries, Timestamp::now());
+                args.output.print_rows(&list.nodes, nodes_table)
             }
-            for entry in &state.rejected {
-                eprintln!(
-                    "warning: {} of {} is left out: {}",
-                    entry.key, state.registry, entry.reason
-                );
-            }
+            Self::Get(args) => get::print(&args, list, client, location).await,
+            Self::Registries(args) => args.output.print_rows(&list.registries, |registries| {
+                registries::text(registries, Timestamp::now())
+            }),
         }
-        args.output.print_rows(&list.nodes, nodes_table)
     }
 }
 

@@ -1,0 +1,249 @@
+//! `health-agent node get`: all that is known about one node.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::super::output::comma_separated;
+use super::super::status::figures::{Figures, read_history, rtt_rows};
+use super::super::status::{Detail, UnknownNode, is_named, node_text, reachability_word};
+use super::{GetArgs, registries};
+use crate::api::client::Client;
+use crate::api::types::{
+    HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
+};
+use crate::config::Location;
+
+/// Results of a target that the text shows.
+const LAST_RESULTS: usize = 10;
+
+/// What is known about a node.
+#[derive(Serialize)]
+struct NodeDetails {
+    /// `cluster/name`.
+    name: String,
+    /// What the registry says; `null` for a node that has just left it.
+    entry: Option<NodeEntry>,
+    /// The registry of its cluster.
+    registry: Option<RegistryState>,
+    /// What probing says; `null` for a node that has just come.
+    status: Option<NodeStatus>,
+    /// The windows and last results of its targets.
+    history: Vec<TargetHistory>,
+}
+
+/// Finds the node that is meant, and prints it.
+pub(super) async fn print(
+    args: &GetArgs,
+    list: NodeList,
+    client: &Client,
+    location: &Location,
+) -> anyhow::Result<()> {
+    let mut status: HealthStatus = client.get("/v1beta/status").await?;
+    let known = list.nodes.iter().map(|node| &node.name);
+    let probed = status.nodes.iter().map(|node| &node.name);
+    let name = find(&args.name, known.chain(probed))?;
+    let mut history = read_history(client).await?;
+    history.retain(|target| target.node == name);
+    let cluster = name.rsplit_once('/').map_or("", |(cluster, _)| cluster);
+    let index = status.nodes.iter().position(|node| node.name == name);
+    let details = NodeDetails {
+        entry: list.nodes.into_iter().find(|node| node.name == name),
+        registry: list
+            .registries
+            .into_iter()
+            .find(|registry| registry.cluster == cluster),
+        status: index.map(|index| status.nodes.swap_remove(index)),
+        history,
+        name,
+    };
+    args.output.output.print_object(&details, |details| {
+        let figures = Figures {
+            rtt: rtt_rows(location),
+            history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
+            last_results: LAST_RESULTS,
+        };
+        text(details, &status, figures, Timestamp::now())
+    })
+}
+
+/// The full name of the one node that `wanted` means.
+fn find<'a>(wanted: &str, names: impl Iterator<Item = &'a String>) -> anyhow::Result<String> {
+    let mut found: Vec<&str> = names
+        .map(String::as_str)
+        .filter(|name| is_named(name, wanted))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    match found[..] {
+        [] => Err(UnknownNode(wanted.to_owned()).into()),
+        [one] => Ok(one.to_owned()),
+        _ => bail!(
+            "node {wanted:?} is in several clusters: give one of {}",
+            found.join(", ")
+        ),
+    }
+}
+
+/// The entry, and the verbose report about the node.
+fn text(details: &NodeDetails, report: &HealthStatus, figures: Figures, now: Timestamp) -> String {
+    let mut fields = vec![("Node", details.name.clone())];
+    if let Some(registry) = &details.registry {
+        fields.push(("Registry", registry.registry.clone()));
+        fields.extend(registries::stale_warning(registry, now).map(|text| ("Warning", text)));
+    }
+    match &details.entry {
+        Some(entry) => fields.extend([
+            ("Addresses", comma_separated(&entry.addresses)),
+            ("Pod CIDRs", comma_separated(&entry.pod_cidrs)),
+            ("Health addresses", comma_separated(&entry.health_addresses)),
+        ]),
+        None => fields.push(("Addresses", "no longer in the registry".to_owned())),
+    }
+    let health = details.status.as_ref().map_or("not probed yet", |status| {
+        reachability_word(status.reachability())
+    });
+    fields.push(("Health", health.to_owned()));
+    if let Err(reason) = &figures.rtt {
+        fields.push(("RTT statistics", format!("not readable ({reason})")));
+    }
+    let fields = fields
+        .iter()
+        .map(|(label, value)| format!("{label}:   {value}\n"));
+    let mut text: String = fields.collect();
+    if let Some(status) = &details.status {
+        text += &node_text(report, status, &Detail::Verbose(figures));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{
+        AddressGroupStatus, ConnectivityStatus, Diagnosis, PathKind, PathStatus, Protocol,
+    };
+
+    fn details() -> NodeDetails {
+        let ip = "172.30.0.2".parse().unwrap();
+        let result = |status: &str| ConnectivityStatus {
+            latency: 21_300,
+            status: status.to_owned(),
+            last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
+            rtt_source: None,
+            connect_latency: None,
+            consecutive_failures: 0,
+            last_change: None,
+            degraded: None,
+        };
+        NodeDetails {
+            name: "default/hnode2".into(),
+            entry: Some(NodeEntry {
+                name: "default/hnode2".into(),
+                local: false,
+                addresses: vec![ip],
+                pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
+                health_addresses: vec![],
+            }),
+            registry: Some(RegistryState {
+                registry: "file:/etc/nodes.yaml".into(),
+                cluster: "default".into(),
+                stale: Some("nodes.yaml:3:5: unknown field".into()),
+                stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
+                rejected: vec![],
+            }),
+            status: Some(NodeStatus {
+                name: "default/hnode2".into(),
+                host: AddressGroupStatus {
+                    primary_address: PathStatus {
+                        ip,
+                        icmp: Some(result("")),
+                        http: Some(result("Connection refused")),
+                        off: vec![],
+                    },
+                    secondary_addresses: vec![],
+                },
+                health_endpoint: None,
+                diagnosis: Some(Diagnosis {
+                    cause: "agent-down".into(),
+                    message: "the agent does not answer".into(),
+                    evidence: vec!["ICMP is answered".into()],
+                }),
+            }),
+            history: vec![TargetHistory {
+                node: "default/hnode2".into(),
+                ip,
+                path: PathKind::Host,
+                protocol: Protocol::Http,
+                windows: vec![],
+                last_results_ns: vec![None, Some(21_300)],
+            }],
+        }
+    }
+
+    fn shown(details: &NodeDetails) -> String {
+        let figures = Figures {
+            rtt: Err("no maps are pinned".into()),
+            history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
+            last_results: LAST_RESULTS,
+        };
+        let now = "2026-11-21T03:00:10Z".parse().unwrap();
+        text(details, &HealthStatus::default(), figures, now)
+    }
+
+    #[test]
+    fn everything_about_the_node_is_said() {
+        assert_eq!(
+            shown(&details()),
+            "\
+Node:   default/hnode2
+Registry:   file:/etc/nodes.yaml
+Warning:   what file:/etc/nodes.yaml says is 10s old: nodes.yaml:3:5: unknown field
+Addresses:   172.30.0.2
+Pod CIDRs:   10.244.2.0/24
+Health addresses:   -
+Health:   unreachable
+RTT statistics:   not readable (no maps are pinned)
+  default/hnode2:
+    Diagnosis:   the agent does not answer (agent-down)
+      - ICMP is answered
+    Host connectivity to 172.30.0.2:
+      ICMP to stack:   OK, RTT=21.3µs   (Last probed: 2026-11-21T03:00:00Z)
+      HTTP to agent:   Connection refused   (Last probed: 2026-11-21T03:00:00Z)
+        newest first: lost 21.3µs
+    Endpoint connectivity:   Unknown (address not known yet)
+"
+        );
+    }
+
+    #[test]
+    fn a_node_that_comes_or_goes_is_shown_as_far_as_it_is_known() {
+        let coming = NodeDetails {
+            status: None,
+            ..details()
+        };
+        assert!(shown(&coming).contains("\nHealth:   not probed yet\n"));
+        let going = NodeDetails {
+            entry: None,
+            ..details()
+        };
+        assert!(shown(&going).contains("\nAddresses:   no longer in the registry\n"));
+    }
+
+    #[test]
+    fn a_name_means_one_node() {
+        let names = ["default/a", "west/a", "west/b", "west/b"].map(str::to_owned);
+        let find = |wanted| find(wanted, names.iter()).map_err(|error| error.to_string());
+        assert_eq!(find("b"), Ok("west/b".to_owned()));
+        assert_eq!(find("west/a"), Ok("west/a".to_owned()));
+        let several = find("a").expect_err("it is in two clusters");
+        assert!(
+            several.ends_with(": give one of default/a, west/a"),
+            "{several}"
+        );
+        let unknown = find("c").expect_err("there is none");
+        assert!(unknown.contains("no node \"c\""), "{unknown}");
+    }
+}

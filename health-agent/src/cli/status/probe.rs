@@ -1,0 +1,117 @@
+//! `status --probe`: how far probing is, and results as they come.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal, Stderr};
+use std::ops::ControlFlow;
+
+use crossterm::cursor::MoveToColumn;
+use crossterm::execute;
+use crossterm::style::Print;
+use crossterm::terminal::{Clear, ClearType};
+use tokio::sync::Notify;
+
+use super::view::Filter;
+use crate::api::client::{Client, ClientError};
+use crate::api::types::{HealthStatus, NodeStatus, ProbeEvent};
+use crate::cli::output::{print_more, write_json_line};
+
+/// Probes all nodes, and says on a terminal how far it is. Returns what is known in the end.
+pub(super) async fn with_progress(client: &Client) -> Result<HealthStatus, ClientError> {
+    let mut progress = Progress::new();
+    let mut report = HealthStatus::default();
+    client
+        .stream_probe(|event| match event {
+            ProbeEvent::Progress { done, total } => progress.show(done, total),
+            ProbeEvent::Done(status) => report = status,
+            ProbeEvent::Node(_) => {}
+        })
+        .await?;
+    Ok(report)
+}
+
+/// Probes all nodes, and prints each that passes `filter` on a line of JSON as soon as it is known,
+/// in the end those that are not. `None`: nobody reads that any more.
+pub(super) async fn print_as_they_come(
+    client: &Client,
+    filter: &Filter,
+) -> anyhow::Result<Option<HealthStatus>> {
+    let mut printed = BTreeSet::new();
+    let mut print_node = |node: &NodeStatus| {
+        if !filter.lets_through(node) || !printed.insert(node.name.clone()) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        print_more(|out| write_json_line(out, node))
+    };
+    let stop = Notify::new();
+    let mut outcome = Ok(ControlFlow::Continue(()));
+    let mut report = None;
+    let each = |event| {
+        outcome = match event {
+            ProbeEvent::Node(node) => print_node(&node),
+            ProbeEvent::Progress { .. } => return,
+            ProbeEvent::Done(status) => {
+                let rest = status.nodes.iter().map(&mut print_node);
+                let rest = first_stop(rest);
+                report = Some(status);
+                rest
+            }
+        };
+        if !matches!(outcome, Ok(ControlFlow::Continue(()))) {
+            stop.notify_one();
+        }
+    };
+    tokio::select! {
+        biased;
+        () = stop.notified() => {}
+        result = client.stream_probe(each) => result?,
+    }
+    Ok(match outcome? {
+        ControlFlow::Continue(()) => report,
+        ControlFlow::Break(()) => None,
+    })
+}
+
+/// Goes through `all` until one says stop.
+fn first_stop(
+    all: impl IntoIterator<Item = anyhow::Result<ControlFlow<()>>>,
+) -> anyhow::Result<ControlFlow<()>> {
+    all.into_iter()
+        .find(|one| !matches!(one, Ok(ControlFlow::Continue(()))))
+        .unwrap_or(Ok(ControlFlow::Continue(())))
+}
+
+/// A line on stderr, if that is a terminal, that goes away in the end.
+struct Progress {
+    terminal: Option<Stderr>,
+}
+
+impl Progress {
+    fn new() -> Self {
+        let terminal = io::stderr();
+        Self {
+            terminal: terminal.is_terminal().then_some(terminal),
+        }
+    }
+
+    fn show(&mut self, done: usize, total: usize) {
+        self.draw(&format!("probed {done} of {total} targets"));
+    }
+
+    fn draw(&mut self, text: &str) {
+        if let Some(terminal) = &mut self.terminal {
+            // Who does not see how far it is loses no result.
+            let _ = execute!(
+                terminal,
+                MoveToColumn(0),
+                Clear(ClearType::CurrentLine),
+                Print(text)
+            );
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.draw("");
+    }
+}
