@@ -1,7 +1,9 @@
 //! The node registry: who is in the mesh, and under which addresses.
 
+pub mod backoff;
 pub mod document;
 pub mod file;
+pub mod validate;
 
 use std::net::IpAddr;
 use std::sync::Arc;
