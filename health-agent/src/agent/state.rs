@@ -19,6 +19,7 @@ pub(super) struct AgentSource {
     started: Instant,
     mesh: OnceLock<MeshHandle>,
     endpoint: RwLock<Option<Endpoint>>,
+    waiting: RwLock<Option<String>>,
     failure: RwLock<Option<String>>,
 }
 
@@ -29,6 +30,7 @@ impl AgentSource {
             started: Instant::now(),
             mesh: OnceLock::new(),
             endpoint: RwLock::default(),
+            waiting: RwLock::default(),
             failure: RwLock::default(),
         }
     }
@@ -49,6 +51,11 @@ impl AgentSource {
     pub(super) fn set_mesh(&self, mesh: MeshHandle) {
         // There is one mesh in an agent's life.
         let _ = self.mesh.set(mesh);
+    }
+
+    /// What the start waits for, in words.
+    pub(super) fn set_waiting(&self, waiting: Option<String>) {
+        *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     pub(super) fn set_endpoint(
@@ -135,7 +142,9 @@ impl Source for AgentSource {
 
     fn state(&self) -> AgentState {
         let (state, msg) = if self.mesh.get().is_none() {
-            ("Warning", "the agent is starting".to_owned())
+            let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
+            let msg = waiting.clone();
+            ("Warning", msg.unwrap_or_else(|| "the agent is starting".to_owned()))
         } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner)
         {
             ("Failure", failure.clone())

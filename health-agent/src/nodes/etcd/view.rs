@@ -80,8 +80,18 @@ pub(super) struct Pair {
 pub(super) enum Value {
     /// These bytes.
     Bytes(Vec<u8>),
-    /// More than one answer of the store may hold.
-    TooLarge,
+    /// More than is read: how many bytes, where that is known.
+    TooLarge(Option<usize>),
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() > MAX_VALUE_LEN {
+            Self::TooLarge(Some(bytes.len()))
+        } else {
+            Self::Bytes(bytes)
+        }
+    }
 }
 
 /// A record that the store has or had.
@@ -146,6 +156,15 @@ impl View {
         }
     }
 
+    /// The store is back after an interruption: agents get time again to mend what was deleted, as
+    /// they may have been cut off too.
+    pub(super) fn resume(&mut self, now: Duration) {
+        for stored in self.records.values_mut() {
+            stored.leaves_at = stored.leaves_at.map(|at| at.max(now + SETTLE));
+            stored.absent_since = stored.absent_since.map(|_| now);
+        }
+    }
+
     /// Takes a key that was written.
     pub(super) fn put(&mut self, pair: Pair, now: Duration) {
         match self.keys.read(&pair.key) {
@@ -184,7 +203,8 @@ impl View {
         match self.keys.read(key) {
             Some(Key::Record(name)) => {
                 if let Some(stored) = self.records.get_mut(name) {
-                    stored.leaves_at = Some(now + SETTLE);
+                    let leaves_at = now + SETTLE;
+                    stored.leaves_at = Some(stored.leaves_at.unwrap_or(leaves_at).min(leaves_at));
                 }
             }
             Some(Key::Presence(name)) => {
@@ -210,7 +230,7 @@ impl View {
         self.records.values().filter_map(|s| s.leaves_at).min()
     }
 
-    /// The records, by key and modification revision, of nodes whose agents were not seen for `grace`.
+    /// The nodes whose agents were not seen for `grace`, by name and revision of their records.
     pub(super) fn abandoned(&self, grace: Duration, now: Duration) -> Vec<(String, i64)> {
         self.records
             .iter()
@@ -219,7 +239,7 @@ impl View {
                     && stored.absent_since.is_some_and(|since| since + grace <= now)
                     && self.own.as_ref().is_none_or(|own| own.name != **name)
             })
-            .map(|(name, stored)| (self.keys.record(name), stored.mod_revision))
+            .map(|(name, stored)| (name.clone(), stored.mod_revision))
             .collect()
     }
 
@@ -267,17 +287,11 @@ impl View {
 
     fn read_record(&self, name: &str, pair: &Pair) -> Result<Node, String> {
         let bytes = match &pair.value {
-            Value::Bytes(bytes) if bytes.len() <= MAX_VALUE_LEN => bytes,
-            Value::Bytes(bytes) => {
+            Value::Bytes(bytes) => bytes,
+            Value::TooLarge(len) => {
+                let len = len.map_or("too many".to_owned(), |len| len.to_string());
                 return Err(format!(
-                    "the value has {} bytes; at most {MAX_VALUE_LEN} are allowed",
-                    bytes.len()
-                ));
-            }
-            Value::TooLarge => {
-                return Err(format!(
-                    "the value is larger than the store's answers may be; at most {MAX_VALUE_LEN} \
-                     bytes are allowed"
+                    "the value has {len} bytes; at most {MAX_VALUE_LEN} are allowed"
                 ));
             }
         };
@@ -327,7 +341,7 @@ mod tests {
     fn pair(key: &str, value: impl Into<Vec<u8>>, revision: i64) -> Pair {
         Pair {
             key: format!("/health-agent/v1/default/{key}"),
-            value: Value::Bytes(value.into()),
+            value: Value::from(value.into()),
             create_revision: revision,
             mod_revision: revision,
         }
@@ -472,8 +486,8 @@ mod tests {
         ];
         view.replace(pairs.clone(), SECOND);
         assert!(view.abandoned(grace, grace).is_empty());
-        let key = "/health-agent/v1/default/nodes/gone".to_owned();
-        assert_eq!(view.abandoned(grace, grace + SECOND), [(key, 1)]);
+        let gone = ("gone".to_owned(), 1);
+        assert_eq!(view.abandoned(grace, grace + SECOND), [gone]);
         // While the store was away nobody could be seen: the time begins anew.
         view.replace(pairs, grace);
         assert!(view.abandoned(grace, grace + SECOND).is_empty());
