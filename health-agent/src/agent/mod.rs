@@ -149,7 +149,10 @@ impl Agent {
         )?;
         source.set_mesh(mesh);
         own::remember(config)?;
-        registry.publish(own::with_health_addresses(&own, &node.health_addresses().borrow()));
+        registry.publish(own::with_health_addresses(
+            &own,
+            &node.health_addresses().borrow(),
+        ));
         info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),

@@ -67,7 +67,10 @@ async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
         }
         let usable = carried.iter().filter(|a| !a.tentative).map(|a| a.address);
         for address in usable.filter(|address| is_global(*address)) {
-            if !addresses.iter().any(|known| known.is_ipv4() == address.is_ipv4()) {
+            if !addresses
+                .iter()
+                .any(|known| known.is_ipv4() == address.is_ipv4())
+            {
                 addresses.push(address);
             }
         }
@@ -144,7 +147,9 @@ fn waiting_for(set: &NodeSet, config: &Config) -> String {
     let stale = state.and_then(|state| state.stale.as_ref());
     let reason = stale.map(|stale| stale.reason.clone()).or_else(|| {
         let rejected = &state?.rejected;
-        let own = rejected.iter().find(|r| r.key.ends_with(&config.node_name))?;
+        let own = rejected
+            .iter()
+            .find(|r| r.key.ends_with(&config.node_name))?;
         Some(format!("{} is left out: {}", own.key, own.reason))
     });
     match reason {
@@ -191,7 +196,8 @@ pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
         node: config.node_name.clone(),
     };
     let path = config.location.state_dir.join(REGISTERED_FILE);
-    let json = serde_json::to_vec(&registered).context("cannot write where this node is registered")?;
+    let json =
+        serde_json::to_vec(&registered).context("cannot write where this node is registered")?;
     fs::write(&path, json).with_context(|| format!("cannot write {}", path.display()))
 }
 

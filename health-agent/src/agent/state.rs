@@ -144,7 +144,10 @@ impl Source for AgentSource {
         let (state, msg) = if self.mesh.get().is_none() {
             let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
             let msg = waiting.clone();
-            ("Warning", msg.unwrap_or_else(|| "the agent is starting".to_owned()))
+            (
+                "Warning",
+                msg.unwrap_or_else(|| "the agent is starting".to_owned()),
+            )
         } else if let Some(failure) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner)
         {
             ("Failure", failure.clone())

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::validate::{Claims, Entry};
-use super::{Node, NodeSet, Registry, Rejected, Stale};
+use super::{Node, NodeSet, Registry, Rejected};
 
 /// Changes that come within this time are kept at once.
 const SAVE_DELAY: Duration = Duration::from_secs(1);
@@ -185,7 +185,12 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
         return set;
     };
     let Some(stale) = &mut state.stale else {
-        cache.note(&state.cluster, &state.registry, &set.nodes, Timestamp::now());
+        cache.note(
+            &state.cluster,
+            &state.registry,
+            &set.nodes,
+            Timestamp::now(),
+        );
         return set;
     };
     if set.nodes.len() > 1 {
@@ -209,7 +214,11 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
 /// One set of all.
 fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
     if let [(Role::Own, _)] = sets.as_slice() {
-        return sets.into_iter().map(|(_, set)| set).next().unwrap_or_default();
+        return sets
+            .into_iter()
+            .map(|(_, set)| set)
+            .next()
+            .unwrap_or_default();
     }
     let mut merged = NodeSet::default();
     let mut claims = Claims::default();
@@ -218,9 +227,10 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
         for node in set.nodes {
             let shown = set.sources.first().map_or("", |source| &source.registry);
             let taken = match &role {
-                Role::Remote(cluster) if node.cluster != *cluster => {
-                    Err(format!("it is of cluster {:?}, not of {cluster:?}", node.cluster))
-                }
+                Role::Remote(cluster) if node.cluster != *cluster => Err(format!(
+                    "it is of cluster {:?}, not of {cluster:?}",
+                    node.cluster
+                )),
                 _ => claims
                     .take(Entry::from_node(&node, shown), &node.cluster)
                     .map_err(|refused| refused.to_string()),
@@ -247,7 +257,7 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nodes::SourceState;
+    use crate::nodes::{SourceState, Stale};
 
     fn node(cluster: &str, name: &str, address: &str) -> Node {
         Node {
@@ -308,7 +318,10 @@ mod tests {
             "address 10.0.0.1 is there twice, first at etcd:http://home as home/a"
         );
         assert_eq!(rejected[1].key, "home/c");
-        assert_eq!(rejected[1].reason, "it is of cluster \"home\", not of \"west\"");
+        assert_eq!(
+            rejected[1].reason,
+            "it is of cluster \"home\", not of \"west\""
+        );
     }
 
     struct Fixed(watch::Sender<Arc<NodeSet>>);
@@ -321,7 +334,10 @@ mod tests {
         fn publish(&self, _own: Node) {}
     }
 
-    fn merged_with_cache(set: NodeSet, dir: &Path) -> (MergedRegistry, watch::Sender<Arc<NodeSet>>) {
+    fn merged_with_cache(
+        set: NodeSet,
+        dir: &Path,
+    ) -> (MergedRegistry, watch::Sender<Arc<NodeSet>>) {
         let sender = watch::Sender::new(Arc::new(set));
         let source = Source {
             registry: Box::new(Fixed(sender.clone())),

@@ -85,7 +85,8 @@ impl Access {
             .with_auto_token_refresh(true);
         if endpoint.starts_with("https://") {
             let tls = self.tls.clone();
-            options = options.with_tls(tls.unwrap_or_else(|| TlsOptions::new().with_native_roots()));
+            options =
+                options.with_tls(tls.unwrap_or_else(|| TlsOptions::new().with_native_roots()));
         }
         if let Some((name, password)) = &self.user {
             options = options.with_user(name, password);
@@ -182,7 +183,10 @@ mod tests {
         for (text, expected) in [
             ("endpoints: []", "endpoints must be URLs"),
             ("endpoints: [192.0.2.1:2379]", "endpoints must be URLs"),
-            ("endpoints: [http://a]\nendpoint: b", "line 2, column 1: unknown field"),
+            (
+                "endpoints: [http://a]\nendpoint: b",
+                "line 2, column 1: unknown field",
+            ),
             (
                 "endpoints: [https://a]\ncert-file: a.pem",
                 "cert-file and key-file go together",

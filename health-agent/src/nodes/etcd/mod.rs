@@ -79,11 +79,7 @@ impl EtcdRegistry {
     /// Begins to follow the nodes of a cluster. `own` is in the set from the start, and registered
     /// once it is published. Fails only when the settings cannot be used: a store that does not
     /// answer is waited for. Must be called in a tokio runtime.
-    pub fn open(
-        spec: EtcdSpec,
-        cluster: &str,
-        own: Option<Node>,
-    ) -> Result<Self, EtcdConfigError> {
+    pub fn open(spec: EtcdSpec, cluster: &str, own: Option<Node>) -> Result<Self, EtcdConfigError> {
         spec.source.access()?;
         let view = View::new(cluster, own);
         let state = SourceState {
@@ -270,7 +266,10 @@ impl Follower {
             let gathered_at = changed_at.map(|at| at + GATHER);
             let expiry_at = self.view.next_expiry().map(|at| self.started + at);
             let wake_at = [gathered_at, expiry_at, Some(abandoned_at)];
-            let wake_at = wake_at.into_iter().flatten().fold(question_at, Instant::min);
+            let wake_at = wake_at
+                .into_iter()
+                .flatten()
+                .fold(question_at, Instant::min);
             tokio::select! {
                 message = stream.message() => {
                     let response = match message {
@@ -358,7 +357,10 @@ impl Follower {
         for (node, mod_revision) in abandoned.into_iter().take(ABANDONED_AT_ONCE) {
             let (record, presence) = (self.keys.record(&node), self.keys.presence(&node));
             match store.forget(&record, &presence, mod_revision).await {
-                Ok(true) => info!(key = record, "deleted the record of a node whose agent is gone"),
+                Ok(true) => info!(
+                    key = record,
+                    "deleted the record of a node whose agent is gone"
+                ),
                 Ok(false) => {}
                 Err(error) => warn!(key = record, %error, "an abandoned record stays"),
             }
@@ -426,7 +428,11 @@ impl Follower {
         }
         for entry in &set.sources[0].rejected {
             if !known.sources[0].rejected.contains(entry) {
-                warn!(key = entry.key, reason = entry.reason, "a record is left out");
+                warn!(
+                    key = entry.key,
+                    reason = entry.reason,
+                    "a record is left out"
+                );
             }
         }
         self.sender.send_replace(Arc::new(set));

@@ -141,7 +141,8 @@ impl Registration {
             self.written = Some(Instant::now());
             info!(node = own.full_name(), "registered in etcd");
         }
-        self.problem.send_if_modified(|problem| problem.take().is_some());
+        self.problem
+            .send_if_modified(|problem| problem.take().is_some());
         Ok(())
     }
 }
@@ -171,7 +172,9 @@ impl Signs {
     /// The sign of a node's agent was written, or deleted.
     pub(super) fn presence_changed(&self, node: &str, value: Option<&[u8]>) {
         let own = self.own.borrow();
-        if own.as_ref().is_none_or(|own| own.name != node) || value == Some(self.instance.as_bytes()) {
+        if own.as_ref().is_none_or(|own| own.name != node)
+            || value == Some(self.instance.as_bytes())
+        {
             return;
         }
         if value.is_some() {

@@ -115,10 +115,17 @@ impl Store {
                 }
             };
             let at = position.get_or_insert(position_behind(page.header())?);
-            if page.header().is_some_and(|h| h.cluster_id() != at.cluster_id) {
+            if page
+                .header()
+                .is_some_and(|h| h.cluster_id() != at.cluster_id)
+            {
                 return Err(StoreError::new("list the nodes", "another cluster answers"));
             }
-            pairs.extend(page.kvs().iter().map(|kv| pair(kv, kv.value().to_vec().into())));
+            pairs.extend(
+                page.kvs()
+                    .iter()
+                    .map(|kv| pair(kv, kv.value().to_vec().into())),
+            );
             match page.kvs().last() {
                 Some(last) if page.more() => from = behind(last.key()),
                 _ => break,
@@ -302,7 +309,8 @@ fn is_too_large(error: &Error) -> bool {
 
 /// Whether what the store sent was the trouble, so that asking for the same again is of no use.
 pub(super) fn is_unreadable(error: &Error) -> bool {
-    is_too_large(error) || matches!(error, Error::GRpcStatus(status) if status.message().contains("decode"))
+    is_too_large(error)
+        || matches!(error, Error::GRpcStatus(status) if status.message().contains("decode"))
 }
 
 pub(super) fn watch_failed(error: &Error) -> StoreError {

@@ -236,7 +236,9 @@ impl View {
             .iter()
             .filter(|(name, stored)| {
                 stored.leaves_at.is_none()
-                    && stored.absent_since.is_some_and(|since| since + grace <= now)
+                    && stored
+                        .absent_since
+                        .is_some_and(|since| since + grace <= now)
                     && self.own.as_ref().is_none_or(|own| own.name != **name)
             })
             .map(|(name, stored)| (name.clone(), stored.mod_revision))
@@ -261,7 +263,11 @@ impl View {
             .collect();
         others.sort_by_key(|(_, stored)| {
             let leaving = stored.leaves_at.is_some();
-            (leaving, stored.absent_since.is_some(), stored.create_revision)
+            (
+                leaving,
+                stored.absent_since.is_some(),
+                stored.create_revision,
+            )
         });
         for (name, stored) in others {
             let key = self.keys.record(name);
@@ -297,13 +303,16 @@ impl View {
         };
         let record: NodeRecord =
             serde_json::from_slice(bytes).map_err(|error| format!("not a node record: {error}"))?;
-        let (claimed_name, claimed_cluster) = (record.name().to_owned(), record.cluster().to_owned());
+        let (claimed_name, claimed_cluster) =
+            (record.name().to_owned(), record.cluster().to_owned());
         // With nobody else's claims, this checks the record by itself.
         let node = Claims::default()
             .take(record.into_entry(&pair.key), &self.cluster)
             .map_err(|refused| refused.to_string())?;
         if claimed_name != name {
-            return Err(format!("it is of node {claimed_name:?}, which is not the key's"));
+            return Err(format!(
+                "it is of node {claimed_name:?}, which is not the key's"
+            ));
         }
         if claimed_cluster != self.cluster {
             return Err(format!(
@@ -358,7 +367,10 @@ mod tests {
     fn reasons(view: &View) -> Vec<(String, String)> {
         let rejected = view.nodes().1;
         let short = |key: String| key.replace("/health-agent/v1/default/nodes/", "");
-        rejected.into_iter().map(|r| (short(r.key), r.reason)).collect()
+        rejected
+            .into_iter()
+            .map(|r| (short(r.key), r.reason))
+            .collect()
     }
 
     #[test]
@@ -368,23 +380,54 @@ mod tests {
             ("nodes/x", "".to_owned(), "not a node record: EOF"),
             ("nodes/x", "\u{0}\u{1}".to_owned(), "not a node record: "),
             ("nodes/x", "[1, 2]".to_owned(), "not a node record: "),
-            ("nodes/x", "1".repeat(1 << 20), "the value has 1048576 bytes"),
+            (
+                "nodes/x",
+                "1".repeat(1 << 20),
+                "the value has 1048576 bytes",
+            ),
             ("nodes/x", json("y", "10.0.0.9"), "it is of node \"y\""),
-            ("nodes/a/b", json("a/b", "10.0.0.9"), "node name \"a/b\" must not"),
-            ("nodes/x", good.replace("default", "west"), "it is of cluster \"west\""),
-            ("nodes/x", good.replace("10.0.0.9", "10.0.0.999"), "\"10.0.0.999\" is not an IP"),
-            ("nodes/x", good.replace("10.0.0.9", "224.0.0.1"), "224.0.0.1 is not a unicast"),
-            ("nodes/x", good.replace("10.0.0.9", "10.0.0.1"), "address 10.0.0.1 is there twice"),
+            (
+                "nodes/a/b",
+                json("a/b", "10.0.0.9"),
+                "node name \"a/b\" must not",
+            ),
+            (
+                "nodes/x",
+                good.replace("default", "west"),
+                "it is of cluster \"west\"",
+            ),
+            (
+                "nodes/x",
+                good.replace("10.0.0.9", "10.0.0.999"),
+                "\"10.0.0.999\" is not an IP",
+            ),
+            (
+                "nodes/x",
+                good.replace("10.0.0.9", "224.0.0.1"),
+                "224.0.0.1 is not a unicast",
+            ),
+            (
+                "nodes/x",
+                good.replace("10.0.0.9", "10.0.0.1"),
+                "address 10.0.0.1 is there twice",
+            ),
         ] {
             let mut view = View::new("default", None);
             view.replace(
-                vec![record("a", "10.0.0.1", 1), pair(key, value, 2), record("b", "10.0.0.2", 3)],
+                vec![
+                    record("a", "10.0.0.1", 1),
+                    pair(key, value, 2),
+                    record("b", "10.0.0.2", 3),
+                ],
                 Duration::ZERO,
             );
             assert_eq!(names(&view), ["a", "b"], "{expected}");
             let reasons = reasons(&view);
             assert_eq!(reasons.len(), 1, "{reasons:?}");
-            assert!(reasons[0].1.starts_with(expected), "{reasons:?} for {expected}");
+            assert!(
+                reasons[0].1.starts_with(expected),
+                "{reasons:?} for {expected}"
+            );
         }
     }
 
@@ -496,7 +539,9 @@ mod tests {
     #[test]
     fn countless_refusals_are_summed_up() {
         let mut view = View::new("default", None);
-        let pairs = (0..150).map(|i| pair(&format!("nodes/n{i}"), "", i)).collect();
+        let pairs = (0..150)
+            .map(|i| pair(&format!("nodes/n{i}"), "", i))
+            .collect();
         view.replace(pairs, Duration::ZERO);
         let reasons = reasons(&view);
         assert_eq!(reasons.len(), 100);
