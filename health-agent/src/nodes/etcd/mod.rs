@@ -31,7 +31,7 @@ use crate::config::RegistrySpec;
 pub use self::config::EtcdConfigError;
 
 /// Changes that come within this time become one new set.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER: Duration = Duration::from_millis(100);
 /// Time between two questions to a silent store whether it is still there.
 const QUESTION_PERIOD: Duration = Duration::from_secs(3);
 /// A store that was silent for so long, with questions, is gone.

@@ -339,6 +339,8 @@ fn summarised(mut rejected: Vec<Rejected>) -> Vec<Rejected> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -546,5 +548,76 @@ mod tests {
         let reasons = reasons(&view);
         assert_eq!(reasons.len(), 100);
         assert_eq!(reasons[99].0, "51 more");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Put(u8, u8),
+        Rubbish(u8, String),
+        Presence(u8),
+        Delete(String),
+        List(Vec<(u8, u8)>),
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let name = 0..5_u8;
+        prop_oneof![
+            (name.clone(), 0..5_u8).prop_map(|(name, address)| Step::Put(name, address)),
+            (name.clone(), any::<String>()).prop_map(|(name, text)| Step::Rubbish(name, text)),
+            name.clone().prop_map(Step::Presence),
+            name.clone()
+                .prop_map(|name| Step::Delete(format!("nodes/n{name}"))),
+            name.clone()
+                .prop_map(|name| Step::Delete(format!("presence/n{name}"))),
+            proptest::collection::vec((name, 0..5_u8), 0..6).prop_map(Step::List),
+            (0..200_u64).prop_map(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn no_history_loses_this_node_or_gives_an_address_twice(
+            steps in proptest::collection::vec(step(), 1..60),
+        ) {
+            let record = |name: u8, address: u8, revision| {
+                record(&format!("n{name}"), &format!("10.0.0.{address}"), revision)
+            };
+            let own = Node {
+                name: "n0".to_owned(),
+                cluster: "default".to_owned(),
+                addresses: vec!["10.0.0.0".parse().expect("an address")],
+                secondary_addresses: Vec::new(),
+                pod_cidrs: Vec::new(),
+                health_addresses: Vec::new(),
+            };
+            let mut view = View::new("default", Some(own.clone()));
+            let mut now = Duration::ZERO;
+            for (revision, step) in (1..).zip(steps) {
+                match step {
+                    Step::Put(name, address) => view.put(record(name, address, revision), now),
+                    Step::Rubbish(name, text) => {
+                        view.put(pair(&format!("nodes/n{name}"), text, revision), now);
+                    }
+                    Step::Presence(name) => {
+                        view.put(pair(&format!("presence/n{name}"), "i", revision), now);
+                    }
+                    Step::Delete(key) => {
+                        view.delete(&format!("/health-agent/v1/default/{key}"), now);
+                    }
+                    Step::List(nodes) => {
+                        let pairs = nodes.iter().map(|&(n, a)| record(n, a, revision)).collect();
+                        view.replace(pairs, now);
+                    }
+                    Step::Wait(seconds) => now += SECOND * u32::try_from(seconds).expect("few"),
+                }
+                view.expire(now);
+                prop_assert!(view.next_expiry().is_none_or(|at| at > now));
+                let (nodes, _) = view.nodes();
+                prop_assert!(nodes.contains(&own));
+                let addresses: HashSet<_> = nodes.iter().map(|node| node.addresses[0]).collect();
+                prop_assert_eq!(addresses.len(), nodes.len());
+            }
+        }
     }
 }
