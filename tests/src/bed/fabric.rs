@@ -123,7 +123,11 @@ pub(super) fn attach(node: &str) -> anyhow::Result<()> {
 
 /// Gives the bridge an address on which servers can be run for the nodes.
 pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
-    batch(FABRIC, &format!("address replace {address}/24 dev br0\n"))
+    // What a namespace sends to its own addresses crosses its loopback.
+    batch(
+        FABRIC,
+        &format!("link set lo up\naddress replace {address}/24 dev br0\n"),
+    )
 }
 
 fn add_namespace(name: &str) -> anyhow::Result<()> {
