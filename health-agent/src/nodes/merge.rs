@@ -15,7 +15,7 @@ use super::validate::{Claims, Entry};
 use super::{Node, NodeSet, Registry, Rejected};
 
 /// Changes that come within this time are kept at once.
-const SAVE_DELAY: Duration = Duration::from_secs(1);
+const SAVE_DELAY: Duration = Duration::from_millis(500);
 /// How often a quiet registry's set is noted as still right.
 const NOTE_PERIOD: Duration = Duration::from_secs(60);
 
