@@ -313,6 +313,10 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
         }
         // Over a living node's own record: its agent mends that.
         etcd.put(&format!("{PREFIX}nodes/hnode2"), "rubbish")?;
+        wait_for("the overwritten record to be mended", CONVERGENCE, || {
+            let record = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
+            Ok(record.success()?.contains("172.30.0.2").then_some(()))
+        })?;
         news_arrive(bed.nodes(), &etcd, 205, Instant::now())?;
         // A restarted agent lists what the others were told one by one.
         bed.node(1).kill_agent(Signal::SIGTERM)?;
@@ -331,8 +335,6 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
             }
             assert_eq!(told.lines().count(), cases.len(), "{told}");
         }
-        let mended = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
-        assert!(mended.success()?.contains("172.30.0.2"));
         bed.wait_all_reachable(SOON)
     })
 }

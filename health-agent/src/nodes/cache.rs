@@ -86,7 +86,7 @@ impl Cache {
     }
 
     /// What is to be written, and where to.
-    pub(super) fn to_save(&mut self) -> Save {
+    pub(super) fn take_unsaved(&mut self) -> Save {
         self.unsaved = false;
         Save {
             path: self.path.clone(),
@@ -152,7 +152,7 @@ mod tests {
         let mut cache = Cache::load(dir.path());
         cache.note("west", "etcd:http://a", &[node("a")], then);
         assert!(cache.unsaved);
-        cache.to_save().write().unwrap();
+        cache.take_unsaved().write().unwrap();
         assert!(!cache.unsaved);
 
         let cache = Cache::load(dir.path());
@@ -171,12 +171,12 @@ mod tests {
         let then = Timestamp::from_second(1_000_000).unwrap();
         let mut cache = Cache::load(dir.path());
         cache.note("west", "r", &[node("a")], then);
-        cache.to_save();
+        cache.take_unsaved();
         cache.note("west", "r", &[node("a")], then);
         assert!(!cache.unsaved);
         cache.note("west", "r", &[node("a")], then + LONGEST_AGE);
         assert!(cache.unsaved);
-        cache.to_save();
+        cache.take_unsaved();
         cache.note("west", "r", &[node("b")], then + LONGEST_AGE);
         assert!(cache.unsaved);
     }

@@ -149,7 +149,7 @@ impl Merger {
     }
 
     async fn save(&mut self) {
-        let save = self.cache.to_save();
+        let save = self.cache.take_unsaved();
         let path = save.path().to_owned();
         let written = tokio::task::spawn_blocking(move || save.write()).await;
         match written {

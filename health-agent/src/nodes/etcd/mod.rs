@@ -231,7 +231,7 @@ impl Follower {
     }
 
     /// Begins a watch at the position, or lists everything where that is not possible.
-    async fn catch_up(&mut self, store: &mut Store) -> Result<WatchStream, StoreError> {
+    async fn catch_up(&mut self, store: &mut Store) -> Result<Box<WatchStream>, StoreError> {
         loop {
             let position = match self.position {
                 Some(position) => position,
@@ -256,7 +256,12 @@ impl Follower {
         }
     }
 
-    async fn follow(&mut self, mut stream: WatchStream, store: &mut Store, signs: &Signs) -> Ended {
+    async fn follow(
+        &mut self,
+        mut stream: Box<WatchStream>,
+        store: &mut Store,
+        signs: &Signs,
+    ) -> Ended {
         let mut heard = Instant::now();
         let mut question_at = heard + QUESTION_PERIOD;
         let mut abandoned_at = heard + ABANDONED_PERIOD;

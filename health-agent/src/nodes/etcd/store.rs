@@ -50,7 +50,7 @@ pub(super) struct Position {
 /// A watch that began.
 pub(super) enum Watch {
     /// It goes on from the position.
-    From(WatchStream),
+    From(Box<WatchStream>),
     /// The store's history does not reach back to the position, or is another one.
     HistoryGone(&'static str),
 }
@@ -170,7 +170,7 @@ impl Store {
         } else if created.canceled() {
             Watch::HistoryGone(canceled(&created))
         } else {
-            Watch::From(stream)
+            Watch::From(Box::new(stream))
         })
     }
 
