@@ -17,6 +17,9 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
+/// What building needs: etcd's client is generated from its protocol's definition.
+pub(crate) const BUILD: &[Tool] = &[tool("protoc", "protobuf-compiler")];
+
 /// What a bed needs.
 pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-linux")];
 
@@ -30,6 +33,8 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("bpftool", "bpftool"),
     tool("prometheus", "prometheus"),
     tool("promtool", "prometheus"),
+    tool("etcd", "etcd-server"),
+    tool("etcdctl", "etcd-client"),
 ];
 
 /// What the benchmarks need.

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::packages;
 use crate::process::{output, run};
 use crate::workspace::Workspace;
 
@@ -21,6 +22,7 @@ pub(crate) fn setup(workspace: &Workspace) -> anyhow::Result<()> {
         Path::new(BTF).exists(),
         "{BTF} is missing: boot a kernel that is built with CONFIG_DEBUG_INFO_BTF=y"
     );
+    packages::require(packages::BUILD)?;
     let channel = workspace.channel()?;
     let sysroot = sysroot(channel)?;
     rust_src(channel, &sysroot)?;

@@ -7,13 +7,14 @@ use std::path::Path;
 use anyhow::Context as _;
 use nix::unistd::Uid;
 
+use super::own;
 use crate::config::Location;
 use crate::datapath::loader;
 use crate::endpoint::health;
 use crate::pidfile::PidFile;
 
-/// Removes pins, programs, the health endpoint, routes, settings and files of an instance, and tells
-/// what it removed. What is not there is no failure; a running agent is.
+/// Removes pins, programs, the health endpoint, routes, settings and files of an instance and its
+/// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     anyhow::ensure!(
         Uid::effective().is_root(),
@@ -36,8 +37,13 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     failed.extend(endpoint.failed.iter().map(ToString::to_string));
 
     drop(pid_file);
-    let learned = location.state_dir.join(crate::mesh::LEARNED_FILE);
-    for file in [location.socket(), learned] {
+    match own::forget(&location.state_dir).await {
+        Ok(record) => removed.extend(record),
+        Err(error) => failed.push(format!("{error:#}")),
+    }
+    let kept = [crate::mesh::LEARNED_FILE, crate::nodes::CACHE_FILE];
+    let kept = kept.map(|file| location.state_dir.join(file));
+    for file in std::iter::once(location.socket()).chain(kept) {
         if remove(fs::remove_file(&file), &file)? {
             removed.push(format!("file {}", file.display()));
         }

@@ -3,6 +3,7 @@
 mod cleanup;
 mod folders;
 mod node;
+mod own;
 mod routes;
 mod state;
 mod watch;
@@ -34,7 +35,7 @@ use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshOptions};
 use crate::metrics::{Exporter, Format};
 use crate::net::netlink;
-use crate::nodes::{self, Node, NodeSet, Registry as _};
+use crate::nodes::{self, Node, Registry};
 use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.
@@ -44,17 +45,17 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// [`cleanup`] removes it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     kernel::require(&config.location.bpf_root)?;
-    let registry = nodes::open(&config)?;
-    let nodes = registry.watch();
-    let own = own_node(&nodes.borrow(), &config)?;
     let socket_group = config
         .socket_group
         .as_deref()
         .map(socket::group)
         .transpose()?;
+    let settings = own::from_settings(&config).await?;
+    let registry = nodes::open(&config, settings)?;
+    let own = own::known(&*registry, &config)?;
 
     let new_folders = NewFolders::make(&config.location)?;
-    let result = run_in_folders(config, socket_group, own, nodes).await;
+    let result = run_in_folders(config, socket_group, own, registry).await;
     if result.is_err() {
         new_folders.remove();
     }
@@ -64,8 +65,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 async fn run_in_folders(
     config: Config,
     socket_group: Option<Gid>,
-    own: Node,
-    nodes: Receiver<Arc<NodeSet>>,
+    own: Option<Node>,
+    registry: Box<dyn Registry>,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
@@ -74,7 +75,7 @@ async fn run_in_folders(
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = match Agent::start(&config, own, nodes, source).await {
+    let result = match Agent::start(&config, own, registry, source).await {
         Ok(agent) => {
             agent.supervise().await;
             Ok(())
@@ -90,27 +91,13 @@ async fn run_in_folders(
     result
 }
 
-/// This node's entry in the registry.
-fn own_node(nodes: &NodeSet, config: &Config) -> anyhow::Result<Node> {
-    nodes
-        .nodes
-        .iter()
-        .find(|node| node.name == config.node_name && node.cluster == config.cluster_name)
-        .cloned()
-        .with_context(|| {
-            format!(
-                "{} has no node {}/{}: add it, or give this node's name with --node-name and --cluster-name",
-                config.registry,
-                config.cluster_name,
-                config.node_name
-            )
-        })
-}
-
 /// A started agent.
 struct Agent {
     node: NodeDatapath,
     source: Arc<AgentSource>,
+    registry: Box<dyn Registry>,
+    own: Node,
+    health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
     host_responder: Responder,
     monitors: [Monitor; 2],
@@ -119,10 +106,14 @@ struct Agent {
 impl Agent {
     async fn start(
         config: &Config,
-        own: Node,
-        registry: Receiver<Arc<NodeSet>>,
+        own: Option<Node>,
+        registry: Box<dyn Registry>,
         source: Arc<AgentSource>,
     ) -> anyhow::Result<Self> {
+        let own = match own {
+            Some(own) => own,
+            None => own::wait(&*registry, config, &source).await?,
+        };
         let netlink = netlink::open().context("cannot open a netlink socket")?;
         let uplinks = node::uplinks(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
@@ -157,16 +148,24 @@ impl Agent {
                 magic: node.probe_magic,
                 state_dir: config.location.state_dir.clone(),
             },
-            registry.clone(),
+            registry.watch(),
             Arc::new(node.datapath.rtt()?),
             node.health_addresses(),
         )?;
         source.set_mesh(mesh);
+        own::remember(config)?;
+        registry.publish(own::with_health_addresses(
+            &own,
+            &node.health_addresses().borrow(),
+        ));
         info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
         Ok(Self {
+            health_addresses: node.health_addresses(),
             node,
             source,
-            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry)),
+            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
+            registry,
+            own,
             host_responder,
             monitors,
         })
@@ -209,6 +208,7 @@ impl Agent {
             tokio::select! {
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
+                Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
                     if backoff.is_due() {
                         let outcome = watch::repair(&mut self.node).await;
@@ -218,6 +218,13 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Tells the registry the addresses of the health endpoint.
+    fn publish(&mut self) {
+        let addresses = self.health_addresses.borrow_and_update();
+        self.registry
+            .publish(own::with_health_addresses(&self.own, &addresses));
     }
 }
 

@@ -26,6 +26,8 @@ pub(super) struct AgentSource {
     started: Instant,
     mesh: OnceLock<MeshHandle>,
     endpoint: RwLock<Option<Endpoint>>,
+    /// What the start waits for.
+    waiting: RwLock<Option<String>>,
     repairs: RwLock<Repairs>,
     maps: Grace,
 }
@@ -44,6 +46,7 @@ impl AgentSource {
             started: Instant::now(),
             mesh: OnceLock::new(),
             endpoint: RwLock::default(),
+            waiting: RwLock::default(),
             repairs: RwLock::default(),
             maps: Grace::default(),
         }
@@ -70,8 +73,10 @@ impl AgentSource {
                 Observation::aged("registry", problem, age).warning()
             }));
         } else {
-            let starting = Some("the agent is starting".to_owned());
-            observations.push(Observation::now("start", starting).warning());
+            let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);
+            let starting = waiting.clone();
+            let starting = starting.unwrap_or_else(|| "the agent is starting".to_owned());
+            observations.push(Observation::now("start", Some(starting)).warning());
         }
         Liveness::judge(observations, now)
     }
@@ -95,6 +100,11 @@ impl AgentSource {
     pub(super) fn set_mesh(&self, mesh: MeshHandle) {
         // There is one mesh in an agent's life.
         let _ = self.mesh.set(mesh);
+    }
+
+    /// What the start waits for, in words.
+    pub(super) fn set_waiting(&self, waiting: Option<String>) {
+        *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     pub(super) fn set_endpoint(

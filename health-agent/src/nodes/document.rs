@@ -1,14 +1,12 @@
 //! The YAML document of the node registry: parsing and validation, no files involved.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::net::IpAddr;
 
-use ipnet::IpNet;
 use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
 use super::Node;
+use super::validate::{self, Claims, Entry, Written};
 
 /// Why a document is refused, and where in it.
 #[derive(Debug, thiserror::Error)]
@@ -17,12 +15,10 @@ pub enum DocumentError {
     #[error("it is empty; it needs a list `nodes` with at least one node")]
     Empty,
     /// Something in it is wrong.
-    #[error("line {line}, column {column}: {problem}")]
+    #[error("{place}: {problem}")]
     At {
-        /// Counted from 1.
-        line: u64,
-        /// In characters, counted from 1.
-        column: u64,
+        /// Where.
+        place: Place,
         /// What is wrong.
         problem: Problem,
     },
@@ -40,88 +36,9 @@ pub enum Problem {
     /// An empty list.
     #[error("there are no nodes in it")]
     NoNodes,
-    /// A name that cannot be part of `cluster/node`.
-    #[error("{what} {name:?} must not be empty nor hold white space or a slash")]
-    InvalidName {
-        /// `node name` or `cluster name`.
-        what: &'static str,
-        /// As written.
-        name: String,
-    },
-    /// A node without an address.
-    #[error("node {0} has no address")]
-    NoAddress(String),
-    /// Two nodes with one name.
-    #[error("node {name} is there twice, first at {first}")]
-    DuplicateName {
-        /// `cluster/node`.
-        name: String,
-        /// The other place.
-        first: Place,
-    },
-    /// Not an IP address.
-    #[error("{0:?} is not an IP address")]
-    InvalidAddress(String),
-    /// An address that no host has.
-    #[error("{0} is not a unicast address")]
-    NotUnicast(IpAddr),
-    /// One address for two things.
-    #[error("address {address} is there twice, first at {first} as {owner}")]
-    DuplicateAddress {
-        /// The address.
-        address: IpAddr,
-        /// The other place.
-        first: Place,
-        /// Whose it is there.
-        owner: String,
-    },
-    /// Not a prefix.
-    #[error("{0:?} is not a CIDR such as 10.244.1.0/24")]
-    InvalidCidr(String),
-    /// An address with a length instead of a prefix.
-    #[error("CIDR {written} has host bits set; write {network}")]
-    HostBits {
-        /// As written.
-        written: IpNet,
-        /// What it should be.
-        network: IpNet,
-    },
-    /// Two prefixes with addresses in common.
-    #[error("pod CIDR {cidr} of {owner} overlaps {other} of {other_owner} at {place}")]
-    OverlappingCidrs {
-        /// The later one.
-        cidr: IpNet,
-        /// Its node.
-        owner: String,
-        /// The earlier one.
-        other: IpNet,
-        /// Its node.
-        other_owner: String,
-        /// Where the earlier one stands.
-        place: Place,
-    },
-    /// A node's own address lies where endpoints get theirs.
-    #[error("address {address} of {node} lies in the pod CIDR {cidr} of {owner} at {place}")]
-    AddressInPodCidr {
-        /// The node's address.
-        address: IpAddr,
-        /// The node.
-        node: String,
-        /// The prefix.
-        cidr: IpNet,
-        /// The prefix's node.
-        owner: String,
-        /// Where the prefix stands.
-        place: Place,
-    },
-    /// A health address that the node cannot have given out.
-    #[error("health address {address} is in none of the pod CIDRs of {node}")]
-    OutsidePodCidrs {
-        /// The address.
-        address: IpAddr,
-        /// Its node.
-        node: String,
-    },
+    /// An entry that cannot be used.
+    #[error(transparent)]
+    Entry(#[from] validate::Problem<Place>),
 }
 
 /// A place in the document, to refer to.
@@ -149,22 +66,27 @@ impl From<Location> for Place {
 impl Place {
     fn error(self, problem: Problem) -> DocumentError {
         DocumentError::At {
-            line: self.line,
-            column: self.column,
+            place: self,
             problem,
         }
+    }
+}
+
+impl From<validate::Refused<Place>> for DocumentError {
+    fn from(refused: validate::Refused<Place>) -> Self {
+        refused.place.error(refused.problem.into())
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
-    nodes: Spanned<Vec<Spanned<Entry>>>,
+    nodes: Spanned<Vec<Spanned<DocumentEntry>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct DocumentEntry {
     name: Spanned<String>,
     #[serde(default)]
     cluster: Option<Spanned<String>>,
@@ -203,12 +125,11 @@ pub fn parse(text: &str, default_cluster: &str) -> Result<Vec<Node>, DocumentErr
         return Err(Place::from(document.nodes.referenced).error(Problem::NoNodes));
     }
 
-    let mut seen = Seen::default();
+    let mut claims = Claims::default();
     let mut nodes = Vec::with_capacity(document.nodes.value.len());
     for entry in document.nodes.value {
-        nodes.push(seen.node(entry, default_cluster)?);
+        nodes.push(claims.take(entry.into(), default_cluster)?);
     }
-    seen.check_pod_cidrs()?;
     nodes.sort_by(|a, b| (&a.cluster, &a.name).cmp(&(&b.cluster, &b.name)));
     Ok(nodes)
 }
@@ -222,193 +143,36 @@ fn malformed(error: serde_saphyr::Error) -> DocumentError {
     }
 }
 
-/// A node's own address.
-struct NodeAddress {
-    address: IpAddr,
-    node: String,
-    place: Place,
-}
-
-/// A node's pod CIDR.
-struct PodCidr {
-    cidr: IpNet,
-    node: String,
-    place: Place,
-}
-
-/// What must not occur twice.
-#[derive(Default)]
-struct Seen {
-    names: HashMap<String, Place>,
-    addresses: HashMap<IpAddr, (Place, String)>,
-    node_addresses: Vec<NodeAddress>,
-    pod_cidrs: Vec<PodCidr>,
-}
-
-impl Seen {
-    fn node(
-        &mut self,
-        entry: Spanned<Entry>,
-        default_cluster: &str,
-    ) -> Result<Node, DocumentError> {
+impl From<Spanned<DocumentEntry>> for Entry<Place> {
+    fn from(entry: Spanned<DocumentEntry>) -> Self {
+        let all = |list: Vec<Spanned<String>>| list.into_iter().map(Written::from).collect();
         let place = Place::from(entry.referenced);
         let entry = entry.value;
-        let name_place = Place::from(entry.name.referenced);
-        let name = name("node name", entry.name)?;
-        let cluster = match entry.cluster {
-            Some(cluster) => self::name("cluster name", cluster)?,
-            None => default_cluster.to_owned(),
-        };
-        let mut node = Node {
-            name,
-            cluster,
-            addresses: Vec::new(),
-            secondary_addresses: Vec::new(),
-            pod_cidrs: Vec::new(),
-            health_addresses: Vec::new(),
-        };
-        let full_name = node.full_name();
-        if let Some(&first) = self.names.get(&full_name) {
-            return Err(name_place.error(Problem::DuplicateName {
-                name: full_name,
-                first,
-            }));
+        Self {
+            place,
+            name: entry.name.into(),
+            cluster: entry.cluster.map(Written::from),
+            addresses: all(entry.addresses),
+            secondary_addresses: all(entry.secondary_addresses),
+            pod_cidrs: all(entry.pod_cidrs),
+            health_addresses: all(entry.health_addresses),
         }
-        self.names.insert(full_name.clone(), name_place);
-        if entry.addresses.is_empty() {
-            return Err(place.error(Problem::NoAddress(full_name)));
-        }
-
-        for (written, kept) in [
-            (entry.addresses, &mut node.addresses),
-            (entry.secondary_addresses, &mut node.secondary_addresses),
-        ] {
-            for written in written {
-                let (address, place) = self.address(written, &full_name)?;
-                kept.push(address);
-                self.node_addresses.push(NodeAddress {
-                    address,
-                    node: full_name.clone(),
-                    place,
-                });
-            }
-        }
-        for written in entry.pod_cidrs {
-            let (cidr, place) = cidr(written)?;
-            node.pod_cidrs.push(cidr);
-            self.pod_cidrs.push(PodCidr {
-                cidr,
-                node: full_name.clone(),
-                place,
-            });
-        }
-        for written in entry.health_addresses {
-            let owner = format!("the health endpoint of {full_name}");
-            let (address, place) = self.address(written, &owner)?;
-            if !node.pod_cidrs.iter().any(|cidr| cidr.contains(&address)) {
-                return Err(place.error(Problem::OutsidePodCidrs {
-                    address,
-                    node: full_name,
-                }));
-            }
-            node.health_addresses.push(address);
-        }
-        Ok(node)
-    }
-
-    fn address(
-        &mut self,
-        written: Spanned<String>,
-        owner: &str,
-    ) -> Result<(IpAddr, Place), DocumentError> {
-        let place = Place::from(written.referenced);
-        let address: IpAddr = written
-            .value
-            .parse()
-            .map_err(|_| place.error(Problem::InvalidAddress(written.value)))?;
-        let broadcast = address == IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
-        let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-        if address.is_unspecified() || address.is_multicast() || broadcast || mapped {
-            return Err(place.error(Problem::NotUnicast(address)));
-        }
-        if let Some((first, owner)) = self.addresses.get(&address) {
-            return Err(place.error(Problem::DuplicateAddress {
-                address,
-                first: *first,
-                owner: owner.clone(),
-            }));
-        }
-        self.addresses.insert(address, (place, owner.to_owned()));
-        Ok((address, place))
-    }
-
-    /// Compares neighbours in order of their first address alone: prefixes are nested or apart, so
-    /// if any two overlap, two neighbours do.
-    fn check_pod_cidrs(&mut self) -> Result<(), DocumentError> {
-        self.pod_cidrs
-            .sort_by_key(|pod| (pod.cidr.network(), pod.cidr.prefix_len()));
-        for pair in self.pod_cidrs.windows(2) {
-            if pair[0].cidr.contains(&pair[1].cidr.network()) {
-                let (earlier, later) = if pair[0].place < pair[1].place {
-                    (&pair[0], &pair[1])
-                } else {
-                    (&pair[1], &pair[0])
-                };
-                return Err(later.place.error(Problem::OverlappingCidrs {
-                    cidr: later.cidr,
-                    owner: later.node.clone(),
-                    other: earlier.cidr,
-                    other_owner: earlier.node.clone(),
-                    place: earlier.place,
-                }));
-            }
-        }
-        for own in &self.node_addresses {
-            let below = self
-                .pod_cidrs
-                .partition_point(|pod| pod.cidr.network() <= own.address);
-            let Some(pod) = self.pod_cidrs[..below].last() else {
-                continue;
-            };
-            if pod.cidr.contains(&own.address) {
-                return Err(own.place.error(Problem::AddressInPodCidr {
-                    address: own.address,
-                    node: own.node.clone(),
-                    cidr: pod.cidr,
-                    owner: pod.node.clone(),
-                    place: pod.place,
-                }));
-            }
-        }
-        Ok(())
     }
 }
 
-fn name(what: &'static str, written: Spanned<String>) -> Result<String, DocumentError> {
-    let name = written.value;
-    if name.is_empty() || name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
-        return Err(Place::from(written.referenced).error(Problem::InvalidName { what, name }));
+impl From<Spanned<String>> for Written<Place> {
+    fn from(written: Spanned<String>) -> Self {
+        Self {
+            place: written.referenced.into(),
+            text: written.value,
+        }
     }
-    Ok(name)
-}
-
-fn cidr(written: Spanned<String>) -> Result<(IpNet, Place), DocumentError> {
-    let place = Place::from(written.referenced);
-    let cidr: IpNet = written
-        .value
-        .parse()
-        .map_err(|_| place.error(Problem::InvalidCidr(written.value)))?;
-    if cidr != cidr.trunc() {
-        return Err(place.error(Problem::HostBits {
-            written: cidr,
-            network: cidr.trunc(),
-        }));
-    }
-    Ok((cidr, place))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]

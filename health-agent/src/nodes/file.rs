@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
+pub enum FileError {
     /// There is no such file.
     #[error("nodes file {0} does not exist; name an existing one with --nodes-file")]
     Absent(PathBuf),
@@ -33,9 +33,6 @@ pub enum RegistryError {
         /// The system's answer.
         source: io::Error,
     },
-    /// Not a file.
-    #[error("the registry {0} is not supported")]
-    Unsupported(RegistrySpec),
     /// It does not say what it must.
     #[error("nodes file {path}: {source}")]
     Invalid {
@@ -57,7 +54,7 @@ impl FileRegistry {
     /// Reads the file and begins to watch it; nodes that name no cluster are of `default_cluster`.
     /// Fails when the file cannot be used now; later errors leave the last good set and stand in
     /// [`SourceState::stale`]. Must be called in a tokio runtime.
-    pub fn open(path: &Path, default_cluster: &str) -> Result<Self, RegistryError> {
+    pub fn open(path: &Path, default_cluster: &str) -> Result<Self, FileError> {
         let mut file = RegistryFile {
             path: path.to_owned(),
             default_cluster: default_cluster.to_owned(),
@@ -117,15 +114,15 @@ impl RegistryFile {
         })
     }
 
-    fn read(&self) -> Result<Vec<Node>, RegistryError> {
+    fn read(&self) -> Result<Vec<Node>, FileError> {
         let text = std::fs::read_to_string(&self.path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => RegistryError::Absent(self.path.clone()),
-            _ => RegistryError::Unreadable {
+            io::ErrorKind::NotFound => FileError::Absent(self.path.clone()),
+            _ => FileError::Unreadable {
                 path: self.path.clone(),
                 source,
             },
         })?;
-        document::parse(&text, &self.default_cluster).map_err(|source| RegistryError::Invalid {
+        document::parse(&text, &self.default_cluster).map_err(|source| FileError::Invalid {
             path: self.path.clone(),
             source: Box::new(source),
         })
@@ -208,7 +205,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nodes.yaml");
         let error = FileRegistry::open(&path, "default").unwrap_err();
-        assert!(matches!(error, RegistryError::Absent(_)), "{error}");
+        assert!(matches!(error, FileError::Absent(_)), "{error}");
         std::fs::write(&path, "nodes: [\n").unwrap();
         let error = FileRegistry::open(&path, "default")
             .unwrap_err()
@@ -216,7 +213,7 @@ mod tests {
         assert!(error.contains("nodes.yaml: line "), "{error}");
         std::fs::write(&path, b"nodes: \xff\n").unwrap();
         let error = FileRegistry::open(&path, "default").unwrap_err();
-        assert!(matches!(error, RegistryError::Unreadable { .. }), "{error}");
+        assert!(matches!(error, FileError::Unreadable { .. }), "{error}");
     }
 
     #[tokio::test]

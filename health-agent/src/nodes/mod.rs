@@ -1,7 +1,13 @@
 //! The node registry: who is in the mesh, and under which addresses.
 
+pub mod backoff;
+mod cache;
 pub mod document;
+pub mod etcd;
 pub mod file;
+pub mod merge;
+pub mod record;
+pub mod validate;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,8 +16,12 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use self::file::{FileRegistry, RegistryError};
+use self::etcd::{EtcdConfigError, EtcdRegistry, EtcdSpec};
+use self::file::{FileError, FileRegistry};
+use self::merge::{MergedRegistry, Role, Source};
 use crate::config::{Config, RegistrySpec};
+
+pub use self::cache::FILE as CACHE_FILE;
 
 /// One node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +98,56 @@ pub trait Registry: Send + Sync {
     fn publish(&self, own: Node);
 }
 
-/// Opens the registries that the settings name. Must be called in a tokio runtime.
-pub fn open(config: &Config) -> Result<FileRegistry, RegistryError> {
-    match &config.registry {
-        RegistrySpec::File(path) => FileRegistry::open(path, &config.cluster_name),
-        other => Err(RegistryError::Unsupported(other.clone())),
+/// Why a registry cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// An etcd cluster's settings.
+    #[error(transparent)]
+    Etcd(#[from] EtcdConfigError),
+    /// One that this program does not know how to read.
+    #[error("the registry {0} is not supported")]
+    Unsupported(RegistrySpec),
+}
+
+/// Opens the registries that the settings name. `own` is this node where it is known from the
+/// settings, and then in the set from the start. Registries that do not answer are waited for, with
+/// what they said last meanwhile; only settings that cannot be used are a failure. Must be called in
+/// a tokio runtime.
+pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
+    let mut sources = vec![Source {
+        registry: open_one(&config.registry, &config.cluster_name, own)?,
+        role: Role::Own,
+        cached: is_remote(&config.registry),
+    }];
+    for remote in &config.remote_clusters {
+        sources.push(Source {
+            registry: open_one(&remote.registry, &remote.name, None)?,
+            role: Role::Remote(remote.name.clone()),
+            cached: is_remote(&remote.registry),
+        });
     }
+    let merged = MergedRegistry::new(sources, &config.location.state_dir);
+    Ok(Box::new(merged))
+}
+
+fn open_one(
+    spec: &RegistrySpec,
+    cluster: &str,
+    own: Option<Node>,
+) -> Result<Box<dyn Registry>, OpenError> {
+    if let Some(etcd) = EtcdSpec::of(spec) {
+        return Ok(Box::new(EtcdRegistry::open(etcd, cluster, own)?));
+    }
+    match spec {
+        RegistrySpec::File(path) => Ok(Box::new(FileRegistry::open(path, cluster)?)),
+        other => Err(OpenError::Unsupported(other.clone())),
+    }
+}
+
+/// Whether a registry is elsewhere, and may be away.
+fn is_remote(spec: &RegistrySpec) -> bool {
+    !matches!(spec, RegistrySpec::File(_))
 }

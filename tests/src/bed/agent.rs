@@ -12,9 +12,9 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::RUNTIME_ROOT;
 use super::fabric::netns_path;
 use super::mounts::BPFFS;
-use super::{NODES_FILE, RUNTIME_ROOT};
 use crate::wait_for;
 
 /// How long an agent may take until it serves its API, and until it ends when told to.
@@ -44,6 +44,8 @@ pub fn binary() -> anyhow::Result<PathBuf> {
 pub(super) struct AgentSpec {
     pub(super) binary: PathBuf,
     pub(super) name: String,
+    /// The flags that say where the nodes come from.
+    pub(super) registry: Vec<String>,
     pub(super) extra: Vec<String>,
 }
 
@@ -85,7 +87,7 @@ impl AgentSpec {
         let mut command = self.cli();
         command
             .args(["run", "--node-name", &self.name])
-            .args(["--nodes-file", NODES_FILE])
+            .args(&self.registry)
             .args(&self.extra);
         command
     }

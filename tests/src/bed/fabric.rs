@@ -111,6 +111,25 @@ pub(super) fn build(nodes: u8, ipv6: bool, mtu: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Takes a node's link off the bridge.
+pub(super) fn detach(node: &str) -> anyhow::Result<()> {
+    batch(FABRIC, &format!("link set {node} nomaster\n"))
+}
+
+/// Puts a node's link on the bridge.
+pub(super) fn attach(node: &str) -> anyhow::Result<()> {
+    batch(FABRIC, &format!("link set {node} master br0\n"))
+}
+
+/// Gives the bridge an address on which servers can be run for the nodes.
+pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
+    // What a namespace sends to its own addresses crosses its loopback.
+    batch(
+        FABRIC,
+        &format!("link set lo up\naddress replace {address}/24 dev br0\n"),
+    )
+}
+
 fn add_namespace(name: &str) -> anyhow::Result<()> {
     run(Command::new("ip").args(["netns", "add", name]))?.success()?;
     Ok(())

@@ -5,6 +5,7 @@
 //! starting one removes first what a killed one has left.
 
 mod agent;
+mod etcd;
 mod fabric;
 mod lock;
 mod mounts;
@@ -25,6 +26,7 @@ use self::reachability::Expected;
 use crate::process::tell;
 
 pub use self::agent::binary as agent_binary;
+pub use self::etcd::Etcd;
 pub use self::lock::BedLock;
 pub use self::mounts::BPFFS;
 pub use self::node::Node;
@@ -48,6 +50,7 @@ pub struct Builder {
     ipv6: bool,
     mtu: u32,
     agent_args: Vec<String>,
+    registry: fn(u8) -> String,
     start_agents: bool,
 }
 
@@ -77,6 +80,13 @@ impl Builder {
         self
     }
 
+    /// Flags that say where node `index` has its nodes from, words separated by blanks; the bed's
+    /// file unless told.
+    pub fn registry(mut self, flags: fn(index: u8) -> String) -> Self {
+        self.registry = flags;
+        self
+    }
+
     /// Leaves the agents to be started by the test.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
@@ -98,6 +108,10 @@ impl Builder {
                 let spec = AgentSpec {
                     binary: binary.clone(),
                     name: fabric::node_name(index),
+                    registry: (self.registry)(index)
+                        .split_whitespace()
+                        .map(str::to_owned)
+                        .collect(),
                     extra: self.agent_args.clone(),
                 };
                 Node::new(index, self.ipv6, spec)
@@ -140,6 +154,7 @@ impl Bed {
             ipv6: false,
             mtu: 1500,
             agent_args: Vec::new(),
+            registry: |_| format!("--nodes-file {NODES_FILE}"),
             start_agents: true,
         }
     }
@@ -219,6 +234,16 @@ impl Bed {
     /// Probes without an answer in one node's report.
     pub fn unanswered(&self, report: &HealthStatus) -> Vec<Unanswered> {
         reachability::unanswered(report, &self.expected())
+    }
+
+    /// Takes a node off the bridge: nobody reaches it, and it reaches nobody.
+    pub fn cut_off(&self, node: &Node) -> anyhow::Result<()> {
+        fabric::detach(node.name())
+    }
+
+    /// Puts a node back on the bridge.
+    pub fn reconnect(&self, node: &Node) -> anyhow::Result<()> {
+        fabric::attach(node.name())
     }
 
     fn expected(&self) -> Vec<Expected> {

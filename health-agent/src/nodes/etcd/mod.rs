@@ -1,0 +1,455 @@
+//! The registry in etcd. Each agent writes its node's record, which stays, and a sign of itself
+//! bound to a lease, which does not: a node leaves the set when its record is deleted, not when its
+//! agent or the way to the store is gone. Whether a node is alive is for the probes to say.
+//!
+//! `store` talks to etcd, `view` makes nodes of keys, `registration` keeps this node's own keys, and
+//! the task here holds them together.
+
+mod config;
+mod registration;
+mod store;
+mod view;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::WatchStream;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use self::config::Source;
+use self::registration::{Registration, Signs};
+use self::store::{Change, News, Position, Store, StoreError, Watch};
+use self::view::{Key, Keys, Value, View};
+use super::backoff::Backoff;
+use super::{Node, NodeSet, Registry, Rejected, SourceState, Stale};
+use crate::config::RegistrySpec;
+
+pub use self::config::EtcdConfigError;
+
+/// Changes that come within this time become one new set.
+const GATHER: Duration = Duration::from_millis(100);
+/// Time between two questions to a silent store whether it is still there.
+const QUESTION_PERIOD: Duration = Duration::from_secs(3);
+/// A store that was silent for so long, with questions, is gone.
+const LONGEST_SILENCE: Duration = Duration::from_secs(7);
+/// Time between two looks for abandoned records.
+const ABANDONED_PERIOD: Duration = Duration::from_secs(60);
+/// How long a node's agent must be away until its record is deleted.
+const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
+/// Up to this is added to that, so that not all agents delete it at once.
+const ABANDONED_SPREAD: Duration = Duration::from_secs(600);
+/// Most abandoned records that one look deletes.
+const ABANDONED_AT_ONCE: usize = 10;
+
+/// Where an etcd cluster is.
+#[derive(Clone, Debug)]
+pub struct EtcdSpec {
+    source: Source,
+    shown: String,
+}
+
+impl EtcdSpec {
+    /// What the settings say; `None` where they mean another kind of registry.
+    pub fn of(spec: &RegistrySpec) -> Option<Self> {
+        let source = match spec {
+            RegistrySpec::Etcd(urls) => Source::Urls(urls.clone()),
+            RegistrySpec::EtcdConfig(path) => Source::File(path.clone()),
+            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => return None,
+        };
+        Some(Self {
+            source,
+            shown: spec.to_string(),
+        })
+    }
+}
+
+/// The registry in etcd. Dropping it ends the connection; the node stays registered.
+#[derive(Debug)]
+pub struct EtcdRegistry {
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    own: watch::Sender<Option<Node>>,
+    task: JoinHandle<()>,
+}
+
+impl EtcdRegistry {
+    /// Begins to follow the nodes of a cluster. `own` is in the set from the start, and registered
+    /// once it is published. Fails only when the settings cannot be used: a store that does not
+    /// answer is waited for. Must be called in a tokio runtime.
+    pub fn open(spec: EtcdSpec, cluster: &str, own: Option<Node>) -> Result<Self, EtcdConfigError> {
+        spec.source.access()?;
+        let view = View::new(cluster, own);
+        let state = SourceState {
+            registry: spec.shown.clone(),
+            cluster: cluster.to_owned(),
+            stale: Some(Stale {
+                since: Timestamp::now(),
+                reason: "not connected yet".to_owned(),
+            }),
+            rejected: Vec::new(),
+        };
+        let initial = NodeSet {
+            nodes: view.nodes().0,
+            sources: vec![state.clone()],
+        };
+        let (sender, receiver) = watch::channel(Arc::new(initial));
+        let (own, published) = watch::channel(None);
+        let follower = Follower {
+            source: spec.source,
+            keys: Keys::of(cluster),
+            view,
+            position: None,
+            state,
+            published,
+            sender,
+            started: Instant::now(),
+            heard: Timestamp::now(),
+            abandoned_after: ABANDONED_AFTER + ABANDONED_SPREAD.mul_f64(rand::random()),
+        };
+        Ok(Self {
+            nodes: receiver,
+            task: tokio::spawn(follower.run(Registration::new(own.subscribe()))),
+            own,
+        })
+    }
+}
+
+impl Drop for EtcdRegistry {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Registry for EtcdRegistry {
+    fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
+        self.nodes.clone()
+    }
+
+    fn publish(&self, own: Node) {
+        self.own.send_if_modified(|published| {
+            let changed = published.as_ref() != Some(&own);
+            *published = Some(own);
+            changed
+        });
+    }
+}
+
+/// Deletes a node's record, trying each member once. Returns whether there was one.
+pub async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Result<bool, String> {
+    let access = spec.source.access().map_err(|error| error.to_string())?;
+    let mut failures = Vec::new();
+    for endpoint in &access.endpoints {
+        let deleted = async {
+            let mut store = Store::connect(&access, endpoint, Keys::of(cluster)).await?;
+            store.deregister(node).await
+        };
+        match deleted.await {
+            Ok(deleted) => return Ok(deleted),
+            Err(error) => failures.push(format!("{endpoint}: {error}")),
+        }
+    }
+    Err(failures.join("; "))
+}
+
+/// The task that follows the store.
+struct Follower {
+    source: Source,
+    keys: Keys,
+    view: View,
+    /// How far the view is; `None` while all has to be listed.
+    position: Option<Position>,
+    state: SourceState,
+    published: watch::Receiver<Option<Node>>,
+    sender: watch::Sender<Arc<NodeSet>>,
+    started: Instant,
+    /// When the store was heard last.
+    heard: Timestamp,
+    abandoned_after: Duration,
+}
+
+impl Follower {
+    async fn run(mut self, mut registration: Registration) {
+        let mut backoff = Backoff::default();
+        // Members are taken in turn, each agent beginning with another one.
+        let mut turn = usize::from(rand::random::<u16>());
+        loop {
+            let error = self.connected(turn, &mut registration, &mut backoff).await;
+            turn = turn.wrapping_add(1);
+            self.lost(error);
+            let pause = tokio::time::sleep(backoff.pause(rand::random()));
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    () = &mut pause => break,
+                    Ok(()) = self.published.changed() => self.take_own(),
+                }
+            }
+        }
+    }
+
+    /// Follows the store through one member until that fails; the reason.
+    async fn connected(
+        &mut self,
+        turn: usize,
+        registration: &mut Registration,
+        backoff: &mut Backoff,
+    ) -> StoreError {
+        let access = match self.source.access() {
+            Ok(access) => access,
+            Err(error) => return StoreError::new("use the settings", error.to_string()),
+        };
+        let endpoint = &access.endpoints[turn % access.endpoints.len()];
+        let connected = Store::connect(&access, endpoint, self.keys.clone()).await;
+        let mut store = match connected {
+            Ok(store) => store,
+            Err(error) => return error,
+        };
+        loop {
+            let stream = match self.catch_up(&mut store).await {
+                Ok(stream) => stream,
+                Err(error) => return error,
+            };
+            backoff.reset();
+            self.found(endpoint);
+            let signs = registration.signs();
+            let keep = registration.keep(store.clone());
+            let ended = tokio::select! {
+                ended = self.follow(stream, &mut store, &signs) => ended,
+                never = keep => match never {},
+            };
+            match ended {
+                Ended::HistoryGone(reason) => {
+                    info!(reason, "listing the nodes again");
+                    self.position = None;
+                }
+                Ended::Failed(error) => return error,
+            }
+        }
+    }
+
+    /// Begins a watch at the position, or lists everything where that is not possible.
+    async fn catch_up(&mut self, store: &mut Store) -> Result<Box<WatchStream>, StoreError> {
+        loop {
+            let position = match self.position {
+                Some(position) => position,
+                None => {
+                    let (pairs, position) = store.list().await?;
+                    let now = self.now();
+                    self.view.replace(pairs, now);
+                    *self.position.insert(position)
+                }
+            };
+            match store.watch(position).await? {
+                Watch::From(stream) => {
+                    let now = self.now();
+                    self.view.resume(now);
+                    return Ok(stream);
+                }
+                Watch::HistoryGone(reason) => {
+                    info!(reason, "listing the nodes again");
+                    self.position = None;
+                }
+            }
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        mut stream: Box<WatchStream>,
+        store: &mut Store,
+        signs: &Signs,
+    ) -> Ended {
+        let mut heard = Instant::now();
+        let mut question_at = heard + QUESTION_PERIOD;
+        let mut abandoned_at = heard + ABANDONED_PERIOD;
+        let mut changed_at: Option<Instant> = None;
+        let mut problem = signs.problem();
+        loop {
+            let gathered_at = changed_at.map(|at| at + GATHER);
+            let expiry_at = self.view.next_expiry().map(|at| self.started + at);
+            let wake_at = [gathered_at, expiry_at, Some(abandoned_at)];
+            let wake_at = wake_at
+                .into_iter()
+                .flatten()
+                .fold(question_at, Instant::min);
+            tokio::select! {
+                message = stream.message() => {
+                    let response = match message {
+                        Ok(Some(response)) => response,
+                        Ok(None) => return Ended::Failed(StoreError::new("watch the nodes", "the store ended it")),
+                        Err(error) => {
+                            if store::is_unreadable(&error) {
+                                self.position = None;
+                            }
+                            return Ended::Failed(store::watch_failed(&error));
+                        }
+                    };
+                    heard = Instant::now();
+                    self.heard = Timestamp::now();
+                    let Some(position) = &mut self.position else {
+                        return Ended::HistoryGone("the position is lost");
+                    };
+                    match store::read(&response, position) {
+                        News::HistoryGone(reason) => return Ended::HistoryGone(reason),
+                        News::Changes(changes) if changes.is_empty() => {}
+                        News::Changes(changes) => {
+                            self.apply(changes, signs);
+                            changed_at.get_or_insert(heard);
+                        }
+                    }
+                }
+                Ok(()) = self.published.changed() => self.take_own(),
+                Ok(()) = problem.changed() => {
+                    self.state.rejected = self.own_problem(&problem.borrow_and_update());
+                    changed_at.get_or_insert(Instant::now());
+                }
+                () = tokio::time::sleep_until(wake_at) => {}
+            }
+            let now = Instant::now();
+            if now >= question_at {
+                question_at = now + QUESTION_PERIOD;
+                if now - heard > LONGEST_SILENCE {
+                    let reason = format!("no answer for {LONGEST_SILENCE:?}");
+                    return Ended::Failed(StoreError::new("watch the nodes", reason));
+                }
+                // An answer to an earlier one may be under way; one that fails shows as silence.
+                let _ = stream.request_progress().await;
+            }
+            let expired = self.view.expire(self.now());
+            if expired || changed_at.is_some_and(|at| now >= at + GATHER) {
+                changed_at = None;
+                self.tell();
+            }
+            if now >= abandoned_at {
+                abandoned_at = now + ABANDONED_PERIOD;
+                self.forget_abandoned(store).await;
+            }
+        }
+    }
+
+    fn apply(&mut self, changes: Vec<Change>, signs: &Signs) {
+        let now = self.now();
+        for change in changes {
+            let (key, value) = match &change {
+                Change::Put(pair) => match &pair.value {
+                    Value::Bytes(bytes) => (&pair.key, Some(bytes.as_slice())),
+                    Value::TooLarge(_) => (&pair.key, Some([].as_slice())),
+                },
+                Change::Delete(key) => (key, None),
+            };
+            match self.keys.read(key) {
+                Some(Key::Record(node)) => signs.record_changed(node, value),
+                Some(Key::Presence(node)) => signs.presence_changed(node, value),
+                None => {}
+            }
+            match change {
+                Change::Put(pair) => self.view.put(pair, now),
+                Change::Delete(key) => self.view.delete(&key, now),
+            }
+        }
+    }
+
+    /// Deletes the records of nodes that are gone for good. Only an agent that is registered itself
+    /// may: one that merely reads another cluster's store changes nothing there.
+    async fn forget_abandoned(&mut self, store: &mut Store) {
+        if self.published.borrow().is_none() {
+            return;
+        }
+        let abandoned = self.view.abandoned(self.abandoned_after, self.now());
+        for (node, mod_revision) in abandoned.into_iter().take(ABANDONED_AT_ONCE) {
+            let (record, presence) = (self.keys.record(&node), self.keys.presence(&node));
+            match store.forget(&record, &presence, mod_revision).await {
+                Ok(true) => info!(
+                    key = record,
+                    "deleted the record of a node whose agent is gone"
+                ),
+                Ok(false) => {}
+                Err(error) => warn!(key = record, %error, "an abandoned record stays"),
+            }
+        }
+    }
+
+    /// What the settings of this node say by now.
+    fn take_own(&mut self) {
+        let own = self.published.borrow_and_update().clone();
+        if own.is_some() {
+            self.view.set_own(own);
+            self.tell();
+        }
+    }
+
+    fn own_problem(&self, problem: &Option<String>) -> Vec<Rejected> {
+        let own = self.published.borrow();
+        let key = own.as_ref().map(|own| self.keys.record(&own.name));
+        let (Some(key), Some(reason)) = (key, problem) else {
+            return Vec::new();
+        };
+        vec![Rejected {
+            key,
+            reason: reason.clone(),
+        }]
+    }
+
+    fn found(&mut self, endpoint: &str) {
+        self.heard = Timestamp::now();
+        let before = self.state.stale.take();
+        self.tell();
+        if before.is_some() {
+            let nodes = self.sender.borrow().nodes.len();
+            info!(endpoint, nodes, "connected to etcd");
+        }
+    }
+
+    fn lost(&mut self, error: StoreError) {
+        let stale = Stale {
+            since: self.heard,
+            reason: error.to_string(),
+        };
+        let known = self.state.stale.as_ref();
+        if known.is_none_or(|known| known.reason != stale.reason) {
+            warn!(registry = self.state.registry, %error, "etcd is away; the last good set stands");
+        }
+        self.state.stale = Some(stale);
+        self.tell();
+    }
+
+    /// Hands out the set, if it is another one.
+    fn tell(&mut self) {
+        let (nodes, mut rejected) = self.view.nodes();
+        rejected.splice(0..0, self.state.rejected.iter().cloned());
+        let set = NodeSet {
+            nodes,
+            sources: vec![SourceState {
+                rejected,
+                ..self.state.clone()
+            }],
+        };
+        let known = self.sender.borrow().clone();
+        if *known == set {
+            return;
+        }
+        for entry in &set.sources[0].rejected {
+            if !known.sources[0].rejected.contains(entry) {
+                warn!(
+                    key = entry.key,
+                    reason = entry.reason,
+                    "a record is left out"
+                );
+            }
+        }
+        self.sender.send_replace(Arc::new(set));
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Why following ended.
+enum Ended {
+    HistoryGone(&'static str),
+    Failed(StoreError),
+}

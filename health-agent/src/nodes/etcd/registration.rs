@@ -1,0 +1,195 @@
+//! Keeps this node registered: its record for good, and for as long as the agent is connected a
+//! sign of it, bound to a lease.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{info, warn};
+
+use super::store::{Store, StoreError};
+use crate::nodes::Node;
+use crate::nodes::backoff::Backoff;
+use crate::nodes::record::NodeRecord;
+
+/// How long the sign of an agent outlives its connection.
+const LEASE_TTL: Duration = Duration::from_secs(30);
+/// Shortest time between two registrations that somebody else made necessary: two agents under one
+/// name must not keep the store busy.
+const SHORTEST_GAP: Duration = Duration::from_secs(1);
+
+/// What this node is registered with.
+#[derive(Debug)]
+pub(super) struct Registration {
+    /// Tells this agent from others under the same name.
+    instance: String,
+    own: watch::Receiver<Option<Node>>,
+    lease: Option<i64>,
+    written: Option<Instant>,
+    /// Why this node is not registered.
+    problem: watch::Sender<Option<String>>,
+    disturbed: Arc<Notify>,
+}
+
+impl Registration {
+    pub(super) fn new(own: watch::Receiver<Option<Node>>) -> Self {
+        Self {
+            instance: format!("{:016x}", rand::random::<u64>()),
+            own,
+            lease: None,
+            written: None,
+            problem: watch::Sender::new(None),
+            disturbed: Arc::default(),
+        }
+    }
+
+    /// See [`Signs`].
+    pub(super) fn signs(&self) -> Signs {
+        Signs {
+            instance: self.instance.clone(),
+            own: self.own.clone(),
+            disturbed: self.disturbed.clone(),
+            problem: self.problem.subscribe(),
+        }
+    }
+
+    /// Registers the node as soon as it is known and keeps it registered, for as long as it is polled.
+    pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
+        let mut backoff = Backoff::default();
+        loop {
+            match self.keep_until_disturbed(&mut store, &mut backoff).await {
+                Ok(()) => {
+                    if let Some(written) = self.written {
+                        tokio::time::sleep_until(written + SHORTEST_GAP).await;
+                    }
+                }
+                Err(error) => {
+                    let problem = error.to_string();
+                    if self.problem.borrow().as_ref() != Some(&problem) {
+                        warn!(%error, "this node is not registered");
+                        self.problem.send_replace(Some(problem));
+                    }
+                    tokio::time::sleep(backoff.pause(rand::random())).await;
+                }
+            }
+        }
+    }
+
+    /// Ends when the lease is lost or the keys were changed by somebody else.
+    async fn keep_until_disturbed(
+        &mut self,
+        store: &mut Store,
+        backoff: &mut Backoff,
+    ) -> Result<(), StoreError> {
+        let is_known = self.own.wait_for(Option::is_some).await.is_ok();
+        if !is_known {
+            // Nobody is there any more who could tell.
+            return std::future::pending().await;
+        }
+        let mut hold = match self.lease {
+            Some(lease) => store.keep(lease).await.ok(),
+            None => None,
+        };
+        let still_there = match &mut hold {
+            Some(hold) => hold.extend().await.unwrap_or(false),
+            None => false,
+        };
+        let lease = match (self.lease, still_there) {
+            (Some(lease), true) => lease,
+            _ => store.grant(LEASE_TTL).await?,
+        };
+        self.lease = Some(lease);
+        self.write(store, lease).await?;
+        backoff.reset();
+        let mut hold = match hold.filter(|_| still_there) {
+            Some(hold) => hold,
+            None => store.keep(lease).await?,
+        };
+
+        let mut ticks = tokio::time::interval(LEASE_TTL / 3);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    if !hold.extend().await? {
+                        warn!("the lease is lost; registering anew");
+                        return Ok(());
+                    }
+                }
+                changed = self.own.changed() => {
+                    if changed.is_err() {
+                        return std::future::pending().await;
+                    }
+                    self.write(store, lease).await?;
+                }
+                () = self.disturbed.notified() => return Ok(()),
+            }
+        }
+    }
+
+    async fn write(&mut self, store: &mut Store, lease: i64) -> Result<(), StoreError> {
+        let Some(own) = self.own.borrow_and_update().clone() else {
+            return Ok(());
+        };
+        let record = record_of(&own);
+        let wrote = store
+            .register(&own.name, &record, &self.instance, lease)
+            .await?;
+        if wrote {
+            self.written = Some(Instant::now());
+            info!(node = own.full_name(), "registered in etcd");
+        }
+        self.problem
+            .send_if_modified(|problem| problem.take().is_some());
+        Ok(())
+    }
+}
+
+/// The watching side of a [`Registration`]: told of changes to the node's own keys, tells how the
+/// registration does.
+#[derive(Clone, Debug)]
+pub(super) struct Signs {
+    instance: String,
+    own: watch::Receiver<Option<Node>>,
+    disturbed: Arc<Notify>,
+    problem: watch::Receiver<Option<String>>,
+}
+
+impl Signs {
+    /// The node's record was written, or deleted.
+    pub(super) fn record_changed(&self, node: &str, value: Option<&[u8]>) {
+        let own = self.own.borrow();
+        let Some(own) = own.as_ref().filter(|own| own.name == node) else {
+            return;
+        };
+        if value != Some(record_of(own).as_bytes()) {
+            self.disturbed.notify_one();
+        }
+    }
+
+    /// The sign of a node's agent was written, or deleted.
+    pub(super) fn presence_changed(&self, node: &str, value: Option<&[u8]>) {
+        let own = self.own.borrow();
+        if own.as_ref().is_none_or(|own| own.name != node)
+            || value == Some(self.instance.as_bytes())
+        {
+            return;
+        }
+        if value.is_some() {
+            warn!(node, "another agent registers under this node's name");
+        }
+        self.disturbed.notify_one();
+    }
+
+    /// Why this node is not registered, now and whenever that changes.
+    pub(super) fn problem(&self) -> watch::Receiver<Option<String>> {
+        self.problem.clone()
+    }
+}
+
+fn record_of(node: &Node) -> String {
+    // A record is plain data, which always has a JSON form.
+    serde_json::to_string(&NodeRecord::from(node)).unwrap_or_default()
+}

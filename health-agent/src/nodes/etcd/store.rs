@@ -1,0 +1,370 @@
+//! A connection to one member of an etcd cluster, and what is asked of it.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use etcd_client::{
+    Client, Compare, CompareOp, DeleteOptions, Error, EventType, GetOptions, GetResponse, KeyValue,
+    LeaseKeepAliveStream, LeaseKeeper, PutOptions, ResponseHeader, Txn, TxnOp, WatchOptions,
+    WatchResponse, WatchStream,
+};
+use tokio::time::timeout;
+
+use super::config::Access;
+use super::view::{Keys, Pair, Value};
+
+/// Longest wait for an answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Most keys that are asked for at once.
+const PAGE: i64 = 500;
+
+/// Something that the store did not do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot {attempt}: {reason}")]
+pub(super) struct StoreError {
+    attempt: &'static str,
+    reason: String,
+}
+
+impl StoreError {
+    pub(super) fn new(attempt: &'static str, reason: impl Into<String>) -> Self {
+        Self {
+            attempt,
+            reason: reason.into(),
+        }
+    }
+
+    fn from_client(attempt: &'static str, error: &Error) -> Self {
+        Self::new(attempt, reason(error))
+    }
+}
+
+/// How far the store's history is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    cluster_id: u64,
+    /// The first revision that may hold something new.
+    next: i64,
+}
+
+/// A watch that began.
+pub(super) enum Watch {
+    /// It goes on from the position.
+    From(Box<WatchStream>),
+    /// The store's history does not reach back to the position, or is another one.
+    HistoryGone(&'static str),
+}
+
+/// Changes in the order in which they were made.
+pub(super) enum Change {
+    Put(Pair),
+    Delete(String),
+}
+
+/// What a watch told.
+pub(super) enum News {
+    Changes(Vec<Change>),
+    HistoryGone(&'static str),
+}
+
+/// A connection, made when it is used first.
+#[derive(Clone)]
+pub(super) struct Store {
+    client: Client,
+    keys: Keys,
+}
+
+impl Store {
+    /// Prepares to talk to one of the members.
+    pub(super) async fn connect(
+        access: &Access,
+        endpoint: &str,
+        keys: Keys,
+    ) -> Result<Self, StoreError> {
+        let options = Some(access.options(endpoint));
+        let client = answered("log in", Client::connect([endpoint], options)).await?;
+        Ok(Self { client, keys })
+    }
+
+    /// All keys of the cluster at one revision, and the position behind it.
+    pub(super) async fn list(&mut self) -> Result<(Vec<Pair>, Position), StoreError> {
+        let end = end_of(self.keys.prefix());
+        let mut from = self.keys.prefix().as_bytes().to_vec();
+        let mut position: Option<Position> = None;
+        let mut limit = PAGE;
+        let mut pairs = Vec::new();
+        loop {
+            let mut options = GetOptions::new().with_range(end.clone()).with_limit(limit);
+            if let Some(position) = position {
+                options = options.with_revision(position.next - 1);
+            }
+            let page = match self.get(&from, options.clone()).await? {
+                Some(page) => page,
+                // Some value is very large. Find it, and take the others.
+                None if limit > 1 => {
+                    limit = (limit / 8).max(1);
+                    continue;
+                }
+                None => {
+                    let page = self.get(&from, options.with_keys_only()).await?;
+                    let page = page.ok_or_else(|| too_large("list the nodes"))?;
+                    let Some(kv) = page.kvs().first() else { break };
+                    from = behind(kv.key());
+                    pairs.push(pair(kv, Value::TooLarge(None)));
+                    continue;
+                }
+            };
+            let at = position.get_or_insert(position_behind(page.header())?);
+            if page
+                .header()
+                .is_some_and(|h| h.cluster_id() != at.cluster_id)
+            {
+                return Err(StoreError::new("list the nodes", "another cluster answers"));
+            }
+            pairs.extend(
+                page.kvs()
+                    .iter()
+                    .map(|kv| pair(kv, kv.value().to_vec().into())),
+            );
+            match page.kvs().last() {
+                Some(last) if page.more() => from = behind(last.key()),
+                _ => break,
+            }
+            limit = (limit * 2).min(PAGE);
+        }
+        let position =
+            position.ok_or_else(|| StoreError::new("list the nodes", "no revision was told"))?;
+        Ok((pairs, position))
+    }
+
+    /// `None` when the answer is larger than answers may be.
+    async fn get(
+        &mut self,
+        from: &[u8],
+        options: GetOptions,
+    ) -> Result<Option<GetResponse>, StoreError> {
+        match timeout(REQUEST_TIMEOUT, self.client.get(from, Some(options))).await {
+            Ok(Ok(page)) => Ok(Some(page)),
+            Ok(Err(error)) if is_too_large(&error) => Ok(None),
+            Ok(Err(error)) => Err(StoreError::from_client("list the nodes", &error)),
+            Err(_) => Err(unanswered("list the nodes")),
+        }
+    }
+
+    /// Begins to watch all keys of the cluster.
+    pub(super) async fn watch(&mut self, position: Position) -> Result<Watch, StoreError> {
+        const ATTEMPT: &str = "watch the nodes";
+        let options = WatchOptions::new()
+            .with_prefix()
+            .with_start_revision(position.next)
+            .with_fragment();
+        let prefix = self.keys.prefix();
+        let mut stream = answered(ATTEMPT, self.client.watch(prefix, Some(options))).await?;
+        let created = answered(ATTEMPT, stream.message()).await?;
+        let created = created.ok_or_else(|| StoreError::new(ATTEMPT, "the store ended it"))?;
+        let behind = position_behind(created.header())?;
+        Ok(if behind.cluster_id != position.cluster_id {
+            Watch::HistoryGone("it is another store")
+        } else if behind.next < position.next {
+            Watch::HistoryGone("the store went back in time")
+        } else if created.canceled() {
+            Watch::HistoryGone(canceled(&created))
+        } else {
+            Watch::From(Box::new(stream))
+        })
+    }
+
+    /// Makes a lease; its number.
+    pub(super) async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
+        let seconds = ttl.as_secs().cast_signed();
+        let granted = answered("get a lease", self.client.lease_grant(seconds, None)).await?;
+        Ok(granted.id())
+    }
+
+    /// Begins to keep a lease.
+    pub(super) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
+        let kept = answered("keep the lease", self.client.lease_keep_alive(lease)).await;
+        // The client refuses a lease that is no more.
+        let (keeper, answers) = kept?;
+        Ok(LeaseHold { keeper, answers })
+    }
+
+    /// Writes a node's record and, bound to the lease, the sign that its agent is there; nothing
+    /// where both stand already. Returns whether it wrote.
+    pub(super) async fn register(
+        &mut self,
+        node: &str,
+        record: &str,
+        instance: &str,
+        lease: i64,
+    ) -> Result<bool, StoreError> {
+        let (record_key, presence_key) = (self.keys.record(node), self.keys.presence(node));
+        let bound = PutOptions::new().with_lease(lease);
+        let transaction = Txn::new()
+            .when([
+                Compare::value(record_key.clone(), CompareOp::Equal, record),
+                Compare::value(presence_key.clone(), CompareOp::Equal, instance),
+                Compare::lease(presence_key.clone(), CompareOp::Equal, lease),
+            ])
+            .or_else([
+                TxnOp::put(record_key, record, None),
+                TxnOp::put(presence_key, instance, Some(bound)),
+            ]);
+        let done = answered("register this node", self.client.txn(transaction)).await?;
+        Ok(!done.succeeded())
+    }
+
+    /// Deletes a node's record and the sign of its agent. Returns whether there was a record.
+    pub(super) async fn deregister(&mut self, node: &str) -> Result<bool, StoreError> {
+        const ATTEMPT: &str = "deregister this node";
+        let (record, presence) = (self.keys.record(node), self.keys.presence(node));
+        answered(ATTEMPT, self.client.delete(presence, None)).await?;
+        let deleted = answered(ATTEMPT, self.client.delete(record, None)).await?;
+        Ok(deleted.deleted() > 0)
+    }
+
+    /// Deletes a record unless it was written since, or its node's agent is back.
+    pub(super) async fn forget(
+        &mut self,
+        record: &str,
+        presence: &str,
+        mod_revision: i64,
+    ) -> Result<bool, StoreError> {
+        let transaction = Txn::new()
+            .when([
+                Compare::mod_revision(record, CompareOp::Equal, mod_revision),
+                Compare::version(presence, CompareOp::Equal, 0),
+            ])
+            .and_then([TxnOp::delete(record, Some(DeleteOptions::new()))]);
+        let done = answered("delete a record", self.client.txn(transaction)).await?;
+        Ok(done.succeeded())
+    }
+}
+
+/// A lease that is kept.
+pub(super) struct LeaseHold {
+    keeper: LeaseKeeper,
+    answers: LeaseKeepAliveStream,
+}
+
+impl LeaseHold {
+    /// Extends the lease. Returns whether it was still there.
+    pub(super) async fn extend(&mut self) -> Result<bool, StoreError> {
+        const ATTEMPT: &str = "keep the lease";
+        answered(ATTEMPT, self.keeper.keep_alive()).await?;
+        let answer = answered(ATTEMPT, self.answers.message()).await?;
+        Ok(answer.is_some_and(|answer| answer.ttl() > 0))
+    }
+}
+
+/// Reads what a watch told, and moves the position on.
+pub(super) fn read(response: &WatchResponse, position: &mut Position) -> News {
+    if response.canceled() {
+        return News::HistoryGone(canceled(response));
+    }
+    let events = response.events().iter();
+    let changes = events
+        .filter_map(|event| {
+            let kv = event.kv()?;
+            // One revision's changes may come in several answers, so it is not done with yet.
+            position.next = position.next.max(kv.mod_revision());
+            Some(match event.event_type() {
+                EventType::Put => Change::Put(pair(kv, kv.value().to_vec().into())),
+                EventType::Delete => Change::Delete(text(kv.key())),
+            })
+        })
+        .collect();
+    News::Changes(changes)
+}
+
+fn canceled(response: &WatchResponse) -> &'static str {
+    match response.compact_revision() {
+        0 => "the store ended the watch",
+        _ => "the store's history was compacted",
+    }
+}
+
+async fn answered<T>(
+    attempt: &'static str,
+    request: impl Future<Output = Result<T, Error>>,
+) -> Result<T, StoreError> {
+    match timeout(REQUEST_TIMEOUT, request).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(StoreError::from_client(attempt, &error)),
+        Err(_) => Err(unanswered(attempt)),
+    }
+}
+
+fn unanswered(attempt: &'static str) -> StoreError {
+    StoreError::new(attempt, format!("no answer for {REQUEST_TIMEOUT:?}"))
+}
+
+fn too_large(attempt: &'static str) -> StoreError {
+    StoreError::new(attempt, "the answer is too large")
+}
+
+fn is_too_large(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status) if status.message().contains("message length too large"))
+}
+
+/// Whether what the store sent was the trouble, so that asking for the same again is of no use.
+pub(super) fn is_unreadable(error: &Error) -> bool {
+    is_too_large(error)
+        || matches!(error, Error::GRpcStatus(status) if status.message().contains("decode"))
+}
+
+pub(super) fn watch_failed(error: &Error) -> StoreError {
+    StoreError::from_client("watch the nodes", error)
+}
+
+/// In one line, the innermost cause too: "transport error" alone says nothing.
+fn reason(error: &Error) -> String {
+    let (mut text, mut cause) = match error {
+        Error::GRpcStatus(status) => (status.message().to_owned(), status.source()),
+        Error::TransportError(error) => (error.to_string(), error.source()),
+        error => (error.to_string(), error.source()),
+    };
+    while let Some(error) = cause {
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text = format!("{text}: {inner}");
+        }
+        cause = error.source();
+    }
+    text.replace('\n', " ")
+}
+
+fn position_behind(header: Option<&ResponseHeader>) -> Result<Position, StoreError> {
+    let header = header.ok_or_else(|| StoreError::new("read an answer", "it has no header"))?;
+    Ok(Position {
+        cluster_id: header.cluster_id(),
+        next: header.revision() + 1,
+    })
+}
+
+fn pair(kv: &KeyValue, value: Value) -> Pair {
+    Pair {
+        key: text(kv.key()),
+        value,
+        create_revision: kv.create_revision(),
+        mod_revision: kv.mod_revision(),
+    }
+}
+
+fn text(key: &[u8]) -> String {
+    String::from_utf8_lossy(key).into_owned()
+}
+
+/// The first key behind this one.
+fn behind(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
+/// The first key behind all that begin with this; the prefixes end with a slash.
+fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}

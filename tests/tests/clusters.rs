@@ -1,0 +1,116 @@
+//! Two clusters, each with an etcd of its own, that probe each other.
+
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use tests::bed::Etcd;
+use tests::{Bed, Node, wait_for};
+
+const EAST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
+const WEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 253);
+const SOON: Duration = Duration::from_secs(10);
+const NOTICED: Duration = Duration::from_secs(15);
+const CONVERGENCE: Duration = Duration::from_secs(5);
+const ALL: [&str; 4] = ["east/hnode1", "east/hnode2", "west/hnode3", "west/hnode4"];
+
+/// Nodes 1 and 2 are of the east, 3 and 4 of the west.
+fn flags(index: u8) -> String {
+    let (cluster, own, other, remote) = match index {
+        1 | 2 => ("east", EAST, "west", WEST),
+        _ => ("west", WEST, "east", EAST),
+    };
+    format!(
+        "--cluster-name {cluster} --registry etcd:http://{own}:2379 \
+         --remote-cluster {other}=etcd:http://{remote}:2379 \
+         --node-address 172.30.0.{index} --pod-cidr 10.244.{index}.0/24"
+    )
+}
+
+fn all_reachable(node: &Node) -> anyhow::Result<bool> {
+    let ran = node.cli("status --probe -o json")?;
+    let status: serde_json::Value = serde_json::from_str(&ran.stdout)?;
+    let nodes = status["nodes"].as_array().map_or(0, Vec::len);
+    Ok(ran.code == Some(0) && nodes == ALL.len())
+}
+
+fn names(node: &Node) -> anyhow::Result<Vec<String>> {
+    let list = node.listing("node list")?;
+    let rows = list.as_array().expect("rows");
+    Ok(rows
+        .iter()
+        .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(4)
+        .registry(flags)
+        .without_agents()
+        .start()?;
+    let east = Etcd::start(&bed, EAST, "")?;
+    let mut west = Etcd::start(&bed, WEST, "")?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    for node in bed.nodes() {
+        wait_for("all of both clusters to be reachable", SOON, || {
+            Ok((names(node)? == ALL && all_reachable(node)?).then_some(()))
+        })?;
+    }
+
+    west.kill()?;
+    for node in bed.nodes() {
+        wait_for("the outage to be told", NOTICED, || {
+            let told = node.cli("node list")?.stderr;
+            let stale = told.contains(&WEST.to_string()) && !told.contains(&EAST.to_string());
+            Ok(stale.then_some(()))
+        })?;
+        assert_eq!(names(node)?, ALL);
+        assert!(all_reachable(node)?);
+    }
+    west.restart()?;
+    let since = Instant::now();
+    // Of one name with a node of the east, with an address of the east's, of another cluster.
+    let record = |name: &str, cluster: &str, address: &str| {
+        format!(r#"{{"name":"{name}","cluster":"{cluster}","addresses":["{address}"]}}"#)
+    };
+    let prefix = "/health-agent/v1/west/nodes";
+    west.put(
+        &format!("{prefix}/hnode1"),
+        &record("hnode1", "west", "172.30.0.201"),
+    )?;
+    west.put(
+        &format!("{prefix}/thief"),
+        &record("thief", "west", "172.30.0.1"),
+    )?;
+    west.put(
+        &format!("{prefix}/alien"),
+        &record("alien", "north", "172.30.0.202"),
+    )?;
+    let node = bed.node(1);
+    wait_for("the news of the west", CONVERGENCE, || {
+        Ok(names(node)?
+            .contains(&"west/hnode1".to_owned())
+            .then_some(()))
+    })?;
+    println!(
+        "the news of the west were there after {:?}",
+        since.elapsed()
+    );
+    wait_for("the refusals", CONVERGENCE, || {
+        let told = node.cli("node list")?.stderr;
+        let by_address = told.contains("address 172.30.0.1 is there twice");
+        let by_cluster = told.contains("it is of cluster \"north\"");
+        Ok((by_address && by_cluster).then_some(()))
+    })?;
+    for name in ALL {
+        assert!(names(node)?.contains(&name.to_owned()), "{name} is lost");
+    }
+    // While its nodes can still deregister.
+    drop(bed);
+    drop(east);
+    Ok(())
+}

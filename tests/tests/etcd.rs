@@ -1,0 +1,362 @@
+//! Nodes that know each other from etcd alone, and what becomes of that when etcd or the way to it
+//! fails: nobody loses a node that is alive, and news arrive soon after the return.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tests::bed::Etcd;
+use tests::{Bed, Node, wait_for};
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
+const PREFIX: &str = "/health-agent/v1/default/";
+/// From the start of the agents until everything is known to be reachable.
+const SOON: Duration = Duration::from_secs(10);
+/// From the return of etcd, or of the way to it, until every agent has the news.
+const CONVERGENCE: Duration = Duration::from_secs(5);
+/// Until an agent knows that it has lost etcd, and some.
+const NOTICED: Duration = Duration::from_secs(15);
+
+fn flags(index: u8) -> String {
+    format!(
+        "--registry etcd:http://{SERVER}:2379 --node-address 172.30.0.{index} \
+         --pod-cidr 10.244.{index}.0/24"
+    )
+}
+
+/// Three nodes that reach each other, known from etcd alone.
+fn three_nodes(etcd_flags: &str) -> anyhow::Result<(Etcd, Bed)> {
+    let bed = Bed::builder().registry(flags).without_agents().start()?;
+    std::fs::remove_file(tests::bed::NODES_FILE)?;
+    let etcd = Etcd::start(&bed, SERVER, etcd_flags)?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    bed.wait_all_reachable(SOON)?;
+    for node in bed.nodes() {
+        wait_for("the registration", SOON, || {
+            let keys = etcd.keys(&format!("{PREFIX}presence/{}", node.name()))?;
+            Ok((keys.len() == 1).then_some(()))
+        })?;
+    }
+    Ok((etcd, bed))
+}
+
+/// The names that an agent lists.
+fn listed(node: &Node) -> anyhow::Result<Vec<String>> {
+    let list = node.listing("node list")?;
+    let rows = list.as_array().expect("rows");
+    Ok(rows
+        .iter()
+        .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
+        .collect())
+}
+
+fn is_stale(node: &Node) -> anyhow::Result<bool> {
+    Ok(node.cli("node list")?.stderr.contains("is as of"))
+}
+
+/// Does something while every agent that answers must list all the bed's nodes, at any time.
+fn while_nobody_is_lost<T>(
+    bed: &Bed,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let done = AtomicBool::new(false);
+    let all: Vec<String> = bed.nodes().iter().map(Node::full_name).collect();
+    std::thread::scope(|scope| {
+        let vigil = scope.spawn(|| {
+            let mut looks = 0_u32;
+            while !done.load(Ordering::Relaxed) {
+                for node in bed.nodes() {
+                    // One that is being restarted does not answer.
+                    let Ok(names) = listed(node) else { continue };
+                    // One that has just started serves before it knows anything.
+                    if names.is_empty() {
+                        continue;
+                    }
+                    looks += 1;
+                    let lost: Vec<_> = all.iter().filter(|name| !names.contains(name)).collect();
+                    if !lost.is_empty() {
+                        return Err(format!("{} has lost {lost:?}", node.name()));
+                    }
+                }
+            }
+            Ok(looks)
+        });
+        let result = work();
+        done.store(true, Ordering::Relaxed);
+        match vigil.join().expect("the vigil does not panic") {
+            Ok(looks) => assert!(looks > 0, "nobody was ever asked"),
+            Err(lost) => panic!("{lost}"),
+        }
+        result
+    })
+}
+
+/// Registers one more node, and waits until every agent has it; how long that took since `since`.
+fn news_arrive(nodes: &[Node], etcd: &Etcd, index: u8, since: Instant) -> anyhow::Result<Duration> {
+    let name = format!("news{index}");
+    let record =
+        format!(r#"{{"name":"{name}","cluster":"default","addresses":["172.30.0.{index}"]}}"#);
+    etcd.put(&format!("{PREFIX}nodes/{name}"), &record)?;
+    wait_for_all(nodes, &name)?;
+    let took = since.elapsed();
+    println!("{name} was everywhere after {took:?}");
+    Ok(took)
+}
+
+fn wait_for_all(nodes: &[Node], name: &str) -> anyhow::Result<()> {
+    let name = format!("default/{name}");
+    for node in nodes {
+        wait_for(
+            &format!("{name} to be known to {}", node.name()),
+            NOTICED,
+            || {
+                let known = listed(node)?.contains(&name) && !is_stale(node)?;
+                Ok(known.then_some(()))
+            },
+        )?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()> {
+    let bed = Bed::builder().registry(flags).start()?;
+    std::fs::remove_file(tests::bed::NODES_FILE)?;
+    for node in bed.nodes() {
+        wait_for("an agent without etcd to know itself", SOON, || {
+            Ok((listed(node)? == [node.full_name()]).then_some(()))
+        })?;
+        assert!(is_stale(node)?);
+    }
+    let etcd = Etcd::start(&bed, SERVER, "")?;
+    bed.wait_all_reachable(SOON)?;
+    for node in bed.nodes() {
+        let key = format!("{PREFIX}nodes/{}", node.name());
+        let record = etcd
+            .ctl(&format!("get --print-value-only {key}"))?
+            .success()?;
+        let record: serde_json::Value = serde_json::from_str(&record)?;
+        let health = node.health_ipv4()?.to_string();
+        assert_eq!(record["healthAddresses"], serde_json::json!([health]));
+    }
+    // While its nodes can still deregister.
+    drop(bed);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nobody_is_lost_when_etcd_is_killed_and_an_agent_starts_without_it() -> anyhow::Result<()> {
+    let (mut etcd, bed) = three_nodes("")?;
+    let kept = bed.node(1).runtime_dir().join("state/nodes.json");
+    wait_for("the nodes to be kept", SOON, || {
+        let kept = std::fs::read_to_string(&kept)?;
+        let all = bed.nodes().iter().all(|node| kept.contains(node.name()));
+        Ok(all.then_some(()))
+    })?;
+    while_nobody_is_lost(&bed, || {
+        etcd.kill()?;
+        for node in bed.nodes() {
+            wait_for("the loss to be told", NOTICED, || {
+                Ok(is_stale(node)?.then_some(()))
+            })?;
+        }
+        bed.node(1).kill_agent(Signal::SIGKILL)?;
+        bed.node(1).start_agent()?;
+        bed.wait_all_reachable(SOON)?;
+        etcd.restart()?;
+        let took = news_arrive(bed.nodes(), &etcd, 201, Instant::now())?;
+        assert!(took <= CONVERGENCE, "{took:?}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off()
+-> anyhow::Result<()> {
+    let (etcd, bed) = three_nodes("")?;
+    while_nobody_is_lost(&bed, || {
+        let alone = bed.node(3);
+        bed.cut_off(alone)?;
+        wait_for("the loss to be told", NOTICED, || {
+            Ok(is_stale(alone)?.then_some(()))
+        })?;
+        // What was bound to its lease goes, as if the lease had run out.
+        etcd.revoke_leases()?;
+        etcd.put(&format!("{PREFIX}other"), "1")?;
+        let revision = etcd.revision()?;
+        etcd.ctl(&format!("compact {revision}"))?.success()?;
+        bed.reconnect(alone)?;
+        let took = news_arrive(bed.nodes(), &etcd, 202, Instant::now())?;
+        assert!(took <= CONVERGENCE, "{took:?}");
+        wait_for("the agent to register anew", CONVERGENCE, || {
+            let keys = etcd.keys(&format!("{PREFIX}presence/"))?;
+            Ok((keys.len() == bed.nodes().len()).then_some(()))
+        })?;
+        assert!(!alone.logged(&["compacted"])?.is_empty());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nobody_is_lost_when_leases_are_revoked_and_records_deleted() -> anyhow::Result<()> {
+    let (etcd, bed) = three_nodes("")?;
+    while_nobody_is_lost(&bed, || {
+        for deletion in ["nodes/", "presence/", ""] {
+            assert!(etcd.revoke_leases()? >= bed.nodes().len());
+            etcd.ctl(&format!("del --prefix {PREFIX}{deletion}"))?
+                .success()?;
+            let since = Instant::now();
+            wait_for("all to register anew", CONVERGENCE, || {
+                let keys = etcd.keys(PREFIX)?;
+                Ok((keys.len() == 2 * bed.nodes().len()).then_some(()))
+            })?;
+            println!("all were registered after {:?}", since.elapsed());
+        }
+        let took = news_arrive(bed.nodes(), &etcd, 203, Instant::now())?;
+        assert!(took <= CONVERGENCE, "{took:?}");
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
+    let (etcd, bed) = three_nodes("--quota-backend-bytes 16777216")?;
+    while_nobody_is_lost(&bed, || {
+        let filler = "x".repeat(1 << 20);
+        let full = (0..64).any(|i| {
+            let put = etcd.try_put(&format!("/filler/{i}"), &filler);
+            put.is_ok_and(|ran| ran.stderr.contains("space exceeded"))
+        });
+        assert!(full, "etcd takes more than its quota");
+        // It has to register now, and cannot.
+        bed.node(2).kill_agent(Signal::SIGKILL)?;
+        bed.node(2).start_agent()?;
+        wait_for("the failure to be told", SOON, || {
+            let list = bed.node(2).cli("node list")?;
+            Ok(list.stderr.contains("space exceeded").then_some(()))
+        })?;
+        bed.wait_all_reachable(SOON)?;
+
+        etcd.ctl("del --prefix /filler/")?.success()?;
+        let revision = etcd.revision()?;
+        etcd.ctl(&format!("compact {revision}"))?.success()?;
+        etcd.ctl("defrag")?.success()?;
+        etcd.ctl("alarm disarm")?.success()?;
+        let took = news_arrive(bed.nodes(), &etcd, 204, Instant::now())?;
+        assert!(took <= CONVERGENCE, "{took:?}");
+        wait_for("the failure to be over", CONVERGENCE, || {
+            Ok(bed
+                .node(2)
+                .cli("node list")?
+                .stderr
+                .is_empty()
+                .then_some(()))
+        })
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
+    let (etcd, bed) = three_nodes("")?;
+    while_nobody_is_lost(&bed, || {
+        let large = "x".repeat(1 << 20);
+        let record =
+            |name: &str, rest: &str| format!(r#"{{"name":"{name}","cluster":"default",{rest}}}"#);
+        let cases = [
+            ("empty", " ".to_owned(), "not a node record"),
+            // Together more than one answer of etcd may hold.
+            ("large", large.clone(), "the value has 1048576 bytes"),
+            ("large2", large.clone(), "the value has 1048576 bytes"),
+            ("large3", large.clone(), "the value has 1048576 bytes"),
+            ("large4", large.clone(), "the value has 1048576 bytes"),
+            ("large5", large, "the value has 1048576 bytes"),
+            (
+                "a/b",
+                record("a/b", r#""addresses":["172.30.0.210"]"#),
+                "a slash",
+            ),
+            (
+                "bad",
+                record("bad", r#""addresses":["172.30.0.256"]"#),
+                "\"172.30.0.256\" is not an IP address",
+            ),
+            (
+                "other",
+                record("another", r#""addresses":["172.30.0.211"]"#),
+                "it is of node \"another\"",
+            ),
+            (
+                "thief",
+                record("thief", r#""addresses":["172.30.0.1"]"#),
+                "address 172.30.0.1 is there twice",
+            ),
+            (
+                "wide",
+                record(
+                    "wide",
+                    r#""addresses":["192.168.9.9"],"podCIDRs":["10.0.0.0/8"]"#,
+                ),
+                "overlaps 10.244.",
+            ),
+        ];
+        for (name, value, _) in &cases {
+            etcd.put(&format!("{PREFIX}nodes/{name}"), value)?;
+        }
+        // Over a living node's own record: its agent mends that.
+        etcd.put(&format!("{PREFIX}nodes/hnode2"), "rubbish")?;
+        wait_for("the overwritten record to be mended", CONVERGENCE, || {
+            let record = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
+            Ok(record.success()?.contains("172.30.0.2").then_some(()))
+        })?;
+        news_arrive(bed.nodes(), &etcd, 205, Instant::now())?;
+        // A restarted agent lists what the others were told one by one.
+        bed.node(1).kill_agent(Signal::SIGTERM)?;
+        bed.node(1).start_agent()?;
+        wait_for_all(bed.nodes(), "news205")?;
+        for node in bed.nodes() {
+            let told = node.cli("node list")?.stderr;
+            for (name, _, reason) in &cases {
+                let key = format!("{PREFIX}nodes/{name} ");
+                let line = told.lines().find(|line| line.contains(&key));
+                assert!(
+                    line.is_some_and(|line| line.contains(reason)),
+                    "{} does not tell of {name}: {told}",
+                    node.name()
+                );
+            }
+            assert_eq!(told.lines().count(), cases.len(), "{told}");
+        }
+        bed.wait_all_reachable(SOON)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
+    let (etcd, bed) = three_nodes("")?;
+    let leaving = bed.node(3);
+    leaving.kill_agent(Signal::SIGTERM)?;
+    assert_eq!(etcd.revoke_leases()?, 3);
+    news_arrive(&bed.nodes()[..2], &etcd, 206, Instant::now())?;
+    assert!(listed(bed.node(1))?.contains(&leaving.full_name()));
+
+    let removed = leaving.cli("cleanup")?.success()?;
+    assert!(
+        removed.contains("record of default/hnode3 in etcd:"),
+        "{removed}"
+    );
+    assert!(etcd.keys(&format!("{PREFIX}nodes/hnode3"))?.is_empty());
+    wait_for("the node to be gone", Duration::from_secs(20), || {
+        let names = listed(bed.node(1))?;
+        Ok((!names.contains(&leaving.full_name())).then_some(()))
+    })
+}
