@@ -1,7 +1,10 @@
 //! The node registry: who is in the mesh, and under which addresses.
 
+mod backoff;
 pub mod document;
 pub mod file;
+pub mod kubernetes;
+pub mod validate;
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,0 +1,55 @@
+//! Pauses between attempts that fail: growing, bounded, and scattered so that many agents do not
+//! come back to a store at the same moment.
+
+use std::time::Duration;
+
+/// The first pause.
+const SHORTEST: Duration = Duration::from_millis(100);
+/// The longest pause. Short enough for every agent to be back within seconds of its registry.
+const LONGEST: Duration = Duration::from_millis(2500);
+
+/// How long to wait until the next attempt.
+#[derive(Clone, Debug)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { next: SHORTEST }
+    }
+}
+
+impl Backoff {
+    /// The pause after another failure, between half of a doubling time and all of it. `random` is
+    /// at least 0 and below 1.
+    pub fn pause(&mut self, random: f64) -> Duration {
+        let full = self.next;
+        self.next = (full * 2).min(LONGEST);
+        full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0)
+    }
+
+    /// Starts over, after a success.
+    pub fn reset(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_bound_and_are_scattered() {
+        let mut backoff = Backoff::default();
+        let pauses: Vec<_> = (0..7).map(|_| backoff.pause(0.999_999)).collect();
+        for pair in pauses.windows(2) {
+            assert!(pair[1] >= pair[0]);
+        }
+        assert!(pauses[0] <= SHORTEST && pauses[6] <= LONGEST);
+        assert!(pauses[6] > LONGEST - Duration::from_millis(10));
+        assert_eq!(backoff.pause(0.0), LONGEST / 2);
+        backoff.reset();
+        assert_eq!(backoff.pause(0.0), SHORTEST / 2);
+    }
+}

@@ -1,0 +1,647 @@
+//! What every registry's entries are checked for: names, addresses and prefixes that can be used,
+//! and that are nobody else's.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
+
+use super::Node;
+
+/// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
+const MAX_NAME_LEN: usize = 253;
+/// Most addresses or prefixes of one kind that an entry may have.
+const MAX_LIST_LEN: usize = 64;
+
+/// A piece of an entry as it is written, and where: a line of a file, a key of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written<P> {
+    /// The text.
+    pub text: String,
+    /// Its place.
+    pub place: P,
+}
+
+/// A registry's entry as it is written.
+#[derive(Clone, Debug)]
+pub struct Entry<P> {
+    /// Where it begins.
+    pub place: P,
+    /// See [`Node::name`].
+    pub name: Written<P>,
+    /// See [`Node::cluster`]; the registry's own where there is none.
+    pub cluster: Option<Written<P>>,
+    /// See [`Node::addresses`].
+    pub addresses: Vec<Written<P>>,
+    /// See [`Node::secondary_addresses`].
+    pub secondary_addresses: Vec<Written<P>>,
+    /// See [`Node::pod_cidrs`].
+    pub pod_cidrs: Vec<Written<P>>,
+    /// See [`Node::health_addresses`].
+    pub health_addresses: Vec<Written<P>>,
+}
+
+impl Entry<String> {
+    /// A node that was read before, all of it found at `place`.
+    pub fn from_node(node: &Node, place: &str) -> Self {
+        let written = |text: String| Written {
+            text,
+            place: place.to_owned(),
+        };
+        fn all<T: ToString>(list: &[T], written: impl Fn(String) -> Written<String>) -> Vec<Written<String>> {
+            list.iter().map(|item| written(item.to_string())).collect()
+        }
+        Self {
+            place: place.to_owned(),
+            name: written(node.name.clone()),
+            cluster: Some(written(node.cluster.clone())),
+            addresses: all(&node.addresses, written),
+            secondary_addresses: all(&node.secondary_addresses, written),
+            pod_cidrs: all(&node.pod_cidrs, written),
+            health_addresses: all(&node.health_addresses, written),
+        }
+    }
+}
+
+/// An entry that cannot be used: what is wrong with it, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{problem}")]
+pub struct Refused<P: fmt::Display> {
+    /// The place of the piece that is wrong.
+    pub place: P,
+    /// What is wrong.
+    pub problem: Problem<P>,
+}
+
+/// What is wrong with an entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem<P: fmt::Display> {
+    /// A name that cannot be part of `cluster/node`.
+    #[error("{what} {name:?} must not be empty nor hold white space or a slash")]
+    InvalidName {
+        /// `node name` or `cluster name`.
+        what: &'static str,
+        /// As written.
+        name: String,
+    },
+    /// A name that no report has room for.
+    #[error("{what} of {len} bytes is too long; at most {MAX_NAME_LEN} are allowed")]
+    LongName {
+        /// `node name` or `cluster name`.
+        what: &'static str,
+        /// Its length, bytes.
+        len: usize,
+    },
+    /// More addresses or prefixes than any node has.
+    #[error("node {node} has {len} {what}; at most {MAX_LIST_LEN} are allowed")]
+    TooMany {
+        /// The node.
+        node: String,
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        len: usize,
+    },
+    /// A node without an address.
+    #[error("node {0} has no address")]
+    NoAddress(String),
+    /// Two nodes with one name.
+    #[error("node {name} is there twice, first at {first}")]
+    DuplicateName {
+        /// `cluster/node`.
+        name: String,
+        /// The other place.
+        first: P,
+    },
+    /// Not an IP address.
+    #[error("{0:?} is not an IP address")]
+    InvalidAddress(String),
+    /// An address by which other nodes cannot reach this one.
+    #[error("{0} is not a unicast address")]
+    NotUnicast(IpAddr),
+    /// One address for two things.
+    #[error("address {address} is there twice, first at {first} as {owner}")]
+    DuplicateAddress {
+        /// The address.
+        address: IpAddr,
+        /// The other place.
+        first: P,
+        /// Whose it is there.
+        owner: String,
+    },
+    /// Not a prefix.
+    #[error("{0:?} is not a CIDR such as 10.244.1.0/24")]
+    InvalidCidr(String),
+    /// An address with a length instead of a prefix.
+    #[error("CIDR {written} has host bits set; write {network}")]
+    HostBits {
+        /// As written.
+        written: IpNet,
+        /// What it should be.
+        network: IpNet,
+    },
+    /// Two prefixes with addresses in common.
+    #[error("pod CIDR {cidr} of {owner} overlaps {other} of {other_owner} at {place}")]
+    OverlappingCidrs {
+        /// The later one.
+        cidr: IpNet,
+        /// Its node.
+        owner: String,
+        /// The earlier one.
+        other: IpNet,
+        /// Its node.
+        other_owner: String,
+        /// Where the earlier one stands.
+        place: P,
+    },
+    /// A node's own address lies where endpoints get theirs.
+    #[error("address {address} of {node} lies in the pod CIDR {cidr} of {owner} at {place}")]
+    AddressInPodCidr {
+        /// The node's address.
+        address: IpAddr,
+        /// The node.
+        node: String,
+        /// The prefix.
+        cidr: IpNet,
+        /// The prefix's node.
+        owner: String,
+        /// Where the prefix stands.
+        place: P,
+    },
+    /// Endpoints would get addresses among which is an earlier node's own.
+    #[error("pod CIDR {cidr} of {owner} holds the address {address} of {node} at {place}")]
+    PodCidrOverAddress {
+        /// The prefix.
+        cidr: IpNet,
+        /// Its node.
+        owner: String,
+        /// The other node's address.
+        address: IpAddr,
+        /// The other node.
+        node: String,
+        /// Where the address stands.
+        place: P,
+    },
+    /// A health address that the node cannot have given out.
+    #[error("health address {address} is in none of the pod CIDRs of {node}")]
+    OutsidePodCidrs {
+        /// The address.
+        address: IpAddr,
+        /// Its node.
+        node: String,
+    },
+}
+
+/// What the entries taken so far claim for themselves. What one claims stays its own: a later entry
+/// that wants the same is refused, and changes nothing.
+#[derive(Debug)]
+pub struct Claims<P> {
+    names: HashMap<String, P>,
+    /// Every address, of nodes and of health endpoints.
+    addresses: HashMap<IpAddr, Claim<P>>,
+    /// The nodes' own addresses, in order.
+    node_addresses: BTreeMap<IpAddr, Claim<P>>,
+    /// By first address. They are disjoint, so only neighbours can meet a new one.
+    pod_cidrs: BTreeMap<IpAddr, (IpNet, Claim<P>)>,
+}
+
+#[derive(Clone, Debug)]
+struct Claim<P> {
+    owner: String,
+    place: P,
+}
+
+impl<P> Default for Claims<P> {
+    fn default() -> Self {
+        Self {
+            names: HashMap::new(),
+            addresses: HashMap::new(),
+            node_addresses: BTreeMap::new(),
+            pod_cidrs: BTreeMap::new(),
+        }
+    }
+}
+
+/// An entry that is good by itself.
+struct Parsed<P> {
+    node: Node,
+    full_name: String,
+    name_place: P,
+    node_addresses: Vec<(IpAddr, P)>,
+    pod_cidrs: Vec<(IpNet, P)>,
+    health_addresses: Vec<(IpAddr, P)>,
+}
+
+impl<P: Clone + fmt::Display> Claims<P> {
+    /// Takes an entry, which is of `default_cluster` if it does not say otherwise.
+    pub fn take(&mut self, entry: Entry<P>, default_cluster: &str) -> Result<Node, Refused<P>> {
+        let parsed = parse(entry, default_cluster)?;
+        self.check(&parsed)?;
+        Ok(self.claim(parsed))
+    }
+
+    fn check(&self, entry: &Parsed<P>) -> Result<(), Refused<P>> {
+        if let Some(first) = self.names.get(&entry.full_name) {
+            return Err(refused(
+                &entry.name_place,
+                Problem::DuplicateName {
+                    name: entry.full_name.clone(),
+                    first: first.clone(),
+                },
+            ));
+        }
+        for (address, place) in entry.node_addresses.iter().chain(&entry.health_addresses) {
+            if let Some(claim) = self.addresses.get(address) {
+                return Err(refused(place, claim.duplicate(*address)));
+            }
+        }
+        for (address, place) in &entry.node_addresses {
+            let below = self.pod_cidrs.range(..=address).next_back();
+            if let Some((_, (cidr, claim))) = below.filter(|(_, (cidr, _))| cidr.contains(address)) {
+                return Err(refused(
+                    place,
+                    Problem::AddressInPodCidr {
+                        address: *address,
+                        node: entry.full_name.clone(),
+                        cidr: *cidr,
+                        owner: claim.owner.clone(),
+                        place: claim.place.clone(),
+                    },
+                ));
+            }
+        }
+        for (cidr, place) in &entry.pod_cidrs {
+            self.check_pod_cidr(*cidr, place, &entry.full_name)?;
+        }
+        Ok(())
+    }
+
+    fn check_pod_cidr(&self, cidr: IpNet, place: &P, owner: &str) -> Result<(), Refused<P>> {
+        let below = self.pod_cidrs.range(..=cidr.network()).next_back();
+        let above = self.pod_cidrs.range(cidr.network()..).next();
+        for (_, (other, claim)) in below.into_iter().chain(above) {
+            if overlap(cidr, *other) {
+                return Err(refused(
+                    place,
+                    Problem::OverlappingCidrs {
+                        cidr,
+                        owner: owner.to_owned(),
+                        other: *other,
+                        other_owner: claim.owner.clone(),
+                        place: claim.place.clone(),
+                    },
+                ));
+            }
+        }
+        let inside = self.node_addresses.range(cidr.network()..).next();
+        if let Some((address, claim)) = inside.filter(|(address, _)| cidr.contains(*address)) {
+            return Err(refused(
+                place,
+                Problem::PodCidrOverAddress {
+                    cidr,
+                    owner: owner.to_owned(),
+                    address: *address,
+                    node: claim.owner.clone(),
+                    place: claim.place.clone(),
+                },
+            ));
+        }
+        Ok(())
+    }
+
+    fn claim(&mut self, entry: Parsed<P>) -> Node {
+        let owner = entry.full_name;
+        self.names.insert(owner.clone(), entry.name_place);
+        for (address, place) in entry.node_addresses {
+            let claim = Claim {
+                owner: owner.clone(),
+                place,
+            };
+            self.addresses.insert(address, claim.clone());
+            self.node_addresses.insert(address, claim);
+        }
+        for (address, place) in entry.health_addresses {
+            let owner = health_endpoint(&owner);
+            self.addresses.insert(address, Claim { owner, place });
+        }
+        for (cidr, place) in entry.pod_cidrs {
+            let owner = owner.clone();
+            self.pod_cidrs
+                .insert(cidr.network(), (cidr, Claim { owner, place }));
+        }
+        entry.node
+    }
+}
+
+impl<P: Clone + fmt::Display> Claim<P> {
+    fn duplicate(&self, address: IpAddr) -> Problem<P> {
+        Problem::DuplicateAddress {
+            address,
+            first: self.place.clone(),
+            owner: self.owner.clone(),
+        }
+    }
+}
+
+/// Reads an entry, and checks all that can be checked without the others.
+fn parse<P: Clone + fmt::Display>(
+    entry: Entry<P>,
+    default_cluster: &str,
+) -> Result<Parsed<P>, Refused<P>> {
+    let name_place = entry.name.place.clone();
+    let name = name("node name", entry.name)?;
+    let cluster = match entry.cluster {
+        Some(cluster) => self::name("cluster name", cluster)?,
+        None => default_cluster.to_owned(),
+    };
+    let full_name = format!("{cluster}/{name}");
+    if entry.addresses.is_empty() {
+        return Err(refused(&entry.place, Problem::NoAddress(full_name)));
+    }
+    for (what, list) in [
+        ("addresses", &entry.addresses),
+        ("secondary addresses", &entry.secondary_addresses),
+        ("pod CIDRs", &entry.pod_cidrs),
+        ("health addresses", &entry.health_addresses),
+    ] {
+        if list.len() > MAX_LIST_LEN {
+            let problem = Problem::TooMany {
+                node: full_name,
+                what,
+                len: list.len(),
+            };
+            return Err(refused(&entry.place, problem));
+        }
+    }
+
+    let primary_count = entry.addresses.len();
+    let own = entry.addresses.into_iter().chain(entry.secondary_addresses);
+    let node_addresses = own.map(address).collect::<Result<Vec<_>, _>>()?;
+    let pod_cidrs = entry
+        .pod_cidrs
+        .into_iter()
+        .map(cidr)
+        .collect::<Result<Vec<_>, _>>()?;
+    let health = entry.health_addresses.into_iter().map(address);
+    let health_addresses = health.collect::<Result<Vec<_>, _>>()?;
+
+    check_within(&full_name, &node_addresses, &pod_cidrs, &health_addresses)?;
+    let ips = |list: &[(IpAddr, P)]| list.iter().map(|(address, _)| *address).collect();
+    Ok(Parsed {
+        node: Node {
+            name,
+            cluster,
+            addresses: ips(&node_addresses[..primary_count]),
+            secondary_addresses: ips(&node_addresses[primary_count..]),
+            pod_cidrs: pod_cidrs.iter().map(|(cidr, _)| *cidr).collect(),
+            health_addresses: ips(&health_addresses),
+        },
+        full_name,
+        name_place,
+        node_addresses,
+        pod_cidrs,
+        health_addresses,
+    })
+}
+
+/// Checks the pieces of one entry against each other.
+fn check_within<P: Clone + fmt::Display>(
+    full_name: &str,
+    node_addresses: &[(IpAddr, P)],
+    pod_cidrs: &[(IpNet, P)],
+    health_addresses: &[(IpAddr, P)],
+) -> Result<(), Refused<P>> {
+    let mut seen: HashMap<IpAddr, Claim<P>> = HashMap::new();
+    let own = node_addresses.iter().map(|a| (a, full_name.to_owned()));
+    let health = health_addresses
+        .iter()
+        .map(|a| (a, health_endpoint(full_name)));
+    for ((address, place), owner) in own.chain(health) {
+        if let Some(first) = seen.get(address) {
+            return Err(refused(place, first.duplicate(*address)));
+        }
+        let place = place.clone();
+        seen.insert(*address, Claim { owner, place });
+    }
+    for (i, (cidr, place)) in pod_cidrs.iter().enumerate() {
+        if let Some((other, first)) = pod_cidrs[..i].iter().find(|(o, _)| overlap(*cidr, *o)) {
+            return Err(refused(
+                place,
+                Problem::OverlappingCidrs {
+                    cidr: *cidr,
+                    owner: full_name.to_owned(),
+                    other: *other,
+                    other_owner: full_name.to_owned(),
+                    place: first.clone(),
+                },
+            ));
+        }
+    }
+    let holding = |address| pod_cidrs.iter().find(move |(cidr, _)| cidr.contains(address));
+    for (address, place) in node_addresses {
+        if let Some((cidr, cidr_place)) = holding(address) {
+            return Err(refused(
+                place,
+                Problem::AddressInPodCidr {
+                    address: *address,
+                    node: full_name.to_owned(),
+                    cidr: *cidr,
+                    owner: full_name.to_owned(),
+                    place: cidr_place.clone(),
+                },
+            ));
+        }
+    }
+    for (address, place) in health_addresses {
+        if holding(address).is_none() {
+            return Err(refused(
+                place,
+                Problem::OutsidePodCidrs {
+                    address: *address,
+                    node: full_name.to_owned(),
+                },
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn refused<P: Clone + fmt::Display>(place: &P, problem: Problem<P>) -> Refused<P> {
+    Refused {
+        place: place.clone(),
+        problem,
+    }
+}
+
+fn health_endpoint(node: &str) -> String {
+    format!("the health endpoint of {node}")
+}
+
+/// Prefixes are nested or apart.
+fn overlap(a: IpNet, b: IpNet) -> bool {
+    a.contains(&b.network()) || b.contains(&a.network())
+}
+
+fn name<P: Clone + fmt::Display>(
+    what: &'static str,
+    written: Written<P>,
+) -> Result<String, Refused<P>> {
+    let name = written.text;
+    if name.len() > MAX_NAME_LEN {
+        let len = name.len();
+        return Err(refused(&written.place, Problem::LongName { what, len }));
+    }
+    if name.is_empty() || name.contains(|c: char| c == '/' || c.is_whitespace() || c.is_control()) {
+        return Err(refused(&written.place, Problem::InvalidName { what, name }));
+    }
+    Ok(name)
+}
+
+fn address<P: Clone + fmt::Display>(written: Written<P>) -> Result<(IpAddr, P), Refused<P>> {
+    let Written { text, place } = written;
+    let Ok(address) = text.parse::<IpAddr>() else {
+        return Err(refused(&place, Problem::InvalidAddress(shortened(text))));
+    };
+    let broadcast = address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    if address.is_unspecified() || address.is_multicast() || broadcast || mapped {
+        return Err(refused(&place, Problem::NotUnicast(address)));
+    }
+    Ok((address, place))
+}
+
+fn cidr<P: Clone + fmt::Display>(written: Written<P>) -> Result<(IpNet, P), Refused<P>> {
+    let Written { text, place } = written;
+    let Ok(cidr) = text.parse::<IpNet>() else {
+        return Err(refused(&place, Problem::InvalidCidr(shortened(text))));
+    };
+    if cidr != cidr.trunc() {
+        return Err(refused(
+            &place,
+            Problem::HostBits {
+                written: cidr,
+                network: cidr.trunc(),
+            },
+        ));
+    }
+    Ok((cidr, place))
+}
+
+/// What is no address at all may be of any length; reports are lines.
+fn shortened(mut text: String) -> String {
+    const LONGEST: usize = 64;
+    if text.len() > LONGEST {
+        text.truncate(text.floor_char_boundary(LONGEST));
+        text.push('…');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str], health: &[&str]) -> Entry<String> {
+        let place = format!("key {name}");
+        let written = |text: &&str| Written {
+            text: (*text).to_owned(),
+            place: place.clone(),
+        };
+        Entry {
+            name: written(&name),
+            cluster: None,
+            addresses: addresses.iter().map(written).collect(),
+            secondary_addresses: Vec::new(),
+            pod_cidrs: pod_cidrs.iter().map(written).collect(),
+            health_addresses: health.iter().map(written).collect(),
+            place,
+        }
+    }
+
+    #[test]
+    fn a_refused_entry_is_told_why_and_claims_nothing() {
+        let mut claims = Claims::default();
+        let first = node("a", &["10.0.0.1"], &["10.1.0.0/24"], &["10.1.0.7"]);
+        claims.take(first, "west").unwrap();
+        let long = "n".repeat(254);
+        let many = vec!["10.0.0.9"; 65];
+        for (entry, expected) in [
+            (
+                node("a", &["10.0.0.2"], &[], &[]),
+                "node west/a is there twice, first at key a",
+            ),
+            (
+                node("b", &["10.0.0.2", "10.0.0.1"], &[], &[]),
+                "address 10.0.0.1 is there twice, first at key a as west/a",
+            ),
+            (
+                node("b", &["10.0.0.2", "10.1.0.9"], &[], &[]),
+                "address 10.1.0.9 of west/b lies in the pod CIDR 10.1.0.0/24 of west/a at key a",
+            ),
+            (
+                node("b", &["10.0.0.2"], &["10.0.0.0/31"], &[]),
+                "pod CIDR 10.0.0.0/31 of west/b holds the address 10.0.0.1 of west/a at key a",
+            ),
+            (
+                node("b", &["10.0.0.2"], &["10.0.0.0/8"], &[]),
+                "address 10.0.0.2 of west/b lies in the pod CIDR 10.0.0.0/8 of west/b at key b",
+            ),
+            (
+                node("b", &["10.0.0.2"], &["10.1.0.0/16"], &[]),
+                "pod CIDR 10.1.0.0/16 of west/b overlaps 10.1.0.0/24 of west/a at key a",
+            ),
+            (
+                node("b", &["10.0.0.2"], &["10.1.0.128/25"], &[]),
+                "pod CIDR 10.1.0.128/25 of west/b overlaps 10.1.0.0/24 of west/a at key a",
+            ),
+            (
+                node("b", &["10.0.0.2"], &["10.2.0.0/24"], &["10.3.0.1"]),
+                "health address 10.3.0.1 is in none of the pod CIDRs of west/b",
+            ),
+            (
+                node(&long, &["10.0.0.2"], &[], &[]),
+                "node name of 254 bytes is too long; at most 253 are allowed",
+            ),
+            (
+                node("b", &many, &[], &[]),
+                "node west/b has 65 addresses; at most 64 are allowed",
+            ),
+        ] {
+            let refused = claims.take(entry, "west").unwrap_err();
+            assert_eq!(refused.to_string(), expected);
+        }
+        let second = node("b", &["10.0.0.2"], &["10.2.0.0/24"], &["10.2.0.1"]);
+        claims.take(second, "west").unwrap();
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_taken_is_disjoint(
+            entries in proptest::collection::vec((0..6_u8, 0..8_u8, 0..8_u8, 26..=32_u8), 1..20),
+        ) {
+            let mut claims = Claims::default();
+            let mut taken: Vec<Node> = Vec::new();
+            for (name, address, base, len) in entries {
+                let cidr = IpNet::new(IpAddr::from([10, 0, 0, base * 4]), len).expect("a length");
+                let entry = node(
+                    &format!("n{name}"),
+                    &[&format!("10.0.0.{}", address * 8)],
+                    &[&cidr.trunc().to_string()],
+                    &[],
+                );
+                taken.extend(claims.take(entry, "default"));
+            }
+            for (i, a) in taken.iter().enumerate() {
+                for b in &taken[..i] {
+                    prop_assert_ne!(&a.name, &b.name);
+                    prop_assert_ne!(&a.addresses, &b.addresses);
+                    prop_assert!(!overlap(a.pod_cidrs[0], b.pod_cidrs[0]));
+                    prop_assert!(!a.pod_cidrs[0].contains(&b.addresses[0]));
+                    prop_assert!(!b.pod_cidrs[0].contains(&a.addresses[0]));
+                }
+            }
+        }
+    }
+}
