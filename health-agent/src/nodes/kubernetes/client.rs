@@ -18,7 +18,7 @@ use tower::{BoxError, ServiceBuilder, service_fn};
 /// A host that does not answer the connection is given up on after this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longest time for an answer: all of it, but of a watch only the headers.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of an answer other than a watch: room for a page of very large objects.
 const MAX_ANSWER: usize = 32 << 20;
 /// A connection on which nothing moves is probed after this time...
@@ -121,12 +121,12 @@ impl Access {
             }
             Self::Pod | Self::Environment => match Config::incluster() {
                 Ok(config) => Ok(config),
-                Err(in_cluster) => Config::from_kubeconfig(&options).await.map_err(
-                    |environment| AccessError::NoCluster {
+                Err(in_cluster) => Config::from_kubeconfig(&options)
+                    .await
+                    .map_err(|environment| AccessError::NoCluster {
                         in_cluster,
                         environment,
-                    },
-                ),
+                    }),
             },
         }
     }
@@ -151,9 +151,8 @@ fn connect(config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> 
     tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
     let https = config.rustls_https_connector_with_connector(tcp)?;
     let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(https);
-    let exchange = service_fn(move |request: Request<Body>| {
-        exchange(http.clone(), request, watched.clone())
-    });
+    let exchange =
+        service_fn(move |request: Request<Body>| exchange(http.clone(), request, watched.clone()));
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
@@ -200,7 +199,10 @@ pub(super) fn reason(error: &kube::Error) -> String {
                 "the API server forbids it (403): {}",
                 status.message
             )),
-            code => line(&format!("the API server answers {code}: {}", status.message)),
+            code => line(&format!(
+                "the API server answers {code}: {}",
+                status.message
+            )),
         },
         kube::Error::SerdeError(source) => {
             line(&format!("the answer cannot be understood: {source}"))
@@ -213,10 +215,11 @@ pub(super) fn reason(error: &kube::Error) -> String {
 
 /// The last of the causes says most: `connection refused`.
 fn innermost(error: &(dyn StdError + 'static)) -> String {
-    std::iter::successors(Some(error), |error| error.source())
-        .last()
-        .unwrap_or(error)
-        .to_string()
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }
 
 /// Brings text of any length on a line.
@@ -241,7 +244,9 @@ mod tests {
     fn a_kubeconfig_that_cannot_be_used_is_named() {
         let absent = Access::find(Some(Path::new("/nonexistent/config"))).unwrap_err();
         assert!(
-            absent.to_string().contains("kubeconfig /nonexistent/config: "),
+            absent
+                .to_string()
+                .contains("kubeconfig /nonexistent/config: "),
             "{absent}"
         );
         let mut file = tempfile::NamedTempFile::new().unwrap();

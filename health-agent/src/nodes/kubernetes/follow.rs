@@ -229,7 +229,10 @@ impl Follower {
 
     fn publish(&mut self) {
         let (nodes, rejected) = self.view.nodes(&self.cluster);
-        for new in rejected.iter().filter(|new| !self.state.rejected.contains(new)) {
+        for new in rejected
+            .iter()
+            .filter(|new| !self.state.rejected.contains(new))
+        {
             tracing::warn!(
                 registry = self.state.registry,
                 node = new.key,

@@ -57,10 +57,7 @@ impl KubernetesRegistry {
         Ok(Self {
             nodes,
             wanted,
-            tasks: [
-                tokio::spawn(follower.run()),
-                tokio::spawn(publisher.run()),
-            ],
+            tasks: [tokio::spawn(follower.run()), tokio::spawn(publisher.run())],
         })
     }
 }
