@@ -1,6 +1,6 @@
 //! The node registry: who is in the mesh, and under which addresses.
 
-mod backoff;
+pub mod backoff;
 pub mod document;
 pub mod file;
 pub mod kubernetes;

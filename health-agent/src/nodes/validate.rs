@@ -49,7 +49,10 @@ impl Entry<String> {
             text,
             place: place.to_owned(),
         };
-        fn all<T: ToString>(list: &[T], written: impl Fn(String) -> Written<String>) -> Vec<Written<String>> {
+        fn all<T: ToString>(
+            list: &[T],
+            written: impl Fn(String) -> Written<String>,
+        ) -> Vec<Written<String>> {
             list.iter().map(|item| written(item.to_string())).collect()
         }
         Self {
@@ -258,7 +261,8 @@ impl<P: Clone + fmt::Display> Claims<P> {
         }
         for (address, place) in &entry.node_addresses {
             let below = self.pod_cidrs.range(..=address).next_back();
-            if let Some((_, (cidr, claim))) = below.filter(|(_, (cidr, _))| cidr.contains(address)) {
+            if let Some((_, (cidr, claim))) = below.filter(|(_, (cidr, _))| cidr.contains(address))
+            {
                 return Err(refused(
                     place,
                     Problem::AddressInPodCidr {
@@ -438,7 +442,11 @@ fn check_within<P: Clone + fmt::Display>(
             ));
         }
     }
-    let holding = |address| pod_cidrs.iter().find(move |(cidr, _)| cidr.contains(address));
+    let holding = |address| {
+        pod_cidrs
+            .iter()
+            .find(move |(cidr, _)| cidr.contains(address))
+    };
     for (address, place) in node_addresses {
         if let Some((cidr, cidr_place)) = holding(address) {
             return Err(refused(

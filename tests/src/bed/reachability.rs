@@ -71,7 +71,7 @@ fn problems(report: &HealthStatus, expected: &Expected) -> Vec<String> {
 fn failures(role: &str, group: &AddressGroupStatus) -> Vec<String> {
     group
         .paths()
-        .flat_map(|PathStatus { ip, icmp, http }| {
+        .flat_map(|PathStatus { ip, icmp, http, .. }| {
             [("ICMP", icmp), ("HTTP", http)]
                 .into_iter()
                 .filter_map(move |(protocol, result)| {
