@@ -34,7 +34,7 @@ struct Parameters {
     timeout_seconds: Option<u64>,
 }
 
-pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
     let nodes = Router::new()
         .route("/api/v1/nodes", get(list).post(create))
         .route(
@@ -57,8 +57,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
             get(|| document(json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0" }))),
         );
     let app = nodes.merge(discovery).with_state(shared);
-    // It ends with the runtime, and never by itself.
-    let _ = axum::serve(listener, app).await;
+    axum::serve(listener, app).await
 }
 
 fn resources() -> Value {

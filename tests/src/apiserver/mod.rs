@@ -17,6 +17,9 @@ use tokio::sync::watch;
 
 use self::store::Store;
 
+/// Longest wait for requests that are in the middle of a step.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// What the server does with requests for nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Behaviour {
@@ -96,11 +99,12 @@ impl ApiServer {
             .worker_threads(1)
             .enable_all()
             .build()?;
-        let listener = runtime
-            .block_on(TcpListener::bind(self.address))
+        let listener = std::net::TcpListener::bind(self.address)
             .with_context(|| format!("cannot listen on {}", self.address))?;
+        listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
-        runtime.spawn(http::serve(listener, self.shared.clone()));
+        let shared = self.shared.clone();
+        runtime.spawn(async { http::serve(TcpListener::from_std(listener)?, shared).await });
         self.runtime = Some(runtime);
         Ok(())
     }
@@ -108,7 +112,10 @@ impl ApiServer {
     /// Ends it as a kill does: connections break off.
     pub fn stop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_timeout(Duration::from_secs(1));
+            // A thread of a test's own runtime must not wait for another one.
+            let stopping = std::thread::spawn(|| runtime.shutdown_timeout(SHUTDOWN_TIMEOUT));
+            // Its panic was printed.
+            let _ = stopping.join();
         }
     }
 

@@ -211,7 +211,8 @@ impl Follower {
         // A list or watch that breaks off is noticed at once; a dead host, within the keepalive.
         let since = before.map_or_else(Timestamp::now, |stale| stale.since);
         self.state.stale = Some(Stale { since, reason });
-        self.send(self.sender.borrow().nodes.clone());
+        let nodes = self.sender.borrow().nodes.clone();
+        self.send(nodes);
     }
 
     fn recover(&mut self) {
