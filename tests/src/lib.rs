@@ -1,6 +1,7 @@
 //! The test bed, and what integration tests and benchmarks share: clusters of real agents on this
 //! machine, crafted packets, pictures of the machine to compare, readings of the tools' output.
 
+pub mod apiserver;
 pub mod bed;
 pub mod bench;
 pub mod packet;

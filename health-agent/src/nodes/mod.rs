@@ -5,6 +5,7 @@ mod cache;
 pub mod document;
 pub mod etcd;
 pub mod file;
+pub mod kubernetes;
 pub mod merge;
 pub mod record;
 pub mod validate;
@@ -18,6 +19,7 @@ use tokio::sync::watch;
 
 use self::etcd::{EtcdConfigError, EtcdRegistry, EtcdSpec};
 use self::file::{FileError, FileRegistry};
+use self::kubernetes::{AccessError, KubernetesRegistry};
 use self::merge::{MergedRegistry, Role, Source};
 use crate::config::{Config, RegistrySpec};
 
@@ -107,9 +109,9 @@ pub enum OpenError {
     /// An etcd cluster's settings.
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
-    /// One that this program does not know how to read.
-    #[error("the registry {0} is not supported")]
-    Unsupported(RegistrySpec),
+    /// A Kubernetes cluster's kubeconfig.
+    #[error(transparent)]
+    Kubernetes(#[from] AccessError),
 }
 
 /// Opens the registries that the settings name. `own` is this node where it is known from the
@@ -118,13 +120,18 @@ pub enum OpenError {
 /// a tokio runtime.
 pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
     let mut sources = vec![Source {
-        registry: open_one(&config.registry, &config.cluster_name, own)?,
+        registry: open_one(
+            &config.registry,
+            &config.cluster_name,
+            own,
+            Some(&config.node_name),
+        )?,
         role: Role::Own,
         cached: is_remote(&config.registry),
     }];
     for remote in &config.remote_clusters {
         sources.push(Source {
-            registry: open_one(&remote.registry, &remote.name, None)?,
+            registry: open_one(&remote.registry, &remote.name, None, None)?,
             role: Role::Remote(remote.name.clone()),
             cached: is_remote(&remote.registry),
         });
@@ -137,14 +144,22 @@ fn open_one(
     spec: &RegistrySpec,
     cluster: &str,
     own: Option<Node>,
+    own_name: Option<&str>,
 ) -> Result<Box<dyn Registry>, OpenError> {
-    if let Some(etcd) = EtcdSpec::of(spec) {
-        return Ok(Box::new(EtcdRegistry::open(etcd, cluster, own)?));
-    }
-    match spec {
-        RegistrySpec::File(path) => Ok(Box::new(FileRegistry::open(path, cluster)?)),
-        other => Err(OpenError::Unsupported(other.clone())),
-    }
+    Ok(match spec {
+        RegistrySpec::File(path) => Box::new(FileRegistry::open(path, cluster)?),
+        RegistrySpec::Etcd(urls) => {
+            Box::new(EtcdRegistry::open(EtcdSpec::members(urls), cluster, own)?)
+        }
+        RegistrySpec::EtcdConfig(path) => {
+            Box::new(EtcdRegistry::open(EtcdSpec::config(path), cluster, own)?)
+        }
+        RegistrySpec::Kubernetes(kubeconfig) => Box::new(KubernetesRegistry::open(
+            kubeconfig.as_deref(),
+            cluster,
+            own_name,
+        )?),
+    })
 }
 
 /// Whether a registry is elsewhere, and may be away.

@@ -10,6 +10,7 @@ mod registration;
 mod store;
 mod view;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,15 +56,27 @@ pub struct EtcdSpec {
 impl EtcdSpec {
     /// What the settings say; `None` where they mean another kind of registry.
     pub fn of(spec: &RegistrySpec) -> Option<Self> {
-        let source = match spec {
-            RegistrySpec::Etcd(urls) => Source::Urls(urls.clone()),
-            RegistrySpec::EtcdConfig(path) => Source::File(path.clone()),
-            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => return None,
-        };
-        Some(Self {
-            source,
-            shown: spec.to_string(),
-        })
+        match spec {
+            RegistrySpec::Etcd(urls) => Some(Self::members(urls)),
+            RegistrySpec::EtcdConfig(path) => Some(Self::config(path)),
+            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => None,
+        }
+    }
+
+    /// A cluster with members at these URLs.
+    pub fn members(urls: &[String]) -> Self {
+        Self {
+            source: Source::Urls(urls.to_vec()),
+            shown: RegistrySpec::Etcd(urls.to_vec()).to_string(),
+        }
+    }
+
+    /// A cluster that a file tells how to reach.
+    pub fn config(path: &Path) -> Self {
+        Self {
+            source: Source::File(path.to_owned()),
+            shown: RegistrySpec::EtcdConfig(path.to_owned()).to_string(),
+        }
     }
 }
 

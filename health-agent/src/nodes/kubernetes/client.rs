@@ -1,0 +1,265 @@
+//! Access to an API server: whose credentials, and over what kind of connection.
+
+use std::error::Error as StdError;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt as _, Either, Full, Limited};
+use hyper::{Request, Response};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::Client;
+use kube::client::{Body, ConfigExt as _};
+use kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use tokio::sync::Notify;
+use tower::{BoxError, ServiceBuilder, service_fn};
+
+/// A host that does not answer the connection is given up on after this time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Longest time for an answer: all of it, but of a watch only the headers.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of an answer other than a watch: room for a page of very large objects.
+const MAX_ANSWER: usize = 32 << 20;
+/// A connection on which nothing moves is probed after this time...
+const KEEPALIVE_TIME: Duration = Duration::from_secs(10);
+/// ...this often...
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(3);
+/// ...and is dead after so many probes without an answer, 19 s in all. A watch can be silent for a
+/// minute, so nothing else would tell that the server's host is gone.
+const KEEPALIVE_RETRIES: u32 = 3;
+
+/// Why there are no usable credentials.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// A file that is named cannot be used.
+    #[error("cannot use kubeconfig {path}: {source}")]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: KubeconfigError,
+    },
+    /// Nothing names a cluster.
+    #[error(
+        "no Kubernetes cluster is known: not in a pod ({in_cluster}), and {environment}; name a \
+         kubeconfig with --registry kubernetes:PATH"
+    )]
+    NoCluster {
+        /// Why it's not the one of this pod.
+        in_cluster: InClusterError,
+        /// Why it's not the one of the environment.
+        environment: KubeconfigError,
+    },
+    /// The credentials cannot be used.
+    #[error("cannot use the credentials for {server}: {source}")]
+    Credentials {
+        /// The API server's URL.
+        server: String,
+        /// What is wrong with them.
+        source: Box<kube::Error>,
+    },
+}
+
+/// Where credentials are read, each time that a client is made.
+#[derive(Clone, Debug)]
+pub(super) enum Access {
+    /// The file at a path.
+    Kubeconfig(PathBuf),
+    /// The service account of the pod.
+    Pod,
+    /// `KUBECONFIG`, or `~/.kube/config`.
+    Environment,
+}
+
+impl Access {
+    /// The file if one is named, else the service account, else what the environment names.
+    pub(super) fn find(kubeconfig: Option<&Path>) -> Result<Self, AccessError> {
+        if let Some(path) = kubeconfig {
+            read_kubeconfig(path)?;
+            return Ok(Self::Kubeconfig(path.to_owned()));
+        }
+        let Err(in_cluster) = Config::incluster() else {
+            return Ok(Self::Pod);
+        };
+        match Kubeconfig::read() {
+            Ok(_) => Ok(Self::Environment),
+            Err(environment) => Err(AccessError::NoCluster {
+                in_cluster,
+                environment,
+            }),
+        }
+    }
+
+    /// Reads the credentials and makes a client with them. `watched` is told each time that the
+    /// server accepts a watch, which the stream of its events does not tell before the first one.
+    pub(super) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
+        let config = self.config().await?;
+        if config.proxy_url.is_some() {
+            tracing::warn!(
+                server = %config.cluster_url,
+                "proxies are not supported; the API server is asked directly"
+            );
+        }
+        let server = config.cluster_url.to_string();
+        connect(config, watched).map_err(|source| AccessError::Credentials {
+            server,
+            source: Box::new(source),
+        })
+    }
+
+    async fn config(&self) -> Result<Config, AccessError> {
+        let options = KubeConfigOptions::default();
+        match self {
+            Self::Kubeconfig(path) => {
+                let kubeconfig = read_kubeconfig(path)?;
+                let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
+                config.map_err(|source| AccessError::Kubeconfig {
+                    path: path.clone(),
+                    source,
+                })
+            }
+            Self::Pod | Self::Environment => match Config::incluster() {
+                Ok(config) => Ok(config),
+                Err(in_cluster) => Config::from_kubeconfig(&options)
+                    .await
+                    .map_err(|environment| AccessError::NoCluster {
+                        in_cluster,
+                        environment,
+                    }),
+            },
+        }
+    }
+}
+
+fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
+    Kubeconfig::read_from(path).map_err(|source| AccessError::Kubeconfig {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Kube's own stack retries by itself, waits for answers without a limit, and takes answers of any
+/// size; this one does none of it.
+fn connect(config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(KEEPALIVE_TIME));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    let https = config.rustls_https_connector_with_connector(tcp)?;
+    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new()).build(https);
+    let exchange =
+        service_fn(move |request: Request<Body>| exchange(http.clone(), request, watched.clone()));
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(exchange);
+    Ok(Client::new(service, config.default_namespace))
+}
+
+type Http<C> = hyper_util::client::legacy::Client<C, Body>;
+type Answer = Response<Either<hyper::body::Incoming, Full<hyper::body::Bytes>>>;
+
+async fn exchange<C>(
+    http: Http<C>,
+    request: Request<Body>,
+    watched: Arc<Notify>,
+) -> Result<Answer, BoxError>
+where
+    C: hyper_util::client::legacy::connect::Connect + Clone + Send + Sync + 'static,
+{
+    let query = request.uri().query().unwrap_or_default();
+    let is_watch = query.split('&').any(|pair| pair == "watch=true");
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, async {
+        let answer = http.request(request).await?;
+        if is_watch && answer.status().is_success() {
+            watched.notify_one();
+            return Ok(answer.map(Either::Left));
+        }
+        let (head, body) = answer.into_parts();
+        let body = Limited::new(body, MAX_ANSWER).collect().await?.to_bytes();
+        Ok(Response::from_parts(head, Either::Right(Full::new(body))))
+    });
+    answer
+        .await
+        .unwrap_or_else(|_| Err(format!("no answer within {ANSWER_TIMEOUT:?}").into()))
+}
+
+/// What went wrong, for a report: one line of bounded length, whatever the server sent.
+pub(super) fn reason(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            401 => "the API server refuses the credentials (401)".to_owned(),
+            403 => line(&format!(
+                "the API server forbids it (403): {}",
+                status.message
+            )),
+            code => line(&format!(
+                "the API server answers {code}: {}",
+                status.message
+            )),
+        },
+        kube::Error::SerdeError(source) => {
+            line(&format!("the answer cannot be understood: {source}"))
+        }
+        kube::Error::FromUtf8(_) => "the answer cannot be understood: it is no text".to_owned(),
+        kube::Error::Service(source) => line(&innermost(source.as_ref())),
+        other => line(&innermost(other)),
+    }
+}
+
+/// The last of the causes says most: `connection refused`.
+fn innermost(error: &(dyn StdError + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+/// Brings text of any length on a line.
+pub(super) fn line(text: &str) -> String {
+    const LONGEST: usize = 240;
+    let words: Vec<_> = text.split_whitespace().collect();
+    let mut line = words.join(" ");
+    line.retain(|c| !c.is_control());
+    if line.len() > LONGEST {
+        line.truncate(line.floor_char_boundary(LONGEST));
+        line.push('…');
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    #[test]
+    fn a_kubeconfig_that_cannot_be_used_is_named() {
+        let absent = Access::find(Some(Path::new("/nonexistent/config"))).unwrap_err();
+        assert!(
+            absent
+                .to_string()
+                .contains("kubeconfig /nonexistent/config: "),
+            "{absent}"
+        );
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(b"clusters: 5\n").unwrap();
+        let malformed = Access::find(Some(file.path())).unwrap_err();
+        assert!(malformed.to_string().contains("parse"), "{malformed}");
+    }
+
+    #[test]
+    fn reasons_are_single_lines_of_bounded_length() {
+        let page = format!("<html>\n\t<p>\u{1b}[31m{}", "Bad Gateway ".repeat(100));
+        let reason = line(&page);
+        assert!(reason.len() < 250 && reason.ends_with('…'), "{reason}");
+        assert!(!reason.contains(['\n', '\u{1b}']), "{reason}");
+    }
+}

@@ -1,0 +1,83 @@
+//! The registry in a Kubernetes cluster: its Node objects are followed, and this node's health
+//! addresses stand in annotations of its own object.
+
+mod client;
+mod follow;
+mod object;
+mod publish;
+mod view;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::client::Access;
+pub use self::client::AccessError;
+use self::follow::Follower;
+pub use self::object::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION};
+use self::publish::Publisher;
+use super::{Node, NodeSet, Registry};
+use crate::config::RegistrySpec;
+
+/// The registry in a Kubernetes cluster. Dropping it ends the watch; annotations stay.
+#[derive(Debug)]
+pub struct KubernetesRegistry {
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    wanted: watch::Sender<Option<Vec<IpAddr>>>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl KubernetesRegistry {
+    /// Begins to follow the nodes of `cluster`: by the kubeconfig at a path, or with the service
+    /// account of the pod that this process is in, or with the kubeconfig of the environment.
+    /// `node_name` is the Node object that [`Registry::publish`] annotates; without it, as for
+    /// remote clusters, nothing is written.
+    ///
+    /// Fails when there are no credentials to be had. Waits for no answer: until the first one the
+    /// set is empty and says why. Must be called in a tokio runtime.
+    pub fn open(
+        kubeconfig: Option<&Path>,
+        cluster: &str,
+        node_name: Option<&str>,
+    ) -> Result<Self, AccessError> {
+        let access = Access::find(kubeconfig)?;
+        let spec = RegistrySpec::Kubernetes(kubeconfig.map(Path::to_owned));
+        let (published, seen) = watch::channel(None);
+        let (wanted, wanted_receiver) = watch::channel(None);
+        let (follower, nodes) = Follower::new(
+            access.clone(),
+            spec.to_string(),
+            cluster.to_owned(),
+            node_name.map(|name| (name.to_owned(), published)),
+        );
+        let publisher = Publisher::new(access, node_name.map(str::to_owned), wanted_receiver, seen);
+        Ok(Self {
+            nodes,
+            wanted,
+            tasks: [tokio::spawn(follower.run()), tokio::spawn(publisher.run())],
+        })
+    }
+}
+
+impl Drop for KubernetesRegistry {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Registry for KubernetesRegistry {
+    fn watch(&self) -> watch::Receiver<Arc<NodeSet>> {
+        self.nodes.clone()
+    }
+
+    /// Annotates this node's object with its health addresses; the rest of an object is the
+    /// cluster's to say.
+    fn publish(&self, own: Node) {
+        self.wanted.send_replace(Some(own.health_addresses));
+    }
+}

@@ -1,0 +1,145 @@
+//! Keeps this node's health addresses in the annotations of its Node object.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use kube::api::{Api, ApiResource, Patch, PatchParams};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep};
+
+use super::client::{self, Access, AccessError};
+use super::object::{NodeObject, annotations};
+use crate::nodes::backoff::Backoff;
+
+/// Name under which the object tells who wrote the annotations.
+const FIELD_MANAGER: &str = "health-agent";
+/// Annotations that stand for this long are undisputed: the next change is answered at once.
+const UNDISPUTED: Duration = Duration::from_secs(30);
+
+/// Writes the annotations whenever they are not what they should be.
+pub(super) struct Publisher {
+    access: Access,
+    node_name: Option<String>,
+    /// What the object should say; `None` until anybody knows.
+    wanted: watch::Receiver<Option<Vec<IpAddr>>>,
+    /// What it says; `None` while there is no object.
+    seen: watch::Receiver<Option<Vec<String>>>,
+    client: Option<Client>,
+    backoff: Backoff,
+    /// The failure that was logged last.
+    failure: Option<String>,
+}
+
+/// Why the annotations could not be written.
+#[derive(Debug, thiserror::Error)]
+enum PatchError {
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error("{}", client::reason(.0))]
+    Api(#[from] kube::Error),
+}
+
+impl Publisher {
+    /// Writes nothing without a node's name.
+    pub(super) fn new(
+        access: Access,
+        node_name: Option<String>,
+        wanted: watch::Receiver<Option<Vec<IpAddr>>>,
+        seen: watch::Receiver<Option<Vec<String>>>,
+    ) -> Self {
+        Self {
+            access,
+            node_name,
+            wanted,
+            seen,
+            client: None,
+            backoff: Backoff::default(),
+            failure: None,
+        }
+    }
+
+    /// Goes on until the registry is closed.
+    pub(super) async fn run(mut self) {
+        let Some(name) = self.node_name.take() else {
+            return;
+        };
+        let mut last_patch: Option<Instant> = None;
+        loop {
+            if let Some(wanted) = self.due() {
+                if last_patch.is_some_and(|last| last.elapsed() > UNDISPUTED) {
+                    self.backoff.reset();
+                }
+                let outcome = self.patch(&name, &wanted).await;
+                last_patch = Some(Instant::now());
+                let is_done = outcome.is_ok();
+                self.note(&name, &wanted, outcome);
+                // Also after a success: two agents of one name would write in turns.
+                sleep(self.backoff.pause(rand::random())).await;
+                if !is_done {
+                    continue;
+                }
+            }
+            let changed = tokio::select! {
+                changed = self.wanted.changed() => changed,
+                changed = self.seen.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// What must be written, if anything must.
+    fn due(&mut self) -> Option<Vec<IpAddr>> {
+        let wanted = self.wanted.borrow_and_update().clone()?;
+        let seen = self.seen.borrow_and_update().clone()?;
+        let texts: Vec<_> = annotations(&wanted)
+            .into_iter()
+            .filter_map(|(_, value)| value)
+            .collect();
+        (texts != seen).then_some(wanted)
+    }
+
+    async fn patch(&mut self, name: &str, wanted: &[IpAddr]) -> Result<(), PatchError> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => self.access.client(Arc::new(Notify::new())).await?,
+        };
+        let nodes: Api<NodeObject> = Api::all_with(
+            client.clone(),
+            &ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&()),
+        );
+        let metadata: serde_json::Map<_, _> = annotations(wanted)
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value.into()))
+            .collect();
+        // A merge patch and no apply: an apply makes the object where there is none.
+        let patch = Patch::Merge(serde_json::json!({ "metadata": { "annotations": metadata } }));
+        let params = PatchParams {
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        nodes.patch_metadata(name, &params, &patch).await?;
+        // After a failure credentials are read again.
+        self.client = Some(client);
+        Ok(())
+    }
+
+    fn note(&mut self, node: &str, wanted: &[IpAddr], outcome: Result<(), PatchError>) {
+        match outcome {
+            Ok(()) => {
+                self.failure = None;
+                tracing::info!(node, addresses = ?wanted, "health addresses are published");
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if self.failure.as_ref() != Some(&error) {
+                    tracing::warn!(node, error, "cannot publish the health addresses");
+                    self.failure = Some(error);
+                }
+            }
+        }
+    }
+}

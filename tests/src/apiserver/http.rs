@@ -1,0 +1,321 @@
+//! The server's side of the API's conventions: paths, parameters, status codes and watch streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::store::{Gone, Selector};
+use super::{Behaviour, Shared};
+
+/// Of lists and watches.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Parameters {
+    label_selector: String,
+    limit: Option<usize>,
+    #[serde(rename = "continue")]
+    token: Option<String>,
+    watch: Option<String>,
+    resource_version: Option<u64>,
+    allow_watch_bookmarks: Option<bool>,
+    timeout_seconds: Option<u64>,
+}
+
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
+    let nodes = Router::new()
+        .route("/api/v1/nodes", get(list).post(create))
+        .route(
+            "/api/v1/nodes/{name}",
+            get(read).patch(patch).delete(delete),
+        )
+        .layer(middleware::from_fn_with_state(shared.clone(), misbehave));
+    let discovery = Router::new()
+        .route(
+            "/api",
+            get(|| document(json!({ "kind": "APIVersions", "versions": ["v1"] }))),
+        )
+        .route(
+            "/apis",
+            get(|| document(json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [] }))),
+        )
+        .route("/api/v1", get(|| document(resources())))
+        .route(
+            "/version",
+            get(|| document(json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0" }))),
+        );
+    let app = nodes.merge(discovery).with_state(shared);
+    axum::serve(listener, app).await
+}
+
+fn resources() -> Value {
+    json!({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1",
+        "resources": [{
+            "name": "nodes", "singularName": "node", "namespaced": false, "kind": "Node",
+            "shortNames": ["no"],
+            "verbs": ["create", "delete", "get", "list", "patch", "watch"],
+        }],
+    })
+}
+
+async fn document(document: Value) -> Response {
+    answer(StatusCode::OK, &document)
+}
+
+fn answer(code: StatusCode, body: &Value) -> Response {
+    (code, [(CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+/// An error as the API tells it.
+fn status(code: StatusCode, reason: &str, message: &str) -> Value {
+    json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure",
+        "message": message, "reason": reason, "code": code.as_u16(),
+    })
+}
+
+fn failure(code: StatusCode, reason: &str, message: &str) -> Response {
+    answer(code, &status(code, reason, message))
+}
+
+fn not_found(name: &str) -> Response {
+    failure(
+        StatusCode::NOT_FOUND,
+        "NotFound",
+        &format!("nodes \"{name}\" not found"),
+    )
+}
+
+/// Notes the request, and does to it what was ordered.
+async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    shared
+        .requests()
+        .push(format!("{} {}", request.method(), request.uri()));
+    let behaviour = shared.behaviour.borrow().clone();
+    match behaviour {
+        Behaviour::Serve | Behaviour::RubbishInWatches | Behaviour::LostStore => {
+            next.run(request).await
+        }
+        Behaviour::Unauthorized => {
+            failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+        }
+        Behaviour::Forbidden => failure(
+            StatusCode::FORBIDDEN,
+            "Forbidden",
+            "nodes is forbidden: User \"test\" cannot list resource \"nodes\"",
+        ),
+        Behaviour::Rubbish(text) => text.into_response(),
+        Behaviour::BadGateway => (
+            StatusCode::BAD_GATEWAY,
+            "<html>\n<body>502 Bad Gateway</body>\n</html>",
+        )
+            .into_response(),
+        Behaviour::Reset => broken_off("{\"kind\":\"NodeList\",\"items\":["),
+        Behaviour::Hang => std::future::pending().await,
+    }
+}
+
+/// Begins with a text, and breaks off.
+fn broken_off(text: &'static str) -> Response {
+    let (sender, body) = channel_body();
+    // The channel has room for both.
+    let _ = sender.try_send(Ok(Bytes::from_static(text.as_bytes())));
+    let _ = sender.try_send(Err(std::io::ErrorKind::ConnectionReset.into()));
+    Response::new(body)
+}
+
+type Piece = Result<Bytes, std::io::Error>;
+
+fn channel_body() -> (mpsc::Sender<Piece>, Body) {
+    let (sender, receiver) = mpsc::channel(16);
+    let pieces = futures_util::stream::unfold(receiver, |mut receiver| async {
+        receiver.recv().await.map(|piece| (piece, receiver))
+    });
+    (sender, Body::from_stream(pieces))
+}
+
+async fn list(State(shared): State<Arc<Shared>>, Query(parameters): Query<Parameters>) -> Response {
+    let selector = Selector::parse(&parameters.label_selector);
+    if matches!(parameters.watch.as_deref(), Some("true" | "1")) {
+        return watch(shared, parameters, selector);
+    }
+    if *shared.behaviour.borrow() == Behaviour::LostStore {
+        return answer(
+            StatusCode::OK,
+            &json!({
+                "kind": "NodeList", "apiVersion": "v1",
+                "metadata": { "resourceVersion": "1" }, "items": [],
+            }),
+        );
+    }
+    let mut store = shared.store();
+    let limit = parameters.limit.filter(|limit| *limit > 0);
+    let page = match parameters
+        .token
+        .as_deref()
+        .filter(|token| !token.is_empty())
+    {
+        Some(token) => store.continue_list(token, limit),
+        None => Ok(store.list(&selector, limit)),
+    };
+    match page {
+        Ok(page) => answer(
+            StatusCode::OK,
+            &json!({
+                "kind": "NodeList", "apiVersion": "v1",
+                "metadata": { "resourceVersion": page.revision.to_string(), "continue": page.token },
+                "items": page.objects,
+            }),
+        ),
+        Err(Gone) => failure(StatusCode::GONE, "Expired", "the continue token is too old"),
+    }
+}
+
+fn watch(shared: Arc<Shared>, parameters: Parameters, selector: Selector) -> Response {
+    if *shared.behaviour.borrow() == Behaviour::RubbishInWatches {
+        return broken_off("{\"type\":\"ADDED\",\"object\":7}\n{\"type\":");
+    }
+    let (sender, body) = channel_body();
+    tokio::spawn(async move {
+        // Whoever asked went away.
+        let _ = feed(&shared, &parameters, &selector, &sender).await;
+    });
+    Response::new(body)
+}
+
+/// Sends events until the watch has lasted as long as was asked for, or the behaviour changes.
+async fn feed(
+    shared: &Shared,
+    parameters: &Parameters,
+    selector: &Selector,
+    sender: &mpsc::Sender<Piece>,
+) -> Result<(), mpsc::error::SendError<Piece>> {
+    let line = |event: &Value| Ok(Bytes::from(format!("{event}\n")));
+    let lifetime = Duration::from_secs(parameters.timeout_seconds.unwrap_or(3600));
+    let end = Instant::now() + lifetime;
+    let mut revisions = shared.revision.subscribe();
+    let mut bookmarks = shared.bookmarks.subscribe();
+    let mut behaviours = shared.behaviour.subscribe();
+    let present = shared.store().revision();
+    let mut sent = parameters.resource_version.unwrap_or(present);
+    loop {
+        let (events, revision) = {
+            let store = shared.store();
+            (store.events(sent, selector), store.revision())
+        };
+        let Ok(events) = events else {
+            let gone = status(StatusCode::GONE, "Expired", "too old resource version");
+            return sender
+                .send(line(&json!({ "type": "ERROR", "object": gone })))
+                .await;
+        };
+        for event in &events {
+            sender.send(line(event)).await?;
+        }
+        sent = revision;
+        tokio::select! {
+            _ = revisions.changed() => {}
+            _ = bookmarks.changed() => {
+                if parameters.allow_watch_bookmarks == Some(true) {
+                    let bookmark = json!({
+                        "type": "BOOKMARK",
+                        "object": {
+                            "kind": "Node", "apiVersion": "v1",
+                            "metadata": { "resourceVersion": sent.to_string() },
+                        },
+                    });
+                    sender.send(line(&bookmark)).await?;
+                }
+            }
+            _ = behaviours.changed() => {
+                let reset = std::io::ErrorKind::ConnectionReset.into();
+                return sender.send(Err(reset)).await;
+            }
+            () = sender.closed() => return Ok(()),
+            () = tokio::time::sleep_until(end) => return Ok(()),
+        }
+    }
+}
+
+async fn read(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
+    match shared.store().get(&name) {
+        Some(object) => answer(StatusCode::OK, object),
+        None => not_found(&name),
+    }
+}
+
+async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
+    let Ok(object) = serde_json::from_slice::<Value>(&body) else {
+        return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
+    };
+    let revision = shared.store().put(object.clone());
+    shared.revision.send_replace(revision);
+    answer(StatusCode::CREATED, &object)
+}
+
+async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
+    if shared.store().get(&name).is_none() {
+        return not_found(&name);
+    }
+    let revision = shared.store().delete(&name);
+    shared.revision.send_replace(revision);
+    let done = json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" });
+    answer(StatusCode::OK, &done)
+}
+
+/// Merge patches, and strategic ones as far as these are the same: where there are no lists.
+async fn patch(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let header = |name| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default()
+    };
+    let kind = header(CONTENT_TYPE);
+    if ![
+        "application/merge-patch+json",
+        "application/strategic-merge-patch+json",
+    ]
+    .contains(&kind)
+    {
+        return failure(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "UnsupportedMediaType",
+            kind,
+        );
+    }
+    let Ok(patch) = serde_json::from_slice(&body) else {
+        return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
+    };
+    let Some(object) = shared.store().patch(&name, &patch) else {
+        return not_found(&name);
+    };
+    let revision = shared.store().revision();
+    shared.revision.send_replace(revision);
+    if header(ACCEPT).contains("as=PartialObjectMetadata") {
+        let partial = json!({
+            "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+            "metadata": object["metadata"],
+        });
+        return answer(StatusCode::OK, &partial);
+    }
+    answer(StatusCode::OK, &object)
+}

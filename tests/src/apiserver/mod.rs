@@ -1,0 +1,195 @@
+//! An API server for Node objects alone: enough of the Kubernetes API for a registry and for
+//! `kubectl` to work with, and faults to order.
+
+mod http;
+mod store;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use self::store::Store;
+
+/// Longest wait for requests that are in the middle of a step.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the server does with requests for nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Answers them.
+    #[default]
+    Serve,
+    /// 401: the credentials are not valid.
+    Unauthorized,
+    /// 403: the credentials don't allow it.
+    Forbidden,
+    /// 200, and this text.
+    Rubbish(String),
+    /// 503, and a web page as of a load balancer.
+    BadGateway,
+    /// Closes the connection in the middle of the answer.
+    Reset,
+    /// Takes requests, and answers none.
+    Hang,
+    /// Answers lists; accepts watches, and breaks them off with rubbish.
+    RubbishInWatches,
+    /// Answers as one whose store was lost.
+    LostStore,
+}
+
+/// A running server. Its objects outlive [`ApiServer::stop`]; dropping it ends it.
+#[derive(Debug)]
+pub struct ApiServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+/// What the requests under way share.
+#[derive(Debug)]
+struct Shared {
+    store: Mutex<Store>,
+    behaviour: watch::Sender<Behaviour>,
+    /// Changes with each revision.
+    revision: watch::Sender<u64>,
+    /// Changes when watches are to get a bookmark.
+    bookmarks: watch::Sender<u64>,
+    /// Requests so far, as `METHOD path?query`.
+    requests: Mutex<Vec<String>>,
+}
+
+impl Shared {
+    fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Vec<String>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ApiServer {
+    /// Starts one without nodes on a free port of the loopback device.
+    pub fn start() -> anyhow::Result<Self> {
+        let mut server = Self {
+            shared: Arc::new(Shared {
+                store: Mutex::default(),
+                behaviour: watch::Sender::default(),
+                revision: watch::Sender::default(),
+                bookmarks: watch::Sender::default(),
+                requests: Mutex::default(),
+            }),
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            runtime: None,
+        };
+        server.resume()?;
+        Ok(server)
+    }
+
+    /// Starts it again, on its former port.
+    pub fn resume(&mut self) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let listener = std::net::TcpListener::bind(self.address)
+            .with_context(|| format!("cannot listen on {}", self.address))?;
+        listener.set_nonblocking(true)?;
+        self.address = listener.local_addr()?;
+        let shared = self.shared.clone();
+        runtime.spawn(async { http::serve(TcpListener::from_std(listener)?, shared).await });
+        self.runtime = Some(runtime);
+        Ok(())
+    }
+
+    /// Ends it as a kill does: connections break off.
+    pub fn stop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            // A thread of a test's own runtime must not wait for another one.
+            let stopping = std::thread::spawn(|| runtime.shutdown_timeout(SHUTDOWN_TIMEOUT));
+            // Its panic was printed.
+            let _ = stopping.join();
+        }
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Writes a kubeconfig that leads to it.
+    pub fn write_kubeconfig(&self, path: &Path) -> anyhow::Result<()> {
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{ "name": "test", "cluster": { "server": self.url() } }],
+            "users": [{ "name": "test", "user": { "token": "of-a-test" } }],
+            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
+        });
+        std::fs::write(path, config.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Changes what it does, and ends the watches that are under way.
+    pub fn behave(&self, behaviour: Behaviour) {
+        self.shared.behaviour.send_replace(behaviour);
+    }
+
+    /// Writes an object, new or not.
+    pub fn put(&self, object: Value) {
+        let revision = self.shared.store().put(object);
+        self.shared.revision.send_replace(revision);
+    }
+
+    /// Deletes an object.
+    pub fn delete(&self, name: &str) {
+        let revision = self.shared.store().delete(name);
+        self.shared.revision.send_replace(revision);
+    }
+
+    /// The object, as it stands.
+    pub fn get(&self, name: &str) -> Option<Value> {
+        self.shared.store().get(name).cloned()
+    }
+
+    /// Forgets changes of the past: watches from before them, and lists begun before, are refused.
+    pub fn compact(&self) {
+        self.shared.store().compact();
+    }
+
+    /// Sends the present revision to the watches that asked for bookmarks.
+    pub fn bookmark(&self) {
+        self.shared.bookmarks.send_modify(|count| *count += 1);
+    }
+
+    /// The requests so far, as `METHOD path?query`.
+    pub fn requests(&self) -> Vec<String> {
+        self.shared.requests().clone()
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// A Node object as a kubelet registers it.
+pub fn node(name: &str, internal_ips: &[&str], pod_cidrs: &[&str]) -> Value {
+    let addresses: Vec<_> = internal_ips
+        .iter()
+        .map(|address| json!({ "type": "InternalIP", "address": address }))
+        .collect();
+    json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": name },
+        "spec": { "podCIDR": pod_cidrs.first(), "podCIDRs": pod_cidrs },
+        "status": { "addresses": addresses },
+    })
+}

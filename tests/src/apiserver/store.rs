@@ -1,0 +1,300 @@
+//! Node objects and their changes by revision, as the API server keeps them; no network involved.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde_json::{Map, Value, json};
+
+/// A change, as watches tell it.
+#[derive(Debug)]
+struct Change {
+    revision: u64,
+    before: Option<Value>,
+    after: Option<Value>,
+}
+
+/// A list that goes on with another page.
+#[derive(Debug)]
+struct Rest {
+    revision: u64,
+    objects: Vec<Value>,
+}
+
+/// A page of a list.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) revision: u64,
+    pub(super) objects: Vec<Value>,
+    /// By which the next page is asked for.
+    pub(super) token: Option<String>,
+}
+
+/// What was asked for is no longer kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gone;
+
+/// The objects.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    objects: BTreeMap<String, Value>,
+    revision: u64,
+    changes: Vec<Change>,
+    /// Changes up to this one are no longer kept.
+    compacted: u64,
+    lists: HashMap<String, Rest>,
+}
+
+impl Store {
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
+        self.objects.get(name)
+    }
+
+    /// Returns the revision that it makes.
+    pub(super) fn put(&mut self, mut object: Value) -> u64 {
+        let name = object["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let before = self.objects.get(&name).cloned();
+        self.revision += 1;
+        let metadata = &mut object["metadata"];
+        if metadata["creationTimestamp"].is_null() {
+            // In order of creation.
+            let time = format!(
+                "2026-01-01T{:02}:{:02}:00Z",
+                self.revision / 60,
+                self.revision % 60
+            );
+            metadata["creationTimestamp"] = before.as_ref().map_or_else(
+                || time.into(),
+                |before| before["metadata"]["creationTimestamp"].clone(),
+            );
+        }
+        metadata["resourceVersion"] = self.revision.to_string().into();
+        self.objects.insert(name, object.clone());
+        self.note(before, Some(object))
+    }
+
+    /// Returns the revision that it makes.
+    pub(super) fn delete(&mut self, name: &str) -> u64 {
+        let Some(mut before) = self.objects.remove(name) else {
+            return self.revision;
+        };
+        self.revision += 1;
+        before["metadata"]["resourceVersion"] = self.revision.to_string().into();
+        self.note(Some(before), None)
+    }
+
+    fn note(&mut self, before: Option<Value>, after: Option<Value>) -> u64 {
+        self.changes.push(Change {
+            revision: self.revision,
+            before,
+            after,
+        });
+        self.revision
+    }
+
+    /// Applies a JSON merge patch (RFC 7396). `None` when there is no such object. A patch that
+    /// changes nothing makes no revision.
+    pub(super) fn patch(&mut self, name: &str, patch: &Value) -> Option<Value> {
+        let before = self.objects.get(name)?;
+        let mut after = before.clone();
+        merge(&mut after, patch);
+        if after != *before {
+            self.put(after);
+        }
+        self.objects.get(name).cloned()
+    }
+
+    pub(super) fn compact(&mut self) {
+        self.compacted = self.revision;
+        self.changes.clear();
+        self.lists.clear();
+    }
+
+    pub(super) fn list(&mut self, selector: &Selector, limit: Option<usize>) -> Page {
+        let matching = self
+            .objects
+            .values()
+            .filter(|object| selector.matches(object));
+        let objects = matching.cloned().collect();
+        let revision = self.revision;
+        self.page(Rest { revision, objects }, limit)
+    }
+
+    /// The next page, of the same moment as the first one.
+    pub(super) fn continue_list(
+        &mut self,
+        token: &str,
+        limit: Option<usize>,
+    ) -> Result<Page, Gone> {
+        let rest = self.lists.remove(token).ok_or(Gone)?;
+        Ok(self.page(rest, limit))
+    }
+
+    fn page(&mut self, mut rest: Rest, limit: Option<usize>) -> Page {
+        let revision = rest.revision;
+        let limit = limit.unwrap_or(usize::MAX).min(rest.objects.len());
+        let later = rest.objects.split_off(limit);
+        let token = (!later.is_empty()).then(|| {
+            let token = format!("{revision}-{}", later.len());
+            let objects = later;
+            self.lists.insert(token.clone(), Rest { revision, objects });
+            token
+        });
+        Page {
+            revision,
+            objects: rest.objects,
+            token,
+        }
+    }
+
+    /// The events after a revision: an object that begins or ceases to match is added or deleted.
+    pub(super) fn events(&self, after: u64, selector: &Selector) -> Result<Vec<Value>, Gone> {
+        if after < self.compacted {
+            return Err(Gone);
+        }
+        let newer = self.changes.iter().filter(|change| change.revision > after);
+        Ok(newer.filter_map(|change| change.event(selector)).collect())
+    }
+}
+
+impl Change {
+    fn event(&self, selector: &Selector) -> Option<Value> {
+        let matching = |object: &Option<Value>| object.clone().filter(|o| selector.matches(o));
+        let (kind, mut object) = match (matching(&self.before), matching(&self.after)) {
+            (None, Some(after)) => ("ADDED", after),
+            (Some(_), Some(after)) => ("MODIFIED", after),
+            (Some(before), None) => ("DELETED", before),
+            (None, None) => return None,
+        };
+        object["metadata"]["resourceVersion"] = self.revision.to_string().into();
+        Some(json!({ "type": kind, "object": object }))
+    }
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    for (key, value) in patch {
+        if value.is_null() {
+            if let Value::Object(target) = target {
+                target.remove(key);
+            }
+        } else {
+            merge(&mut target[key.as_str()], value);
+        }
+    }
+}
+
+/// A label selector of the forms `key`, `!key`, `key=value` and `key!=value`.
+#[derive(Debug, Default)]
+pub(super) struct Selector(Vec<(String, Requirement)>);
+
+#[derive(Debug)]
+enum Requirement {
+    Exists,
+    Absent,
+    Is(String),
+    IsNot(String),
+}
+
+impl Selector {
+    pub(super) fn parse(text: &str) -> Self {
+        let terms = text.split(',').filter(|term| !term.is_empty());
+        Self(
+            terms
+                .map(|term| {
+                    if let Some((key, value)) = term.split_once("!=") {
+                        (key.to_owned(), Requirement::IsNot(value.to_owned()))
+                    } else if let Some((key, value)) = term.split_once('=') {
+                        (
+                            key.to_owned(),
+                            Requirement::Is(value.trim_start_matches('=').to_owned()),
+                        )
+                    } else if let Some(key) = term.strip_prefix('!') {
+                        (key.to_owned(), Requirement::Absent)
+                    } else {
+                        (term.to_owned(), Requirement::Exists)
+                    }
+                })
+                .collect(),
+        )
+    }
+
+    fn matches(&self, object: &Value) -> bool {
+        let labels = &object["metadata"]["labels"];
+        self.0.iter().all(|(key, requirement)| {
+            let value = labels.get(key).and_then(Value::as_str);
+            match requirement {
+                Requirement::Exists => value.is_some(),
+                Requirement::Absent => value.is_none(),
+                Requirement::Is(wanted) => value == Some(wanted),
+                Requirement::IsNot(unwanted) => value != Some(unwanted),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Value {
+        json!({ "metadata": { "name": name } })
+    }
+
+    #[test]
+    fn pages_are_of_one_moment_and_gone_after_a_compaction() {
+        let mut store = Store::default();
+        for name in ["a", "b", "c"] {
+            store.put(named(name));
+        }
+        let all = Selector::default();
+        let first = store.list(&all, Some(2));
+        store.delete("c");
+        let token = first.token.unwrap();
+        let second = store.continue_list(&token, Some(2)).unwrap();
+        assert_eq!(
+            (second.revision, second.objects.len(), second.token),
+            (3, 1, None)
+        );
+        let token = store.list(&all, Some(1)).token.unwrap();
+        store.compact();
+        assert_eq!(store.continue_list(&token, None).unwrap_err(), Gone);
+        assert_eq!(store.events(3, &all).unwrap_err(), Gone);
+        assert!(store.events(4, &all).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_label_makes_an_object_leave_a_watch_and_a_null_removes_a_key() {
+        let mut store = Store::default();
+        store.put(named("a"));
+        let selector = Selector::parse("!out,type!=virtual");
+        store
+            .patch("a", &json!({ "metadata": { "labels": { "out": "" } } }))
+            .unwrap();
+        store
+            .patch("a", &json!({ "metadata": { "labels": { "out": null } } }))
+            .unwrap();
+        let events = store.events(0, &selector).unwrap();
+        let kinds: Vec<_> = events
+            .iter()
+            .map(|event| event["type"].as_str().unwrap())
+            .collect();
+        assert_eq!(kinds, ["ADDED", "DELETED", "ADDED"]);
+        let revision = store.revision();
+        store
+            .patch("a", &json!({ "metadata": { "labels": { "none": null } } }))
+            .unwrap();
+        assert_eq!(store.revision(), revision);
+    }
+}

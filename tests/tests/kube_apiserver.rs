@@ -1,0 +1,366 @@
+//! The registry of a Kubernetes cluster against a real kube-apiserver, which `KUBE_APISERVER` names,
+//! on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives. Needs `kubectl`.
+
+use std::io::Write as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_agent::nodes::kubernetes::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry};
+use health_agent::nodes::{Node, NodeSet, Registry};
+use serde_json::{Value, json};
+use tests::apiserver::node;
+use tests::wait_for;
+use tokio::sync::watch::Receiver;
+
+const SOON: Duration = Duration::from_secs(30);
+/// What the registry promises after the server is back; the rest is the machine's.
+const BACK: Duration = Duration::from_secs(10);
+const RBAC: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../deploy/kubernetes/rbac.yaml"
+);
+const NODES: usize = 450;
+
+/// A process that ends with its owner, by SIGKILL.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+        let log = std::fs::File::create(log)?;
+        let command = command.stdout(Stdio::null()).stderr(log);
+        let name = command.get_program().to_owned();
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {name:?}"))?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Cluster {
+    folder: tempfile::TempDir,
+    etcd_port: u16,
+    _etcd: Process,
+    apiserver: Option<Process>,
+    port: u16,
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+        .local_addr()?
+        .port())
+}
+
+impl Cluster {
+    fn start() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let etcd_port = free_port()?;
+        let client = format!("http://127.0.0.1:{etcd_port}");
+        let peer = format!("http://127.0.0.1:{}", free_port()?);
+        let mut etcd = Command::new("etcd");
+        etcd.args(["--name", "k8s-test", "--data-dir"])
+            .arg(folder.path().join("etcd"))
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args(["--initial-cluster", &format!("k8s-test={peer}")]);
+        let etcd = Process::start(&mut etcd, &folder.path().join("etcd.log"))?;
+        let mut cluster = Self {
+            port: free_port()?,
+            folder,
+            etcd_port,
+            _etcd: etcd,
+            apiserver: None,
+        };
+        std::fs::write(
+            cluster.path("tokens.csv"),
+            "admin-token,admin,1,system:masters\n",
+        )?;
+        let key = Command::new("openssl")
+            .args(["genpkey", "-algorithm", "RSA", "-out"])
+            .arg(cluster.path("sa.key"))
+            .output()?;
+        ensure!(
+            key.status.success(),
+            "{}",
+            String::from_utf8_lossy(&key.stderr)
+        );
+        cluster.write_kubeconfig("admin", "admin-token")?;
+        cluster.start_apiserver()?;
+        Ok(cluster)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start_apiserver(&mut self) -> anyhow::Result<()> {
+        let binary = std::env::var_os("KUBE_APISERVER").context(
+            "set KUBE_APISERVER to a kube-apiserver, such as tests/kube-apiserver/build.sh makes",
+        )?;
+        let mut command = Command::new(binary);
+        command
+            .arg(format!(
+                "--etcd-servers=http://127.0.0.1:{}",
+                self.etcd_port
+            ))
+            .arg(format!("--secure-port={}", self.port))
+            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+            .args([
+                "--endpoint-reconciler-type=none",
+                "--service-cluster-ip-range=10.96.0.0/24",
+            ])
+            .args([
+                "--authorization-mode=Node,RBAC",
+                "--service-account-issuer=test",
+            ]);
+        for (flag, file) in [
+            ("cert-dir", "pki"),
+            ("token-auth-file", "tokens.csv"),
+            ("service-account-key-file", "sa.key"),
+            ("service-account-signing-key-file", "sa.key"),
+        ] {
+            command.arg(format!("--{flag}={}", self.path(file).display()));
+        }
+        self.apiserver = Some(Process::start(&mut command, &self.path("apiserver.log"))?);
+        wait_for("the API server", Duration::from_secs(60), || {
+            Ok(self.kubectl(&["get", "--raw", "/readyz"], "").ok())
+        })?;
+        Ok(())
+    }
+
+    /// By SIGKILL.
+    fn kill_apiserver(&mut self) {
+        self.apiserver = None;
+    }
+
+    fn write_kubeconfig(&self, user: &str, token: &str) -> anyhow::Result<PathBuf> {
+        let server = format!("https://127.0.0.1:{}", self.port);
+        // The certificate is one that the server made for itself at its first start.
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": user,
+            "clusters": [{
+                "name": "test",
+                "cluster": { "server": server, "insecure-skip-tls-verify": true },
+            }],
+            "users": [{ "name": user, "user": { "token": token } }],
+            "contexts": [{ "name": user, "context": { "cluster": "test", "user": user } }],
+        });
+        let path = self.path(user);
+        std::fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
+    fn kubectl(&self, args: &[&str], input: &str) -> anyhow::Result<String> {
+        let mut kubectl = Command::new("kubectl")
+            .arg("--kubeconfig")
+            .arg(self.path("admin"))
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start kubectl")?;
+        kubectl
+            .stdin
+            .take()
+            .context("a pipe")?
+            .write_all(input.as_bytes())?;
+        let output = kubectl.wait_with_output()?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "kubectl {args:?}: {error}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn create(&self, nodes: Vec<Value>) -> anyhow::Result<()> {
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": nodes });
+        self.kubectl(&["create", "-f", "-"], &list.to_string())?;
+        Ok(())
+    }
+
+    /// What kubectl says of the annotation, and who wrote it.
+    fn annotation(&self, name: &str) -> anyhow::Result<(Option<String>, bool)> {
+        let args = ["get", "node", name, "-o", "json", "--show-managed-fields"];
+        let object: Value = serde_json::from_str(&self.kubectl(&args, "")?)?;
+        let metadata = &object["metadata"];
+        let managers = metadata["managedFields"].as_array();
+        let is_ours = managers.is_some_and(|managers| {
+            managers.iter().any(|entry| {
+                let fields = &entry["fieldsV1"]["f:metadata"]["f:annotations"];
+                let key = format!("f:{IPV4_HEALTH_ANNOTATION}");
+                entry["manager"] == "health-agent" && !fields[key].is_null()
+            })
+        });
+        let value = metadata["annotations"][IPV4_HEALTH_ANNOTATION].as_str();
+        Ok((value.map(str::to_owned), is_ours))
+    }
+
+    fn wait_for_annotation(&self, name: &str, address: &str) -> anyhow::Result<()> {
+        wait_for("the annotation", SOON, || {
+            let annotation = self.annotation(name)?;
+            Ok((annotation == (Some(address.to_owned()), true)).then_some(()))
+        })
+    }
+}
+
+async fn until(
+    watch: &mut Receiver<Arc<NodeSet>>,
+    what: &str,
+    deadline: Duration,
+    is_reached: impl Fn(&NodeSet) -> bool,
+) -> anyhow::Result<Arc<NodeSet>> {
+    let reached = tokio::time::timeout(deadline, watch.wait_for(|set| is_reached(set))).await;
+    let reached = reached.map(|set| set.map(|set| set.clone()));
+    match reached {
+        Ok(set) => set.context("the registry ended"),
+        Err(_) => anyhow::bail!(
+            "waited in vain for {what}; it is {:?}",
+            watch.borrow().sources
+        ),
+    }
+}
+
+fn reason(set: &NodeSet) -> Option<&str> {
+    Some(set.sources[0].stale.as_ref()?.reason.as_str())
+}
+
+fn is_right(set: &NodeSet, nodes: usize) -> bool {
+    reason(set).is_none() && set.nodes.len() == nodes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start()?;
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    let token = [
+        "create",
+        "token",
+        "--namespace=health-agent",
+        "health-agent",
+    ];
+    let token = cluster.kubectl(&token, "")?;
+    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let named = |i: usize| {
+        let (high, low) = (i / 250, i % 250 + 1);
+        node(
+            &format!("n{i:03}"),
+            &[&format!("172.30.{high}.{low}")],
+            &[&format!("10.{}.{low}.0/24", 100 + high)],
+        )
+    };
+    cluster.create((0..NODES).map(named).collect())?;
+
+    let registry = KubernetesRegistry::open(Some(&kubeconfig), "west", Some("n001"))?;
+    let mut watch = registry.watch();
+    let set = until(&mut watch, "all nodes", SOON, |set| is_right(set, NODES)).await?;
+    assert_eq!(set.sources[0].rejected, []);
+    assert_eq!(set.nodes[7].pod_cidrs, ["10.100.8.0/24".parse()?]);
+
+    let own = Node {
+        health_addresses: vec!["10.100.2.7".parse()?],
+        ..set.nodes[1].clone()
+    };
+    registry.publish(own);
+    cluster.wait_for_annotation("n001", "10.100.2.7")?;
+    let is_told = |set: &NodeSet| set.nodes[1].health_addresses.len() == 1;
+    until(&mut watch, "the published address", SOON, is_told).await?;
+    let remove = format!("{IPV4_HEALTH_ANNOTATION}-");
+    cluster.kubectl(&["annotate", "node", "n001", &remove], "")?;
+    cluster.wait_for_annotation("n001", "10.100.2.7")?;
+
+    let label = format!("{EXCLUDE_LABEL}=yes");
+    cluster.kubectl(&["label", "node", "n002", &label], "")?;
+    until(&mut watch, "the node to leave", SOON, |set| {
+        is_right(set, NODES - 1)
+    })
+    .await?;
+    let unlabel = format!("{EXCLUDE_LABEL}-");
+    cluster.kubectl(&["label", "node", "n002", &unlabel], "")?;
+    until(&mut watch, "the node to return", SOON, |set| {
+        is_right(set, NODES)
+    })
+    .await?;
+    cluster.create(vec![node("z", &["not-an-address"], &[])])?;
+    let is_told = |set: &NodeSet| set.sources[0].rejected.len() == 1;
+    let set = until(&mut watch, "the rejection", SOON, is_told).await?;
+    assert_eq!(set.sources[0].rejected[0].key, "z");
+    assert!(is_right(&set, NODES));
+
+    // Killed, and started again: nothing is lost meanwhile.
+    cluster.kill_apiserver();
+    let set = until(&mut watch, "stale", SOON, |set| reason(set).is_some()).await?;
+    assert_eq!(set.nodes.len(), NODES);
+    cluster.start_apiserver()?;
+    until(&mut watch, "the server's return", BACK, |set| {
+        is_right(set, NODES)
+    })
+    .await?;
+
+    // Changes behind its back, and none of them kept: another server does them.
+    cluster.kill_apiserver();
+    until(&mut watch, "stale", SOON, |set| reason(set).is_some()).await?;
+    let port = std::mem::replace(&mut cluster.port, free_port()?);
+    cluster.write_kubeconfig("admin", "admin-token")?;
+    cluster.start_apiserver()?;
+    cluster.kubectl(&["delete", "node", "n003", "n004"], "")?;
+    let list = cluster.kubectl(&["get", "--raw", "/api/v1/nodes?limit=1"], "")?;
+    let list: Value = serde_json::from_str(&list)?;
+    let revision = list["metadata"]["resourceVersion"]
+        .as_str()
+        .context("a revision")?;
+    let compaction = Command::new("etcdctl")
+        .env("ETCDCTL_API", "3")
+        .args([
+            "--endpoints",
+            &format!("http://127.0.0.1:{}", cluster.etcd_port),
+        ])
+        .args(["compact", revision])
+        .output()?;
+    ensure!(
+        compaction.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compaction.stderr)
+    );
+    cluster.kill_apiserver();
+    cluster.port = port;
+    cluster.write_kubeconfig("admin", "admin-token")?;
+    cluster.start_apiserver()?;
+    until(&mut watch, "the two to go", BACK, |set| {
+        is_right(set, NODES - 2)
+    })
+    .await?;
+
+    // Access is taken away, which a server tells with the next request.
+    cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
+    cluster.kill_apiserver();
+    cluster.start_apiserver()?;
+    let is_told = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("(403)"));
+    let set = until(&mut watch, "the refusal", SOON, is_told).await?;
+    assert_eq!(set.nodes.len(), NODES - 2);
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    until(&mut watch, "the access", BACK, |set| {
+        is_right(set, NODES - 2)
+    })
+    .await?;
+    Ok(())
+}
