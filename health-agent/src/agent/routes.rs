@@ -1,6 +1,7 @@
 //! Keeps the routes to peers' pod CIDRs in step with the node registry.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ pub(super) async fn keep(netlink: Handle, own: String, mut nodes: Receiver<Arc<N
         own,
         routes: PeerRoutes::default(),
         failures: HashSet::new(),
+        hasher: RandomState::new(),
     };
     loop {
         let begun = Instant::now();
@@ -49,8 +51,9 @@ struct Keeper {
     netlink: Handle,
     own: String,
     routes: PeerRoutes,
-    /// What was logged already.
-    failures: HashSet<String>,
+    /// Hashes of what was logged already: there may be very many.
+    failures: HashSet<u64>,
+    hasher: RandomState,
 }
 
 impl Keeper {
@@ -68,24 +71,33 @@ impl Keeper {
             .routes
             .sync(&self.netlink, &wanted, Instant::now())
             .await;
-        let failures = match synced {
+        let before = std::mem::take(&mut self.failures);
+        let mut fresh = 0;
+        let mut note = |error: String| {
+            let hash = self.hasher.hash_one(&error);
+            self.failures.insert(hash);
+            if before.contains(&hash) {
+                return;
+            }
+            fresh += 1;
+            if fresh <= LOGGED {
+                warn!(error, "a pod CIDR cannot be reached");
+            }
+        };
+        match synced {
             Ok(outcome) => {
                 for change in outcome.changes {
                     info!(%change, "routes follow the node registry");
                 }
-                outcome.failed.iter().map(ToString::to_string).collect()
+                for error in outcome.failed {
+                    note(error.to_string());
+                }
             }
-            Err(error) => HashSet::from([error.to_string()]),
-        };
-        let mut fresh: Vec<_> = failures.difference(&self.failures).collect();
-        fresh.sort();
-        for error in fresh.iter().take(LOGGED) {
-            warn!(error, "a pod CIDR cannot be reached");
+            Err(error) => note(error.to_string()),
         }
-        if fresh.len() > LOGGED {
-            let more = fresh.len() - LOGGED;
+        if fresh > LOGGED {
+            let more = fresh - LOGGED;
             warn!(more, "more pod CIDRs cannot be reached");
         }
-        self.failures = failures;
     }
 }

@@ -164,6 +164,13 @@ impl Source for AgentSource {
         )
     }
 
+    fn status_json(&self) -> serde_json::Result<Vec<u8>> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.report_json(),
+            None => serde_json::to_vec(&self.status()),
+        }
+    }
+
     async fn probe(&self) -> HealthStatus {
         match self.mesh.get() {
             Some(mesh) => mesh.probe_now().await,

@@ -48,6 +48,10 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 pub trait Source: Send + Sync + 'static {
     /// The last results.
     fn status(&self) -> HealthStatus;
+    /// The same as JSON, which may be had for less than the whole report.
+    fn status_json(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&self.status())
+    }
     /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
     /// Probes all nodes now, and tells what comes out as it comes. The last event is
@@ -164,14 +168,27 @@ fn json(code: StatusCode, body: Vec<u8>) -> Response {
 async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
-    let internal = |error: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, error);
-    let made = tokio::task::spawn_blocking(move || {
-        serde_json::to_vec(&make()?).map_err(|e| internal(format!("cannot write the answer: {e}")))
-    });
-    let body = made
-        .await
-        .map_err(|e| internal(format!("cannot make the answer: {e}")))??;
+    answer_json(move || serde_json::to_vec(&make()?).map_err(cannot_write)).await
+}
+
+/// Has an answer made where it may take its time.
+async fn answer_json(
+    make: impl FnOnce() -> Result<Vec<u8>, Refusal> + Send + 'static,
+) -> Result<Response, Refusal> {
+    let body = tokio::task::spawn_blocking(make).await.map_err(|error| {
+        Refusal(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            format!("cannot make the answer: {error}"),
+        )
+    })??;
     Ok(json(StatusCode::OK, body))
+}
+
+fn cannot_write(error: serde_json::Error) -> Refusal {
+    Refusal(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        format!("cannot write the answer: {error}"),
+    )
 }
 
 async fn healthz<S: Source>(State(api): Shared<S>) -> Response {
@@ -214,7 +231,7 @@ fn load_average() -> io::Result<LoadAverage> {
 }
 
 async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
-    answer(move || Ok(api.source.status())).await
+    answer_json(move || api.source.status_json().map_err(cannot_write)).await
 }
 
 #[derive(Deserialize)]

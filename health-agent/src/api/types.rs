@@ -8,9 +8,10 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// `GET /v1beta/status` and `PUT /v1beta/status/probe`.
+/// `GET /v1beta/status` and `PUT /v1beta/status/probe`. Of very many nodes, `N` may be something that
+/// is written down node by node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct HealthStatus {
+pub struct HealthStatus<N = Vec<NodeStatus>> {
     /// When the newest result in this report was taken (RFC 3339); absent before the first.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub timestamp: Option<Timestamp>,
@@ -28,7 +29,7 @@ pub struct HealthStatus {
     /// The node that reports.
     pub local: SelfStatus,
     /// All known nodes, this one included, sorted by name.
-    pub nodes: Vec<NodeStatus>,
+    pub nodes: N,
 }
 
 /// The node that reports.

@@ -78,6 +78,9 @@ impl LogArgs {
         let level = LevelFilter::from(self.log_level);
         Targets::new()
             .with_default(level.min(LevelFilter::WARN))
+            // Its watcher logs every failure, with the whole answer; the registry logs each reason once.
+            .with_target("kube_client", LevelFilter::OFF)
+            .with_target("kube_runtime", LevelFilter::OFF)
             .with_target("health_agent", level)
             .with_target("health_ebpf", level)
     }

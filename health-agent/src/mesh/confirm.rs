@@ -119,6 +119,11 @@ struct Doubt {
 }
 
 impl Confirmation {
+    /// Makes room for so many targets in all.
+    pub(super) fn reserve(&mut self, targets: usize) {
+        self.targets.set_capacity(targets);
+    }
+
     /// Adds a target that was never heard of.
     pub(super) fn insert(&mut self, id: TargetId) {
         self.targets.insert(id, Target::default());

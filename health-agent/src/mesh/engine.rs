@@ -619,6 +619,9 @@ impl Engine {
         let now = self.now();
         let spread = self.rate_time(fresh.len()).max(FIRST_SPREAD);
         self.accounts.open(fresh.iter().map(|(_, key)| *key));
+        // Room for these alone: growing by itself takes up to twice as much.
+        self.schedule.reserve(self.targets.len());
+        self.confirmation.reserve(self.targets.len());
         for (id, key) in fresh {
             let interval = self.options.intervals.get(key.path, key.protocol);
             if let Some(interval) = interval {

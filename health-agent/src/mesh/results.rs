@@ -169,6 +169,7 @@ impl Results {
         self.set = set;
         self.effective = self.intervals.iter().min().map(effective);
         self.most_results = most_results(targets.len());
+        self.known.set_capacity(targets.len());
         for (id, target) in targets.iter() {
             if !self.known.contains_key(id) {
                 self.known.insert(id, Known::new(target.key));
@@ -297,13 +298,43 @@ impl Results {
 
     /// All that is known.
     pub(super) fn report(&self, now: Duration) -> HealthStatus {
+        let (nodes, _) = self.some_nodes(None, self.nodes.len(), now);
+        HealthStatus {
+            nodes,
+            ..self.report_head(now)
+        }
+    }
+
+    /// At most `most` nodes, those after the one with this cluster and name or the first; and the
+    /// last of them, unless there are no more.
+    pub(super) fn some_nodes(
+        &self,
+        after: Option<&(String, String)>,
+        most: usize,
+        now: Duration,
+    ) -> (Vec<NodeStatus>, Option<(String, String)>) {
+        let all = &self.set.nodes;
+        // The set may be another than when `after` was told.
+        let begin = after.map_or(0, |(cluster, name)| {
+            all.partition_point(|node| (&node.cluster, &node.name) <= (cluster, name))
+        });
+        let end = (begin + most).min(self.nodes.len());
         let isolation = self.isolation(now);
-        let nodes = self
-            .nodes
-            .iter()
-            .enumerate()
-            .filter_map(|(index, node)| self.node_status(index, node, isolation.as_deref(), now))
+        let some = (begin..end)
+            .filter_map(|index| {
+                self.node_status(index, &self.nodes[index], isolation.as_deref(), now)
+            })
             .collect();
+        let last = (end < self.nodes.len()).then(|| {
+            let node = &all[end - 1];
+            (node.cluster.clone(), node.name.clone())
+        });
+        (some, last)
+    }
+
+    /// A report without its nodes.
+    pub(super) fn report_head(&self, now: Duration) -> HealthStatus {
+        let isolation = self.isolation(now);
         let configured = self.intervals.iter().min();
         let stretched = configured.filter(|configured| self.effective > Some(*configured));
         HealthStatus {
@@ -314,7 +345,7 @@ impl Results {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(&isolation.diagnosis)),
             },
-            nodes,
+            nodes: Vec::new(),
         }
     }
 

@@ -64,6 +64,11 @@ impl Schedule {
         }
     }
 
+    /// Makes room for so many targets in all.
+    pub(super) fn reserve(&mut self, targets: usize) {
+        self.targets.set_capacity(targets);
+    }
+
     /// Adds a target. It is due first within `spread` from `now`.
     pub(super) fn insert(
         &mut self,

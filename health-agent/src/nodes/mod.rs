@@ -119,13 +119,17 @@ pub enum OpenError {
 /// what they said last meanwhile; only settings that cannot be used are a failure. Must be called in
 /// a tokio runtime.
 pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, OpenError> {
+    let own_cluster = open_one(
+        &config.registry,
+        &config.cluster_name,
+        own,
+        Some(&config.node_name),
+    )?;
+    if config.remote_clusters.is_empty() && !is_remote(&config.registry) {
+        return Ok(own_cluster);
+    }
     let mut sources = vec![Source {
-        registry: open_one(
-            &config.registry,
-            &config.cluster_name,
-            own,
-            Some(&config.node_name),
-        )?,
+        registry: own_cluster,
         role: Role::Own,
         cached: is_remote(&config.registry),
     }];
