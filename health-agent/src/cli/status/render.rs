@@ -1,6 +1,7 @@
 //! The connectivity report as text, worded like Cilium's.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use super::figures::Figures;
 use super::view::{Changes, Tally, Target, View};
@@ -9,6 +10,7 @@ use crate::api::types::{
     PathStatus, Protocol, Reachability, RttSource, go_duration,
 };
 use crate::cli::output::{NONE, comma_separated, indent, table};
+use crate::config::{duration_text, parse_duration};
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
 /// What is not probed on purpose.
@@ -302,13 +304,27 @@ fn probe_time(status: &HealthStatus) -> String {
 
 /// How often is probed, and why that is not what was set.
 fn interval(status: &HealthStatus) -> String {
-    let interval = &status.probe_interval;
+    let interval = readable(&status.probe_interval);
     match &status.configured_interval {
         Some(set) => {
             format!("Probe interval: {interval}, set: {set}; limited by the probe rate")
         }
         None => format!("Probe interval: {interval}"),
     }
+}
+
+/// An interval without the digits that the probe rate brings about: to a thousandth of its unit.
+fn readable(interval: &str) -> String {
+    let Ok(exact) = parse_duration(interval) else {
+        return interval.to_owned();
+    };
+    let unit = if exact < Duration::from_secs(1) {
+        Duration::from_micros(1)
+    } else {
+        Duration::from_millis(1)
+    };
+    let units = (exact + unit / 2).as_nanos() / unit.as_nanos();
+    duration_text(unit * u32::try_from(units).unwrap_or(u32::MAX))
 }
 
 fn local_fault(diagnosis: &Diagnosis) -> String {
@@ -577,7 +593,7 @@ Cluster health:   1/3 reachable, 1 degraded, 1 unknown   (2026-11-21T03:00:00Z)
         let mut status = status();
         status.nodes.clear();
         status.configured_interval = Some("10s".into());
-        status.probe_interval = "40s".into();
+        status.probe_interval = "1m14.444444444s".into();
         status.local.diagnosis = Some(Diagnosis {
             cause: "this-node-isolated".into(),
             message: "this node isolated: nothing is heard of 95 of 99 peers".into(),
@@ -587,7 +603,7 @@ Cluster health:   1/3 reachable, 1 degraded, 1 unknown   (2026-11-21T03:00:00Z)
             full(&all(&status), &Detail::Verbose(figures()), None),
             "\
 Probe time:   2026-11-21T03:00:00Z
-Cluster health:   0/0 reachable   (Probe interval: 40s, set: 10s; limited by the probe rate)
+Cluster health:   0/0 reachable   (Probe interval: 1m14.444s, set: 10s; limited by the probe rate)
 Fault of this node:   this node isolated: nothing is heard of 95 of 99 peers
   - eth0 has no carrier
 Nodes:
