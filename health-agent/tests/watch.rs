@@ -25,6 +25,8 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 const COLUMNS: u16 = 100;
 const ROWS: u16 = 14;
+/// How the end of a synchronized update is written.
+const END_OF_DRAWING: &[u8] = b"\x1b[?2026l";
 
 /// A program on a terminal of its own.
 struct OnTerminal {
@@ -32,6 +34,9 @@ struct OnTerminal {
     keyboard: File,
     output: Receiver<Vec<u8>>,
     terminal: vt100::Parser,
+    /// Received, and not on the screen yet.
+    unseen: Vec<u8>,
+    /// All that was on the screen.
     written: Vec<u8>,
 }
 
@@ -79,11 +84,13 @@ impl OnTerminal {
             keyboard,
             output,
             terminal: vt100::Parser::new(rows, columns, 1000),
+            unseen: Vec::new(),
             written: Vec::new(),
         }
     }
 
-    /// Waits until the screen is as wanted, and returns what is on it.
+    /// Waits until the screen is as wanted, and returns what is on it. No drawing is passed over,
+    /// even if more than one has come.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -91,11 +98,19 @@ impl OnTerminal {
             if is_wanted(&contents) {
                 return contents;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.output.recv_timeout(left) {
-                Ok(bytes) => self.take(&bytes),
-                Err(e) => panic!("{e}; on the screen is:\n{contents}"),
+            if self.unseen.is_empty() {
+                let left = deadline.saturating_duration_since(Instant::now());
+                match self.output.recv_timeout(left) {
+                    Ok(bytes) => self.unseen = bytes,
+                    Err(e) => panic!("{e}; on the screen is:\n{contents}"),
+                }
             }
+            let end = self.unseen.windows(END_OF_DRAWING.len());
+            let end = end.enumerate().find(|(_, w)| *w == END_OF_DRAWING);
+            let length = end.map_or(self.unseen.len(), |(at, w)| at + w.len());
+            let rest = self.unseen.split_off(length);
+            let seen = std::mem::replace(&mut self.unseen, rest);
+            self.take(&seen);
         }
     }
 
@@ -104,8 +119,15 @@ impl OnTerminal {
         self.written.extend_from_slice(bytes);
     }
 
+    /// Takes what was received behind the drawing that was waited for.
+    fn take_unseen(&mut self) {
+        let bytes = std::mem::take(&mut self.unseen);
+        self.take(&bytes);
+    }
+
     /// Waits until as much more is written as `count` redrawings take.
     fn wait_for_redrawings(&mut self, count: usize) {
+        self.take_unseen();
         let wanted = self.redrawings() + count;
         while self.redrawings() < wanted {
             let bytes = self.output.recv_timeout(PATIENCE).unwrap();
@@ -115,14 +137,15 @@ impl OnTerminal {
 
     /// How often a synchronized update ended.
     fn redrawings(&self) -> usize {
-        let end = b"\x1b[?2026l";
-        self.written.windows(end.len()).filter(|w| w == end).count()
+        let ends = self.written.windows(END_OF_DRAWING.len());
+        ends.filter(|w| *w == END_OF_DRAWING).count()
     }
 
     /// Presses Ctrl-C and waits for the end.
     fn interrupt(mut self) -> (ExitStatus, vt100::Screen) {
         self.keyboard.write_all(b"\x03").unwrap();
         let status = self.child.wait().unwrap();
+        self.take_unseen();
         while let Ok(bytes) = self.output.recv_timeout(PATIENCE) {
             self.take(&bytes);
         }
@@ -186,10 +209,9 @@ fn watching_outlasts_the_agent_and_marks_what_changed() {
 
     turn_to(&ill);
     let marked = watch.wait_for(|screen| screen.starts_with(TROUBLE));
-    let peer = marked.lines().nth(3).unwrap();
     assert_eq!(
-        peer,
-        "* default/hnode2               172.30.0.2   unreachable   reachable"
+        marked.lines().nth(3),
+        Some("* default/hnode2               172.30.0.2   unreachable   reachable")
     );
     // Nothing changes any more.
     watch.wait_for(|screen| screen.contains("\n  default/hnode2 "));
@@ -301,7 +323,8 @@ fn probed_nodes_are_printed_as_they_come_and_the_others_in_the_end() {
         || -> NodeStatus { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
 
     send(&mut answer, &ProbeEvent::Progress { done: 4, total: 8 });
-    send(&mut answer, &ProbeEvent::Node(report.nodes[1].clone()));
+    let node = Box::new(report.nodes[1].clone());
+    send(&mut answer, &ProbeEvent::Node(node));
     // The answer has not ended.
     assert_eq!(next(), report.nodes[1]);
     send(&mut answer, &ProbeEvent::Done(report.clone()));

@@ -62,7 +62,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
     }
     let summary = summary(pinging)?;
     assert!(restarts >= 2, "{restarts} restarts");
-    assert!(summary.transmitted > 5_000, "{summary:?}");
+    assert!(summary.transmitted > 1_000, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{restarts} restarts, {summary:?}");
     Ok(())
 }

@@ -125,8 +125,10 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         .with_state(Arc::new(api))
 }
 
-/// Paths as OpenAPI writes them, each with what answers it.
-fn routes<S: Source>() -> [(&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>); 11] {
+/// A path as OpenAPI writes it, and what answers it.
+type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
+
+fn routes<S: Source>() -> [Route<S>; 11] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),

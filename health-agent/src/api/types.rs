@@ -178,7 +178,7 @@ pub enum PathKind {
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeEvent {
     /// All results of a node are there.
-    Node(NodeStatus),
+    Node(Box<NodeStatus>),
     /// So many of all targets have a result; sent at most ten times a second.
     Progress {
         /// Targets with a result.

@@ -112,7 +112,7 @@ fn absolute_path() -> impl TypedValueParser<Value = PathBuf> {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon, until SIGINT or SIGTERM
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
     /// Look at the nodes and at the registries that they come from

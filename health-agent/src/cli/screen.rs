@@ -1,6 +1,6 @@
 //! A text on the terminal that is drawn again where it stands.
 
-use std::io::{self, Write};
+use std::io::{self, BufWriter, Write};
 
 use crossterm::cursor::{Hide, MoveTo, MoveToPreviousLine, Show};
 use crossterm::queue;
@@ -8,10 +8,14 @@ use crossterm::style::Print;
 use crossterm::terminal::{BeginSynchronizedUpdate, Clear, ClearType, EndSynchronizedUpdate};
 use unicode_width::UnicodeWidthChar;
 
+/// More than a large terminal's text takes.
+const DRAWING_BYTES: usize = 64 * 1024;
+
 /// The part of the terminal from the cursor down. The cursor is hidden until this is dropped, and
 /// stands under the text then.
 pub(super) struct Screen<W: Write> {
-    out: W,
+    /// Holds a drawing back until it is whole: nobody sees half of it.
+    out: BufWriter<W>,
     /// Lines of the text that is shown.
     lines: u16,
     /// Columns and rows at the last drawing.
@@ -20,7 +24,8 @@ pub(super) struct Screen<W: Write> {
 
 impl<W: Write> Screen<W> {
     /// Begins at the cursor of the terminal behind `out`.
-    pub(super) fn new(mut out: W) -> io::Result<Self> {
+    pub(super) fn new(out: W) -> io::Result<Self> {
+        let mut out = BufWriter::with_capacity(DRAWING_BYTES, out);
         queue!(out, Hide)?;
         Ok(Self {
             out,
@@ -153,8 +158,8 @@ mod tests {
         assert_eq!(shown("", &["1\n2\n3\n4\n"]), "1\n2\n3\n4");
         assert_eq!(shown("", &["0123456789abcdefghijklm\n2\n", "0\n"]), "0");
         assert_eq!(
-            shown("", &["RTT=21.3µs (kernel) and more\n2\n"]),
-            "RTT=21.3µs (kernel)\n2"
+            shown("", &["RTT=21.3µs (kernel), and more\n2\n"]),
+            "RTT=21.3µs (kernel),\n2"
         );
         assert_eq!(clip("1\n2\n", (0, 0)), ["... 2 more lines"]);
     }

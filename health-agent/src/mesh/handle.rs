@@ -251,7 +251,7 @@ impl MeshHandle {
                 let event = match event {
                     SweepEvent::Node(index) => {
                         let node = mesh.shared.results().node(index, mesh.shared.now());
-                        node.map(ProbeEvent::Node)
+                        node.map(|node| ProbeEvent::Node(Box::new(node)))
                     }
                     SweepEvent::Progress { done, total } => {
                         Some(ProbeEvent::Progress { done, total })

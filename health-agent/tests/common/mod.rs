@@ -104,7 +104,7 @@ impl Source for Fixture {
     fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
         let (events, receiver) = mpsc::channel(3);
         let report = self.report(self.peer_when_probed);
-        let node = ProbeEvent::Node(report.nodes[0].clone());
+        let node = ProbeEvent::Node(Box::new(report.nodes[0].clone()));
         let progress = ProbeEvent::Progress { done: 4, total: 8 };
         for event in [node, progress, ProbeEvent::Done(report)] {
             events.try_send(event).unwrap();

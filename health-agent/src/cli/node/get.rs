@@ -207,7 +207,7 @@ Health addresses:   -
 Health:   unreachable
 RTT statistics:   not readable (no maps are pinned)
   default/hnode2:
-    Diagnosis:   the agent does not answer (agent-down)
+    Diagnosis:   the agent does not answer
       - ICMP is answered
     Host connectivity to 172.30.0.2:
       ICMP to stack:   OK, RTT=21.3µs   (Last probed: 2026-11-21T03:00:00Z)

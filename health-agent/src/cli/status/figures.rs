@@ -52,8 +52,7 @@ impl Figures {
         }
         let history = self.history.get(node).into_iter().flatten();
         for history in history.filter(|h| (h.ip, h.path, h.protocol) == target) {
-            let known = history.windows.iter().filter(|window| window.probes > 0);
-            lines.extend(known.map(window_line));
+            lines.extend(telling(&history.windows).map(window_line));
             lines.extend(last_results_line(
                 &history.last_results_ns,
                 self.last_results,
@@ -95,6 +94,19 @@ fn rtt_key((ip, kind, protocol): Target) -> RttKey {
     }
 }
 
+/// The windows that hold results, without those that hold no more than the one before.
+fn telling(windows: &[HistoryWindow]) -> impl Iterator<Item = &HistoryWindow> {
+    let before = [None].into_iter().chain(windows.iter().map(Some));
+    let grows = |&(window, before): &(&HistoryWindow, Option<&HistoryWindow>)| {
+        window.probes > 0 && before.is_none_or(|before| before.covered_ns < window.covered_ns)
+    };
+    windows
+        .iter()
+        .zip(before)
+        .filter(grows)
+        .map(|(window, _)| window)
+}
+
 /// `1m: 6 probes, 1 lost (16.7%), p50=21.3µs ...`; how much of the window is known, if not all.
 fn window_line(window: &HistoryWindow) -> String {
     let mut text = short_length(window.length_ns);
@@ -120,7 +132,7 @@ fn window_line(window: &HistoryWindow) -> String {
         .filter_map(|(name, ns)| Some((name, ns?)));
     for (index, (name, ns)) in known.enumerate() {
         let comma = if index == 0 { "," } else { "" };
-        text += &format!("{comma} {name}={}", nanoseconds(ns));
+        text += &format!("{comma} {name}={}", round_trip(ns));
     }
     text
 }
@@ -130,9 +142,15 @@ fn last_results_line(results: &[Option<u64>], count: usize) -> Option<String> {
     let shown: Vec<String> = results
         .iter()
         .take(count)
-        .map(|result| result.map_or_else(|| "lost".to_owned(), nanoseconds))
+        .map(|result| result.map_or_else(|| "lost".to_owned(), round_trip))
         .collect();
     (!shown.is_empty()).then(|| format!("newest first: {}", shown.join(" ")))
+}
+
+/// Of three digits: what is kept of a round trip is not more exact.
+fn round_trip(ns: u64) -> String {
+    let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
+    nanoseconds((ns + unit / 2) / unit * unit)
 }
 
 fn nanoseconds(ns: u64) -> String {
@@ -163,8 +181,8 @@ mod tests {
             lost: 0,
             p50_ns: Some(21_300),
             p90_ns: Some(30_000),
-            p99_ns: Some(31_000),
-            max_ns: Some(1_200_000),
+            p99_ns: Some(31_049),
+            max_ns: Some(1_199_500),
             jitter_ns: Some(125),
         }
     }
@@ -202,6 +220,26 @@ mod tests {
             ..window()
         };
         assert_eq!(window_line(&silent), "10m: 6 probes, 6 lost (100.0%)");
+    }
+
+    #[test]
+    fn a_window_that_tells_nothing_new_is_left_out() {
+        let length = |length_ns, covered_ns| HistoryWindow {
+            length_ns,
+            covered_ns,
+            ..window()
+        };
+        let windows = [
+            length(MINUTE, 20_000_000_000),
+            length(10 * MINUTE, 20_000_000_000),
+            length(60 * MINUTE, 20_000_000_001),
+        ];
+        let told: Vec<u64> = telling(&windows).map(|window| window.length_ns).collect();
+        assert_eq!(told, [MINUTE, 60 * MINUTE]);
+        let mut windows = windows;
+        windows[0].probes = 0;
+        assert_eq!(telling(&windows).count(), 1);
+        assert_eq!(telling(&[]).count(), 0);
     }
 
     #[test]

@@ -26,8 +26,9 @@ pub(super) use self::view::{UnknownNode, is_named};
 
 const EXAMPLES: &str = "\
 Exit codes:
-  0   nothing of what is shown is unreachable, or --watch was ended
-  1   there is no agent, or it does not answer
+  0   nothing of what is shown is unreachable; it may be degraded or not known yet, as the line
+      \"Cluster health\" says. Also when --watch was ended
+  1   there is no agent, it does not answer, or it knows no such node
   3   something of what is shown is unreachable
 
 Output:

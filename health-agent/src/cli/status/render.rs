@@ -1,6 +1,7 @@
 //! The connectivity report as text, worded like Cilium's.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use super::figures::Figures;
 use super::view::{Changes, Tally, Target, View};
@@ -9,10 +10,13 @@ use crate::api::types::{
     PathStatus, Protocol, Reachability, RttSource, go_duration,
 };
 use crate::cli::output::{NONE, comma_separated, indent, table};
+use crate::config::{duration_text, parse_duration};
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
 /// What is not probed on purpose.
 const SWITCHED_OFF: &str = "Not probed";
+/// What is left of a report in which the failing nodes alone are asked for, and none is.
+const NONE_FAILING: &str = "none is failing";
 /// In front of what changed.
 const CHANGED: char = '*';
 
@@ -80,11 +84,13 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     if let Some(diagnosis) = &status.local.diagnosis {
         text += &local_fault(diagnosis);
     }
-    for (line, mark) in table(header, rows)
-        .lines()
-        .zip([' '].into_iter().chain(marks))
-    {
-        text += &format!("{mark} {line}\n");
+    if view.has_none_of_many() {
+        text += &format!("  {NONE_FAILING}\n");
+    } else {
+        let table = table(header, rows);
+        for (line, mark) in table.lines().zip([' '].into_iter().chain(marks)) {
+            text += &format!("{mark} {line}\n");
+        }
     }
     for name in changes.iter().flat_map(|changes| &changes.gone) {
         text += &format!("{CHANGED} {name}   gone\n");
@@ -145,7 +151,10 @@ impl Report<'_> {
         {
             writeln!(self.out, "RTT statistics:   not readable ({reason})")?;
         }
-        writeln!(self.out, "Nodes:")?;
+        match view.has_none_of_many() {
+            true => writeln!(self.out, "Nodes:   {NONE_FAILING}")?,
+            false => writeln!(self.out, "Nodes:")?,
+        }
         view.nodes.iter().try_for_each(|node| self.node(node))?;
         for name in self.changes.iter().flat_map(|changes| &changes.gone) {
             writeln!(self.out, "{CHANGED} {name}: gone")?;
@@ -160,7 +169,7 @@ impl Report<'_> {
         let mark = mark(is_changed);
         writeln!(self.out, "{mark} {}:", display_name(self.status, node))?;
         if let Some(diagnosis) = &node.diagnosis {
-            writeln!(self.out, "    Diagnosis:   {}", sentence(diagnosis))?;
+            writeln!(self.out, "    Diagnosis:   {}", diagnosis.message)?;
             self.evidence(6, diagnosis)?;
         }
         self.group(node, &node.host, PathKind::Host, ["Host", "Secondary"])?;
@@ -295,7 +304,7 @@ fn probe_time(status: &HealthStatus) -> String {
 
 /// How often is probed, and why that is not what was set.
 fn interval(status: &HealthStatus) -> String {
-    let interval = &status.probe_interval;
+    let interval = readable(&status.probe_interval);
     match &status.configured_interval {
         Some(set) => {
             format!("Probe interval: {interval}, set: {set}; limited by the probe rate")
@@ -304,12 +313,22 @@ fn interval(status: &HealthStatus) -> String {
     }
 }
 
-fn local_fault(diagnosis: &Diagnosis) -> String {
-    format!("Fault of this node:   {}\n", sentence(diagnosis))
+/// An interval without the digits that the probe rate brings about: to a thousandth of its unit.
+fn readable(interval: &str) -> String {
+    let Ok(exact) = parse_duration(interval) else {
+        return interval.to_owned();
+    };
+    let unit = if exact < Duration::from_secs(1) {
+        Duration::from_micros(1)
+    } else {
+        Duration::from_millis(1)
+    };
+    let units = (exact + unit / 2).as_nanos() / unit.as_nanos();
+    duration_text(unit * u32::try_from(units).unwrap_or(u32::MAX))
 }
 
-fn sentence(diagnosis: &Diagnosis) -> String {
-    format!("{} ({})", diagnosis.message, diagnosis.cause)
+fn local_fault(diagnosis: &Diagnosis) -> String {
+    format!("Fault of this node:   {}\n", diagnosis.message)
 }
 
 fn mark(is_changed: bool) -> char {
@@ -354,7 +373,7 @@ mod tests {
     fn diagnosis() -> Option<Diagnosis> {
         Some(Diagnosis {
             cause: "agent-down".into(),
-            message: "the agent does not answer, the node does".into(),
+            message: "agent down: the node answers".into(),
             evidence: vec!["ICMP is answered".into(), "HTTP: connection refused".into()],
         })
     }
@@ -533,7 +552,7 @@ Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
             normal.contains(
                 "
   default/hnode1:
-    Diagnosis:   the agent does not answer, the node does (agent-down)
+    Diagnosis:   agent down: the node answers
     Host connectivity to 172.30.0.1:
 "
             ),
@@ -542,7 +561,7 @@ Cluster health:   1/3 reachable, 1 unknown   (2026-11-21T03:00:00Z)
         let verbose = full(&all(&status), &Detail::Verbose(figures()), None);
         assert!(
             verbose.contains(
-                " (agent-down)
+                " agent down: the node answers
       - ICMP is answered
       - HTTP: connection refused
     Host connectivity to 172.30.0.1:
@@ -574,18 +593,18 @@ Cluster health:   1/3 reachable, 1 degraded, 1 unknown   (2026-11-21T03:00:00Z)
         let mut status = status();
         status.nodes.clear();
         status.configured_interval = Some("10s".into());
-        status.probe_interval = "40s".into();
+        status.probe_interval = "1m14.444444444s".into();
         status.local.diagnosis = Some(Diagnosis {
-            cause: "isolated".into(),
-            message: "95 of 99 nodes failed at once".into(),
+            cause: "this-node-isolated".into(),
+            message: "this node isolated: nothing is heard of 95 of 99 peers".into(),
             evidence: vec!["eth0 has no carrier".into()],
         });
         assert_eq!(
             full(&all(&status), &Detail::Verbose(figures()), None),
             "\
 Probe time:   2026-11-21T03:00:00Z
-Cluster health:   0/0 reachable   (Probe interval: 40s, set: 10s; limited by the probe rate)
-Fault of this node:   95 of 99 nodes failed at once (isolated)
+Cluster health:   0/0 reachable   (Probe interval: 1m14.444s, set: 10s; limited by the probe rate)
+Fault of this node:   this node isolated: nothing is heard of 95 of 99 peers
   - eth0 has no carrier
 Nodes:
 "
@@ -594,7 +613,7 @@ Nodes:
             succinct(&all(&status), false, None),
             "\
 Cluster health:   0/0 reachable   (2026-11-21T03:00:00Z)
-Fault of this node:   95 of 99 nodes failed at once (isolated)
+Fault of this node:   this node isolated: nothing is heard of 95 of 99 peers
   Name   IP   Node   Endpoints
 "
         );
@@ -621,6 +640,26 @@ Fault of this node:   95 of 99 nodes failed at once (isolated)
 "
             ),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn that_no_node_is_failing_is_said() {
+        let mut status = status();
+        status.nodes.retain(|node| node.name == "default/hnode2");
+        let failing = Filter {
+            failing: true,
+            ..Filter::default()
+        };
+        let view = failing.apply(&status).unwrap();
+        let text = full(&view, &Detail::Normal, None);
+        assert!(text.ends_with("\nNodes:   none is failing\n"), "{text}");
+        assert_eq!(
+            succinct(&view, false, None),
+            "\
+Cluster health:   1/1 reachable   (2026-11-21T03:00:00Z)
+  none is failing
+"
         );
     }
 

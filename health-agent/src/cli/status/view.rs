@@ -81,6 +81,11 @@ impl View<'_> {
         })
     }
 
+    /// Whether there are nodes, and none of them is to be shown.
+    pub(super) fn has_none_of_many(&self) -> bool {
+        self.nodes.is_empty() && !self.status.nodes.is_empty()
+    }
+
     /// Whether a node that is shown is unreachable.
     pub(super) fn has_unreachable(&self) -> bool {
         self.nodes

@@ -278,10 +278,7 @@ impl Context<'_> {
         {
             return Some(picture.diagnosis(
                 Cause::ThisNodeIsolated,
-                format!(
-                    "{} is not judged: {}",
-                    peer.name, isolation.diagnosis.message
-                ),
+                format!("{} is not judged: this node is isolated", peer.name),
             ));
         }
         Some(picture.diagnose())

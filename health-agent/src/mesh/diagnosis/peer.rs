@@ -180,7 +180,7 @@ impl<'a> Picture<'a> {
         }
         let (family, rest) = without_silent_family(all);
         if !family.is_empty() && rest.iter().all(Address::is_up) {
-            return self.one_family(&family, &rest);
+            return self.one_family(&family);
         }
         self.rejected(&rest)
             .or_else(|| self.agent_down(&rest))
@@ -225,7 +225,11 @@ impl<'a> Picture<'a> {
             return self.some_unreachable(all);
         }
         let name = self.name();
-        let on = list(&pick(all, Address::is_silent));
+        let silent = pick(all, Address::is_silent);
+        let on = match silent.len() {
+            n if n > 2 && n == all.len() => "any of its addresses".to_owned(),
+            _ => list(&silent),
+        };
         let resolution = hosts.iter().any(|a| a.icmp.is(&[Reason::NextHopSilent]));
         let icmp = all.iter().any(|a| a.icmp.is_some());
         let http = all.iter().any(|a| a.http.is_some());
@@ -251,16 +255,15 @@ impl<'a> Picture<'a> {
         self.diagnosis(Cause::NodeDown, message)
     }
 
-    fn one_family(&self, family: &[Address<'a>], rest: &[Address<'a>]) -> Diagnosis {
+    fn one_family(&self, family: &[Address<'a>]) -> Diagnosis {
         let (down, up) = match family.first() {
             Some(address) if address.address.is_ipv4() => ("IPv4", "IPv6"),
             _ => ("IPv6", "IPv4"),
         };
         let message = format!(
-            "one family only: {} answers over {up} on {}, but not over {down} on {}; check its {down} \
+            "one family only: {} answers over {up}, but not over {down} on {}; check its {down} \
              addresses, and {down} routes and firewalls on the way",
             self.name(),
-            list(rest),
             list(family),
         );
         self.diagnosis(Cause::OneFamilyOnly, message)
@@ -271,15 +274,16 @@ impl<'a> Picture<'a> {
         let Told { failure, what, .. } = &told;
         let message = match told.reason.sender() {
             Some(sender) => format!(
-                "rejected: {} rejects {what} ({failure}); check its firewall and policies",
+                "rejected: {} rejects {what}: {failure}; check its firewall and policies",
                 self.who(sender)
             ),
             None if matches!(failure, Failure::Os(Errno::EPERM | Errno::EACCES)) => format!(
-                "rejected: this host refuses to send {what} ({failure}); check its own firewall and \
+                "rejected: this host refuses to send {what}: {failure}; check its own firewall and \
                  prohibit routes"
             ),
             None => format!(
-                "rejected: a firewall rejects {what} ({failure}) on port {}, while ICMP is answered",
+                "rejected: a firewall rejects {what} on port {}: {failure}, while ICMP is answered; check \
+                 the firewalls there and on the way",
                 self.context.port
             ),
         };
@@ -317,10 +321,12 @@ impl<'a> Picture<'a> {
         let name = self.name();
         let alive = match icmp.is_empty() {
             true => "is up".to_owned(),
+            false if same && icmp.len() > 2 => "answers ICMP on all its addresses".to_owned(),
             false => format!("answers ICMP on {}", list(&icmp)),
         };
         let message = format!(
-            "agent down: {name} {alive}, but HTTP on port {} is {}",
+            "agent down: {name} {alive}, but HTTP on port {} is {}; check whether it runs, and its \
+             log",
             self.context.port,
             join(&parts)
         );
@@ -334,24 +340,33 @@ impl<'a> Picture<'a> {
             reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
         };
         let told = self.told(addresses, others)?;
-        let Told { failure, what, .. } = &told;
+        let Told {
+            failure,
+            what,
+            first,
+            ..
+        } = &told;
         let message = match told.reason.sender() {
             Some(sender) if is_loop(failure) => format!(
-                "no route: {what} goes in a circle ({failure}); check the routes of {} and its \
+                "no route: {what} goes in a circle: {failure}; check the routes of {} and its \
                  neighbors",
                 self.who(sender)
             ),
             Some(sender) => format!(
-                "no route: {} cannot deliver {what} ({failure}); check its routes and its link to that \
+                "no route: {} cannot deliver {what}: {failure}; check its routes and its link to that \
                  address",
                 self.who(sender)
             ),
             None if told.reason == Reason::Unreachable => format!(
-                "no route: {what} is unreachable ({failure}): for want of a route or of an answer to \
-                 ARP, or by a firewall; check `ip route get` and `ip neigh`"
+                "no route: {what} is unreachable: {failure}, for want of a route or of an answer to \
+                 ARP, or by a firewall; check `ip route get {first}` and `ip neigh`"
+            ),
+            None if self.peer.local => format!(
+                "no route: this host has no route for {what}: {failure}; check whether a device of \
+                 its own has the address"
             ),
             None => format!(
-                "no route: this host has no route for {what} ({failure}); check `ip route get`"
+                "no route: this host has no route for {what}: {failure}; check `ip route get {first}`"
             ),
         };
         Some(self.diagnosis(Cause::NoRoute, message))
@@ -465,10 +480,9 @@ impl<'a> Picture<'a> {
             return None;
         }
         let message = format!(
-            "ICMP filtered: {} answers HTTP on {}, but not ICMP on {}; check for firewalls that drop \
-             echo requests or replies",
+            "ICMP filtered: {} answers HTTP, but not ICMP, on {}; check for firewalls that drop echo \
+             requests or replies",
             self.name(),
-            list(&pick(addresses, |a| a.http.is_up())),
             list(&filtered),
         );
         Some(self.diagnosis(Cause::IcmpFiltered, message))
@@ -497,11 +511,12 @@ impl<'a> Picture<'a> {
             (true, false) => "ICMP",
             (false, _) => "HTTP",
         };
-        let on = list(&pick(addresses, |a| same(a.icmp) || same(a.http)));
+        let on = pick(addresses, |a| same(a.icmp) || same(a.http));
         Some(Told {
             reason,
             failure,
-            what: format!("{protocols} to {on} of {}", self.name()),
+            first: on.first()?.address,
+            what: format!("{protocols} to {} of {}", list(&on), self.name()),
         })
     }
 
@@ -525,6 +540,7 @@ impl<'a> Picture<'a> {
 struct Told<'a> {
     reason: Reason,
     failure: &'a Failure,
+    first: IpAddr,
     /// The protocols, addresses and node.
     what: String,
 }
