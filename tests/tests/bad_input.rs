@@ -300,12 +300,11 @@ impl Request {
         icmp[0] = 0;
         edit(&mut icmp);
         icmp[2..4].fill(0);
-        let mut words: Vec<u16> = icmp
-            .chunks(2)
-            .map(|pair| u16::from_ne_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]))
-            .collect();
+        let mut words = [0; PROBE_WORDS];
+        for (word, pair) in words.iter_mut().zip(icmp.chunks_exact(2)) {
+            *word = u16::from_ne_bytes([pair[0], pair[1]]);
+        }
         let check = !checksum::fold(checksum::sum(&words));
-        words.clear();
         icmp[2..4].copy_from_slice(&check.to_ne_bytes());
         icmp
     }
@@ -316,6 +315,8 @@ fn add_to(icmp: &mut [u8], at: usize, number: u16) {
     icmp[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
+/// More than a probe has 16-bit words; the rest are zero.
+const PROBE_WORDS: usize = 64;
 const IDENTIFIER: usize = 4;
 const SEQUENCE: usize = 6;
 const PAYLOAD: usize = 8;
@@ -405,7 +406,9 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     };
     let mut expected = [0; 4];
     for (number, count) in expected.iter_mut().zip(&mut counts) {
-        *number = *count.as_ref().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+        *number = *count
+            .as_ref()
+            .map_err(|error| anyhow::anyhow!("{error:#}"))?;
     }
     // Answered long ago: late, or a duplicate. With a number that nobody waits for: unsolicited.
     wire.send(to, &request.reply(|_| {}))?;

@@ -83,7 +83,10 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
     let status = wait_for("all targets to be known", SOON, || {
         let status = node.status()?;
         let known = status.nodes.len() == 3
-            && status.nodes.iter().all(|node| node.health_endpoint.is_some());
+            && status
+                .nodes
+                .iter()
+                .all(|node| node.health_endpoint.is_some());
         Ok(known.then_some(status))
     })?;
     assert_eq!(status.configured_interval.as_deref(), Some("100ms"));
@@ -115,7 +118,10 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         sent as f64 <= most(time),
         "{sent} probes in {time:?} while all fails"
     );
-    assert!(sent >= RATE * 2, "{sent} probes in {time:?} while all fails");
+    assert!(
+        sent >= RATE * 2,
+        "{sent} probes in {time:?} while all fails"
+    );
     Ok(())
 }
 
@@ -135,7 +141,10 @@ fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
     let mut came = Vec::new();
     for line in BufReader::new(stdout).lines() {
         let node: serde_json::Value = serde_json::from_str(&line?)?;
-        came.push((node["name"].as_str().unwrap_or_default().to_owned(), Instant::now()));
+        came.push((
+            node["name"].as_str().unwrap_or_default().to_owned(),
+            Instant::now(),
+        ));
     }
     assert_eq!(child.wait()?.code(), Some(3));
     let names: Vec<&str> = came.iter().map(|(name, _)| name.as_str()).collect();

@@ -78,7 +78,10 @@ fn watch_all(bed: &Bed, time: Duration) -> anyhow::Result<Falsehoods> {
     thread::sleep(time);
     let mut found = Falsehoods::default();
     for watch in watches {
-        watch.finish()?.values().for_each(|story| found.count(story));
+        watch
+            .finish()?
+            .values()
+            .for_each(|story| found.count(story));
     }
     Ok(found)
 }

@@ -95,7 +95,10 @@ impl Capture {
     /// sent before `until`.
     pub(super) fn first_lost(&self, target: Target, until: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
-        let sent = probes.get(&target)?.iter().filter(|probe| probe.sent < until);
+        let sent = probes
+            .get(&target)?
+            .iter()
+            .filter(|probe| probe.sent < until);
         let lost = sent.rev().take_while(|probe| !probe.answered);
         lost.last().map(|probe| probe.sent)
     }

@@ -99,9 +99,7 @@ impl Fault {
     pub(super) fn undo(self, node: &Node) -> anyhow::Result<()> {
         match self {
             Self::LinkDown => set_link(node, "up"),
-            Self::BlackHole | Self::Rejected => {
-                node.exec("nft delete table ip fault").map(drop)
-            }
+            Self::BlackHole | Self::Rejected => node.exec("nft delete table ip fault").map(drop),
             Self::AgentKilled => node.start_agent(),
             Self::EndpointRemoved => node.exec("ip link delete lxc_health").map(drop),
         }

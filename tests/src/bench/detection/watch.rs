@@ -53,9 +53,10 @@ impl Story {
         let endpoint = endpoint.map(|group| (PathKind::Endpoint, group));
         for (path, group) in host.into_iter().chain(endpoint) {
             for status in group.paths() {
-                for (protocol, result) in
-                    [(Protocol::Icmp, &status.icmp), (Protocol::Http, &status.http)]
-                {
+                for (protocol, result) in [
+                    (Protocol::Icmp, &status.icmp),
+                    (Protocol::Http, &status.http),
+                ] {
                     let Some(result) = result else { continue };
                     let place = Place {
                         path,
@@ -76,7 +77,8 @@ impl Story {
 
     /// Whether all targets answer.
     pub(super) fn is_well(&self) -> bool {
-        let last = |reports: &Vec<Reported<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
+        let last =
+            |reports: &Vec<Reported<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
         !self.verdicts.is_empty() && self.verdicts.values().all(last)
     }
 
@@ -109,7 +111,10 @@ impl Watch {
                 Ok(status) => {
                     let mut stories = lock(&taken_in);
                     for node in &status.nodes {
-                        stories.entry(node.name.clone()).or_default().take_in(node, at);
+                        stories
+                            .entry(node.name.clone())
+                            .or_default()
+                            .take_in(node, at);
                     }
                     if let Some(diagnosis) = status.local.diagnosis {
                         let own = stories.entry(status.local.name).or_default();
