@@ -292,6 +292,8 @@ impl Engine {
         for sibling in results.targets_of(target.node) {
             if self.confirmation.not_probed_since(sibling, since) {
                 self.schedule.pull_in(sibling, now);
+                // They do not wait for others to gather.
+                self.send_at = self.send_at.min(now);
             }
         }
     }

@@ -43,7 +43,7 @@ struct Probe {
     /// The echo's identifier and sequence number, or the connection's port.
     key: (u16, u16),
     sent: Duration,
-    answered: bool,
+    answered: Option<Duration>,
 }
 
 type Probes = HashMap<Target, Vec<Probe>>;
@@ -99,16 +99,16 @@ impl Capture {
             .get(&target)?
             .iter()
             .filter(|probe| probe.sent < until);
-        let lost = sent.rev().take_while(|probe| !probe.answered);
+        let lost = sent.rev().take_while(|probe| probe.answered.is_none());
         lost.last().map(|probe| probe.sent)
     }
 
-    /// When the first probe of the target was sent that was answered, of those sent after `since`.
-    pub(super) fn first_answered(&self, target: Target, since: Duration) -> Option<Duration> {
+    /// When the first answer came to a probe of the target that was sent after `since`.
+    pub(super) fn first_answer(&self, target: Target, since: Duration) -> Option<Duration> {
         let probes = lock(&self.probes);
-        let mut sent = probes.get(&target)?.iter();
-        sent.find(|probe| probe.sent > since && probe.answered)
-            .map(|probe| probe.sent)
+        let sent = probes.get(&target)?.iter();
+        let sent_since = sent.filter(|probe| probe.sent > since);
+        sent_since.filter_map(|probe| probe.answered).min()
     }
 }
 
@@ -227,14 +227,15 @@ fn note(probes: &mut Probes, packet: &Packet, at: Duration) {
     let of_target = probes.entry(packet.target).or_default();
     let known = of_target.iter_mut().rev().find(|p| p.key == packet.key);
     match (packet.what, known) {
-        (What::Answered, Some(probe)) => probe.answered = true,
+        (What::Answered, Some(probe)) => probe.answered = probe.answered.or(Some(at)),
         (What::Answered, None) => {}
         // A connection attempt is repeated until it is given up.
-        (What::Sent, Some(probe)) if packet.target.1 == Protocol::Http && !probe.answered => {}
+        (What::Sent, Some(probe))
+            if packet.target.1 == Protocol::Http && probe.answered.is_none() => {}
         (What::Sent, _) => of_target.push(Probe {
             key: packet.key,
             sent: at,
-            answered: false,
+            answered: None,
         }),
     }
 }
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!(capture.first_lost(target, millis(35)), Some(millis(20)));
         assert_eq!(capture.first_lost(target, millis(15)), None);
         assert_eq!(capture.first_lost(target, millis(50)), None);
-        assert_eq!(capture.first_answered(target, millis(15)), Some(millis(40)));
+        assert_eq!(capture.first_answer(target, millis(15)), Some(millis(41)));
     }
 
     #[test]
@@ -319,6 +320,6 @@ mod tests {
         ]);
         let target = (PEER.into(), Protocol::Http);
         assert_eq!(capture.first_lost(target, millis(100)), Some(millis(20)));
-        assert_eq!(capture.first_answered(target, millis(10)), None);
+        assert_eq!(capture.first_answer(target, millis(10)), None);
     }
 }

@@ -2,9 +2,9 @@
 //! reported wrongly: on a bed of real agents, one of which is watched from outside.
 //!
 //! A failure counts from the first lost probe, as captured on the observer's uplink, until its
-//! status shows the last target that the fault breaks as unreachable; a recovery from the first
-//! answered probe of each target until the status shows it reachable, the slowest target standing for
-//! all.
+//! status shows a target as unreachable; a recovery from the first answer until the status shows it
+//! reachable. Of the targets that the fault breaks, the slowest one stands for all. The diagnosis
+//! counts from the first lost probe of any of them.
 
 mod calm;
 mod capture;
@@ -227,7 +227,7 @@ impl Observer<'_> {
 
             let again = changed(&after, &place, ended, true);
             let again = again.with_context(|| format!("{target:?} did not recover"))?;
-            let answered = self.capture.first_answered(target, reported);
+            let answered = self.capture.first_answer(target, reported);
             let answered =
                 answered.with_context(|| format!("no answer of {target:?} was captured"))?;
             outcome.recovered = outcome.recovered.max(again.saturating_sub(answered));
