@@ -17,6 +17,12 @@ pub(crate) struct Args {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N")]
     peers: Vec<u32>,
+    /// Faults of each kind that `detection` makes
+    #[arg(long, value_name = "N")]
+    faults: Option<u32>,
+    /// Minutes that `detection` watches for false verdicts under random loss
+    #[arg(long, value_name = "N")]
+    minutes: Option<u32>,
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
@@ -38,6 +44,11 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     for peers in &args.peers {
         bench.arg(format!("--peers={peers}"));
+    }
+    for (flag, value) in [("--faults", args.faults), ("--minutes", args.minutes)] {
+        if let Some(value) = value {
+            bench.arg(format!("{flag}={value}"));
+        }
     }
     let error = bench.exec();
     Err(cannot_run(&bench, error))

@@ -44,6 +44,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("taskset", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("fping", "fping"),
+    tool("nft", "nftables"),
     tool(
         "prometheus-blackbox-exporter",
         "prometheus-blackbox-exporter",

@@ -154,7 +154,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 /// How an address is probed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// ICMP echo.
@@ -164,7 +164,7 @@ pub enum Protocol {
 }
 
 /// What an address belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathKind {
     /// The node.

@@ -81,6 +81,10 @@ struct Target {
     answered: Option<Duration>,
     /// Probes sent since the last answer.
     unanswered: u32,
+    /// When the first of them was sent.
+    unanswered_since: Duration,
+    /// When the last probe was sent.
+    sent: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +145,11 @@ impl Confirmation {
         let Some(target) = self.targets.get_mut(id) else {
             return;
         };
+        if target.unanswered == 0 {
+            target.unanswered_since = now;
+        }
         target.unanswered = target.unanswered.saturating_add(1);
+        target.sent = Some(now);
         match &mut target.phase {
             Phase::Steady if target.reachable == Some(true) => {
                 let (part, whole) = WINDOW;
@@ -262,7 +270,9 @@ impl Confirmation {
                 if sent < doubt.since {
                     return Judgement::Unchanged;
                 }
-                doubt.failure = failure.clone();
+                if !doubt.failure.outlives(failure) {
+                    doubt.failure = failure.clone();
+                }
                 doubt.errors += u32::from(error);
                 // Nothing is left that an answer could come to. Regular probes count as well, but do
                 // not shorten the time.
@@ -286,6 +296,30 @@ impl Confirmation {
     /// Probes sent to a target since its last answer.
     pub(super) fn unanswered(&self, id: TargetId) -> u32 {
         self.targets.get(id).map_or(0, |target| target.unanswered)
+    }
+
+    /// When the first of them was sent.
+    pub(super) fn unanswered_since(&self, id: TargetId) -> Duration {
+        let since = self.targets.get(id).map(|target| target.unanswered_since);
+        since.unwrap_or_default()
+    }
+
+    /// Whether a failure of the target, which was reachable, is being confirmed by its first probe; if
+    /// so, since when there was no answer.
+    pub(super) fn first_doubt(&self, id: TargetId) -> Option<Duration> {
+        let target = self.targets.get(id)?;
+        match &target.phase {
+            Phase::Doubt(doubt) if target.reachable == Some(true) && doubt.reprobes == 1 => {
+                Some(doubt.since)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether no probe was sent to the target since then.
+    pub(super) fn not_probed_since(&self, id: TargetId, since: Duration) -> bool {
+        let sent = self.targets.get(id).and_then(|target| target.sent);
+        sent.is_none_or(|sent| sent < since)
     }
 
     /// Whether a change of the target's verdict is being confirmed.

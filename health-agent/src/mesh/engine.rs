@@ -21,7 +21,7 @@ use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Probe};
 use super::learned::Learned;
-use super::results::Answer;
+use super::results::{Answer, Unanswered};
 use super::rtt_store::RttStore;
 use super::schedule::Schedule;
 use super::sweep::{Sweep, SweepEvent};
@@ -223,7 +223,12 @@ impl Engine {
             let due = self.confirmation.poll(now, &mut self.budget);
             let confirms = due.is_some();
             match due {
-                Some(Due::Reprobe(id)) => self.begin(id),
+                Some(Due::Reprobe(id)) => {
+                    if let Some(since) = self.confirmation.first_doubt(id) {
+                        self.probe_siblings(id, since);
+                    }
+                    self.begin(id);
+                }
                 Some(Due::Unreachable { id, sent, failure }) => {
                     self.schedule.retry(id, now);
                     self.record_failure(id, sent, failure);
@@ -274,6 +279,23 @@ impl Engine {
         .into_iter()
         .flatten()
         .fold(self.now() + IDLE, Duration::min)
+    }
+
+    /// The other targets of the node are due at once, unless they were probed since then: what is wrong
+    /// with a node is told by all of them together.
+    fn probe_siblings(&mut self, id: TargetId, since: Duration) {
+        let Some(target) = self.targets.get(id) else {
+            return;
+        };
+        let now = self.now();
+        let results = self.shared.results_mut();
+        for sibling in results.targets_of(target.node) {
+            if self.confirmation.not_probed_since(sibling, since) {
+                self.schedule.pull_in(sibling, now);
+                // They do not wait for others to gather.
+                self.send_at = self.send_at.min(now);
+            }
+        }
     }
 
     fn begin(&mut self, id: TargetId) {
@@ -435,6 +457,7 @@ impl Engine {
                 protocol,
             } = target.key;
             tracing::info!(%address, ?path, ?protocol, "reachable again");
+            self.probe_siblings(id, sent);
         }
         self.end_wait(id, sent);
         true
@@ -467,8 +490,12 @@ impl Engine {
             } = target.key;
             tracing::info!(%address, ?path, ?protocol, status = %failure, "unreachable");
         }
-        let unanswered = self.confirmation.unanswered(id);
-        results.unreachable(id, sent, self.wall_clock(sent), failure, unanswered);
+        let unanswered = Unanswered {
+            failure,
+            probes: self.confirmation.unanswered(id),
+            since: self.confirmation.unanswered_since(id),
+        };
+        results.unreachable(id, sent, self.wall_clock(sent), unanswered);
         drop(results);
         self.end_wait(id, sent);
     }

@@ -45,6 +45,18 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// Whether this still tells more when `next` follows. Hosts and routers send so few ICMP errors a
+    /// second that between two of them there is silence.
+    pub(super) fn outlives(&self, next: &Self) -> bool {
+        let rationed = matches!(
+            self,
+            Self::Icmp(_) | Self::Os(Errno::EHOSTUNREACH | Errno::ENETUNREACH)
+        );
+        rationed && *next == Self::TimedOut
+    }
+}
+
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.raw_os_error() {

@@ -33,6 +33,12 @@ const SMOOTHING: u32 = 64;
 /// How old a look at all peers may be: reports of single nodes come in quick succession.
 const ISOLATION_AGE: Duration = Duration::from_millis(100);
 
+/// While verdicts on a peer change, its diagnosis waits until all of them are known anew, but not longer:
+/// twice what it takes to confirm a failure.
+const SETTLING: Duration = Duration::from_secs(2);
+/// An ICMP error is told for so long though silence follows.
+const ERROR_MEMORY: Duration = Duration::from_secs(10);
+
 /// What is known of all nodes.
 #[derive(Debug)]
 pub(super) struct Results {
@@ -90,6 +96,10 @@ struct TargetResult {
     changed: Timestamp,
     /// The same, since the mesh's start.
     changed_at: Duration,
+    /// When the first probe was sent that the verdict differs by from the one before.
+    turned: Duration,
+    /// When the probe was sent that the outcome tells of.
+    told: Duration,
     outcome: Result<Answer, Box<Unanswered>>,
 }
 
@@ -104,11 +114,15 @@ pub(super) struct Answer {
     pub(super) connect: Option<Duration>,
 }
 
+/// A failure that was confirmed.
 #[derive(Debug)]
-struct Unanswered {
-    failure: Failure,
+pub(super) struct Unanswered {
+    /// Why the last probe failed, or one shortly before it that tells more.
+    pub(super) failure: Failure,
     /// Probes without an answer since the last one.
-    probes: u32,
+    pub(super) probes: u32,
+    /// When the first of them was sent, since the mesh's start.
+    pub(super) since: Duration,
 }
 
 impl Results {
@@ -236,18 +250,23 @@ impl Results {
         self.record(id, sent, probed, Ok(answer));
     }
 
-    /// A target is unreachable, as a probe sent at `sent`, by the clock at `probed`, confirms. `probes`
-    /// have gone without an answer.
+    /// A target is unreachable, as a probe sent at `sent`, by the clock at `probed`, confirms.
     pub(super) fn unreachable(
         &mut self,
         id: TargetId,
         sent: Duration,
         probed: Timestamp,
-        failure: Failure,
-        probes: u32,
+        unanswered: Unanswered,
     ) {
-        let unanswered = Unanswered { failure, probes };
         self.record(id, sent, probed, Err(Box::new(unanswered)));
+    }
+
+    /// The targets of the node with this index in the set in force.
+    pub(super) fn targets_of(&self, index: usize) -> impl Iterator<Item = TargetId> {
+        self.nodes
+            .get(index)
+            .into_iter()
+            .flat_map(NodeTargets::targets)
     }
 
     /// Keeps a result, unless that of a later probe is there.
@@ -256,19 +275,31 @@ impl Results {
         id: TargetId,
         sent: Duration,
         probed: Timestamp,
-        outcome: Result<Answer, Box<Unanswered>>,
+        mut outcome: Result<Answer, Box<Unanswered>>,
     ) {
         self.newest = self.newest.max(Some(probed));
         let Some(known) = self.known.get_mut(id) else {
             return;
         };
         let (mut changed, mut changed_at) = (Timestamp::now(), sent);
-        if let Some(result) = &known.result {
+        let mut turned = outcome
+            .as_ref()
+            .map_or_else(|failed| failed.since, |_| sent);
+        let mut told = sent;
+        if let Some(result) = &mut known.result {
             if result.sent > sent {
                 return;
             }
             if result.outcome.is_ok() == outcome.is_ok() {
                 (changed, changed_at) = (result.changed, result.changed_at);
+                turned = result.turned;
+            }
+            if let (Err(before), Err(failed)) = (&mut result.outcome, &mut outcome)
+                && before.failure.outlives(&failed.failure)
+                && sent < result.told + ERROR_MEMORY
+            {
+                std::mem::swap(&mut before.failure, &mut failed.failure);
+                told = result.told;
             }
         }
         if outcome.is_err() {
@@ -279,6 +310,8 @@ impl Results {
             probed,
             changed,
             changed_at,
+            turned,
+            told,
             outcome,
         });
     }
@@ -385,13 +418,29 @@ impl Results {
     ) -> Option<NodeStatus> {
         let facts = self.facts(node, now);
         let peer = self.peer(index, node, &facts);
-        let diagnosis = self.context().diagnose(&peer, isolation);
+        let diagnosis = match self.is_settled(node, now) {
+            true => self.context().diagnose(&peer, isolation),
+            false => None,
+        };
         Some(NodeStatus {
             name: node.paths.name.clone(),
             host: self.group(&node.host, Path::Host)?,
             health_endpoint: self.group(&node.endpoint, Path::Endpoint),
             diagnosis: diagnosis.map(|diagnosis| shown(&diagnosis)),
         })
+    }
+
+    /// Whether each verdict on the node's targets rests on a probe since the last one of them began to
+    /// change, or had the time to: one from before says nothing of what has happened.
+    fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
+        let results = || {
+            let known = node.targets().filter_map(|id| self.known.get(id));
+            known.filter_map(|known| known.result.as_ref())
+        };
+        let failing = results().any(|result| result.outcome.is_err());
+        let turned = results().map(|result| result.turned).max();
+        let probed = results().map(|result| result.sent).min();
+        !failing || probed >= turned || turned.is_none_or(|turned| now >= turned + SETTLING)
     }
 
     /// What a node's targets are judged by.
@@ -507,6 +556,13 @@ impl Results {
                 })
                 .collect(),
         }
+    }
+}
+
+impl NodeTargets {
+    fn targets(&self) -> impl Iterator<Item = TargetId> {
+        let addresses = self.host.iter().chain(&self.endpoint);
+        addresses.flat_map(|a| a.protocols().into_iter().filter_map(|(_, id)| id))
     }
 }
 
@@ -711,7 +767,12 @@ mod tests {
     fn failed(results: &mut Results, id: TargetId, second: u64) {
         let (sent, probed) = at(second);
         results.note(id, sent, None, sent);
-        results.unreachable(id, sent, probed, Failure::TimedOut, 5);
+        let unanswered = Unanswered {
+            failure: Failure::TimedOut,
+            probes: 5,
+            since: sent,
+        };
+        results.unreachable(id, sent, probed, unanswered);
     }
 
     #[test]

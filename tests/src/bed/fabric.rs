@@ -12,8 +12,8 @@ use crate::process::{run, run_with_input};
 
 /// Where named namespaces stand.
 pub(super) const NETNS_DIR: &str = "/run/netns";
-/// The namespace of the bridge.
-pub(super) const FABRIC: &str = "hfabric";
+/// The namespace of the bridge; a node's port there has the node's name.
+pub const FABRIC: &str = "hfabric";
 
 /// Name of node `index`, from 1: of its namespace, its instance and in the registry.
 pub(super) fn node_name(index: u8) -> String {

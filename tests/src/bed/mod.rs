@@ -27,6 +27,7 @@ use crate::process::tell;
 
 pub use self::agent::binary as agent_binary;
 pub use self::etcd::Etcd;
+pub use self::fabric::FABRIC;
 pub use self::lock::BedLock;
 pub use self::mounts::BPFFS;
 pub use self::node::Node;

@@ -1,10 +1,12 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
+mod detection;
 mod echo;
 mod mesh;
 mod program_cost;
 mod report;
+mod requests;
 mod usage;
 
 pub use report::{Figure, Machine, Report, Target};
@@ -25,6 +27,10 @@ pub struct Benchmark {
 pub struct Options {
     /// Numbers of peers; the benchmark's own choice if empty.
     pub peers: Vec<u32>,
+    /// Faults of each kind; the benchmark's own choice without.
+    pub faults: Option<u32>,
+    /// Minutes under random loss; the benchmark's own choice without.
+    pub minutes: Option<u32>,
 }
 
 /// All benchmarks.
@@ -33,6 +39,11 @@ pub const ALL: &[Benchmark] = &[
         name: "agent",
         about: "Memory and CPU of one agent in a cluster of three",
         run: |_| agent::run(),
+    },
+    Benchmark {
+        name: "detection",
+        about: "How soon faults of peers and their ends are reported, and what is reported wrongly",
+        run: detection::run,
     },
     Benchmark {
         name: "echo",

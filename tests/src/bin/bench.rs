@@ -17,6 +17,12 @@ struct Cli {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     peers: Vec<u32>,
+    /// Faults of each kind that `detection` makes
+    #[arg(long, value_name = "N")]
+    faults: Option<u32>,
+    /// Minutes that `detection` watches for false verdicts under random loss
+    #[arg(long, value_name = "N")]
+    minutes: Option<u32>,
 }
 
 fn main() -> ExitCode {
@@ -45,6 +51,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         })?;
     let report = (benchmark.run)(&Options {
         peers: cli.peers.clone(),
+        faults: cli.faults,
+        minutes: cli.minutes,
     })?;
     if cli.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

@@ -3,7 +3,6 @@
 
 mod cluster;
 mod cost;
-mod requests;
 mod responder;
 mod rivals;
 
@@ -15,7 +14,7 @@ use anyhow::{bail, ensure};
 
 use self::cluster::{Cluster, Dead};
 use self::cost::Cost;
-use self::requests::{Asker, get, quantile};
+use super::requests::{Asker, get, quantile};
 use super::usage::Resident;
 use super::{Figure, Options, Report, Target};
 use crate::process::tell;

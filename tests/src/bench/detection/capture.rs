@@ -1,0 +1,325 @@
+//! The probes of one node and their answers, as they pass its uplink, stamped by the kernel.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_agent::api::types::Protocol;
+use nix::errno::Errno;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+use socket2::{Domain, Socket, Type};
+
+use crate::Node;
+use crate::process::tell;
+
+const PORT: u16 = 4240;
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_TCP: u8 = 6;
+const ECHO_REQUEST: u8 = 8;
+const ECHO_REPLY: u8 = 0;
+const SYN: u8 = 0x02;
+const ACK: u8 = 0x10;
+/// How a good answer to an HTTP probe begins.
+const GOOD_ANSWER: &[u8] = b"HTTP/1.1 200 ";
+/// Bytes of a packet that are looked at, and room for packets that wait.
+const SNAP_LEN: usize = 256;
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// Time between two looks whether to end.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is probed.
+pub(super) type Target = (IpAddr, Protocol);
+
+/// A probe that left the node. Times are those of the clock, since its epoch.
+#[derive(Clone, Copy, Debug)]
+struct Probe {
+    /// The echo's identifier and sequence number, or the connection's port.
+    key: (u16, u16),
+    sent: Duration,
+    answered: Option<Duration>,
+}
+
+type Probes = HashMap<Target, Vec<Probe>>;
+
+/// A thread that notes the IPv4 probes of a node. Ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Capture {
+    probes: Arc<Mutex<Probes>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Capture {
+    /// Notes the probes of `node` from now on.
+    pub(super) fn start(node: &Node) -> anyhow::Result<Self> {
+        let socket = node
+            .run_in(open)?
+            .with_context(|| format!("cannot capture packets of {}", node.name()))?;
+        let probes = Arc::new(Mutex::new(Probes::new()));
+        let stop = Arc::new(AtomicBool::new(false));
+        let own = node.ipv4();
+        let thread = thread::Builder::new().name("capture".to_owned()).spawn({
+            let (probes, stop) = (probes.clone(), stop.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    match receive(&socket) {
+                        Ok(Some((at, packet))) => {
+                            if let Some(packet) = Packet::read(own, &packet) {
+                                note(&mut lock(&probes), &packet, at);
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(errno) => {
+                            tell(format_args!("bench: the capture ends: {errno}"));
+                            return;
+                        }
+                    }
+                }
+            }
+        })?;
+        Ok(Self {
+            probes,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// When the first probe of the target was sent of those since which none was answered that was
+    /// sent before `until`.
+    pub(super) fn first_lost(&self, target: Target, until: Duration) -> Option<Duration> {
+        let probes = lock(&self.probes);
+        let sent = probes
+            .get(&target)?
+            .iter()
+            .filter(|probe| probe.sent < until);
+        let lost = sent.rev().take_while(|probe| probe.answered.is_none());
+        lost.last().map(|probe| probe.sent)
+    }
+
+    /// When the first answer came to a probe of the target that was sent after `since`.
+    pub(super) fn first_answer(&self, target: Target, since: Duration) -> Option<Duration> {
+        let probes = lock(&self.probes);
+        let sent = probes.get(&target)?.iter();
+        let sent_since = sent.filter(|probe| probe.sent > since);
+        sent_since.filter_map(|probe| probe.answered).min()
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tell("bench: the capture panicked");
+        }
+    }
+}
+
+fn lock(probes: &Mutex<Probes>) -> MutexGuard<'_, Probes> {
+    probes.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A socket that gets all packets of the calling thread's namespace, from their IP header on.
+fn open() -> std::io::Result<Socket> {
+    let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+    let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(all.into()))?;
+    setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
+    socket.set_read_timeout(Some(PAUSE))?;
+    Ok(socket)
+}
+
+/// The next packet and when the kernel saw it; `None` if there is none for a while.
+fn receive(socket: &Socket) -> Result<Option<(Duration, Vec<u8>)>, Errno> {
+    let mut buffer = [0; SNAP_LEN];
+    let mut slices = [IoSliceMut::new(&mut buffer)];
+    let mut control = nix::cmsg_space!(TimeSpec);
+    let received = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut slices,
+        Some(&mut control),
+        MsgFlags::empty(),
+    );
+    let message = match received {
+        Ok(message) => message,
+        Err(errno) if std::io::Error::from(errno).kind() == ErrorKind::WouldBlock => {
+            return Ok(None);
+        }
+        Err(Errno::EINTR) => return Ok(None),
+        Err(errno) => return Err(errno),
+    };
+    let stamp = message.cmsgs()?.find_map(|control| match control {
+        ControlMessageOwned::ScmTimestampns(at) => Some(Duration::from(at)),
+        _ => None,
+    });
+    let len = message.bytes;
+    Ok(stamp.map(|at| (at, buffer[..len].to_vec())))
+}
+
+/// What a packet has to do with probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packet {
+    target: Target,
+    key: (u16, u16),
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Sent,
+    Answered,
+}
+
+impl Packet {
+    /// Reads an IPv4 packet that `own` sent or got; `None` if it is neither probe nor answer.
+    fn read(own: Ipv4Addr, packet: &[u8]) -> Option<Self> {
+        let header_len = usize::from(packet.first()? & 0x0f) * 4;
+        let address = |at: usize| -> Option<Ipv4Addr> {
+            let bytes: [u8; 4] = packet.get(at..at + 4)?.try_into().ok()?;
+            Some(bytes.into())
+        };
+        let (from, to) = (address(12)?, address(16)?);
+        if packet[0] >> 4 != 4 || from == to {
+            return None;
+        }
+        let body = packet.get(header_len..)?;
+        let word = |at: usize| Some(u16::from_be_bytes([*body.get(at)?, *body.get(at + 1)?]));
+        let (peer, what) = match own {
+            own if own == from => (to, What::Sent),
+            own if own == to => (from, What::Answered),
+            _ => return None,
+        };
+        let (protocol, key) = match (packet[9], what) {
+            (PROTOCOL_ICMP, What::Sent) if body.first() == Some(&ECHO_REQUEST) => {
+                (Protocol::Icmp, (word(4)?, word(6)?))
+            }
+            (PROTOCOL_ICMP, What::Answered) if body.first() == Some(&ECHO_REPLY) => {
+                (Protocol::Icmp, (word(4)?, word(6)?))
+            }
+            (PROTOCOL_TCP, What::Sent) if word(2)? == PORT => {
+                let opens = body.get(13)? & (SYN | ACK) == SYN;
+                (Protocol::Http, (word(0).filter(|_| opens)?, 0))
+            }
+            (PROTOCOL_TCP, What::Answered) if word(0)? == PORT => {
+                let data = body.get(usize::from(body.get(12)? >> 4) * 4..)?;
+                let good = data.starts_with(GOOD_ANSWER);
+                (Protocol::Http, (word(2).filter(|_| good)?, 0))
+            }
+            _ => return None,
+        };
+        Some(Self {
+            target: (peer.into(), protocol),
+            key,
+            what,
+        })
+    }
+}
+
+fn note(probes: &mut Probes, packet: &Packet, at: Duration) {
+    let of_target = probes.entry(packet.target).or_default();
+    let known = of_target.iter_mut().rev().find(|p| p.key == packet.key);
+    match (packet.what, known) {
+        (What::Answered, Some(probe)) => probe.answered = probe.answered.or(Some(at)),
+        (What::Answered, None) => {}
+        // A connection attempt is repeated until it is given up.
+        (What::Sent, Some(probe))
+            if packet.target.1 == Protocol::Http && probe.answered.is_none() => {}
+        (What::Sent, _) => of_target.push(Probe {
+            key: packet.key,
+            sent: at,
+            answered: None,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+    const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
+
+    fn ipv4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, body: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; 20];
+        packet[0] = 0x45;
+        packet[9] = protocol;
+        packet[12..16].copy_from_slice(&from.octets());
+        packet[16..20].copy_from_slice(&to.octets());
+        packet.extend_from_slice(body);
+        packet
+    }
+
+    fn tcp(ports: [u16; 2], flags: u8, data: &[u8]) -> Vec<u8> {
+        let mut segment = vec![0; 20];
+        segment[..2].copy_from_slice(&ports[0].to_be_bytes());
+        segment[2..4].copy_from_slice(&ports[1].to_be_bytes());
+        segment[12] = 5 << 4;
+        segment[13] = flags;
+        segment.extend_from_slice(data);
+        segment
+    }
+
+    fn millis(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn capture(packets: &[(u64, Vec<u8>)]) -> Capture {
+        let mut probes = Probes::new();
+        for (at, packet) in packets {
+            if let Some(packet) = Packet::read(OWN, packet) {
+                note(&mut probes, &packet, millis(*at));
+            }
+        }
+        Capture {
+            probes: Arc::new(Mutex::new(probes)),
+            stop: Arc::default(),
+            thread: None,
+        }
+    }
+
+    #[test]
+    fn the_first_lost_echo_follows_the_last_answered_one() {
+        let request = |sequence| ipv4(OWN, PEER, 1, &[8, 0, 0, 0, 0, 7, 0, sequence]);
+        let reply = |sequence| ipv4(PEER, OWN, 1, &[0, 0, 0, 0, 0, 7, 0, sequence]);
+        let capture = capture(&[
+            (10, request(1)),
+            (11, reply(1)),
+            (20, request(2)),
+            (30, request(3)),
+            (40, request(4)),
+            (41, reply(4)),
+        ]);
+        let target = (PEER.into(), Protocol::Icmp);
+        assert_eq!(capture.first_lost(target, millis(35)), Some(millis(20)));
+        assert_eq!(capture.first_lost(target, millis(15)), None);
+        assert_eq!(capture.first_lost(target, millis(50)), None);
+        assert_eq!(capture.first_answer(target, millis(15)), Some(millis(41)));
+    }
+
+    #[test]
+    fn an_http_probe_is_answered_by_a_good_response_alone() {
+        let syn = |port| ipv4(OWN, PEER, 6, &tcp([port, PORT], SYN, &[]));
+        let answer = |port, data: &[u8]| ipv4(PEER, OWN, 6, &tcp([PORT, port], ACK, data));
+        let capture = capture(&[
+            (10, syn(1000)),
+            (11, answer(1000, b"HTTP/1.1 200 OK\r\n\r\n")),
+            (20, syn(1001)),
+            (21, answer(1001, b"HTTP/1.1 500 Oh\r\n\r\n")),
+            (30, syn(1002)),
+            (31, answer(1002, b"")),
+            // Repeated by the kernel.
+            (40, syn(1001)),
+        ]);
+        let target = (PEER.into(), Protocol::Http);
+        assert_eq!(capture.first_lost(target, millis(100)), Some(millis(20)));
+        assert_eq!(capture.first_answer(target, millis(10)), None);
+    }
+}

@@ -1,0 +1,134 @@
+//! The faults: how each is made and undone, what it breaks, and what it is to be called.
+
+use std::process::Command;
+
+use anyhow::Context as _;
+use health_agent::api::types::{PathKind, Protocol};
+use nix::sys::signal::Signal;
+
+use crate::Node;
+use crate::bed::FABRIC;
+use crate::process::{run, run_with_input};
+
+/// What happens to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Its cable is pulled.
+    LinkDown,
+    /// It drops all that comes in, silently.
+    BlackHole,
+    /// Its agent is killed.
+    AgentKilled,
+    /// The veth of its health endpoint is gone. A device of somebody else takes the name: the agent
+    /// does not touch that, and cannot repair.
+    EndpointRemoved,
+    /// Its firewall rejects probes: with an ICMP error, HTTP by turns with a reset.
+    Rejected,
+}
+
+impl Fault {
+    pub(super) const ALL: [Self; 5] = [
+        Self::LinkDown,
+        Self::BlackHole,
+        Self::AgentKilled,
+        Self::EndpointRemoved,
+        Self::Rejected,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::LinkDown => "link down",
+            Self::BlackHole => "black hole",
+            Self::AgentKilled => "agent killed",
+            Self::EndpointRemoved => "endpoint veth removed",
+            Self::Rejected => "firewall reject",
+        }
+    }
+
+    /// The diagnosis that it is to get.
+    pub(super) fn cause(self) -> &'static str {
+        match self {
+            Self::LinkDown | Self::BlackHole => "node-down",
+            Self::AgentKilled => "agent-down",
+            Self::EndpointRemoved => "endpoint-datapath-down",
+            Self::Rejected => "rejected",
+        }
+    }
+
+    /// Whether it makes such targets unreachable.
+    pub(super) fn breaks(self, path: PathKind, protocol: Protocol) -> bool {
+        match self {
+            Self::LinkDown | Self::BlackHole | Self::Rejected => true,
+            Self::AgentKilled => protocol == Protocol::Http,
+            Self::EndpointRemoved => path == PathKind::Endpoint,
+        }
+    }
+
+    /// Makes it happen to `node`, for the `round`th time.
+    pub(super) fn make(self, node: &Node, round: u32) -> anyhow::Result<()> {
+        match self {
+            Self::LinkDown => set_link(node, "down"),
+            Self::BlackHole => firewall(
+                node,
+                "chain in { type filter hook prerouting priority raw; iifname eth0 drop; }",
+            ),
+            Self::AgentKilled => node.kill_agent(Signal::SIGKILL),
+            Self::EndpointRemoved => take_endpoint(node),
+            Self::Rejected => {
+                let http = match round % 2 {
+                    0 => "icmp admin-prohibited",
+                    _ => "tcp reset",
+                };
+                let rules = format!(
+                    "iifname eth0 icmp type echo-request reject with icmp admin-prohibited; \
+                     iifname eth0 tcp dport 4240 reject with {http};"
+                );
+                firewall(
+                    node,
+                    &format!(
+                        "chain in {{ type filter hook input priority 0; {rules} }}\n\
+                         chain forward {{ type filter hook forward priority 0; {rules} }}"
+                    ),
+                )
+            }
+        }
+        .with_context(|| format!("cannot make {} at {}", self.name(), node.name()))
+    }
+
+    /// Ends it.
+    pub(super) fn undo(self, node: &Node) -> anyhow::Result<()> {
+        match self {
+            Self::LinkDown => set_link(node, "up"),
+            Self::BlackHole | Self::Rejected => node.exec("nft delete table ip fault").map(drop),
+            Self::AgentKilled => node.start_agent(),
+            Self::EndpointRemoved => node.exec("ip link delete lxc_health").map(drop),
+        }
+        .with_context(|| format!("cannot undo {} at {}", self.name(), node.name()))
+    }
+}
+
+/// Puts chains into the node's firewall, in a table of their own.
+pub(super) fn firewall(node: &Node, chains: &str) -> anyhow::Result<()> {
+    run_with_input(
+        node.command("nft").args(["-f", "-"]),
+        &format!("table ip fault {{\n{chains}\n}}\n"),
+    )?
+    .success()?;
+    Ok(())
+}
+
+fn set_link(node: &Node, state: &str) -> anyhow::Result<()> {
+    let mut ip = Command::new("ip");
+    ip.args(["-netns", FABRIC, "link", "set", node.name(), state]);
+    run(&mut ip)?.success()?;
+    Ok(())
+}
+
+fn take_endpoint(node: &Node) -> anyhow::Result<()> {
+    run_with_input(
+        node.command("ip").args(["-batch", "-"]),
+        "link delete lxc_health\nlink add lxc_health type bridge\n",
+    )?
+    .success()?;
+    Ok(())
+}

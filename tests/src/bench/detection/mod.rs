@@ -1,0 +1,335 @@
+//! How soon the faults of peers and their ends are reported, what they are called, and what is
+//! reported wrongly: on a bed of real agents, one of which is watched from outside.
+//!
+//! A failure counts from the first lost probe, as captured on the observer's uplink, until its
+//! status shows a target as unreachable; a recovery from the first answer until the status shows it
+//! reachable. Of the targets that the fault breaks, the slowest one stands for all. The diagnosis
+//! counts from the first lost probe of any of them.
+
+mod calm;
+mod capture;
+mod fault;
+mod watch;
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use self::calm::Falsehoods;
+use self::capture::Capture;
+use self::fault::Fault;
+use self::watch::{Place, Story, Watch, clock};
+use super::requests::quantile;
+use super::{Figure, Options, Report, Target};
+use crate::process::tell;
+use crate::{Bed, Node, wait_for};
+
+/// The first one watches; faults happen to the next ones at the same time. The others stay well: an
+/// agent that loses most of its peers blames itself.
+const NODES: u8 = 8;
+const VICTIMS: usize = 4;
+/// Time between two probes, so that many faults take little time. What is measured counts from a
+/// lost probe, so it does not depend on it.
+const PROBE_INTERVAL_S: u32 = 1;
+/// Pauses between the requests for the observer's status; the figures hold one of them each.
+const PAUSE: Duration = Duration::from_millis(10);
+
+const FAULTS: u32 = 50;
+const LOSS_MINUTES: u32 = 10;
+const LOSS_PERCENT: u32 = 2;
+const LOAD_TIME: Duration = Duration::from_secs(120);
+
+/// How long a report may take before it counts as missing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the bed may take until all is well.
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(40);
+/// A fault goes on for so long after it was diagnosed: the diagnosis is to stay.
+const HOLD: Duration = Duration::from_millis(1500);
+/// Faults begin at these parts of the probe interval, one after the other: the golden ratio's
+/// multiples lie evenly.
+const PHASE_STEP: f64 = 0.618_034;
+
+const LIMIT_MS: f64 = 1000.0;
+
+pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
+    let faults = options.faults.unwrap_or(FAULTS);
+    let minutes = options.minutes.unwrap_or(LOSS_MINUTES);
+    let bed = Bed::builder()
+        .nodes(NODES)
+        .agent_args(&format!("--probe-interval {PROBE_INTERVAL_S}s"))
+        .start()?;
+    bed.wait_all_reachable(RECOVERY_PATIENCE)?;
+    let mut figures = vec![figure(
+        "time between two probes of a target, set for this run",
+        "s",
+        f64::from(PROBE_INTERVAL_S),
+        None,
+    )];
+    let mut add = |figure: Figure| {
+        tell(format_args!(
+            "  {}: {:.2} {}",
+            figure.name, figure.ours, figure.unit
+        ));
+        figures.push(figure);
+    };
+
+    let capture = Capture::start(bed.node(1))?;
+    let watch = Watch::start(bed.node(1), PAUSE);
+    let mut false_verdicts = Falsehoods::default();
+    for fault in Fault::ALL {
+        tell(format_args!("{}, {faults} times", fault.name()));
+        let observer = Observer {
+            capture: &capture,
+            watch: &watch,
+        };
+        let outcomes = observer.measure(&bed, fault, faults)?;
+        for figure in figures_of(fault, &outcomes)? {
+            add(figure);
+        }
+    }
+    let victims: Vec<String> = victims(&bed).map(Node::full_name).collect();
+    for (node, story) in watch.finish()? {
+        if !victims.contains(&node) {
+            false_verdicts.count(&story);
+        }
+    }
+    drop(capture);
+    for figure in falsehoods("of peers without a fault", &false_verdicts) {
+        add(figure);
+    }
+
+    if minutes > 0 {
+        tell(format_args!("{LOSS_PERCENT} % of all packets lost"));
+        bed.wait_all_reachable(RECOVERY_PATIENCE)?;
+        let time = Duration::from_secs(60) * minutes;
+        let found = calm::under_loss(&bed, LOSS_PERCENT, time)?;
+        let when = format!("in {minutes} min of {LOSS_PERCENT} % loss at all {NODES} nodes");
+        for figure in falsehoods(&when, &found) {
+            add(figure);
+        }
+    }
+    tell("all CPUs busy");
+    bed.wait_all_reachable(RECOVERY_PATIENCE)?;
+    let found = calm::under_load(&bed, LOAD_TIME)?;
+    let when = format!("in {} s with all CPUs busy", LOAD_TIME.as_secs());
+    for figure in falsehoods(&when, &found) {
+        add(figure);
+    }
+    Report::new(figures, faults)
+}
+
+fn victims(bed: &Bed) -> impl Iterator<Item = &Node> {
+    bed.nodes().iter().skip(1).take(VICTIMS)
+}
+
+/// What was found of one fault.
+#[derive(Debug)]
+struct Outcome {
+    /// From the first lost probe to the report, of the target that took longest.
+    confirmed: Duration,
+    /// From the first lost probe of any target to the right diagnosis.
+    diagnosed: Duration,
+    /// From the first answered probe to the report, of the target that took longest.
+    recovered: Duration,
+    /// Other diagnoses that were shown from the first report of a failure to the fault's end.
+    wrong: Vec<String>,
+    /// Targets that the fault leaves alone, and that were reported unreachable.
+    spared: u32,
+}
+
+/// The agent that is watched.
+#[derive(Clone, Copy)]
+struct Observer<'a> {
+    capture: &'a Capture,
+    watch: &'a Watch,
+}
+
+impl Observer<'_> {
+    /// Makes a fault at least so many times, at several peers in parallel.
+    fn measure(self, bed: &Bed, fault: Fault, times: u32) -> anyhow::Result<Vec<Outcome>> {
+        let each = times.div_ceil(VICTIMS as u32);
+        thread::scope(|scope| {
+            let workers: Vec<_> = victims(bed)
+                .enumerate()
+                .map(|(victim, node)| {
+                    scope.spawn(move || {
+                        (0..each)
+                            .map(|round| self.once(node, fault, round, victim))
+                            .collect::<anyhow::Result<Vec<_>>>()
+                    })
+                })
+                .collect();
+            let mut all = Vec::new();
+            for worker in workers {
+                let outcomes = worker
+                    .join()
+                    .map_err(|_| anyhow::anyhow!("a thread that makes faults panicked"))?;
+                all.extend(outcomes?);
+            }
+            Ok(all)
+        })
+    }
+
+    fn once(self, node: &Node, fault: Fault, round: u32, victim: usize) -> anyhow::Result<Outcome> {
+        let name = node.full_name();
+        let story = || self.watch.story(&name);
+        wait_for("the peer to be well", RECOVERY_PATIENCE, || {
+            Ok(story().is_well().then_some(()))
+        })?;
+        let phase = PHASE_STEP * (f64::from(round) + victim as f64 / VICTIMS as f64);
+        thread::sleep(Duration::from_secs(PROBE_INTERVAL_S.into()).mul_f64(phase.fract()));
+
+        let places: Vec<Place> = story().verdicts.keys().copied().collect();
+        let broken = |place: &&Place| fault.breaks(place.path, place.protocol);
+        let begun = clock();
+        fault.make(node, round)?;
+        let told = wait_for("the fault to be reported", PATIENCE, || {
+            let story = story();
+            let all: Option<Vec<_>> = places
+                .iter()
+                .filter(broken)
+                .map(|place| Some((*place, changed(&story, place, begun, false)?)))
+                .collect();
+            Ok(all)
+        })
+        .with_context(|| format!("{} at {name}", fault.name()))?;
+        // What is not found in time shows in the figures.
+        let _ = wait_for("the diagnosis", PATIENCE, || {
+            Ok((story().cause() == Some(fault.cause())).then_some(()))
+        });
+        thread::sleep(HOLD);
+        let ended = clock();
+        let during = story();
+        fault.undo(node)?;
+        wait_for("the peer to be well again", RECOVERY_PATIENCE, || {
+            Ok(story().is_well().then_some(()))
+        })
+        .with_context(|| format!("after {} at {name}", fault.name()))?;
+        let after = story();
+
+        let mut outcome = Outcome {
+            confirmed: Duration::ZERO,
+            diagnosed: Duration::ZERO,
+            recovered: Duration::ZERO,
+            wrong: Vec::new(),
+            spared: 0,
+        };
+        let mut first_lost = ended;
+        let mut first_told = ended;
+        for (place, reported) in told {
+            let target = (place.address, place.protocol);
+            let lost = self.capture.first_lost(target, reported);
+            let lost = lost.with_context(|| format!("no lost probe of {target:?} was captured"))?;
+            first_lost = first_lost.min(lost);
+            first_told = first_told.min(reported);
+            outcome.confirmed = outcome.confirmed.max(reported.saturating_sub(lost));
+
+            let again = changed(&after, &place, ended, true);
+            let again = again.with_context(|| format!("{target:?} did not recover"))?;
+            let answered = self.capture.first_answer(target, reported);
+            let answered =
+                answered.with_context(|| format!("no answer of {target:?} was captured"))?;
+            outcome.recovered = outcome.recovered.max(again.saturating_sub(answered));
+        }
+        let mut diagnosed = None;
+        for report in &during.diagnoses {
+            match report.value.as_deref() {
+                Some(cause) if cause == fault.cause() => {
+                    diagnosed = diagnosed.or((report.at >= begun).then_some(report.at));
+                }
+                Some(cause) if report.at >= first_told => outcome.wrong.push(cause.to_owned()),
+                _ => {}
+            }
+        }
+        outcome.diagnosed = diagnosed.unwrap_or(ended).saturating_sub(first_lost);
+        if diagnosed.is_none() && outcome.wrong.is_empty() {
+            outcome.wrong.push("none".to_owned());
+        }
+        let failed = |place: &&Place| changed(&after, place, begun, false).is_some();
+        let spared = places.iter().filter(|place| !broken(place)).filter(failed);
+        outcome.spared = spared.count() as u32;
+        if !outcome.wrong.is_empty() || outcome.spared > 0 {
+            tell(format_args!(
+                "  {} at {name}: {outcome:?}; diagnoses from the first failure on: {:?}",
+                fault.name(),
+                during
+                    .diagnoses
+                    .iter()
+                    .filter(|report| report.at >= begun)
+                    .map(|report| (report.at.saturating_sub(first_lost), &report.value))
+                    .collect::<Vec<_>>()
+            ));
+        }
+        Ok(outcome)
+    }
+}
+
+/// When the target was reported to answer, or not to, for the first time after `since`.
+fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Option<Duration> {
+    let reports = story.verdicts.get(place)?;
+    let change = |report: &&watch::Reported<watch::Verdict>| {
+        report.at >= since && report.value.is_ok() == answers
+    };
+    reports.iter().find(change).map(|report| report.at)
+}
+
+fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
+    let count = outcomes.len();
+    let mut figures = Vec::new();
+    let measured: [(&str, fn(&Outcome) -> Duration); 3] = [
+        ("confirmed after the first lost probe", |o| o.confirmed),
+        ("diagnosed after the first lost probe", |o| o.diagnosed),
+        ("recovery confirmed after the first answer", |o| o.recovered),
+    ];
+    for (what, time) in measured {
+        let mut times: Vec<Duration> = outcomes.iter().map(time).collect();
+        times.sort_unstable();
+        for (name, part, limit) in [
+            ("p50", 0.5, None),
+            ("p99", 0.99, Some(LIMIT_MS)),
+            ("max", 1.0, None),
+        ] {
+            let millis = quantile(&times, part)?.as_secs_f64() * 1e3;
+            let name = format!("{} ({count}): {what}, {name}", fault.name());
+            figures.push(figure(&name, "ms", millis, limit));
+        }
+    }
+    let wrong = outcomes.iter().filter(|o| !o.wrong.is_empty()).count();
+    let spared: u32 = outcomes.iter().map(|o| o.spared).sum();
+    for (what, number) in [
+        (format!("not {} at some time", fault.cause()), wrong as f64),
+        (
+            "unreachable though the fault left it alone".to_owned(),
+            spared.into(),
+        ),
+    ] {
+        let name = format!("{} ({count}): {what}", fault.name());
+        figures.push(figure(&name, "", number, Some(0.0)));
+    }
+    Ok(figures)
+}
+
+fn falsehoods(when: &str, found: &Falsehoods) -> [Figure; 2] {
+    [
+        ("false verdicts", &found.verdicts),
+        ("false diagnoses", &found.diagnoses),
+    ]
+    .map(|(what, counts)| {
+        for (text, count) in counts {
+            tell(format_args!("  {what} {when}: {count} x {text}"));
+        }
+        let number: u32 = counts.values().sum();
+        figure(&format!("{what} {when}"), "", number.into(), Some(0.0))
+    })
+}
+
+fn figure(name: &str, unit: &'static str, ours: f64, limit: Option<f64>) -> Figure {
+    Figure {
+        name: name.to_owned(),
+        unit,
+        ours,
+        other: None,
+        target: limit.map(Target::AtMost),
+    }
+}

@@ -1,0 +1,144 @@
+//! What an agent reports, seen from outside: asked over and over, with the time of every change.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use health_agent::api::types::{HealthStatus, NodeStatus, PathKind, Protocol};
+
+use super::super::requests::Asker;
+use crate::Node;
+use crate::process::tell;
+
+const STATUS: &str = "/v1beta/status";
+
+/// The wall clock, since its epoch: packets are stamped by it as well.
+pub(super) fn clock() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+/// A target of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) path: PathKind,
+    pub(super) protocol: Protocol,
+    pub(super) address: IpAddr,
+}
+
+/// A value from the time at which it was there first, until that of the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reported<T> {
+    pub(super) at: Duration,
+    pub(super) value: T,
+}
+
+/// Whether a target answers; if not, why.
+pub(super) type Verdict = Result<(), String>;
+
+/// All that was reported of a node, in the order of time.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Story {
+    pub(super) verdicts: HashMap<Place, Vec<Reported<Verdict>>>,
+    /// Causes; `None` without a diagnosis.
+    pub(super) diagnoses: Vec<Reported<Option<String>>>,
+}
+
+impl Story {
+    fn take_in(&mut self, node: &NodeStatus, at: Duration) {
+        let host = [(PathKind::Host, &node.host)];
+        let endpoint = node.health_endpoint.iter();
+        let endpoint = endpoint.map(|group| (PathKind::Endpoint, group));
+        for (path, group) in host.into_iter().chain(endpoint) {
+            for status in group.paths() {
+                for (protocol, result) in [
+                    (Protocol::Icmp, &status.icmp),
+                    (Protocol::Http, &status.http),
+                ] {
+                    let Some(result) = result else { continue };
+                    let place = Place {
+                        path,
+                        protocol,
+                        address: status.ip,
+                    };
+                    let verdict = match result.is_ok() {
+                        true => Ok(()),
+                        false => Err(result.status.clone()),
+                    };
+                    push_change(self.verdicts.entry(place).or_default(), at, verdict);
+                }
+            }
+        }
+        let cause = node.diagnosis.as_ref().map(|d| d.cause.clone());
+        push_change(&mut self.diagnoses, at, cause);
+    }
+
+    /// Whether all targets answer.
+    pub(super) fn is_well(&self) -> bool {
+        let last =
+            |reports: &Vec<Reported<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
+        !self.verdicts.is_empty() && self.verdicts.values().all(last)
+    }
+
+    /// The last diagnosis.
+    pub(super) fn cause(&self) -> Option<&str> {
+        self.diagnoses.last()?.value.as_deref()
+    }
+}
+
+fn push_change<T: PartialEq>(reports: &mut Vec<Reported<T>>, at: Duration, value: T) {
+    if reports.last().is_none_or(|last| last.value != value) {
+        reports.push(Reported { at, value });
+    }
+}
+
+/// Asks an agent for its status over and over.
+pub(super) struct Watch {
+    stories: Arc<Mutex<HashMap<String, Story>>>,
+    asker: Asker,
+}
+
+impl Watch {
+    /// Begins to ask the agent of `node`, with such pauses.
+    pub(super) fn start(node: &Node, pause: Duration) -> Self {
+        let stories: Arc<Mutex<HashMap<String, Story>>> = Arc::default();
+        let taken_in = stories.clone();
+        let asker = Asker::start(node.socket(), STATUS, pause, move |body, _| {
+            let at = clock();
+            match serde_json::from_str::<HealthStatus>(body) {
+                Ok(status) => {
+                    let mut stories = lock(&taken_in);
+                    for node in &status.nodes {
+                        stories
+                            .entry(node.name.clone())
+                            .or_default()
+                            .take_in(node, at);
+                    }
+                    if let Some(diagnosis) = status.local.diagnosis {
+                        let own = stories.entry(status.local.name).or_default();
+                        push_change(&mut own.diagnoses, at, Some(diagnosis.cause));
+                    }
+                }
+                Err(error) => tell(format_args!("bench: the status is not readable: {error}")),
+            }
+        });
+        Self { stories, asker }
+    }
+
+    /// What was reported of a node by its `cluster/node`.
+    pub(super) fn story(&self, node: &str) -> Story {
+        lock(&self.stories).get(node).cloned().unwrap_or_default()
+    }
+
+    /// Stops; all stories, by `cluster/node`.
+    pub(super) fn finish(self) -> anyhow::Result<HashMap<String, Story>> {
+        self.asker.finish()?;
+        Ok(std::mem::take(&mut lock(&self.stories)))
+    }
+}
+
+fn lock(stories: &Mutex<HashMap<String, Story>>) -> MutexGuard<'_, HashMap<String, Story>> {
+    stories.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,191 @@
+//! How much is probed, counted by the kernel: switches, the probe rate, results as they come, and what
+//! connections leave behind.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use tests::bed::Node;
+use tests::process::run_with_input;
+use tests::{Bed, wait_for};
+
+const SOON: Duration = Duration::from_secs(8);
+/// TCP states in `/proc/net/tcp`.
+const TIME_WAIT: &str = "06";
+
+/// A counter of the node's kernel, by the words in `/proc/net/snmp`.
+fn counter(node: &Node, protocol: &str, name: &str) -> anyhow::Result<u64> {
+    let text = node.exec("cat /proc/net/snmp")?;
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(": "));
+    let (names, values) = (lines.next(), lines.next());
+    let names = names.with_context(|| format!("no {protocol}"))?.split(' ');
+    let values = values.with_context(|| format!("no {protocol}"))?.split(' ');
+    let value = names.zip(values).find(|(known, _)| *known == name);
+    Ok(value
+        .with_context(|| format!("no {protocol} {name}"))?
+        .1
+        .parse()?)
+}
+
+/// Echo requests and connection attempts that the node has made.
+fn probes(node: &Node) -> anyhow::Result<(u64, u64)> {
+    Ok((
+        counter(node, "Icmp", "OutEchos")?,
+        counter(node, "Tcp", "ActiveOpens")?,
+    ))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_switched_off_is_not_sent() -> anyhow::Result<()> {
+    for (switch, icmp_off) in [("http=off", false), ("icmp=off", true)] {
+        let bed = Bed::builder()
+            .nodes(2)
+            .agent_args(&format!(
+                "--probe-interval 100ms --probe-timeout 100ms --probe {switch}"
+            ))
+            .start()?;
+        let node = bed.node(1);
+        wait_for("probes of the other protocol", SOON, || {
+            let (echos, connections) = probes(node)?;
+            let sent = if icmp_off { connections } else { echos };
+            Ok((sent >= 50).then_some(()))
+        })?;
+        let (echos, connections) = probes(node)?;
+        let off = if icmp_off { echos } else { connections };
+        assert_eq!(off, 0, "{switch}");
+        let status = node.status()?;
+        for path in status.nodes.iter().flat_map(|node| node.host.paths()) {
+            let (icmp, http) = (path.icmp.is_some(), path.http.is_some());
+            assert_eq!((icmp, http), (!icmp_off, icmp_off), "{switch}: {path:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyhow::Result<()> {
+    const RATE: u64 = 20;
+    const WINDOW: Duration = Duration::from_secs(5);
+    let bed = Bed::builder()
+        .nodes(3)
+        .agent_args(&format!(
+            "--probe-interval 100ms --probe-timeout 100ms --probe-rate {RATE}"
+        ))
+        .start()?;
+    let node = bed.node(1);
+    // Twelve targets at nine tenths of the rate.
+    let status = wait_for("all targets to be known", SOON, || {
+        let status = node.status()?;
+        let known = status.nodes.len() == 3
+            && status
+                .nodes
+                .iter()
+                .all(|node| node.health_endpoint.is_some());
+        Ok(known.then_some(status))
+    })?;
+    assert_eq!(status.configured_interval.as_deref(), Some("100ms"));
+    let effective = status.probe_interval.trim_end_matches("ms").to_owned();
+    let effective: f64 = effective
+        .parse()
+        .with_context(|| status.probe_interval.clone())?;
+    assert!((666.0..667.0).contains(&effective), "{effective} ms");
+
+    let sent_in_window = || -> anyhow::Result<(u64, Duration)> {
+        let ((echos, connections), start) = (probes(node)?, Instant::now());
+        // What is measured is a rate.
+        std::thread::sleep(WINDOW);
+        let (more_echos, more_connections) = probes(node)?;
+        let sent = more_echos - echos + more_connections - connections;
+        Ok((sent, start.elapsed()))
+    };
+    // A second's worth may be sent in advance.
+    let most = |time: Duration| (time.as_secs_f64() + 1.0) * RATE as f64;
+    let (sent, time) = sent_in_window()?;
+    assert!(sent as f64 <= most(time), "{sent} probes in {time:?}");
+    assert!(sent >= RATE * 2, "{sent} probes in {time:?}");
+
+    for peer in [bed.node(2), bed.node(3)] {
+        drop_all(peer)?;
+    }
+    let (sent, time) = sent_in_window()?;
+    assert!(
+        sent as f64 <= most(time),
+        "{sent} probes in {time:?} while all fails"
+    );
+    assert!(
+        sent >= RATE * 2,
+        "{sent} probes in {time:?} while all fails"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(3).start()?;
+    bed.wait_all_reachable(SOON)?;
+    drop_all(bed.node(3))?;
+
+    let mut cli = bed.node(1).cli_command();
+    let mut child = cli
+        .args(["status", "--probe", "-o", "jsonl"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = child.stdout.take().context("no standard output")?;
+    let mut came = Vec::new();
+    for line in BufReader::new(stdout).lines() {
+        let node: serde_json::Value = serde_json::from_str(&line?)?;
+        came.push((
+            node["name"].as_str().unwrap_or_default().to_owned(),
+            Instant::now(),
+        ));
+    }
+    assert_eq!(child.wait()?.code(), Some(3));
+    let names: Vec<&str> = came.iter().map(|(name, _)| name.as_str()).collect();
+    ensure!(names.len() == 3, "{names:?}");
+    assert_eq!(names[2], bed.node(3).full_name());
+    // The dead one needs most of its time-out of a second.
+    let waited = came[2].1 - came[1].1;
+    assert!(waited > Duration::from_millis(400), "{waited:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn connections_leave_nothing_behind() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--probe-interval 100ms --probe-timeout 100ms")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let before = probes(node)?.1;
+    wait_for("200 connections", Duration::from_secs(30), || {
+        Ok((probes(node)?.1 >= before + 200).then_some(()))
+    })?;
+    for node in bed.nodes() {
+        let table = node.exec("cat /proc/net/tcp")?;
+        let waiting = table
+            .lines()
+            .filter(|line| line.split_whitespace().nth(3) == Some(TIME_WAIT))
+            .count();
+        assert_eq!(waiting, 0, "{}:\n{table}", node.name());
+    }
+    let sockets = fs::read_dir(format!("/proc/{}/fd", node.agent_pid()?))?.count();
+    assert!(sockets < 100, "{sockets} open files");
+    Ok(())
+}
+
+/// Lets the node drop all that comes in.
+fn drop_all(node: &Node) -> anyhow::Result<()> {
+    let table = "table ip fault { chain in { \
+                 type filter hook prerouting priority raw; iifname eth0 drop; } }\n";
+    run_with_input(node.command("nft").args(["-f", "-"]), table)?.success()?;
+    Ok(())
+}
