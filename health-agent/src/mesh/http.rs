@@ -10,8 +10,10 @@ use tokio::time::{Instant, timeout_at};
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
 
-/// Longest response head that is read, bytes. That of `/hello` has some 150.
+/// Longest response head that is read, bytes.
 const HEAD_LEN: usize = 2048;
+/// That of `/hello` has some 150.
+const USUAL_HEAD_LEN: usize = 256;
 /// Most headers in it.
 const HEADERS: usize = 32;
 
@@ -53,19 +55,19 @@ async fn exchange(
         "GET /hello HTTP/1.1\r\nHost: {peer}\r\nUser-Agent: health-agent\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await?;
-    let mut head = [0; HEAD_LEN];
-    let mut len = 0;
+    // On the heap, and only once there is a connection: very many wait for one at a time.
+    let mut head = Vec::with_capacity(USUAL_HEAD_LEN);
     loop {
-        let read = stream.read(&mut head[len..]).await?;
+        let rest = HEAD_LEN - head.len();
+        let read = (&mut *stream).take(rest as u64).read_buf(&mut head).await?;
         if read == 0 {
-            return Err(if len == HEAD_LEN {
+            return Err(if rest == 0 {
                 Failure::Malformed
             } else {
                 Failure::Closed
             });
         }
-        len += read;
-        if let Some(health_endpoint) = parse_head(&head[..len])? {
+        if let Some(health_endpoint) = parse_head(&head)? {
             return Ok(health_endpoint);
         }
     }
@@ -152,6 +154,14 @@ mod tests {
             Err(Failure::ResponseTimedOut)
         );
         assert_eq!(ask(&[b'x'; 4096]).await, Err(Failure::Malformed));
+    }
+
+    /// Ten thousand dead peers wait for a connection at a time.
+    #[test]
+    fn a_probe_that_waits_takes_little_memory() {
+        let probe = get_hello(([127, 0, 0, 1], 1).into(), Instant::now());
+        let size = size_of_val(&probe);
+        assert!(size <= 1024, "{size} bytes");
     }
 
     #[tokio::test]
