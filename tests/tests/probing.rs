@@ -184,8 +184,8 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
 
 /// Lets the node drop all that comes in.
 fn drop_all(node: &Node) -> anyhow::Result<()> {
-    let table = "table ip fault { chain in { \
-                 type filter hook prerouting priority raw; iifname eth0 drop; } }\n";
+    let table = "table ip fault {\nchain in {\n\
+                 type filter hook prerouting priority raw; iifname eth0 drop;\n}\n}\n";
     run_with_input(node.command("nft").args(["-f", "-"]), table)?.success()?;
     Ok(())
 }

@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("setpriv", "util-linux"),
     tool("setarch", "util-linux"),
     tool("ping", "iputils-ping"),
+    tool("nft", "nftables"),
     tool("bpftool", "bpftool"),
     tool("prometheus", "prometheus"),
     tool("promtool", "prometheus"),

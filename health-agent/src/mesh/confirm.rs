@@ -638,6 +638,22 @@ mod tests {
     }
 
     #[test]
+    fn the_first_probe_that_confirms_a_failure_is_told_from_the_next() {
+        let mut bed = Bed::reachable();
+        let lost = bed.now;
+        assert!(bed.confirmation.not_probed_since(target(1), lost));
+        bed.probe(Fate::Lost);
+        assert!(!bed.confirmation.not_probed_since(target(1), lost));
+        assert_eq!(bed.confirmation.first_doubt(target(1)), None);
+        bed.run_until(lost + millis(60), || Fate::Lost);
+        assert_eq!(bed.sent, [lost, lost + LEAST_PATIENCE]);
+        assert_eq!(bed.confirmation.first_doubt(target(1)), Some(lost));
+        bed.run_until(lost + millis(300), || Fate::Lost);
+        assert_eq!(bed.confirmation.first_doubt(target(1)), None);
+        assert_eq!(bed.confirmation.unanswered_since(target(1)), lost);
+    }
+
+    #[test]
     fn silence_is_confirmed_within_a_second_of_the_first_lost_probe() {
         let mut bed = Bed::reachable();
         let lost = bed.now;

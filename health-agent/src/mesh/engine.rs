@@ -27,7 +27,7 @@ use super::schedule::Schedule;
 use super::sweep::{Sweep, SweepEvent};
 use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
 use crate::api::types::RttSource;
-use crate::nodes::NodeSet;
+use crate::nodes::{Node, NodeSet};
 
 /// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
 /// fraction of the cost; no measurement depends on when it is dealt with.
@@ -451,12 +451,8 @@ impl Engine {
         if was_reachable == Some(false)
             && let Some(target) = self.targets.get(id)
         {
-            let TargetKey {
-                address,
-                path,
-                protocol,
-            } = target.key;
-            tracing::info!(%address, ?path, ?protocol, "reachable again");
+            let node = self.node_name(target);
+            tracing::info!(node, target = %target.key, "reachable again");
             self.probe_siblings(id, sent);
         }
         self.end_wait(id, sent);
@@ -483,12 +479,8 @@ impl Engine {
         if results.is_reachable(id) != Some(false)
             && let Some(target) = self.targets.get(id)
         {
-            let TargetKey {
-                address,
-                path,
-                protocol,
-            } = target.key;
-            tracing::info!(%address, ?path, ?protocol, status = %failure, "unreachable");
+            let node = self.node_name(target);
+            tracing::info!(node, target = %target.key, status = %failure, "unreachable");
         }
         let unanswered = Unanswered {
             failure,
@@ -512,6 +504,11 @@ impl Engine {
         if let Some(sweep) = &mut self.sweep {
             sweep.result(id, sent);
         }
+    }
+
+    fn node_name(&self, target: &Target) -> String {
+        let node = self.set.nodes.get(target.node);
+        node.map(Node::full_name).unwrap_or_default()
     }
 
     fn wall_clock(&self, at: Duration) -> Timestamp {

@@ -700,6 +700,9 @@ fn unsigned_nanos(duration: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+
+    use super::super::failure::IcmpError;
     use super::super::target::Target;
     use super::*;
     use crate::api::types::Reachability;
@@ -800,6 +803,72 @@ mod tests {
             results.report(SECOND * 9).nodes[0].reachability(),
             Reachability::Unknown
         );
+    }
+
+    #[test]
+    fn a_diagnosis_waits_until_all_targets_were_probed_since_the_failure() {
+        let (mut results, ids) = results();
+        let cause = |results: &Results, now: u64| {
+            let diagnosis = results.report(SECOND * now as u32).nodes[0]
+                .diagnosis
+                .clone();
+            diagnosis.map(|diagnosis| diagnosis.cause)
+        };
+        for &id in &ids {
+            answered(&mut results, id, 1);
+        }
+        failed(&mut results, ids[0], 10);
+        assert_eq!(cause(&results, 10), None);
+        for &id in &ids[1..5] {
+            answered(&mut results, id, 10);
+        }
+        assert_eq!(cause(&results, 11), None);
+        answered(&mut results, ids[5], 10);
+        assert!(cause(&results, 11).is_some());
+
+        // What began to fail later makes all others old; but nobody waits for them for ever.
+        failed(&mut results, ids[1], 12);
+        assert_eq!(cause(&results, 13), None);
+        assert!(cause(&results, 14).is_some());
+
+        // An end of the failure is a change like its beginning.
+        answered(&mut results, ids[1], 20);
+        assert_eq!(cause(&results, 20), None);
+        for &id in &ids[2..] {
+            answered(&mut results, id, 20);
+        }
+        failed(&mut results, ids[0], 20);
+        assert!(cause(&results, 20).is_some());
+    }
+
+    #[test]
+    fn an_icmp_error_is_told_for_a_while_though_silence_follows() {
+        let (mut results, ids) = results();
+        let fail = |results: &mut Results, second: u64, failure: Failure| {
+            let (sent, probed) = at(second);
+            let unanswered = Unanswered {
+                failure,
+                probes: 5,
+                since: sent,
+            };
+            results.unreachable(ids[0], sent, probed, unanswered);
+            let result = results.known[ids[0]].result.as_ref().unwrap();
+            result.outcome.as_ref().unwrap_err().failure.clone()
+        };
+        let prohibited = Failure::Icmp(IcmpError {
+            kind: 3,
+            code: 13,
+            from: IpAddr::from([10, 0, 0, 9]),
+        });
+        let refused = Failure::Os(Errno::ECONNREFUSED);
+        let silence = Failure::TimedOut;
+        assert_eq!(fail(&mut results, 1, prohibited.clone()), prohibited);
+        assert_eq!(fail(&mut results, 3, silence.clone()), prohibited);
+        assert_eq!(fail(&mut results, 10, silence.clone()), prohibited);
+        assert_eq!(fail(&mut results, 11, silence.clone()), silence);
+        assert_eq!(fail(&mut results, 12, prohibited.clone()), prohibited);
+        assert_eq!(fail(&mut results, 13, refused.clone()), refused);
+        assert_eq!(fail(&mut results, 14, silence.clone()), silence);
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub(super) struct Sweep {
     /// Targets without a result, and their nodes.
     awaited: SecondaryMap<TargetId, usize>,
     total: usize,
+    /// How many had a result when progress was told last.
+    told: usize,
     nodes: usize,
     /// How many targets of a node are awaited.
     by_node: Vec<usize>,
@@ -54,6 +56,7 @@ impl Sweep {
             deadline: now + spread + timeout + MARGIN,
             awaited: SecondaryMap::new(),
             total: 0,
+            told: 0,
             nodes,
             by_node: vec![0; nodes],
             waiters: Vec::new(),
@@ -115,13 +118,18 @@ impl Sweep {
         }
     }
 
-    /// Tells those who wait how far it is. Returns whether anybody still does.
+    /// Tells those who wait how far it is, if that is news. Returns whether anybody still waits.
     pub(super) fn tell_progress(&mut self) -> bool {
-        let progress = SweepEvent::Progress {
-            done: self.total - self.awaited.len(),
-            total: self.total,
-        };
-        self.waiters.retain(|waiter| waiter.send(progress).is_ok());
+        let done = self.total - self.awaited.len();
+        self.waiters.retain(|waiter| !waiter.is_closed());
+        if done != self.told {
+            self.told = done;
+            let total = self.total;
+            for waiter in &self.waiters {
+                // The asker may have gone.
+                let _ = waiter.send(SweepEvent::Progress { done, total });
+            }
+        }
         !self.waiters.is_empty()
     }
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::fmt;
 use std::net::IpAddr;
 
 use health_common::probe::Path;
@@ -27,6 +28,20 @@ pub(super) struct TargetKey {
     pub(super) path: Path,
     /// How it is probed.
     pub(super) protocol: Protocol,
+}
+
+impl fmt::Display for TargetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = match self.protocol {
+            Protocol::Icmp => "ICMP",
+            Protocol::Http => "HTTP",
+        };
+        let path = match self.path {
+            Path::Host => "host",
+            Path::Endpoint => "endpoint",
+        };
+        write!(f, "{protocol} to {} ({path})", self.address)
+    }
 }
 
 impl From<TargetKey> for RttKey {

@@ -2,7 +2,8 @@
 //! is this node that is cut off. Pure.
 //!
 //! A diagnosis is made of confirmed verdicts. While any probed target of a peer has none, the peer
-//! has no diagnosis: what is missing might tell otherwise. An address is *heard* when something came
+//! has no diagnosis: what is missing might tell otherwise. Nor are verdicts from before a change put
+//! together with those from after it: whoever asks waits for all to be known anew. An address is *heard* when something came
 //! that it takes the address itself to send: an answer, a refusal, an ICMP error of its own. It is
 //! *silent* when nothing came back for any probe of it, or this host could not even resolve the next
 //! hop. A peer is unheard when none of its addresses is heard, nor sends an error for another.

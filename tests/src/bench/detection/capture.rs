@@ -42,6 +42,8 @@ pub(super) type Target = (IpAddr, Protocol);
 struct Probe {
     /// The echo's identifier and sequence number, or the connection's port.
     key: (u16, u16),
+    /// Tells a connection from others by the same port: its first sequence number.
+    attempt: u32,
     sent: Duration,
     answered: Option<Duration>,
 }
@@ -169,6 +171,7 @@ fn receive(socket: &Socket) -> Result<Option<(Duration, Vec<u8>)>, Errno> {
 struct Packet {
     target: Target,
     key: (u16, u16),
+    attempt: u32,
     what: What,
 }
 
@@ -215,9 +218,14 @@ impl Packet {
             }
             _ => return None,
         };
+        let attempt = match protocol {
+            Protocol::Icmp => 0,
+            Protocol::Http => u32::from(word(4)?) << 16 | u32::from(word(6)?),
+        };
         Some(Self {
             target: (peer.into(), protocol),
             key,
+            attempt,
             what,
         })
     }
@@ -231,9 +239,10 @@ fn note(probes: &mut Probes, packet: &Packet, at: Duration) {
         (What::Answered, None) => {}
         // A connection attempt is repeated until it is given up.
         (What::Sent, Some(probe))
-            if packet.target.1 == Protocol::Http && probe.answered.is_none() => {}
+            if packet.target.1 == Protocol::Http && probe.attempt == packet.attempt => {}
         (What::Sent, _) => of_target.push(Probe {
             key: packet.key,
+            attempt: packet.attempt,
             sent: at,
             answered: None,
         }),
@@ -307,6 +316,11 @@ mod tests {
     #[test]
     fn an_http_probe_is_answered_by_a_good_response_alone() {
         let syn = |port| ipv4(OWN, PEER, 6, &tcp([port, PORT], SYN, &[]));
+        let another_syn = |port| {
+            let mut segment = tcp([port, PORT], SYN, &[]);
+            segment[7] = 1;
+            ipv4(OWN, PEER, 6, &segment)
+        };
         let answer = |port, data: &[u8]| ipv4(PEER, OWN, 6, &tcp([PORT, port], ACK, data));
         let capture = capture(&[
             (10, syn(1000)),
@@ -316,10 +330,15 @@ mod tests {
             (30, syn(1002)),
             (31, answer(1002, b"")),
             // Repeated by the kernel.
-            (40, syn(1001)),
+            (40, syn(1002)),
+            // The port again, for another connection.
+            (50, another_syn(1002)),
+            (51, answer(1002, b"HTTP/1.1 200 OK\r\n\r\n")),
+            (60, syn(1003)),
         ]);
         let target = (PEER.into(), Protocol::Http);
-        assert_eq!(capture.first_lost(target, millis(100)), Some(millis(20)));
-        assert_eq!(capture.first_answer(target, millis(10)), None);
+        assert_eq!(capture.first_lost(target, millis(45)), Some(millis(20)));
+        assert_eq!(capture.first_lost(target, millis(100)), Some(millis(60)));
+        assert_eq!(capture.first_answer(target, millis(10)), Some(millis(51)));
     }
 }
