@@ -1,6 +1,7 @@
 //! The faults: how each is made and undone, what it breaks, and what it is to be called.
 
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use health_agent::api::types::{PathKind, Protocol};
@@ -9,6 +10,10 @@ use nix::sys::signal::Signal;
 use crate::Node;
 use crate::bed::FABRIC;
 use crate::process::{run, run_with_input};
+use crate::wait_for;
+
+/// How long making a fault may take.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What happens to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,10 +130,10 @@ fn set_link(node: &Node, state: &str) -> anyhow::Result<()> {
 }
 
 fn take_endpoint(node: &Node) -> anyhow::Result<()> {
-    run_with_input(
-        node.command("ip").args(["-batch", "-"]),
-        "link delete lxc_health\nlink add lxc_health type bridge\n",
-    )?
-    .success()?;
-    Ok(())
+    let taken = "link delete lxc_health\nlink add lxc_health type bridge\n";
+    // The agent may be quicker to make its own again.
+    wait_for("the name to be taken", PATIENCE, || {
+        run_with_input(node.command("ip").args(["-batch", "-"]), taken)?.success()?;
+        Ok(Some(()))
+    })
 }

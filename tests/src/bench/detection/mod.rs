@@ -277,19 +277,28 @@ fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Opti
 fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
     let count = outcomes.len();
     let mut figures = Vec::new();
-    let measured: [(&str, fn(&Outcome) -> Duration); 3] = [
-        ("confirmed after the first lost probe", |o| o.confirmed),
-        ("diagnosed after the first lost probe", |o| o.diagnosed),
-        ("recovery confirmed after the first answer", |o| o.recovered),
+    type Time = fn(&Outcome) -> Duration;
+    let measured: [(&str, Time, Option<f64>); 3] = [
+        (
+            "confirmed after the first lost probe",
+            |o| o.confirmed,
+            Some(LIMIT_MS),
+        ),
+        (
+            "diagnosed after the first lost probe",
+            |o| o.diagnosed,
+            None,
+        ),
+        (
+            "recovery confirmed after the first answer",
+            |o| o.recovered,
+            Some(LIMIT_MS),
+        ),
     ];
-    for (what, time) in measured {
+    for (what, time, limit) in measured {
         let mut times: Vec<Duration> = outcomes.iter().map(time).collect();
         times.sort_unstable();
-        for (name, part, limit) in [
-            ("p50", 0.5, None),
-            ("p99", 0.99, Some(LIMIT_MS)),
-            ("max", 1.0, None),
-        ] {
+        for (name, part, limit) in [("p50", 0.5, None), ("p99", 0.99, limit), ("max", 1.0, None)] {
             let millis = quantile(&times, part)?.as_secs_f64() * 1e3;
             let name = format!("{} ({count}): {what}, {name}", fault.name());
             figures.push(figure(&name, "ms", millis, limit));
