@@ -12,8 +12,9 @@ cd "$1"
 
 apt-get install --yes --no-install-recommends dpkg-dev golang-1.19-go
 mkdir -p lists/partial
-echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm main" \
-    >sources.list
+# Sources from where this machine has its packages.
+apt-get indextargets --format 'deb-src $(REPO_URI) $(RELEASE) main' \
+    'Created-By: Packages' 'Component: main' | sort --unique >sources.list
 apt=(apt-get -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$PWD/lists")
 "${apt[@]}" update
 "${apt[@]}" --download-only source kubernetes
