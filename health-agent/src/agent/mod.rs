@@ -139,6 +139,7 @@ impl Agent {
             MeshOptions {
                 local: own.full_name(),
                 local_addresses,
+                uplinks: node.uplinks.clone(),
                 intervals: config.probe_intervals(),
                 rate: config.probe_rate,
                 timeout: config.probe_timeout,

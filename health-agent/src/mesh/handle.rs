@@ -36,6 +36,8 @@ pub struct MeshOptions {
     pub local: String,
     /// This node's own addresses: probes to them cross no uplink.
     pub local_addresses: Vec<IpAddr>,
+    /// Devices that lead to other nodes.
+    pub uplinks: Vec<String>,
     /// Time between two probes of one target.
     pub intervals: ProbeIntervals,
     /// Most probes a second; intervals grow where they would come to more.

@@ -20,6 +20,7 @@ use crate::api::types::{
     TargetHistory,
 };
 use crate::config::{ProbeIntervals, duration_text};
+use crate::net::carrier;
 use crate::nodes::{Node, NodeSet, SourceState};
 
 /// Results that a history lists one by one.
@@ -44,6 +45,7 @@ const ERROR_MEMORY: Duration = Duration::from_secs(10);
 pub(super) struct Results {
     local: String,
     local_addresses: Vec<IpAddr>,
+    uplinks: Vec<String>,
     port: u16,
     thresholds: Thresholds,
     intervals: ProbeIntervals,
@@ -131,6 +133,7 @@ impl Results {
         Self {
             local: options.local.clone(),
             local_addresses: options.local_addresses.clone(),
+            uplinks: options.uplinks.clone(),
             port: options.port,
             thresholds: Thresholds {
                 loss: options.loss_threshold,
@@ -404,7 +407,14 @@ impl Results {
         for (index, node) in self.nodes.iter().enumerate() {
             survey.add(&context, &self.peer(index, node, &self.facts(node, now)));
         }
-        let isolation = survey.diagnose(&context, &self.local, &[]).map(Arc::new);
+        // The devices are only looked at when it matters.
+        let isolation = survey
+            .diagnose(&context, &self.local, &[])
+            .and_then(|_| {
+                let without_carrier = carrier::without(&self.uplinks);
+                survey.diagnose(&context, &self.local, &without_carrier)
+            })
+            .map(Arc::new);
         *last = Some((now, isolation.clone()));
         isolation
     }
@@ -713,6 +723,7 @@ mod tests {
         MeshOptions {
             local: "default/a".to_owned(),
             local_addresses: Vec::new(),
+            uplinks: Vec::new(),
             intervals: ProbeIntervals::all(Duration::from_secs(10)),
             rate: 1000,
             timeout: SECOND,

@@ -62,6 +62,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
     MeshOptions {
         local: "default/a".to_owned(),
         local_addresses: ips(&["172.30.0.1", "fd00:30::1"]),
+        uplinks: vec!["eth0".to_owned()],
         intervals: ProbeIntervals::all(Duration::from_secs(10)),
         rate: 10_000,
         timeout: TIMEOUT,
@@ -312,6 +313,36 @@ fn a_failure_and_a_recovery_are_seen_early() {
             "{:?}",
             begun.elapsed()
         );
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_node_that_is_cut_off_blames_itself_and_names_the_device() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.ip("addr add 172.30.0.4/24 dev eth0");
+    let peers = ["172.30.0.2", "172.30.0.3", "172.30.0.4"];
+    here.block_on(async || {
+        let _responder = respond(&there, &peers, &[]);
+        let nodes = ["b", "c", "d"].iter().zip(peers);
+        let nodes = nodes.map(|(name, address)| node(name, &[address]));
+        let bed = default_bed(nodes.collect(), Duration::from_millis(200)).await;
+        assert_eq!(bed.mesh.report().local.diagnosis, None);
+        there.ip("link set eth0 down");
+        let report = bed
+            .until("isolated", |report| report.local.diagnosis.is_some())
+            .await;
+        let diagnosis = report.local.diagnosis.unwrap();
+        assert_eq!(diagnosis.cause, "this-node-isolated");
+        let message = &diagnosis.message;
+        assert!(message.contains("no carrier on eth0"), "{message}");
+        there.ip("link set eth0 up");
+        bed.until("back", |report| {
+            report.local.diagnosis.is_none() && all_hosts_are(report, Reachability::Reachable)
+        })
+        .await;
         bed.mesh.shutdown().await;
     });
 }

@@ -3,6 +3,7 @@
 //! Functions that take a [`netlink::Handle`] work in the namespace that the handle was opened in;
 //! all others in the one of the calling thread.
 
+pub mod carrier;
 pub mod hostns;
 pub mod link;
 pub mod mac;
