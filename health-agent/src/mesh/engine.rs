@@ -288,7 +288,7 @@ impl Engine {
             return;
         };
         let now = self.now();
-        let results = self.shared.results_mut();
+        let results = self.shared.results();
         for sibling in results.targets_of(target.node) {
             if self.confirmation.not_probed_since(sibling, since) {
                 self.schedule.pull_in(sibling, now);

@@ -1,0 +1,459 @@
+//! What is known of each target, and what it is judged by.
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use health_common::probe::Path;
+use jiff::Timestamp;
+use slotmap::SecondaryMap;
+
+use super::diagnosis::isolation::{Isolation, Survey};
+use super::diagnosis::{Context, Degraded, PeerFacts, TargetFacts, Thresholds, Verdict};
+use super::failure::Failure;
+use super::handle::MeshOptions;
+use super::history::{History, Trend, most_results};
+use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
+use crate::api::types::RttSource;
+use crate::config::ProbeIntervals;
+use crate::net::carrier;
+use crate::nodes::{Node, NodeSet};
+
+/// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
+const UNUSUAL: (u32, u32) = (3, 2);
+/// A new round trip counts for one in so many in the smoothed one: for less than the results that make
+/// a shift, so that all of those are unusual.
+const SMOOTHING: u32 = 64;
+
+/// How old a look at all peers may be: reports of single nodes come in quick succession.
+const ISOLATION_AGE: Duration = Duration::from_millis(100);
+
+/// While verdicts on a peer change, its diagnosis waits until all of them are known anew, but not longer:
+/// twice what it takes to confirm a failure.
+const SETTLING: Duration = Duration::from_secs(2);
+/// An ICMP error is told for so long though silence follows.
+const ERROR_MEMORY: Duration = Duration::from_secs(10);
+
+/// What is known of all nodes.
+#[derive(Debug)]
+pub(super) struct Results {
+    local: String,
+    local_addresses: Vec<IpAddr>,
+    uplinks: Vec<String>,
+    port: u16,
+    thresholds: Thresholds,
+    intervals: ProbeIntervals,
+    /// The shortest interval as it comes to at the probe rate.
+    effective: Option<Duration>,
+    set: Arc<NodeSet>,
+    /// In the order of `set.nodes`.
+    nodes: Vec<NodeTargets>,
+    known: SecondaryMap<TargetId, Known>,
+    /// Results that a history may hold.
+    most_results: usize,
+    newest: Option<Timestamp>,
+    /// What came of the last look at all peers, and when that was.
+    isolation: Mutex<Option<(Duration, Option<Arc<Isolation>>)>>,
+}
+
+/// A node and its targets.
+#[derive(Debug)]
+struct NodeTargets {
+    paths: NodePaths,
+    host: Vec<AddressTargets>,
+    endpoint: Vec<AddressTargets>,
+}
+
+/// The targets of an address; `None` for a protocol that it is not probed by.
+#[derive(Clone, Copy, Debug)]
+struct AddressTargets {
+    address: IpAddr,
+    icmp: Option<TargetId>,
+    http: Option<TargetId>,
+}
+
+/// What is known of a target.
+#[derive(Debug)]
+struct Known {
+    key: TargetKey,
+    result: Option<TargetResult>,
+    history: History,
+    smoothed: Option<Duration>,
+    degraded: Option<Degraded>,
+}
+
+/// The confirmed result of a target.
+#[derive(Debug)]
+struct TargetResult {
+    /// When its probe was sent, since the mesh's start.
+    sent: Duration,
+    probed: Timestamp,
+    /// When it last became reachable or ceased to be, or was probed first.
+    changed: Timestamp,
+    /// The same, since the mesh's start.
+    changed_at: Duration,
+    /// When the first probe was sent that the verdict differs by from the one before.
+    turned: Duration,
+    /// When the probe was sent that the outcome tells of.
+    told: Duration,
+    outcome: Result<Answer, Box<Unanswered>>,
+}
+
+/// An answer to a probe.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    /// The round trip.
+    pub(super) rtt: Duration,
+    /// Where it was stamped.
+    pub(super) source: RttSource,
+    /// For HTTP: until the connection stood.
+    pub(super) connect: Option<Duration>,
+}
+
+/// A failure that was confirmed.
+#[derive(Debug)]
+pub(super) struct Unanswered {
+    /// Why the last probe failed, or one shortly before it that tells more.
+    pub(super) failure: Failure,
+    /// Probes without an answer since the last one.
+    pub(super) probes: u32,
+    /// When the first of them was sent, since the mesh's start.
+    pub(super) since: Duration,
+}
+
+impl Results {
+    /// Knows nothing.
+    pub(super) fn new(options: &MeshOptions) -> Self {
+        Self {
+            local: options.local.clone(),
+            local_addresses: options.local_addresses.clone(),
+            uplinks: options.uplinks.clone(),
+            port: options.port,
+            thresholds: Thresholds {
+                loss: options.loss_threshold,
+                ..Thresholds::default()
+            },
+            intervals: options.intervals,
+            effective: options.intervals.iter().min(),
+            set: Arc::default(),
+            nodes: Vec::new(),
+            known: SecondaryMap::new(),
+            most_results: most_results(0),
+            newest: None,
+            isolation: Mutex::default(),
+        }
+    }
+
+    /// Goes over to another set of nodes, whose paths are given in the same order, with their targets.
+    /// Results of targets that are still there stay. `effective` is what an interval comes to at the
+    /// probe rate.
+    pub(super) fn set_nodes(
+        &mut self,
+        set: Arc<NodeSet>,
+        paths: Vec<NodePaths>,
+        targets: &Targets,
+        effective: impl Fn(Duration) -> Duration,
+    ) {
+        let resolve = |addresses: &[IpAddr], path| {
+            let id = |address, protocol| {
+                targets.id(&TargetKey {
+                    address,
+                    path,
+                    protocol,
+                })
+            };
+            let addresses = addresses.iter().map(|&address| AddressTargets {
+                address,
+                icmp: id(address, Protocol::Icmp),
+                http: id(address, Protocol::Http),
+            });
+            addresses.collect()
+        };
+        self.nodes = paths
+            .into_iter()
+            .map(|paths| NodeTargets {
+                host: resolve(&paths.host, Path::Host),
+                endpoint: resolve(&paths.endpoint, Path::Endpoint),
+                paths,
+            })
+            .collect();
+        self.set = set;
+        self.effective = self.intervals.iter().min().map(effective);
+        self.most_results = most_results(targets.len());
+        self.known.set_capacity(targets.len());
+        for (id, target) in targets.iter() {
+            if !self.known.contains_key(id) {
+                self.known.insert(id, Known::new(target.key));
+            }
+        }
+    }
+
+    /// Forgets a target.
+    pub(super) fn remove(&mut self, id: TargetId) {
+        self.known.remove(id);
+    }
+
+    /// Keeps what became of a probe that was sent at `sent`: its round trip, or that it was lost.
+    pub(super) fn note(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        rtt: Option<Duration>,
+        now: Duration,
+    ) {
+        let most_results = self.most_results;
+        let Some(known) = self.known.get_mut(id) else {
+            return;
+        };
+        known.history.record(sent, rtt, most_results);
+        let (more, than) = UNUSUAL;
+        let unusual = match (rtt, known.smoothed) {
+            (None, _) => true,
+            (Some(rtt), Some(smoothed)) => rtt * than > smoothed * more,
+            (Some(_), None) => false,
+        };
+        if let Some(rtt) = rtt {
+            let before = known.smoothed.unwrap_or(rtt);
+            known.smoothed = Some((before * (SMOOTHING - 1) + rtt) / SMOOTHING);
+        }
+        // To look at the whole history at each result would cost more than the probe.
+        if unusual || known.degraded.is_some() {
+            let degraded = self.known.get(id).and_then(|known| {
+                self.context().degraded(&TargetFacts {
+                    trend: known.trend(now),
+                    ..known.facts(now)
+                })
+            });
+            if let Some(known) = self.known.get_mut(id) {
+                known.degraded = degraded;
+            }
+        }
+    }
+
+    /// Whether the target answers; `None` without a result.
+    pub(super) fn is_reachable(&self, id: TargetId) -> Option<bool> {
+        let result = self.known.get(id)?.result.as_ref()?;
+        Some(result.outcome.is_ok())
+    }
+
+    /// A target is reachable: a probe sent at `sent`, by the clock at `probed`, was answered.
+    pub(super) fn answered(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        answer: Answer,
+    ) {
+        self.record(id, sent, probed, Ok(answer));
+    }
+
+    /// A target is unreachable, as a probe sent at `sent`, by the clock at `probed`, confirms.
+    pub(super) fn unreachable(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        unanswered: Unanswered,
+    ) {
+        self.record(id, sent, probed, Err(Box::new(unanswered)));
+    }
+
+    /// The targets of the node with this index in the set in force.
+    pub(super) fn targets_of(&self, index: usize) -> impl Iterator<Item = TargetId> {
+        self.nodes
+            .get(index)
+            .into_iter()
+            .flat_map(NodeTargets::targets)
+    }
+
+    /// Keeps a result, unless that of a later probe is there.
+    fn record(
+        &mut self,
+        id: TargetId,
+        sent: Duration,
+        probed: Timestamp,
+        mut outcome: Result<Answer, Box<Unanswered>>,
+    ) {
+        self.newest = self.newest.max(Some(probed));
+        let Some(known) = self.known.get_mut(id) else {
+            return;
+        };
+        let (mut changed, mut changed_at) = (Timestamp::now(), sent);
+        let mut turned = outcome
+            .as_ref()
+            .map_or_else(|failed| failed.since, |_| sent);
+        let mut told = sent;
+        if let Some(result) = &mut known.result {
+            if result.sent > sent {
+                return;
+            }
+            if result.outcome.is_ok() == outcome.is_ok() {
+                (changed, changed_at) = (result.changed, result.changed_at);
+                turned = result.turned;
+            }
+            if let (Err(before), Err(failed)) = (&mut result.outcome, &mut outcome)
+                && before.failure.outlives(&failed.failure)
+                && sent < result.told + ERROR_MEMORY
+            {
+                std::mem::swap(&mut before.failure, &mut failed.failure);
+                told = result.told;
+            }
+        }
+        if outcome.is_err() {
+            known.degraded = None;
+        }
+        known.result = Some(TargetResult {
+            sent,
+            probed,
+            changed,
+            changed_at,
+            turned,
+            told,
+            outcome,
+        });
+    }
+
+    fn context(&self) -> Context<'_> {
+        Context {
+            port: self.port,
+            local_addresses: &self.local_addresses,
+            thresholds: self.thresholds,
+        }
+    }
+
+    /// Whether it is this node that is cut off.
+    fn isolation(&self, now: Duration) -> Option<Arc<Isolation>> {
+        let mut last = self
+            .isolation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((at, isolation)) = &*last
+            && now.saturating_sub(*at) < ISOLATION_AGE
+        {
+            return isolation.clone();
+        }
+        let context = self.context();
+        let mut survey = Survey::default();
+        for (index, node) in self.nodes.iter().enumerate() {
+            survey.add(&context, &self.peer(index, node, &self.facts(node, now)));
+        }
+        // The devices are only looked at when it matters.
+        let isolation = survey
+            .diagnose(&context, &self.local, &[])
+            .and_then(|_| {
+                let without_carrier = carrier::without(&self.uplinks);
+                survey.diagnose(&context, &self.local, &without_carrier)
+            })
+            .map(Arc::new);
+        *last = Some((now, isolation.clone()));
+        isolation
+    }
+
+    /// Whether each verdict on the node's targets rests on a probe since the last one of them began to
+    /// change, or had the time to: one from before says nothing of what has happened.
+    fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
+        let results = || {
+            let known = node.targets().filter_map(|id| self.known.get(id));
+            known.filter_map(|known| known.result.as_ref())
+        };
+        let failing = results().any(|result| result.outcome.is_err());
+        let turned = results().map(|result| result.turned).max();
+        let probed = results().map(|result| result.sent).min();
+        !failing || probed >= turned || turned.is_none_or(|turned| now >= turned + SETTLING)
+    }
+
+    /// What a node's targets are judged by.
+    fn facts(&self, node: &NodeTargets, now: Duration) -> Vec<TargetFacts<'_>> {
+        let mut facts = Vec::with_capacity(2 * (node.host.len() + node.endpoint.len()));
+        for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
+            for targets in addresses {
+                for (protocol, id) in targets.protocols() {
+                    facts.push(match id.and_then(|id| self.known.get(id)) {
+                        Some(known) => known.facts(now),
+                        None => TargetFacts {
+                            key: TargetKey {
+                                address: targets.address,
+                                path,
+                                protocol,
+                            },
+                            verdict: Verdict::Off,
+                            trend: Trend::default(),
+                        },
+                    });
+                }
+            }
+        }
+        facts
+    }
+
+    fn peer<'a>(
+        &'a self,
+        index: usize,
+        node: &'a NodeTargets,
+        targets: &'a [TargetFacts<'a>],
+    ) -> PeerFacts<'a> {
+        let expects_endpoint =
+            |node: &Node| !node.pod_cidrs.is_empty() || !node.health_addresses.is_empty();
+        PeerFacts {
+            name: &node.paths.name,
+            local: node.paths.local,
+            endpoint_expected: self.set.nodes.get(index).is_some_and(expects_endpoint),
+            targets,
+        }
+    }
+}
+
+impl NodeTargets {
+    fn targets(&self) -> impl Iterator<Item = TargetId> {
+        let addresses = self.host.iter().chain(&self.endpoint);
+        addresses.flat_map(|a| a.protocols().into_iter().filter_map(|(_, id)| id))
+    }
+}
+
+impl AddressTargets {
+    fn protocols(&self) -> [(Protocol, Option<TargetId>); 2] {
+        [(Protocol::Icmp, self.icmp), (Protocol::Http, self.http)]
+    }
+}
+
+impl Known {
+    fn new(key: TargetKey) -> Self {
+        Self {
+            key,
+            result: None,
+            history: History::default(),
+            smoothed: None,
+            degraded: None,
+        }
+    }
+
+    /// What the target is judged by.
+    fn facts(&self, now: Duration) -> TargetFacts<'_> {
+        let verdict = match &self.result {
+            None => Verdict::Unknown,
+            Some(result) => match &result.outcome {
+                Ok(_) => Verdict::Reachable,
+                Err(unanswered) => Verdict::Unreachable(&unanswered.failure),
+            },
+        };
+        // The trend of a target that is not degraded does not matter, and costs time.
+        let trend = match &self.degraded {
+            Some(_) => self.trend(now),
+            None => Trend::default(),
+        };
+        TargetFacts {
+            key: self.key,
+            verdict,
+            trend,
+        }
+    }
+
+    fn trend(&self, now: Duration) -> Trend {
+        let since = self.result.as_ref().map(|result| result.changed_at);
+        self.history.trend(now, since.unwrap_or_default())
+    }
+}

@@ -1,0 +1,232 @@
+//! Results and reports, fed by hand.
+
+use nix::errno::Errno;
+
+use super::super::failure::IcmpError;
+use super::super::target::Target;
+use super::report::LISTED_RESULTS;
+use super::*;
+use crate::api::types::Reachability;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn options() -> MeshOptions {
+    MeshOptions {
+        local: "default/a".to_owned(),
+        local_addresses: Vec::new(),
+        uplinks: Vec::new(),
+        intervals: ProbeIntervals::all(Duration::from_secs(10)),
+        rate: 1000,
+        timeout: SECOND,
+        loss_threshold: 0.05,
+        port: 4240,
+        icmp_id: 1,
+        magic: 1,
+        state_dir: "/nonexistent".into(),
+    }
+}
+
+/// Results of one node with three addresses, and its six targets.
+fn results() -> (Results, Vec<TargetId>) {
+    let node = Node {
+        name: "a".to_owned(),
+        cluster: "default".to_owned(),
+        addresses: vec!["fd00::1".parse().unwrap(), "10.0.0.1".parse().unwrap()],
+        secondary_addresses: Vec::new(),
+        pod_cidrs: Vec::new(),
+        health_addresses: Vec::new(),
+    };
+    let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
+    let mut targets = Targets::default();
+    let wanted = paths.targets().map(|key| Target {
+        key,
+        node: 0,
+        remote: false,
+    });
+    let ids = targets.replace(wanted).fresh;
+    let set = NodeSet {
+        nodes: vec![node],
+        sources: Vec::new(),
+    };
+    let mut results = Results::new(&options());
+    results.set_nodes(Arc::new(set), vec![paths], &targets, |interval| interval);
+    (results, ids.into_iter().map(|(id, _)| id).collect())
+}
+
+fn at(second: u64) -> (Duration, Timestamp) {
+    let probed = Timestamp::from_second(second as i64).unwrap();
+    (Duration::from_secs(second), probed)
+}
+
+fn answered(results: &mut Results, id: TargetId, second: u64) {
+    let (sent, probed) = at(second);
+    let answer = Answer {
+        rtt: Duration::from_micros(1),
+        source: RttSource::Socket,
+        connect: None,
+    };
+    results.note(id, sent, Some(answer.rtt), sent);
+    results.answered(id, sent, probed, answer);
+}
+
+fn failed(results: &mut Results, id: TargetId, second: u64) {
+    let (sent, probed) = at(second);
+    results.note(id, sent, None, sent);
+    let unanswered = Unanswered {
+        failure: Failure::TimedOut,
+        probes: 5,
+        since: sent,
+    };
+    results.unreachable(id, sent, probed, unanswered);
+}
+
+#[test]
+fn a_report_says_what_is_known_and_no_more() {
+    let (mut results, ids) = results();
+    let report = results.report(SECOND);
+    assert_eq!(report.timestamp, None);
+    assert_eq!(report.probe_interval, "10s");
+    assert_eq!(report.configured_interval, None);
+    assert_eq!(report.nodes[0].reachability(), Reachability::Unknown);
+    let primary = &report.nodes[0].host.primary_address;
+    assert_eq!(primary.ip, IpAddr::from([10, 0, 0, 1]));
+    assert_eq!(report.nodes[0].host.secondary_addresses.len(), 1);
+
+    assert_eq!(ids.len(), 6);
+    for (second, &id) in ids.iter().enumerate() {
+        answered(&mut results, id, second as u64);
+    }
+    let report = results.report(SECOND * 9);
+    assert_eq!(report.nodes[0].reachability(), Reachability::Reachable);
+    assert_eq!(report.timestamp, Timestamp::from_second(5).ok());
+    assert_eq!(report.nodes[0].diagnosis, None);
+    results.remove(ids[0]);
+    assert_eq!(
+        results.report(SECOND * 9).nodes[0].reachability(),
+        Reachability::Unknown
+    );
+}
+
+#[test]
+fn a_diagnosis_waits_until_all_targets_were_probed_since_the_failure() {
+    let (mut results, ids) = results();
+    let cause = |results: &Results, now: u64| {
+        let diagnosis = results.report(SECOND * now as u32).nodes[0]
+            .diagnosis
+            .clone();
+        diagnosis.map(|diagnosis| diagnosis.cause)
+    };
+    for &id in &ids {
+        answered(&mut results, id, 1);
+    }
+    failed(&mut results, ids[0], 10);
+    assert_eq!(cause(&results, 10), None);
+    for &id in &ids[1..5] {
+        answered(&mut results, id, 10);
+    }
+    assert_eq!(cause(&results, 11), None);
+    answered(&mut results, ids[5], 10);
+    assert!(cause(&results, 11).is_some());
+
+    // What began to fail later makes all others old; but nobody waits for them for ever.
+    failed(&mut results, ids[1], 12);
+    assert_eq!(cause(&results, 13), None);
+    assert!(cause(&results, 14).is_some());
+
+    // An end of the failure is a change like its beginning.
+    answered(&mut results, ids[1], 20);
+    assert_eq!(cause(&results, 20), None);
+    for &id in &ids[2..] {
+        answered(&mut results, id, 20);
+    }
+    failed(&mut results, ids[0], 20);
+    assert!(cause(&results, 20).is_some());
+}
+
+#[test]
+fn an_icmp_error_is_told_for_a_while_though_silence_follows() {
+    let (mut results, ids) = results();
+    let fail = |results: &mut Results, second: u64, failure: Failure| {
+        let (sent, probed) = at(second);
+        let unanswered = Unanswered {
+            failure,
+            probes: 5,
+            since: sent,
+        };
+        results.unreachable(ids[0], sent, probed, unanswered);
+        let result = results.known[ids[0]].result.as_ref().unwrap();
+        result.outcome.as_ref().unwrap_err().failure.clone()
+    };
+    let prohibited = Failure::Icmp(IcmpError {
+        kind: 3,
+        code: 13,
+        from: IpAddr::from([10, 0, 0, 9]),
+    });
+    let refused = Failure::Os(Errno::ECONNREFUSED);
+    let silence = Failure::TimedOut;
+    assert_eq!(fail(&mut results, 1, prohibited.clone()), prohibited);
+    assert_eq!(fail(&mut results, 3, silence.clone()), prohibited);
+    assert_eq!(fail(&mut results, 10, silence.clone()), prohibited);
+    assert_eq!(fail(&mut results, 11, silence.clone()), silence);
+    assert_eq!(fail(&mut results, 12, prohibited.clone()), prohibited);
+    assert_eq!(fail(&mut results, 13, refused.clone()), refused);
+    assert_eq!(fail(&mut results, 14, silence.clone()), silence);
+}
+
+#[test]
+fn the_result_of_a_later_probe_stands() {
+    let (mut results, ids) = results();
+    answered(&mut results, ids[0], 7);
+    failed(&mut results, ids[0], 6);
+    assert_eq!(results.is_reachable(ids[0]), Some(true));
+    failed(&mut results, ids[0], 8);
+    assert_eq!(results.is_reachable(ids[0]), Some(false));
+}
+
+#[test]
+fn the_last_change_is_that_of_the_verdict() {
+    let (mut results, ids) = results();
+    let changed = |results: &Results| {
+        let result = results.known[ids[0]].result.as_ref().unwrap();
+        result.changed_at.as_secs()
+    };
+    for (second, ok, since) in [(1, true, 1), (2, true, 1), (3, false, 3), (4, false, 3)] {
+        if ok {
+            answered(&mut results, ids[0], second);
+        } else {
+            failed(&mut results, ids[0], second);
+        }
+        assert_eq!(changed(&results), since);
+    }
+    answered(&mut results, ids[0], 5);
+    assert_eq!(changed(&results), 5);
+}
+
+#[test]
+fn lasting_loss_degrades_a_target_that_answers() {
+    let (mut results, ids) = results();
+    for (second, &id) in (1..).zip(ids.iter().cycle()).take(1200) {
+        answered(&mut results, id, second);
+    }
+    // Every third probe of one target.
+    for second in 1201..1300 {
+        if second % 3 == 0 {
+            let (sent, _) = at(second);
+            results.note(ids[0], sent, None, sent);
+        } else {
+            answered(&mut results, ids[0], second);
+        }
+    }
+    let report = results.report(SECOND * 1300);
+    let node = &report.nodes[0];
+    assert_eq!(node.reachability(), Reachability::Degraded);
+    let degraded = node.host.primary_address.icmp.as_ref().unwrap();
+    let reason = degraded.degraded.as_deref().unwrap_or_default();
+    assert!(reason.starts_with("lost "), "{reason}");
+    assert_eq!(node.diagnosis.as_ref().unwrap().cause, "loss");
+    let history = results.history(Some("default/a"), SECOND * 1300);
+    assert_eq!(history.len(), 6);
+    assert!(history[0].windows[0].lost >= 15, "{:?}", history[0]);
+    assert_eq!(history[0].last_results_ns.len(), LISTED_RESULTS);
+    assert!(results.history(Some("default/b"), SECOND).is_empty());
+}
