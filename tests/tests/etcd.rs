@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use health_agent::api::types::RegistryState;
 use nix::sys::signal::Signal;
 use tests::bed::Etcd;
 use tests::{Bed, Node, wait_for};
@@ -54,7 +55,9 @@ fn listed(node: &Node) -> anyhow::Result<Vec<String>> {
 }
 
 fn is_stale(node: &Node) -> anyhow::Result<bool> {
-    Ok(node.cli("node list")?.stderr.contains("is as of"))
+    let registries = node.cli("node registries -o json")?.stdout;
+    let registries: Vec<RegistryState> = serde_json::from_str(&registries)?;
+    Ok(registries.iter().any(|registry| registry.stale.is_some()))
 }
 
 /// Does something while every agent that answers must list all the bed's nodes, at any time.
