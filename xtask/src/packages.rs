@@ -7,7 +7,7 @@ use anyhow::bail;
 use crate::privilege::as_root;
 use crate::process::{installed, run};
 
-/// A program and the Debian package that brings it.
+/// A program, or a file told from where programs are, and the Debian package that brings it.
 pub(crate) struct Tool {
     program: &'static str,
     package: &'static str,
@@ -17,8 +17,15 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
-/// What building needs: etcd's client is generated from its protocol's definition.
-pub(crate) const BUILD: &[Tool] = &[tool("protoc", "protobuf-compiler")];
+/// What building needs: etcd's client is generated from its protocol's definition, which includes one
+/// that `protoc` looks for beside itself.
+pub(crate) const BUILD: &[Tool] = &[
+    tool("protoc", "protobuf-compiler"),
+    tool(
+        "../include/google/protobuf/descriptor.proto",
+        "libprotobuf-dev",
+    ),
+];
 
 /// What a bed needs.
 pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-linux")];
