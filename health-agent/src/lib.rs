@@ -5,6 +5,7 @@
 
 pub mod agent;
 pub mod api;
+mod causes;
 pub mod cli;
 pub mod config;
 pub mod datapath;

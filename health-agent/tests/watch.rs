@@ -25,7 +25,8 @@ use tempfile::TempDir;
 const PATIENCE: Duration = Duration::from_secs(60);
 const COLUMNS: u16 = 100;
 const ROWS: u16 = 14;
-/// How the end of a synchronized update is written.
+/// How the begin and the end of a synchronized update are written.
+const BEGIN_OF_DRAWING: &[u8] = b"\x1b[?2026h";
 const END_OF_DRAWING: &[u8] = b"\x1b[?2026l";
 
 /// A program on a terminal of its own.
@@ -90,12 +91,13 @@ impl OnTerminal {
     }
 
     /// Waits until the screen is as wanted, and returns what is on it. No drawing is passed over,
-    /// even if more than one has come.
+    /// even if more than one has come, and none is looked at before it is whole: a terminal's reader
+    /// gets it in pieces.
     fn wait_for(&mut self, is_wanted: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let contents = self.terminal.screen().contents();
-            if is_wanted(&contents) {
+            if !self.is_drawing() && is_wanted(&contents) {
                 return contents;
             }
             if self.unseen.is_empty() {
@@ -137,8 +139,17 @@ impl OnTerminal {
 
     /// How often a synchronized update ended.
     fn redrawings(&self) -> usize {
-        let ends = self.written.windows(END_OF_DRAWING.len());
-        ends.filter(|w| *w == END_OF_DRAWING).count()
+        self.count_written(END_OF_DRAWING)
+    }
+
+    /// Whether a synchronized update has begun and not ended.
+    fn is_drawing(&self) -> bool {
+        self.count_written(BEGIN_OF_DRAWING) > self.redrawings()
+    }
+
+    fn count_written(&self, mark: &[u8]) -> usize {
+        let places = self.written.windows(mark.len());
+        places.filter(|w| *w == mark).count()
     }
 
     /// Presses Ctrl-C and waits for the end.

@@ -33,15 +33,6 @@ fn all_reachable(node: &Node) -> anyhow::Result<bool> {
     Ok(ran.code == Some(0) && nodes == ALL.len())
 }
 
-fn names(node: &Node) -> anyhow::Result<Vec<String>> {
-    let list = node.listing("node list")?;
-    let rows = list.as_array().expect("rows");
-    Ok(rows
-        .iter()
-        .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
-        .collect())
-}
-
 #[test]
 #[ignore = "needs root"]
 fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow::Result<()> {
@@ -57,7 +48,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
     }
     for node in bed.nodes() {
         wait_for("all of both clusters to be reachable", SOON, || {
-            Ok((names(node)? == ALL && all_reachable(node)?).then_some(()))
+            Ok((node.listed_nodes()? == ALL && all_reachable(node)?).then_some(()))
         })?;
     }
 
@@ -68,7 +59,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
             let stale = told.contains(&WEST.to_string()) && !told.contains(&EAST.to_string());
             Ok(stale.then_some(()))
         })?;
-        assert_eq!(names(node)?, ALL);
+        assert_eq!(node.listed_nodes()?, ALL);
         assert!(all_reachable(node)?);
     }
     west.restart()?;
@@ -92,7 +83,8 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
     )?;
     let node = bed.node(1);
     wait_for("the news of the west", CONVERGENCE, || {
-        Ok(names(node)?
+        Ok(node
+            .listed_nodes()?
             .contains(&"west/hnode1".to_owned())
             .then_some(()))
     })?;
@@ -107,7 +99,10 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
         Ok((by_address && by_cluster).then_some(()))
     })?;
     for name in ALL {
-        assert!(names(node)?.contains(&name.to_owned()), "{name} is lost");
+        assert!(
+            node.listed_nodes()?.contains(&name.to_owned()),
+            "{name} is lost"
+        );
     }
     // While its nodes can still deregister.
     drop(bed);

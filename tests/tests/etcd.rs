@@ -44,16 +44,6 @@ fn three_nodes(etcd_flags: &str) -> anyhow::Result<(Etcd, Bed)> {
     Ok((etcd, bed))
 }
 
-/// The names that an agent lists.
-fn listed(node: &Node) -> anyhow::Result<Vec<String>> {
-    let list = node.listing("node list")?;
-    let rows = list.as_array().expect("rows");
-    Ok(rows
-        .iter()
-        .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
-        .collect())
-}
-
 fn is_stale(node: &Node) -> anyhow::Result<bool> {
     let registries = node.cli("node registries -o json")?.stdout;
     let registries: Vec<RegistryState> = serde_json::from_str(&registries)?;
@@ -73,7 +63,9 @@ fn while_nobody_is_lost<T>(
             while !done.load(Ordering::Relaxed) {
                 for node in bed.nodes() {
                     // One that is being restarted does not answer.
-                    let Ok(names) = listed(node) else { continue };
+                    let Ok(names) = node.listed_nodes() else {
+                        continue;
+                    };
                     // One that has just started serves before it knows anything.
                     if names.is_empty() {
                         continue;
@@ -116,7 +108,7 @@ fn wait_for_all(nodes: &[Node], name: &str) -> anyhow::Result<()> {
             &format!("{name} to be known to {}", node.name()),
             NOTICED,
             || {
-                let known = listed(node)?.contains(&name) && !is_stale(node)?;
+                let known = node.listed_nodes()?.contains(&name) && !is_stale(node)?;
                 Ok(known.then_some(()))
             },
         )?;
@@ -131,7 +123,7 @@ fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()
     std::fs::remove_file(tests::bed::NODES_FILE)?;
     for node in bed.nodes() {
         wait_for("an agent without etcd to know itself", SOON, || {
-            Ok((listed(node)? == [node.full_name()]).then_some(()))
+            Ok((node.listed_nodes()? == [node.full_name()]).then_some(()))
         })?;
         assert!(is_stale(node)?);
     }
@@ -350,7 +342,7 @@ fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
     leaving.kill_agent(Signal::SIGTERM)?;
     assert_eq!(etcd.revoke_leases()?, 3);
     news_arrive(&bed.nodes()[..2], &etcd, 206, Instant::now())?;
-    assert!(listed(bed.node(1))?.contains(&leaving.full_name()));
+    assert!(bed.node(1).listed_nodes()?.contains(&leaving.full_name()));
 
     let removed = leaving.cli("cleanup")?.success()?;
     assert!(
@@ -359,7 +351,7 @@ fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
     );
     assert!(etcd.keys(&format!("{PREFIX}nodes/hnode3"))?.is_empty());
     wait_for("the node to be gone", Duration::from_secs(20), || {
-        let names = listed(bed.node(1))?;
+        let names = bed.node(1).listed_nodes()?;
         Ok((!names.contains(&leaving.full_name())).then_some(()))
     })
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::{error, warn};
 
 use super::node::NodeDatapath;
+use crate::causes::with_causes;
 
 /// Time between two looks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
@@ -44,18 +45,6 @@ impl Outcome {
         }
         failure.push_str(&text);
     }
-}
-
-/// The error and what caused it, without what an error already quotes of its cause.
-fn with_causes(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.as_str() {
-            "" => cause,
-            _ if text.contains(&cause) => text,
-            _ => format!("{text}: {cause}"),
-        }
-    })
 }
 
 /// Looks at everything and puts it right.

@@ -14,11 +14,11 @@ use axum::routing::get;
 use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, StatusCode};
 use nix::errno::Errno;
-use socket2::{Domain, Socket, Type};
 use tracing::info;
 
 use super::serve::{Limits, Server, has_body};
 use crate::config::ListenAddress;
+use crate::net::listen;
 
 const BACKLOG: i32 = 64;
 const LIMITS: Limits = Limits {
@@ -65,14 +65,16 @@ pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListene
     };
     match *listen {
         ListenAddress::Off => Ok(Vec::new()),
-        ListenAddress::Address(address) => Ok(vec![listen_on(address).map_err(failed(address))?]),
+        ListenAddress::Address(address) => Ok(vec![
+            listen::tcp(address, BACKLOG).map_err(failed(address))?,
+        ]),
         ListenAddress::Localhost(port) => {
             let mut listeners = Vec::new();
             for address in [
                 SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
                 SocketAddr::from((Ipv6Addr::LOCALHOST, port)),
             ] {
-                match listen_on(address) {
+                match listen::tcp(address, BACKLOG) {
                     Ok(listener) => listeners.push(listener),
                     Err(error) if is_missing(&error) => {
                         info!(%address, flag, "not served: the host does not have the address");
@@ -89,19 +91,6 @@ pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListene
 fn is_missing(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT))
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // A predecessor's connections that linger do not keep the port.
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
 }
 
 /// An answer to `GET`.

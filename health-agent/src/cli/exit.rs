@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use crate::causes::with_causes;
 use crate::config::InvalidSetting;
 
 /// A failure.
@@ -41,18 +42,6 @@ pub fn usage(error: &clap::Error) -> ExitCode {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(FAILED),
         _ => ExitCode::from(code),
     }
-}
-
-/// The error and what caused it, without what an error already quotes of its cause.
-fn with_causes(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |text, cause| {
-        let cause = cause.to_string();
-        match text.as_str() {
-            "" => cause,
-            _ if text.contains(&cause) => text,
-            _ => format!("{text}: {cause}"),
-        }
-    })
 }
 
 fn one_line(text: &str) -> String {

@@ -197,14 +197,8 @@ impl MeshHandle {
     /// The same as JSON. It is written a few nodes at a time: neither does it take the memory of a whole
     /// report, nor does it hold up the prober.
     pub fn report_json(&self) -> serde_json::Result<Vec<u8>> {
-        let head = self.shared.results().report_head(self.shared.now());
-        let report = HealthStatus {
-            timestamp: head.timestamp,
-            probe_interval: head.probe_interval,
-            configured_interval: head.configured_interval,
-            local: head.local,
-            nodes: NodeStream(&self.shared),
-        };
+        let nodes = NodeStream(&self.shared);
+        let report = self.shared.results().report_of(nodes, self.shared.now());
         serde_json::to_vec(&report)
     }
 

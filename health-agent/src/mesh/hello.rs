@@ -14,9 +14,10 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use socket2::{Domain, Socket, Type};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
+
+use crate::net::listen;
 
 /// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
 pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
@@ -59,26 +60,13 @@ pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, BindErr
         .iter()
         .map(|&ip| {
             let address = SocketAddr::new(ip, port);
-            listen(address).map_err(|source| match source.kind() {
+            listen::tcp(address, BACKLOG).map_err(|source| match source.kind() {
                 io::ErrorKind::AddrInUse => BindError::InUse(address),
                 io::ErrorKind::AddrNotAvailable => BindError::NotLocal(address),
                 _ => BindError::Other { address, source },
             })
         })
         .collect()
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // A predecessor's connections that linger do not keep the port.
-    socket.set_reuse_address(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
 }
 
 /// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.

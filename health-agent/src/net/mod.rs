@@ -6,6 +6,7 @@
 pub mod carrier;
 pub mod hostns;
 pub mod link;
+pub mod listen;
 pub mod mac;
 pub mod neighbour;
 pub mod netlink;

@@ -169,6 +169,16 @@ impl Node {
             .with_context(|| format!("{words} of {} is not JSON", self.name()))
     }
 
+    /// The full names of the nodes that its agent lists.
+    pub fn listed_nodes(&self) -> anyhow::Result<Vec<String>> {
+        let list = self.listing("node list")?;
+        let rows = list.as_array().context("the nodes are no list")?;
+        Ok(rows
+            .iter()
+            .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
+            .collect())
+    }
+
     /// Addresses of its health endpoint, from its own agent.
     pub fn health_addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
         let status = self.status()?;

@@ -28,10 +28,7 @@ impl Results {
     /// All that is known.
     pub(in crate::mesh) fn report(&self, now: Duration) -> HealthStatus {
         let (nodes, _) = self.some_nodes(None, self.nodes.len(), now);
-        HealthStatus {
-            nodes,
-            ..self.report_head(now)
-        }
+        self.report_of(nodes, now)
     }
 
     /// At most `most` nodes, those after the one with this cluster and name or the first; and the
@@ -61,8 +58,8 @@ impl Results {
         (some, last)
     }
 
-    /// A report without its nodes.
-    pub(in crate::mesh) fn report_head(&self, now: Duration) -> HealthStatus {
+    /// A report on `nodes`.
+    pub(in crate::mesh) fn report_of<N>(&self, nodes: N, now: Duration) -> HealthStatus<N> {
         let isolation = self.isolation(now);
         let configured = self.intervals.iter().min();
         let stretched = configured.filter(|configured| self.effective > Some(*configured));
@@ -74,7 +71,7 @@ impl Results {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(&isolation.diagnosis)),
             },
-            nodes: Vec::new(),
+            nodes,
         }
     }
 
