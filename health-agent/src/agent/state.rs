@@ -1,5 +1,6 @@
 //! What the API reads of the running agent.
 
+use std::io;
 use std::sync::{OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -164,10 +165,10 @@ impl Source for AgentSource {
         )
     }
 
-    fn status_json(&self) -> serde_json::Result<Vec<u8>> {
+    fn write_status(&self, out: impl io::Write) -> io::Result<()> {
         match self.mesh.get() {
-            Some(mesh) => mesh.report_json(),
-            None => serde_json::to_vec(&self.status()),
+            Some(mesh) => mesh.write_report(out),
+            None => Ok(serde_json::to_writer(out, &self.status())?),
         }
     }
 

@@ -7,4 +7,5 @@ mod node_feed;
 mod serve;
 pub mod server;
 pub mod socket;
+mod streamed;
 pub mod types;

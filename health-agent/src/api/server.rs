@@ -23,6 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Limits, Server, has_body};
+use super::streamed;
 use super::types::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
     NodeList, ProbeEvent, RegistryState, TargetHistory,
@@ -48,9 +49,10 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 pub trait Source: Send + Sync + 'static {
     /// The last results.
     fn status(&self) -> HealthStatus;
-    /// The same as JSON, which may be had for less than the whole report.
-    fn status_json(&self) -> serde_json::Result<Vec<u8>> {
-        serde_json::to_vec(&self.status())
+    /// Writes the same as JSON, which may take less than the whole report. May take as long as `out`
+    /// does.
+    fn write_status(&self, out: impl io::Write) -> io::Result<()> {
+        Ok(serde_json::to_writer(out, &self.status())?)
     }
     /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
@@ -170,13 +172,7 @@ fn json(code: StatusCode, body: Vec<u8>) -> Response {
 async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
-    answer_json(move || serde_json::to_vec(&make()?).map_err(cannot_write)).await
-}
-
-/// Has an answer made where it may take its time.
-async fn answer_json(
-    make: impl FnOnce() -> Result<Vec<u8>, Refusal> + Send + 'static,
-) -> Result<Response, Refusal> {
+    let make = move || serde_json::to_vec(&make()?).map_err(cannot_write);
     let body = tokio::task::spawn_blocking(make).await.map_err(|error| {
         Refusal(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -232,8 +228,9 @@ fn load_average() -> io::Result<LoadAverage> {
     }
 }
 
-async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
-    answer_json(move || api.source.status_json().map_err(cannot_write)).await
+async fn status<S: Source>(State(api): Shared<S>) -> Response {
+    let body = streamed::body(move |out| api.source.write_status(out));
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 #[derive(Deserialize)]

@@ -194,12 +194,12 @@ impl MeshHandle {
         self.shared.results().report(self.shared.now())
     }
 
-    /// The same as JSON. It is written a few nodes at a time: neither does it take the memory of a whole
-    /// report, nor does it hold up the prober.
-    pub fn report_json(&self) -> serde_json::Result<Vec<u8>> {
+    /// Writes the same as JSON, a few nodes at a time: neither does it take the memory of a whole report,
+    /// nor does it hold up the prober, however slow the reader is.
+    pub fn write_report(&self, out: impl io::Write) -> io::Result<()> {
         let nodes = NodeStream(&self.shared);
         let report = self.shared.results().report_of(nodes, self.shared.now());
-        serde_json::to_vec(&report)
+        Ok(serde_json::to_writer(out, &report)?)
     }
 
     /// How the node registries do.

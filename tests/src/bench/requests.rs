@@ -18,10 +18,8 @@ pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
     let fetch = || {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
-        )?;
+        // In HTTP/1.0 a body ends with the connection, and no lengths stand in it.
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: agent\r\n\r\n")?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
         anyhow::Ok(response)
@@ -30,7 +28,7 @@ pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
     let head = response.find("\r\n\r\n");
     let head = head.with_context(|| format!("GET {path} was answered by half a response"))?;
     ensure!(
-        response.starts_with("HTTP/1.1 200 "),
+        response.starts_with("HTTP/1.0 200 "),
         "GET {path} was answered by: {}",
         &response[..head]
     );

@@ -18,7 +18,7 @@ use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
-use crate::api::types::RttSource;
+use crate::api::types::{self, RttSource};
 use crate::config::ProbeIntervals;
 use crate::net::carrier;
 use crate::nodes::{Node, NodeSet};
@@ -29,8 +29,9 @@ const UNUSUAL: (u32, u32) = (3, 2);
 /// a shift, so that all of those are unusual.
 const SMOOTHING: u32 = 64;
 
-/// How old a look at all peers may be: reports of single nodes come in quick succession.
-const ISOLATION_AGE: Duration = Duration::from_millis(100);
+/// How old a look at all peers may be though verdicts have changed: while a report is written, its nodes
+/// are asked for in quick succession.
+const SURVEY_AGE: Duration = Duration::from_millis(100);
 
 /// While verdicts on a peer change, its diagnosis waits until all of them are known anew, but not longer:
 /// twice what it takes to confirm a failure.
@@ -56,8 +57,19 @@ pub(super) struct Results {
     /// Results that a history may hold.
     most_results: usize,
     newest: Option<Timestamp>,
-    /// What came of the last look at all peers, and when that was.
-    isolation: Mutex<Option<(Duration, Option<Arc<Isolation>>)>>,
+    /// Counts the changes of verdicts and of what is probed.
+    revision: u64,
+    last_survey: Mutex<Option<LastSurvey>>,
+}
+
+/// What came of the last look at all peers.
+#[derive(Debug)]
+struct LastSurvey {
+    /// When that was.
+    at: Duration,
+    /// What it rests on.
+    revision: u64,
+    isolation: Option<Arc<Isolation>>,
 }
 
 /// A node and its targets.
@@ -66,6 +78,15 @@ struct NodeTargets {
     paths: NodePaths,
     host: Vec<AddressTargets>,
     endpoint: Vec<AddressTargets>,
+    last_diagnosis: Mutex<Option<LastDiagnosis>>,
+}
+
+/// The diagnosis of a node, which stands until a verdict changes.
+#[derive(Debug)]
+struct LastDiagnosis {
+    /// What it rests on.
+    revision: u64,
+    diagnosis: Option<types::Diagnosis>,
 }
 
 /// The targets of an address; `None` for a protocol that it is not probed by.
@@ -84,6 +105,8 @@ struct Known {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degraded>,
+    /// When its verdict changed, or whether and why it is degraded.
+    revision: u64,
 }
 
 /// The confirmed result of a target.
@@ -144,7 +167,8 @@ impl Results {
             known: SecondaryMap::new(),
             most_results: most_results(0),
             newest: None,
-            isolation: Mutex::default(),
+            revision: 0,
+            last_survey: Mutex::default(),
         }
     }
 
@@ -179,8 +203,10 @@ impl Results {
                 host: resolve(&paths.host, Path::Host),
                 endpoint: resolve(&paths.endpoint, Path::Endpoint),
                 paths,
+                last_diagnosis: Mutex::default(),
             })
             .collect();
+        self.revision += 1;
         self.set = set;
         self.effective = self.intervals.iter().min().map(effective);
         self.most_results = most_results(targets.len());
@@ -195,6 +221,7 @@ impl Results {
     /// Forgets a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.known.remove(id);
+        self.revision += 1;
     }
 
     /// Keeps what became of a probe that was sent at `sent`: its round trip, or that it was lost.
@@ -228,8 +255,12 @@ impl Results {
                     ..known.facts(now)
                 })
             });
-            if let Some(known) = self.known.get_mut(id) {
+            if let Some(known) = self.known.get_mut(id)
+                && known.degraded != degraded
+            {
                 known.degraded = degraded;
+                self.revision += 1;
+                known.revision = self.revision;
             }
         }
     }
@@ -287,7 +318,8 @@ impl Results {
             .as_ref()
             .map_or_else(|failed| failed.since, |_| sent);
         let mut told = sent;
-        if let Some(result) = &mut known.result {
+        let mut revised = true;
+        if let Some(result) = &known.result {
             if result.sent > sent {
                 return;
             }
@@ -295,16 +327,25 @@ impl Results {
                 (changed, changed_at) = (result.changed, result.changed_at);
                 turned = result.turned;
             }
-            if let (Err(before), Err(failed)) = (&mut result.outcome, &mut outcome)
+            if let (Err(before), Err(failed)) = (&result.outcome, &mut outcome)
                 && before.failure.outlives(&failed.failure)
                 && sent < result.told + ERROR_MEMORY
             {
-                std::mem::swap(&mut before.failure, &mut failed.failure);
+                failed.failure.clone_from(&before.failure);
                 told = result.told;
             }
+            revised = match (&result.outcome, &outcome) {
+                (Ok(_), Ok(_)) => false,
+                (Err(before), Err(failed)) => before.failure != failed.failure,
+                _ => true,
+            };
         }
         if outcome.is_err() {
             known.degraded = None;
+        }
+        if revised {
+            self.revision += 1;
+            known.revision = self.revision;
         }
         known.result = Some(TargetResult {
             sent,
@@ -328,18 +369,22 @@ impl Results {
     /// Whether it is this node that is cut off.
     fn isolation(&self, now: Duration) -> Option<Arc<Isolation>> {
         let mut last = self
-            .isolation
+            .last_survey
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some((at, isolation)) = &*last
-            && now.saturating_sub(*at) < ISOLATION_AGE
-        {
-            return isolation.clone();
+        if let Some(last) = &*last {
+            // Of a node that is cut off, the devices are looked at as well.
+            let stands = last.isolation.is_none() && last.revision == self.revision;
+            if stands || now.saturating_sub(last.at) < SURVEY_AGE {
+                return last.isolation.clone();
+            }
         }
         let context = self.context();
         let mut survey = Survey::default();
+        let mut facts = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            survey.add(&context, &self.peer(index, node, &self.facts(node, now)));
+            self.facts(node, now, &mut facts);
+            survey.add(&context, &self.peer(index, node, &facts));
         }
         // The devices are only looked at when it matters.
         let isolation = survey
@@ -349,7 +394,11 @@ impl Results {
                 survey.diagnose(&context, &self.local, &without_carrier)
             })
             .map(Arc::new);
-        *last = Some((now, isolation.clone()));
+        *last = Some(LastSurvey {
+            at: now,
+            revision: self.revision,
+            isolation: isolation.clone(),
+        });
         isolation
     }
 
@@ -366,9 +415,61 @@ impl Results {
         !failing || probed >= turned || turned.is_none_or(|turned| now >= turned + SETTLING)
     }
 
-    /// What a node's targets are judged by.
-    fn facts(&self, node: &NodeTargets, now: Duration) -> Vec<TargetFacts<'_>> {
-        let mut facts = Vec::with_capacity(2 * (node.host.len() + node.endpoint.len()));
+    /// What the node's diagnosis rests on; `None` before all its targets are known.
+    fn revision(&self, node: &NodeTargets) -> Option<u64> {
+        let mut revisions = node.targets().map(|id| Some(self.known.get(id)?.revision));
+        revisions.try_fold(0, |newest, revision| Some(revision?.max(newest)))
+    }
+
+    /// What is wrong with the node with this index.
+    fn diagnosis(
+        &self,
+        index: usize,
+        node: &NodeTargets,
+        isolation: Option<&Isolation>,
+        now: Duration,
+    ) -> Option<types::Diagnosis> {
+        let revision = self.revision(node);
+        let mut last = node
+            .last_diagnosis
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if isolation.is_none()
+            && let Some(last) = &*last
+            && Some(last.revision) == revision
+        {
+            return last.diagnosis.clone();
+        }
+        *last = None;
+        if !self.is_settled(node, now) {
+            return None;
+        }
+        let mut facts = Vec::new();
+        self.facts(node, now, &mut facts);
+        let peer = self.peer(index, node, &facts);
+        let diagnosis = self.context().diagnose(&peer, isolation);
+        let diagnosis = diagnosis.map(report::shown);
+        // Of a degraded target is told what became of its probes of late.
+        if isolation.is_none()
+            && !self.is_degraded(node)
+            && let Some(revision) = revision
+        {
+            *last = Some(LastDiagnosis {
+                revision,
+                diagnosis: diagnosis.clone(),
+            });
+        }
+        diagnosis
+    }
+
+    fn is_degraded(&self, node: &NodeTargets) -> bool {
+        let mut known = node.targets().filter_map(|id| self.known.get(id));
+        known.any(|known| known.degraded.is_some())
+    }
+
+    /// Sets `facts` to what a node's targets are judged by.
+    fn facts<'a>(&'a self, node: &NodeTargets, now: Duration, facts: &mut Vec<TargetFacts<'a>>) {
+        facts.clear();
         for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
             for targets in addresses {
                 for (protocol, id) in targets.protocols() {
@@ -387,7 +488,6 @@ impl Results {
                 }
             }
         }
-        facts
     }
 
     fn peer<'a>(
@@ -428,6 +528,7 @@ impl Known {
             history: History::default(),
             smoothed: None,
             degraded: None,
+            revision: 0,
         }
     }
 

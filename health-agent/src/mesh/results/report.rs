@@ -69,7 +69,7 @@ impl Results {
             configured_interval: stretched.map(duration_text),
             local: SelfStatus {
                 name: self.local.clone(),
-                diagnosis: isolation.map(|isolation| shown(&isolation.diagnosis)),
+                diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
             },
             nodes,
         }
@@ -88,17 +88,11 @@ impl Results {
         isolation: Option<&Isolation>,
         now: Duration,
     ) -> Option<NodeStatus> {
-        let facts = self.facts(node, now);
-        let peer = self.peer(index, node, &facts);
-        let diagnosis = match self.is_settled(node, now) {
-            true => self.context().diagnose(&peer, isolation),
-            false => None,
-        };
         Some(NodeStatus {
             name: node.paths.name.clone(),
             host: self.group(&node.host, Path::Host)?,
             health_endpoint: self.group(&node.endpoint, Path::Endpoint),
-            diagnosis: diagnosis.map(|diagnosis| shown(&diagnosis)),
+            diagnosis: self.diagnosis(index, node, isolation, now),
         })
     }
 
@@ -238,11 +232,11 @@ fn registry_state(source: &SourceState) -> RegistryState {
     }
 }
 
-fn shown(diagnosis: &Diagnosis) -> types::Diagnosis {
+pub(super) fn shown(diagnosis: Diagnosis) -> types::Diagnosis {
     types::Diagnosis {
         cause: diagnosis.cause.to_string(),
-        message: diagnosis.message.clone(),
-        evidence: diagnosis.evidence.clone(),
+        message: diagnosis.message,
+        evidence: diagnosis.evidence,
     }
 }
 

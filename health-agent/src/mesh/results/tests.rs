@@ -70,10 +70,14 @@ fn answered(results: &mut Results, id: TargetId, second: u64) {
 }
 
 fn failed(results: &mut Results, id: TargetId, second: u64) {
+    failed_by(results, id, second, Failure::TimedOut);
+}
+
+fn failed_by(results: &mut Results, id: TargetId, second: u64, failure: Failure) {
     let (sent, probed) = at(second);
     results.note(id, sent, None, sent);
     let unanswered = Unanswered {
-        failure: Failure::TimedOut,
+        failure,
         probes: 5,
         since: sent,
     };
@@ -144,16 +148,32 @@ fn a_diagnosis_waits_until_all_targets_were_probed_since_the_failure() {
 }
 
 #[test]
+fn a_diagnosis_stands_until_a_verdict_changes() {
+    let (mut results, ids) = results();
+    let fail_all = |results: &mut Results, second, failure: Failure| {
+        for &id in &ids {
+            failed_by(results, id, second, failure.clone());
+        }
+    };
+    let diagnosis = |results: &Results, second: u64| {
+        let mut report = results.report(SECOND * second as u32);
+        report.nodes.remove(0).diagnosis.unwrap()
+    };
+    fail_all(&mut results, 1, Failure::TimedOut);
+    let silent = diagnosis(&results, 1);
+    fail_all(&mut results, 11, Failure::TimedOut);
+    assert_eq!(silent, diagnosis(&results, 11));
+    fail_all(&mut results, 21, Failure::Os(Errno::ENETUNREACH));
+    let no_route = diagnosis(&results, 21);
+    assert_eq!(no_route.cause, "no-route");
+    assert!(no_route.evidence[0].ends_with("Network is unreachable"));
+}
+
+#[test]
 fn an_icmp_error_is_told_for_a_while_though_silence_follows() {
     let (mut results, ids) = results();
     let fail = |results: &mut Results, second: u64, failure: Failure| {
-        let (sent, probed) = at(second);
-        let unanswered = Unanswered {
-            failure,
-            probes: 5,
-            since: sent,
-        };
-        results.unreachable(ids[0], sent, probed, unanswered);
+        failed_by(results, ids[0], second, failure);
         let result = results.known[ids[0]].result.as_ref().unwrap();
         result.outcome.as_ref().unwrap_err().failure.clone()
     };
