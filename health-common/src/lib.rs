@@ -7,6 +7,7 @@
 #![no_std]
 
 pub mod addr;
+pub mod arrivals;
 pub mod checksum;
 pub mod config;
 pub mod ct;

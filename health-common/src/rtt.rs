@@ -87,11 +87,6 @@ pub struct RttRow {
     pub remote: RemoteTime,
     /// Delays of each direction.
     pub one_way: OneWay,
-    /// Echo probes of that peer's agent to this node's own address that came by an uplink, counted
-    /// with the peer's own address.
-    pub received_host: u64,
-    /// The same, to this node's health endpoint.
-    pub received_endpoint: u64,
     /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is
     /// kept, and older samples weigh less.
     pub histogram: [u16; HISTOGRAM_BUCKETS],
@@ -243,8 +238,6 @@ impl RttRow {
                 smoothed_ns: 0,
             },
         },
-        received_host: 0,
-        received_endpoint: 0,
         histogram: [0; HISTOGRAM_BUCKETS],
         pad2: [0; 4],
     };
@@ -399,7 +392,7 @@ pub struct AccountRequest {
     pub probe: ProbeId,
 }
 
-crate::map_types!(RttKey = 20, RttRow = 640, AccountRequest = 56);
+crate::map_types!(RttKey = 20, RttRow = 624, AccountRequest = 56);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@
     reason = "the only way to an atomic addition on this target"
 )]
 
+pub mod arrivals;
 pub mod conntrack;
 pub mod endpoint;
 pub mod frame;

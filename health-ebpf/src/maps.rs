@@ -8,6 +8,7 @@ use aya_ebpf::helpers::bpf_map_lookup_elem;
 use aya_ebpf::macros::{btf_map, map};
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use health_common::addr::Addr;
+use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
@@ -43,6 +44,10 @@ pub static HEALTH_RTT: RttMap = RttMap::new();
 /// Probes by IP version and sequence number.
 #[map]
 pub static HEALTH_INFLIGHT: Array<Inflight> = Array::pinned(INFLIGHT_SLOTS, 0);
+
+/// Probes of other agents that arrived here.
+#[map]
+pub static HEALTH_ARRIVALS: LruHashMap<Prober, Arrivals> = LruHashMap::pinned(ARRIVALS_ENTRIES, 0);
 
 /// Endpoints of this node, by address.
 #[map]

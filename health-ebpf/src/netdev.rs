@@ -4,6 +4,7 @@ use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use health_common::addr::Addr;
+use health_common::arrivals::{self, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
@@ -22,7 +23,7 @@ use crate::conntrack::{self, Tracked, Traffic};
 use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 use crate::metrics::{Verdict, ignore, pass};
-use crate::{rtt, turnround};
+use crate::{arrivals as counts, rtt, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
@@ -59,7 +60,7 @@ fn to_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
             rtt::stamp(Addr::v4(ip.daddr_be), message);
             pass(frame, Reason::ProbeStamped, Direction::Egress)
         }
-        ICMP_ECHO_REPLY => depart(frame, ip_at + IPV4_LEN, message, config),
+        ICMP_ECHO_REPLY => depart(frame, true, ip_at + IPV4_LEN, message, config),
         _ => ignore(),
     }
 }
@@ -79,7 +80,7 @@ fn to_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
             rtt::stamp(Addr::v6(ip.daddr_be), message);
             pass(frame, Reason::ProbeStamped, Direction::Egress)
         }
-        ICMPV6_ECHO_REPLY => depart(frame, ip_at + IPV6_LEN, message, config),
+        ICMPV6_ECHO_REPLY => depart(frame, false, ip_at + IPV6_LEN, message, config),
         _ => ignore(),
     }
 }
@@ -106,7 +107,7 @@ fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
             conntrack::track(&HEALTH_CT4, &tuple, received(frame, ip_at, config));
             pass(frame, reason, Direction::Ingress)
         }
-        ICMP_ECHO_REQUEST => arrive(frame, peer, ip_at + IPV4_LEN, message, config),
+        ICMP_ECHO_REQUEST => arrive(frame, true, ip_at + IPV4_LEN, message, config),
         _ => ignore(),
     }
 }
@@ -133,7 +134,7 @@ fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
             conntrack::track(&HEALTH_CT6, &tuple, received(frame, ip_at, config));
             pass(frame, reason, Direction::Ingress)
         }
-        ICMPV6_ECHO_REQUEST => arrive(frame, peer, ip_at + IPV6_LEN, message, config),
+        ICMPV6_ECHO_REQUEST => arrive(frame, false, ip_at + IPV6_LEN, message, config),
         _ => ignore(),
     }
 }
@@ -142,16 +143,20 @@ fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
 #[inline(always)]
 fn arrive(
     frame: &Frame,
-    peer: Addr,
+    is_v4: bool,
     offset: usize,
     message: &ProbeMessage,
     config: &DatapathConfig,
 ) -> Verdict {
-    let path = message.payload.path;
+    let (prober, way) = (prober(message), arrivals::way(is_v4, message.payload.path));
+    // A packet can cross two uplinks, a bridge and its port: it arrives at the first.
+    let is_first = message.payload.turnround_be == 0;
     if !turnround::arrive(frame, offset, message, config) {
         return ignore();
     }
-    rtt::received(peer, path);
+    if is_first {
+        counts::arrived(&prober, way);
+    }
     pass(frame, Reason::ProbeArrived, Direction::Ingress)
 }
 
@@ -159,14 +164,27 @@ fn arrive(
 #[inline(always)]
 fn depart(
     frame: &Frame,
+    is_v4: bool,
     offset: usize,
     message: &ProbeMessage,
     config: &DatapathConfig,
 ) -> Verdict {
+    let (prober, way) = (prober(message), arrivals::way(is_v4, message.payload.path));
     if !turnround::depart(frame, offset, message, config) {
         return ignore();
     }
+    counts::replied(&prober, way);
     pass(frame, Reason::ProbeReturned, Direction::Egress)
+}
+
+/// Whose probe a message is, or answers.
+#[inline(always)]
+fn prober(message: &ProbeMessage) -> Prober {
+    Prober {
+        session: u32::from_be(message.payload.session_be),
+        icmp_id_be: message.echo.id_be,
+        pad: 0,
+    }
 }
 
 /// Whether a request that leaves is a probe of this agent.

@@ -8,13 +8,12 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::inflight::{Fate, Inflight, fate, is_younger, same_probe, slot, ticket};
 use health_common::metrics::Reason;
-use health_common::probe::{Path, ProbeId, ProbeMessage};
+use health_common::probe::{ProbeId, ProbeMessage};
 use health_common::rtt::{
     ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST, AccountRequest,
     PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER,
 };
 
-use crate::conntrack;
 use crate::maps::{HEALTH_INFLIGHT, HEALTH_RTT};
 use crate::turnround::utc_now_ns;
 
@@ -107,23 +106,6 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
         }
         Reason::ProbeUnmatched
     })
-}
-
-/// Counts a probe of `peer`'s agent that arrived here.
-#[inline(always)]
-pub fn received(peer: Addr, path: u8) {
-    let Some(row) = row(peer, Path::Host as u8, PROTOCOL_ICMP) else {
-        return;
-    };
-    // SAFETY: a map value stays valid memory for the program's run. Nothing else of the row goes with
-    // these counters, so an atomic addition does without its lock.
-    unsafe {
-        if path == Path::Host as u8 {
-            conntrack::add(&raw mut (*row).received_host, 1);
-        } else if path == Path::Endpoint as u8 {
-            conntrack::add(&raw mut (*row).received_endpoint, 1);
-        }
-    }
 }
 
 /// Adds a round trip of another kind than an echo probe's, measured at `now_ns`, to the row under `key`.

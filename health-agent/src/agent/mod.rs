@@ -131,7 +131,8 @@ impl Agent {
         source.set_endpoint(&node.endpoint, &node.repairs);
         exporter.maps_are_there()?;
 
-        let host_responder = Responder::start(listeners, node.health_addresses())
+        let arrivals = Arc::new(node.datapath.arrivals()?);
+        let host_responder = Responder::start(listeners, node.health_addresses(), arrivals)
             .context("cannot start the responder of GET /hello")?;
         let mut local_addresses = own.addresses.clone();
         local_addresses.extend(&own.secondary_addresses);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
@@ -102,7 +103,8 @@ impl NodeDatapath {
         log::forward(&mut datapath)?;
         let listeners = endpoint.listen(config.health_port)?;
         let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));
-        let responder = Responder::start(listeners, addresses_known)
+        let arrivals = Arc::new(datapath.arrivals()?);
+        let responder = Responder::start(listeners, addresses_known, arrivals)
             .context("cannot start the responder in the health endpoint")?;
         let mut node = Self {
             endpoint,

@@ -1,6 +1,7 @@
 //! The maps by name, with the layouts that `health-common` defines.
 
 use health_common::addr::Addr;
+use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
@@ -46,6 +47,8 @@ pub const RTT: MapLayout = MapLayout {
 };
 /// Probes by IP version and sequence number.
 pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
+/// Probes of other agents that arrived here.
+pub const ARRIVALS: MapLayout = map::<Prober, Arrivals>("HEALTH_ARRIVALS");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.
@@ -54,8 +57,8 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 9] = [
-    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ENDPOINTS, METRICS, CONFIG,
+pub const MAPS: [MapLayout; 10] = [
+    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, ENDPOINTS, METRICS, CONFIG,
 ];
 
 /// All programs that are pinned.

@@ -14,6 +14,7 @@ use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use tracing::{info, warn};
 
+use super::arrivals::KernelArrivals;
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::KernelRtt;
 use super::{DatapathError, Hook, PROGRAMS, attach};
@@ -128,6 +129,11 @@ impl Datapath {
         let account =
             SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
         Ok(KernelRtt::new(rows, inflight, slots, account))
+    }
+
+    /// What arrives of other agents' probes.
+    pub fn arrivals(&self) -> Result<KernelArrivals, DatapathError> {
+        typed(&self.pins, &layout::ARRIVALS, HashMap::try_from).map(KernelArrivals::new)
     }
 
     /// Pins again what has lost its pin; the names of what had.

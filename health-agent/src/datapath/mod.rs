@@ -1,5 +1,6 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
+pub mod arrivals;
 pub mod attach;
 pub mod dump;
 pub mod kernel;

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::rtt::RttKey;
+use health_common::rtt::{RttKey, RttRow};
 
 use super::icmp::Probe;
 use super::rtt_store::{LossOutcome, Measured, RttStore};
@@ -91,24 +91,34 @@ impl Accounts {
         }
     }
 
-    /// Counts the loss of an ICMP probe.
-    pub(super) fn lost(&self, probe: &Probe) {
+    /// A target's row, where it can be read.
+    pub(super) fn row(&self, key: TargetKey) -> Option<RttRow> {
+        self.store.row(key.into()).ok().flatten()
+    }
+
+    /// Counts the loss of an ICMP probe. Returns whether it is one to the kernel too, which may have
+    /// seen the reply.
+    pub(super) fn lost(&self, probe: &Probe) -> bool {
         let key = RttKey::from(probe.key);
         let lost = self.or_with_row(key, || match self.store.lost(key, probe.number)? {
             LossOutcome::UnknownPeer => Err(io::ErrorKind::NotFound.into()),
             outcome => Ok(outcome),
         });
         match lost {
-            Ok(LossOutcome::AlreadyAnswered) => tracing::debug!(
-                peer = %probe.key.address,
-                sequence = probe.number.sequence,
-                "the kernel saw a reply that did not reach the socket in time"
-            ),
+            Ok(LossOutcome::AlreadyAnswered) => {
+                tracing::debug!(
+                    peer = %probe.key.address,
+                    sequence = probe.number.sequence,
+                    "the kernel saw a reply that did not reach the socket in time"
+                );
+                return false;
+            }
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
             }
         }
+        true
     }
 
     /// Does something to a row, once more if it had been removed by hand.

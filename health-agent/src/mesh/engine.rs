@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_common::arrivals::{Arrivals, Prober, WAYS};
 use health_common::probe::Path;
 use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit};
@@ -16,6 +17,7 @@ use tokio::time::sleep_until;
 use super::accounts::Accounts;
 use super::budget::Budget;
 use super::confirm::{Confirmation, Due, Judgement};
+use super::direction::{Exchange, OwnCounts};
 use super::failure::Failure;
 use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
@@ -70,8 +72,13 @@ struct HttpDone {
     id: TargetId,
     key: TargetKey,
     sent: Duration,
+    /// What was counted of the node's ways as it was sent.
+    counts: Option<Box<WayCounts>>,
     answer: Result<Hello, Failure>,
 }
+
+/// This side's counts of the ways to a node that are followed, by [`health_common::arrivals::way`].
+type WayCounts = [Option<OwnCounts>; WAYS];
 
 pub(super) struct Engine {
     options: MeshOptions,
@@ -343,9 +350,10 @@ impl Engine {
                         let now = self.now();
                         self.schedule.settle(probe.id, now);
                     }
+                    self.note_remote(&probe);
                 }
                 IcmpEvent::Failed { probe, failure } => {
-                    self.accounts.lost(&probe);
+                    self.lost(&probe, &failure);
                     self.failed(probe.id, probe.sent, failure);
                 }
                 IcmpEvent::Deferred { id } => {
@@ -356,6 +364,105 @@ impl Engine {
             }
         }
         self.icmp_events = events;
+    }
+
+    /// Counts a lost probe, and where it was lost if that was in this host.
+    fn lost(&self, probe: &Probe, failure: &Failure) {
+        let unseen = !self.accounts.lost(probe);
+        let unsent = matches!(failure, Failure::Os(_) | Failure::NoFamily);
+        if !unseen && !unsent {
+            return;
+        }
+        let mut results = self.shared.results_mut();
+        if !results.ways().is_empty()
+            && let Some(target) = self.targets.get(probe.id)
+            && let Some(way) = results.way_of(target.node, target.key)
+        {
+            let ways = results.ways();
+            if unsent {
+                ways.unsent(way);
+            } else {
+                ways.unseen(way);
+            }
+        }
+    }
+
+    /// Where the time of a latency shift goes, the peer's programs tell.
+    fn note_remote(&self, probe: &Probe) {
+        if self.shared.results().is_shifted(probe.id)
+            && let Some(row) = self.accounts.row(probe.key)
+        {
+            self.shared.results_mut().note_remote(probe.id, row.remote);
+        }
+    }
+
+    /// This side's counts of the ways to a node; `None` while none is followed.
+    fn way_counts(&self, node: usize) -> Option<Box<WayCounts>> {
+        let results = self.shared.results();
+        if !results.is_followed(node) {
+            return None;
+        }
+        let counts = std::array::from_fn(|way| self.own_counts(results.way(node, way)));
+        Some(Box::new(counts))
+    }
+
+    /// This side's counts of the probes to some targets; `None` where they cannot be read.
+    fn own_counts(&self, mut targets: impl Iterator<Item = TargetId>) -> Option<OwnCounts> {
+        targets.try_fold(OwnCounts::default(), |counts, id| {
+            let key = self.targets.get(id)?.key;
+            let row = self.accounts.row(key)?;
+            let in_flight = u32::try_from(self.icmp.waiting(&key)).ok()?;
+            // The low bits: the counts wrap.
+            let returned = (row.samples + row.late + row.duplicates) as u32;
+            let settled = (row.samples + row.lost) as u32;
+            Some(OwnCounts {
+                settled: counts.settled.wrapping_add(settled),
+                in_flight: counts.in_flight + in_flight,
+                returned: counts.returned.wrapping_add(returned),
+            })
+        })
+    }
+
+    /// Sets what a node tells of this agent's echo probes against what this side counts. Ways with
+    /// losses are followed from here on, and compared from the next time on.
+    fn exchange(&self, node: usize, asked: Duration, before: Option<&WayCounts>, hello: &Hello) {
+        if hello.told.malformed {
+            self.shared.malformed.add();
+        }
+        let Some(Arrivals { since_ns, ways }) = hello.told.arrivals else {
+            return;
+        };
+        let told = self.now();
+        for (way, counts) in ways.into_iter().enumerate() {
+            let results = self.shared.results();
+            let Some(first) = results.way(node, way).next() else {
+                continue;
+            };
+            let lossy = results.is_lossy(node, way, told);
+            let after = before
+                .filter(|_| lossy)
+                .and_then(|_| self.own_counts(results.way(node, way)));
+            drop(results);
+            let before = before.and_then(|before| before[way]);
+            let mut results = self.shared.results_mut();
+            let followed = results.ways();
+            if !lossy {
+                followed.forget(first);
+                continue;
+            }
+            followed.follow(first);
+            if let (Some(before), Some(after)) = (before, after) {
+                let exchange = Exchange {
+                    asked,
+                    before,
+                    told,
+                    after,
+                    since_ns,
+                    counts,
+                };
+                followed.exchanged(first, &exchange);
+            }
+        }
     }
 
     /// Queues an HTTP probe, unless one waits already.
@@ -373,18 +480,25 @@ impl Engine {
             let Some(target) = self.targets.get(id) else {
                 continue;
             };
-            let key = target.key;
+            let (key, node) = (target.key, target.node);
             let sent = self.now();
+            let counts = self.way_counts(node);
             let expiry = sent + self.options.timeout;
             self.confirmation.sent(id, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
             let deadline = self.shared.start + expiry;
+            let prober = Prober {
+                session: self.options.session,
+                icmp_id_be: self.options.icmp_id.to_be(),
+                pad: 0,
+            };
             self.http.spawn(async move {
-                let answer = http::get_hello(peer, deadline).await;
+                let answer = http::get_hello(peer, prober, deadline).await;
                 HttpDone {
                     id,
                     key,
                     sent,
+                    counts,
                     answer,
                 }
             });
@@ -396,6 +510,7 @@ impl Engine {
             id,
             key,
             sent,
+            counts,
             answer,
         } = match done {
             Ok(done) => done,
@@ -415,9 +530,10 @@ impl Engine {
                     source: RttSource::Socket,
                     connect: Some(hello.connect),
                 };
+                self.exchange(target.node, sent, counts.as_deref(), &hello);
                 let reachable = self.answered(id, sent, answer);
-                let all_told =
-                    key.path != Path::Host || self.learn(target, hello.health_endpoint.as_deref());
+                let all_told = key.path != Path::Host
+                    || self.learn(target, hello.told.health_endpoint.as_deref());
                 if reachable && all_told {
                     let now = self.now();
                     self.schedule.settle(id, now);

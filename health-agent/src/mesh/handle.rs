@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::counters::{IgnoredReplies, IgnoredReplyCounts};
 use super::engine::{Command, Engine};
+use super::exchange::MalformedHeaders;
 use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
@@ -82,6 +83,8 @@ pub(super) struct Shared {
     pub(super) start: Instant,
     results: RwLock<Results>,
     pub(super) ignored: Arc<IgnoredReplies>,
+    /// What peers told that cannot be read.
+    pub(super) malformed: MalformedHeaders,
     /// When the engine made its last turn, nanoseconds.
     last_turn: AtomicU64,
 }
@@ -150,6 +153,7 @@ impl Mesh {
             start: Instant::now(),
             results: RwLock::new(Results::new(&options)),
             ignored: Arc::default(),
+            malformed: MalformedHeaders::default(),
             last_turn: AtomicU64::new(0),
         });
         let (commands, received) = mpsc::channel(COMMANDS);
@@ -225,6 +229,11 @@ impl MeshHandle {
     /// ICMP messages that were not taken for answers.
     pub fn ignored_replies(&self) -> IgnoredReplyCounts {
         self.shared.ignored.counts()
+    }
+
+    /// Answers to `GET /hello` in which a peer's counts could not be read.
+    pub fn malformed_headers(&self) -> u64 {
+        self.shared.malformed.count()
     }
 
     /// How long ago the prober came round for the last time; about a second at most, unless it hangs.

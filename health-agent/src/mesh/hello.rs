@@ -17,6 +17,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
+use super::exchange::{
+    ARRIVALS_HEADER, ArrivalStore, MalformedHeaders, PROBER_HEADER, arrivals_value, parse_prober,
+};
 use crate::net::listen;
 
 /// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
@@ -70,7 +73,6 @@ pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, BindErr
 }
 
 /// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
-#[derive(Debug)]
 pub struct Responder {
     shared: Shared,
     acceptors: Mutex<Vec<JoinHandle<()>>>,
@@ -78,25 +80,31 @@ pub struct Responder {
 }
 
 /// What all connections use.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Shared {
     health_endpoint: watch::Receiver<Vec<IpAddr>>,
+    arrivals: Arc<dyn ArrivalStore>,
+    malformed: Arc<MalformedHeaders>,
     places: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
 }
 
 impl Responder {
     /// Answers on `listeners`, which may belong to any network namespace. The addresses in
-    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`]. Must be called
-    /// in a tokio runtime.
+    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`], and an asker that
+    /// says who it is is told what `arrivals` knows of its echo probes. Must be called in a tokio
+    /// runtime.
     pub fn start(
         listeners: Vec<TcpListener>,
         health_endpoint: watch::Receiver<Vec<IpAddr>>,
+        arrivals: Arc<dyn ArrivalStore>,
     ) -> io::Result<Self> {
         let (stop, stopped) = watch::channel(false);
         let responder = Self {
             shared: Shared {
                 health_endpoint,
+                arrivals,
+                malformed: Arc::default(),
                 places: Arc::new(Semaphore::new(CONNECTIONS)),
                 stop: stopped,
             },
@@ -105,6 +113,11 @@ impl Responder {
         };
         responder.replace(listeners)?;
         Ok(responder)
+    }
+
+    /// Requests whose asker did not say properly who it is.
+    pub fn malformed_headers(&self) -> Arc<MalformedHeaders> {
+        self.shared.malformed.clone()
     }
 
     /// Goes over to other listeners; connections of the old ones are served to their end.
@@ -186,13 +199,9 @@ async fn accept(listener: tokio::net::TcpListener, shared: Shared) {
 }
 
 async fn serve(stream: tokio::net::TcpStream, shared: Shared) -> hyper::Result<()> {
-    let Shared {
-        health_endpoint,
-        mut stop,
-        ..
-    } = shared;
+    let mut stop = shared.stop.clone();
     let service = service_fn(|request: Request<Incoming>| {
-        let response = respond(&request, &health_endpoint.borrow());
+        let response = respond(&request, &shared);
         async move { Ok::<_, Infallible>(response) }
     });
     let mut builder = http1::Builder::new();
@@ -210,19 +219,40 @@ async fn serve(stream: tokio::net::TcpStream, shared: Shared) -> hyper::Result<(
     connection.await
 }
 
-fn respond(request: &Request<Incoming>, health_endpoint: &[IpAddr]) -> Response<Empty<Bytes>> {
+fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Empty<Bytes>> {
     let mut response = Response::new(Empty::new());
     if request.method() != Method::GET || request.uri().path() != "/hello" {
         *response.status_mut() = StatusCode::NOT_FOUND;
         return response;
     }
+    let health_endpoint = shared.health_endpoint.borrow();
     if !health_endpoint.is_empty() {
         let list: Vec<_> = health_endpoint.iter().map(IpAddr::to_string).collect();
         if let Ok(value) = HeaderValue::try_from(list.join(", ")) {
             response.headers_mut().insert(HEALTH_ENDPOINT_HEADER, value);
         }
     }
+    if let Some(value) = arrivals(request, shared) {
+        response.headers_mut().insert(ARRIVALS_HEADER, value);
+    }
     response
+}
+
+/// What the asker is told of its echo probes.
+fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue> {
+    let asker = request.headers().get(PROBER_HEADER)?;
+    let Some(prober) = parse_prober(asker.as_bytes()) else {
+        shared.malformed.add();
+        tracing::debug!(?asker, "request of GET /hello with a malformed header");
+        return None;
+    };
+    match shared.arrivals.arrivals(prober) {
+        Ok(arrivals) => HeaderValue::try_from(arrivals_value(&arrivals?)).ok(),
+        Err(error) => {
+            tracing::debug!(%error, "cannot read what arrived of an agent's probes");
+            None
+        }
+    }
 }
 
 #[cfg(test)]
@@ -231,8 +261,33 @@ mod tests {
     use tokio::net::TcpStream;
     use tokio::time::{Instant, timeout};
 
+    use health_common::arrivals::{Arrivals, Prober, WayCounts};
+
     use super::super::http::get_hello;
     use super::*;
+
+    const PROBER: Prober = Prober {
+        session: 0x1a2b_3c4d,
+        icmp_id_be: 0x5e6f_u16.to_be(),
+        pad: 0,
+    };
+
+    /// Knows of one agent.
+    struct OneAgent(Arrivals);
+
+    impl ArrivalStore for OneAgent {
+        fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>> {
+            Ok((prober == PROBER).then_some(self.0))
+        }
+    }
+
+    fn arrivals() -> Arc<dyn ArrivalStore> {
+        let way = |arrived, replied| WayCounts { arrived, replied };
+        Arc::new(OneAgent(Arrivals {
+            since_ns: 7,
+            ways: [way(60, 58), way(46, 46), way(0, 0), way(u32::MAX, 1)],
+        }))
+    }
 
     fn loopback() -> (TcpListener, SocketAddr) {
         let listener = bind(&[IpAddr::from([127, 0, 0, 1])], 0).unwrap().remove(0);
@@ -252,12 +307,12 @@ mod tests {
     async fn hello_is_answered_and_all_else_is_not_found() {
         let (listener, address) = loopback();
         let (sender, receiver) = watch::channel(Vec::new());
-        let responder = Responder::start(vec![listener], receiver).unwrap();
-        let ask = || get_hello(address, Instant::now() + Duration::from_secs(2));
-        assert_eq!(ask().await.unwrap().health_endpoint, None);
+        let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
+        let ask = || get_hello(address, PROBER, Instant::now() + Duration::from_secs(2));
+        assert_eq!(ask().await.unwrap().told.health_endpoint, None);
         let told: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         sender.send_replace(told.clone());
-        assert_eq!(ask().await.unwrap().health_endpoint, Some(told));
+        assert_eq!(ask().await.unwrap().told.health_endpoint, Some(told));
         for request in [
             "GET / HTTP/1.1",
             "POST /hello HTTP/1.1",
@@ -273,10 +328,38 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_asks_is_told_what_arrived_of_its_probes() {
+        let (listener, address) = loopback();
+        let (_sender, receiver) = watch::channel(Vec::new());
+        let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let hello = get_hello(address, PROBER, deadline).await.unwrap();
+        let told = hello.told.arrivals.unwrap();
+        assert_eq!((told.since_ns, told.ways[1].arrived), (7, 46));
+        assert_eq!(told.ways[3].arrived, u32::MAX);
+        // One of whom nothing arrived.
+        let other = Prober {
+            session: 1,
+            ..PROBER
+        };
+        let hello = get_hello(address, other, deadline).await.unwrap();
+        assert_eq!(hello.told.arrivals, None);
+        assert_eq!(responder.malformed_headers().count(), 0);
+
+        for rubbish in ["", "x", "1a2b3c4d-5e6f, 1a2b3c4d-5e6f"] {
+            let head = format!("Host: a\r\nHealth-Prober: {rubbish}\r\n\r\n");
+            let response = raw(address, &format!("GET /hello HTTP/1.1\r\n{head}")).await;
+            assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+            assert!(!response.contains("arrivals"), "{response}");
+        }
+        assert_eq!(responder.malformed_headers().count(), 3);
+    }
+
+    #[tokio::test]
     async fn a_slow_client_loses_its_connection() {
         let (listener, address) = loopback();
         let (_sender, receiver) = watch::channel(Vec::new());
-        let _responder = Responder::start(vec![listener], receiver).unwrap();
+        let _responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /hello HT").await.unwrap();
         let mut rest = Vec::new();
@@ -289,8 +372,8 @@ mod tests {
         let (first, first_address) = loopback();
         let (second, second_address) = loopback();
         let (_sender, receiver) = watch::channel(Vec::new());
-        let responder = Responder::start(vec![first], receiver).unwrap();
-        let ask = |address| get_hello(address, Instant::now() + Duration::from_secs(2));
+        let responder = Responder::start(vec![first], receiver, arrivals()).unwrap();
+        let ask = |address| get_hello(address, PROBER, Instant::now() + Duration::from_secs(2));
         assert!(ask(first_address).await.is_ok());
         responder.replace(vec![second]).unwrap();
         assert!(ask(second_address).await.is_ok());

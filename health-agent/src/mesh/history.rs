@@ -257,6 +257,35 @@ impl History {
         }
     }
 
+    /// When the round trips rose above `level`: when the first probe was sent since which no two answers
+    /// in a row took less. `None` if the newest ones do.
+    pub(super) fn risen_since(&self, level: Duration) -> Option<Duration> {
+        let mut since = None;
+        let mut below = 0;
+        for &result in self.results.iter().rev() {
+            let Some(rtt) = result.outcome.rtt() else {
+                continue;
+            };
+            if rtt > level {
+                since = Some(self.sent(result));
+                below = 0;
+            } else {
+                below += 1;
+            }
+            if below == 2 {
+                break;
+            }
+        }
+        since.map(|sent| TICK * sent)
+    }
+
+    /// Whether a probe was lost that was sent in the last `length` before `now`.
+    pub(super) fn has_losses(&self, now: Duration, length: Duration) -> bool {
+        let start = self.start(ticks(now).max(self.newest), ticks(length));
+        let mut results = self.results.range(start..);
+        results.any(|result| result.outcome == Outcome::LOST)
+    }
+
     /// When a result was sent, ticks since the start.
     fn sent(&self, result: Packed) -> u32 {
         // The low bits: nothing is older than they can tell.

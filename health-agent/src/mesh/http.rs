@@ -3,10 +3,12 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use health_common::arrivals::{Arrivals, Prober};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, parse_arrivals, prober_value};
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
 
@@ -24,12 +26,27 @@ pub(super) struct Hello {
     pub(super) connect: Duration,
     /// Until the response's head was read.
     pub(super) total: Duration,
-    /// What the peer says of its health endpoint's addresses; `None` when it says nothing.
-    pub(super) health_endpoint: Option<Vec<IpAddr>>,
+    /// What the peer says of itself.
+    pub(super) told: Told,
 }
 
-/// Asks for `/hello` and gives up at `deadline`.
-pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hello, Failure> {
+/// What a peer says besides that it is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// The addresses of its health endpoint; `None` when it says nothing.
+    pub(super) health_endpoint: Option<Vec<IpAddr>>,
+    /// What arrived there of this agent's echo probes; `None` when it says nothing.
+    pub(super) arrivals: Option<Arrivals>,
+    /// It said something that cannot be read.
+    pub(super) malformed: bool,
+}
+
+/// Asks for `/hello` on behalf of `prober` and gives up at `deadline`.
+pub(super) async fn get_hello(
+    peer: SocketAddr,
+    prober: Prober,
+    deadline: Instant,
+) -> Result<Hello, Failure> {
     let start = Instant::now();
     let mut stream = timeout_at(deadline, TcpStream::connect(peer))
         .await
@@ -37,22 +54,25 @@ pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hel
     let connect = start.elapsed();
     // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
     stream.set_zero_linger()?;
-    let health_endpoint = timeout_at(deadline, exchange(&mut stream, peer))
+    let told = timeout_at(deadline, exchange(&mut stream, peer, prober))
         .await
         .map_err(|_| Failure::ResponseTimedOut)??;
     Ok(Hello {
         connect,
         total: start.elapsed(),
-        health_endpoint,
+        told,
     })
 }
 
 async fn exchange(
     stream: &mut TcpStream,
     peer: SocketAddr,
-) -> Result<Option<Vec<IpAddr>>, Failure> {
+    prober: Prober,
+) -> Result<Told, Failure> {
+    let prober = prober_value(prober);
     let request = format!(
-        "GET /hello HTTP/1.1\r\nHost: {peer}\r\nUser-Agent: health-agent\r\nConnection: close\r\n\r\n"
+        "GET /hello HTTP/1.1\r\nHost: {peer}\r\nUser-Agent: health-agent\r\nConnection: close\r\n\
+         {PROBER_HEADER}: {prober}\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await?;
     // On the heap, and only once there is a connection: very many wait for one at a time.
@@ -67,14 +87,14 @@ async fn exchange(
                 Failure::Closed
             });
         }
-        if let Some(health_endpoint) = parse_head(&head)? {
-            return Ok(health_endpoint);
+        if let Some(told) = parse_head(&head)? {
+            return Ok(told);
         }
     }
 }
 
 /// Reads a response's head; `None` while it is not whole.
-fn parse_head(head: &[u8]) -> Result<Option<Option<Vec<IpAddr>>>, Failure> {
+fn parse_head(head: &[u8]) -> Result<Option<Told>, Failure> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let status = response.parse(head).map_err(|_| Failure::Malformed)?;
@@ -86,13 +106,19 @@ fn parse_head(head: &[u8]) -> Result<Option<Option<Vec<IpAddr>>>, Failure> {
         Some(code) => return Err(Failure::UnexpectedStatus(code)),
         None => return Err(Failure::Malformed),
     }
-    let told = response
-        .headers
-        .iter()
-        .find(|header| header.name.eq_ignore_ascii_case(HEALTH_ENDPOINT_HEADER))
-        .and_then(|header| std::str::from_utf8(header.value).ok())
-        .and_then(parse_addresses);
-    Ok(Some(told))
+    let value = |name| {
+        let mut headers = response.headers.iter();
+        let header = headers.find(|header| header.name.eq_ignore_ascii_case(name))?;
+        Some(header.value)
+    };
+    let arrivals = value(ARRIVALS_HEADER).map(parse_arrivals);
+    Ok(Some(Told {
+        health_endpoint: value(HEALTH_ENDPOINT_HEADER)
+            .and_then(|value| std::str::from_utf8(value).ok())
+            .and_then(parse_addresses),
+        arrivals: arrivals.flatten(),
+        malformed: arrivals == Some(None),
+    }))
 }
 
 /// A comma-separated list of addresses; `None` if any of them is none.
@@ -110,6 +136,11 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_millis(300);
+    const PROBER: Prober = Prober {
+        session: 1,
+        icmp_id_be: 2,
+        pad: 0,
+    };
 
     /// A server that answers one connection with the given bytes and keeps it open.
     async fn ask(response: &'static [u8]) -> Result<Hello, Failure> {
@@ -124,7 +155,7 @@ mod tests {
             // Until the client goes.
             let _ = stream.read(&mut request).await;
         });
-        let answer = get_hello(peer, Instant::now() + TIMEOUT).await;
+        let answer = get_hello(peer, PROBER, Instant::now() + TIMEOUT).await;
         server.await.unwrap();
         answer
     }
@@ -135,15 +166,16 @@ mod tests {
             .await
             .unwrap();
         let told = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
-        assert_eq!(hello.health_endpoint.as_deref(), Some(&told[..]));
+        assert_eq!(hello.told.health_endpoint.as_deref(), Some(&told[..]));
         assert!(hello.connect > Duration::ZERO && hello.total > hello.connect);
         assert_eq!(
-            ask(b"HTTP/1.1 200 OK\r\n\r\n")
-                .await
-                .unwrap()
-                .health_endpoint,
-            None
+            ask(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap().told,
+            Told::default()
         );
+        // What cannot be read costs the answer nothing.
+        let hello = ask(b"HTTP/1.1 200 OK\r\nHealth-Arrivals: 1 2 3\r\n\r\n").await;
+        let told = hello.unwrap().told;
+        assert!(told.malformed && told.arrivals.is_none());
         assert_eq!(
             ask(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await,
             Err(Failure::UnexpectedStatus(503))
@@ -159,7 +191,7 @@ mod tests {
     /// Ten thousand dead peers wait for a connection at a time.
     #[test]
     fn a_probe_that_waits_takes_little_memory() {
-        let probe = get_hello(([127, 0, 0, 1], 1).into(), Instant::now());
+        let probe = get_hello(([127, 0, 0, 1], 1).into(), PROBER, Instant::now());
         let size = size_of_val(&probe);
         assert!(size <= 1024, "{size} bytes");
     }
@@ -169,7 +201,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = listener.local_addr().unwrap();
         drop(listener);
-        let answer = get_hello(peer, Instant::now() + TIMEOUT).await;
+        let answer = get_hello(peer, PROBER, Instant::now() + TIMEOUT).await;
         assert_eq!(answer.unwrap_err().to_string(), "Connection refused");
     }
 

@@ -3,6 +3,7 @@
 //! One task owns all state (`engine`). The parts it is made of know nothing of each other:
 //! `target` says what to probe, `schedule` when, within a `budget`; `icmp` and `http` do it, `confirm`
 //! tells a lost probe from an outage, `results` keeps what came out, with a `history` of each target,
+//! `direction` compares it with what peers tell of their side, `exchange`d with HTTP probes,
 //! `diagnosis` says what it means, `accounts` counts it in the datapath's rows, and `learned` keeps the
 //! addresses that peers tell of themselves. A `handle` is what others hold of it; `sweep` is a request
 //! to probe everything. [`hello`] is the side that answers.
@@ -12,7 +13,9 @@ mod budget;
 mod confirm;
 mod counters;
 mod diagnosis;
+mod direction;
 mod engine;
+pub mod exchange;
 mod failure;
 mod handle;
 pub mod hello;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::hello::{self, Responder};
 use super::rtt_store::RttStore;
 use super::target::{Protocol, TargetKey};
-use super::testing::{EchoResponder, MemoryStore, Namespace};
+use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals};
 use super::{Mesh, MeshHandle, MeshOptions};
 use crate::api::types::{HealthStatus, PathStatus, Reachability, RttSource};
 use crate::config::ProbeIntervals;
@@ -151,7 +151,12 @@ fn http_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
 fn respond(namespace: &Namespace, addresses: &[&str], health_endpoint: &[&str]) -> Responder {
     let addresses = ips(addresses);
     let listeners = namespace.enter(|| hello::bind(&addresses, PORT).unwrap());
-    Responder::start(listeners, watch::channel(ips(health_endpoint)).1).unwrap()
+    Responder::start(
+        listeners,
+        watch::channel(ips(health_endpoint)).1,
+        Arc::new(NoArrivals),
+    )
+    .unwrap()
 }
 
 /// The prober's namespace, and one that is peer and router to it.
@@ -617,7 +622,7 @@ fn outages_are_confirmed_and_recoveries_seen_within_a_second() {
     let responder = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
     here.block_on(async || {
         let told = watch::channel(Vec::new()).1;
-        let responder = Responder::start(responder, told).unwrap();
+        let responder = Responder::start(responder, told, Arc::new(NoArrivals)).unwrap();
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
         let faults: [(&str, &str); 3] = [
             ("link set eth0 down", "link set eth0 up"),
@@ -739,7 +744,7 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
         // It answers before it knows its health endpoint, and that answers last.
         let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
         let (endpoint, told) = watch::channel(Vec::new());
-        let _hello = Responder::start(listeners, told).unwrap();
+        let _hello = Responder::start(listeners, told, Arc::new(NoArrivals)).unwrap();
         let begun = Instant::now();
         bed.until("answered", |report| {
             all_hosts_are(report, Reachability::Reachable)

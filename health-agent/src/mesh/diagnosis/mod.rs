@@ -36,8 +36,10 @@
 pub(super) mod isolation;
 mod peer;
 mod reason;
+mod shift;
 #[cfg(test)]
 mod tests;
+mod whereabouts;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -46,11 +48,14 @@ use std::time::Duration;
 use health_common::probe::Path;
 use serde::{Deserialize, Serialize};
 
+use super::direction::{self, Passage};
 use super::failure::Failure;
 use super::history::{Loss, Trend};
 use super::target::{Protocol, TargetKey};
 use isolation::Isolation;
 use peer::Picture;
+pub(super) use shift::{Shift, ShiftWatch};
+use whereabouts::Whereabouts;
 
 /// A latency has shifted when this many times the usual one.
 const SHIFT_FACTOR: u32 = 2;
@@ -212,6 +217,10 @@ pub(super) struct TargetFacts<'a> {
     pub(super) verdict: Verdict<'a>,
     /// Looked at when it is reachable.
     pub(super) trend: Trend,
+    /// What became of its echo probes in [`direction::WINDOWS`], where the peer told.
+    pub(super) passages: [Option<Passage>; direction::WINDOWS.len()],
+    /// What is known of a latency shift.
+    pub(super) shift: Option<Shift>,
 }
 
 /// The confirmed verdict on a target.
@@ -295,13 +304,21 @@ impl Context<'_> {
         let on = self.label(target.key);
         let name = peer.display();
         let (cause, message) = match worst {
-            Degraded::Loss(loss) => (
-                Cause::Loss,
-                format!("loss: {name} lost {} of {on}", Losses(&loss)),
-            ),
+            Degraded::Loss(loss) => {
+                let place = self
+                    .whereabouts(target)
+                    .map_or_else(String::new, |place| format!(", {}", place.of_losses()));
+                (
+                    Cause::Loss,
+                    format!("loss: {name} lost {} of {on}{place}", Losses(&loss)),
+                )
+            }
             Degraded::LatencyShift { recent, usual } => (
                 Cause::LatencyShift,
-                format!("latency shift: {on} of {name} takes {recent:.1?} now, {usual:.1?} before"),
+                format!(
+                    "latency shift: {on} of {name} takes {recent:.1?} now, {usual:.1?} before{}",
+                    self.shift_told(peer, target)
+                ),
             ),
         };
         let others = all().count() - 1;
@@ -313,10 +330,18 @@ impl Context<'_> {
         let evidence = all().map(|(target, degraded)| {
             let on = self.label(target.key);
             match degraded {
-                Degraded::Loss(loss) => format!("{on}: lost {}", Losses(&loss)),
-                Degraded::LatencyShift { recent, usual } => {
-                    format!("{on}: median {recent:.1?} now, {usual:.1?} in the hour before")
+                Degraded::Loss(loss) => {
+                    let counts = self
+                        .whereabouts(target)
+                        .map_or_else(String::new, |place| format!("; {}", place.evidence()));
+                    format!("{on}: lost {}{counts}", Losses(&loss))
                 }
+                Degraded::LatencyShift { recent, usual } => format!(
+                    "{on}: median {recent:.1?} now, {usual:.1?} in the hour before{}",
+                    target
+                        .shift
+                        .map_or_else(String::new, |shift| shift.evidence())
+                ),
             }
         });
         Some(Diagnosis {
@@ -347,6 +372,11 @@ impl Context<'_> {
                 "neither the registry nor the agent tells a health endpoint".to_owned(),
             ],
         })
+    }
+
+    /// Where a target's echo probes got lost.
+    fn whereabouts(&self, target: &TargetFacts<'_>) -> Option<Whereabouts> {
+        Whereabouts::of(&target.passages, self.thresholds.loss)
     }
 
     /// `HTTP to 10.244.3.7 port 4240 (endpoint)`.

@@ -143,6 +143,12 @@ impl<'a> Picture<'a> {
     }
 
     pub(super) fn diagnosis(&self, cause: Cause, message: String) -> Diagnosis {
+        let is_down = |target: &&TargetFacts<'_>| matches!(target.verdict, Verdict::Unreachable(_));
+        let mut down = self.peer.targets.iter().filter(is_down);
+        let message = match down.find_map(|target| self.context.whereabouts(target)) {
+            Some(place) if may_be_told(cause) => format!("{message}; {}", place.of_silence()),
+            _ => message,
+        };
         let line = |target: &TargetFacts<'_>| {
             let text = match target.verdict {
                 Verdict::Off | Verdict::Unknown => return None,
@@ -155,7 +161,10 @@ impl<'a> Picture<'a> {
                         Reason::NextHopSilent => ", this host: neighbor discovery is not answered",
                         _ => "",
                     };
-                    format!("{failure}{next_hop}")
+                    let counts = self.context.whereabouts(target);
+                    let counts =
+                        counts.map_or_else(String::new, |place| format!("; {}", place.evidence()));
+                    format!("{failure}{next_hop}{counts}")
                 }
             };
             Some(format!("{}: {text}", self.context.label(target.key)))
@@ -560,6 +569,17 @@ fn without_silent_family<'a>(all: &[Address<'a>]) -> (Vec<Address<'a>>, Vec<Addr
         }
     }
     (Vec::new(), all.to_vec())
+}
+
+/// Whether it adds to a cause where echo probes got lost.
+fn may_be_told(cause: Cause) -> bool {
+    matches!(
+        cause,
+        Cause::IcmpFiltered
+            | Cause::OneFamilyOnly
+            | Cause::EndpointDatapathDown
+            | Cause::AddressUnreachable
+    )
 }
 
 /// Whether packets ran out of hops.

@@ -73,6 +73,8 @@ fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
                     Given::Down(failure) => Verdict::Unreachable(failure),
                 },
                 trend: Trend::default(),
+                passages: Default::default(),
+                shift: None,
             });
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use health_common::probe::ProbeId;
 
+use super::super::target::TargetKey;
 use super::Probe;
 
 /// The probes of one socket that wait for their answer.
@@ -92,6 +93,14 @@ impl Inflight {
         }
         let Reverse((_, sequence)) = self.expiries.pop()?;
         self.probes.remove(&sequence)
+    }
+
+    /// How many probes of a target wait.
+    pub(super) fn count(&self, key: &TargetKey) -> usize {
+        self.probes
+            .values()
+            .filter(|probe| probe.key == *key)
+            .count()
     }
 
     /// Forgets the probes that are not to be kept.

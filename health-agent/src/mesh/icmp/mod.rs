@@ -178,6 +178,17 @@ impl IcmpProber {
         }
     }
 
+    /// How many probes of an address wait for their answer.
+    pub(super) fn waiting(&self, key: &TargetKey) -> usize {
+        let family = match Family::of(key.address) {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        };
+        family
+            .as_ref()
+            .map_or(0, |family| family.inflight.count(key))
+    }
+
     fn families(&mut self) -> impl Iterator<Item = &mut FamilyProber> {
         [&mut self.v4, &mut self.v6].into_iter().flatten()
     }

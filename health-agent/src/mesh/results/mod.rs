@@ -8,12 +8,17 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use health_common::arrivals::{self, WAYS};
 use health_common::probe::Path;
+use health_common::rtt::RemoteTime;
 use jiff::Timestamp;
-use slotmap::SecondaryMap;
+use slotmap::{SecondaryMap, SparseSecondaryMap};
 
 use super::diagnosis::isolation::{Isolation, Survey};
-use super::diagnosis::{Context, Degraded, PeerFacts, TargetFacts, Thresholds, Verdict};
+use super::diagnosis::{
+    Context, Degraded, PeerFacts, ShiftWatch, TargetFacts, Thresholds, Verdict,
+};
+use super::direction::{self, Passage, Ways};
 use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
@@ -54,6 +59,10 @@ pub(super) struct Results {
     /// In the order of `set.nodes`.
     nodes: Vec<NodeTargets>,
     known: SecondaryMap<TargetId, Known>,
+    /// Where probes get lost.
+    ways: Ways,
+    /// Of targets whose latency has shifted.
+    shifts: SparseSecondaryMap<TargetId, ShiftWatch>,
     /// Results that a history may hold.
     most_results: usize,
     newest: Option<Timestamp>,
@@ -165,6 +174,8 @@ impl Results {
             set: Arc::default(),
             nodes: Vec::new(),
             known: SecondaryMap::new(),
+            ways: Ways::default(),
+            shifts: SparseSecondaryMap::new(),
             most_results: most_results(0),
             newest: None,
             revision: 0,
@@ -221,6 +232,8 @@ impl Results {
     /// Forgets a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.known.remove(id);
+        self.ways.forget(id);
+        self.shifts.remove(id);
         self.revision += 1;
     }
 
@@ -262,7 +275,81 @@ impl Results {
                 self.revision += 1;
                 known.revision = self.revision;
             }
+            self.watch_shift(id, now);
         }
+    }
+
+    /// Begins or ends to look where the time of a latency shift goes.
+    fn watch_shift(&mut self, id: TargetId, now: Duration) {
+        let Some(known) = self.known.get(id) else {
+            return;
+        };
+        let Some(Degraded::LatencyShift { usual, .. }) = known.degraded else {
+            self.shifts.remove(id);
+            return;
+        };
+        if self.shifts.contains_key(id) {
+            return;
+        }
+        let trend = known.trend(now);
+        let level = trend.usual.map_or(usual, |usual| usual.p90);
+        let since = known.history.risen_since(level).unwrap_or(now);
+        let wall_clock = Timestamp::now();
+        let since = wall_clock.checked_sub(now.saturating_sub(since));
+        let watch = ShiftWatch::new(since.unwrap_or(wall_clock), usual);
+        self.shifts.insert(id, watch);
+    }
+
+    /// Whether the target's latency has shifted.
+    pub(super) fn is_shifted(&self, id: TargetId) -> bool {
+        self.shifts.contains_key(id)
+    }
+
+    /// Takes in the time that a target whose latency has shifted spends in the peer's host.
+    pub(super) fn note_remote(&mut self, id: TargetId, remote: RemoteTime) {
+        if let Some(watch) = self.shifts.get_mut(id) {
+            watch.note(remote);
+        }
+    }
+
+    /// The ways that are followed.
+    pub(super) fn ways(&mut self) -> &mut Ways {
+        &mut self.ways
+    }
+
+    /// The ICMP targets on a way to the node with this index in the set in force; the first one stands
+    /// for the way.
+    pub(super) fn way(&self, node: usize, way: usize) -> impl Iterator<Item = TargetId> {
+        let node = self.nodes.get(node).into_iter();
+        node.flat_map(move |node| node.way(way))
+    }
+
+    /// The target that stands for a target's way.
+    pub(super) fn way_of(&self, node: usize, key: TargetKey) -> Option<TargetId> {
+        let way = arrivals::way(key.address.is_ipv4(), key.path as u8);
+        self.way(node, way).next()
+    }
+
+    /// Whether any way to the node is followed.
+    pub(super) fn is_followed(&self, node: usize) -> bool {
+        let of_node = |node| self.is_node_followed(node);
+        !self.ways.is_empty() && self.nodes.get(node).is_some_and(of_node)
+    }
+
+    fn is_node_followed(&self, node: &NodeTargets) -> bool {
+        let followed = |way| {
+            let first = node.way(way).next();
+            first.is_some_and(|first| self.ways.is_followed(first))
+        };
+        !self.ways.is_empty() && (0..WAYS).any(followed)
+    }
+
+    /// Whether probes on a way were lost of late.
+    pub(super) fn is_lossy(&self, node: usize, way: usize, now: Duration) -> bool {
+        self.way(node, way).any(|id| {
+            let known = self.known.get(id);
+            known.is_some_and(|known| known.history.has_losses(now, direction::WINDOWS[0]))
+        })
     }
 
     /// Whether the target answers; `None` without a result.
@@ -342,6 +429,7 @@ impl Results {
         }
         if outcome.is_err() {
             known.degraded = None;
+            self.shifts.remove(id);
         }
         if revised {
             self.revision += 1;
@@ -434,7 +522,9 @@ impl Results {
             .last_diagnosis
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if isolation.is_none()
+        // What peers tell of losses changes from exchange to exchange.
+        let lasts = isolation.is_none() && !self.is_node_followed(node);
+        if lasts
             && let Some(last) = &*last
             && Some(last.revision) == revision
         {
@@ -450,7 +540,7 @@ impl Results {
         let diagnosis = self.context().diagnose(&peer, isolation);
         let diagnosis = diagnosis.map(report::shown);
         // Of a degraded target is told what became of its probes of late.
-        if isolation.is_none()
+        if lasts
             && !self.is_degraded(node)
             && let Some(revision) = revision
         {
@@ -474,7 +564,11 @@ impl Results {
             for targets in addresses {
                 for (protocol, id) in targets.protocols() {
                     facts.push(match id.and_then(|id| self.known.get(id)) {
-                        Some(known) => known.facts(now),
+                        Some(known) => TargetFacts {
+                            passages: self.passages(node, known, now),
+                            shift: id.and_then(|id| self.shifts.get(id)).map(ShiftWatch::shift),
+                            ..known.facts(now)
+                        },
                         None => TargetFacts {
                             key: TargetKey {
                                 address: targets.address,
@@ -483,11 +577,35 @@ impl Results {
                             },
                             verdict: Verdict::Off,
                             trend: Trend::default(),
+                            passages: Default::default(),
+                            shift: None,
                         },
                     });
                 }
             }
         }
+    }
+
+    /// What became of a target's echo probes since its verdict stands, in each window.
+    fn passages(
+        &self,
+        node: &NodeTargets,
+        known: &Known,
+        now: Duration,
+    ) -> [Option<Passage>; direction::WINDOWS.len()] {
+        let key = known.key;
+        let way = arrivals::way(key.address.is_ipv4(), key.path as u8);
+        let followed = || {
+            let first = (!self.ways.is_empty()).then(|| node.way(way).next())??;
+            Some((first, known.result.as_ref()?.turned))
+        };
+        let Some((first, turned)) = followed().filter(|_| key.protocol == Protocol::Icmp) else {
+            return Default::default();
+        };
+        direction::WINDOWS.map(|window| {
+            let from = now.saturating_sub(window).max(turned);
+            self.ways.passage(first, from)
+        })
     }
 
     fn peer<'a>(
@@ -511,6 +629,16 @@ impl NodeTargets {
     fn targets(&self) -> impl Iterator<Item = TargetId> {
         let addresses = self.host.iter().chain(&self.endpoint);
         addresses.flat_map(|a| a.protocols().into_iter().filter_map(|(_, id)| id))
+    }
+
+    /// The ICMP targets on a way, by [`arrivals::way`].
+    fn way(&self, way: usize) -> impl Iterator<Item = TargetId> {
+        let ways = [(&self.host, Path::Host), (&self.endpoint, Path::Endpoint)];
+        ways.into_iter().flat_map(move |(addresses, path)| {
+            let on_way =
+                move |a: &&AddressTargets| arrivals::way(a.address.is_ipv4(), path as u8) == way;
+            addresses.iter().filter(on_way).filter_map(|a| a.icmp)
+        })
     }
 }
 
@@ -550,6 +678,8 @@ impl Known {
             key: self.key,
             verdict,
             trend,
+            passages: Default::default(),
+            shift: None,
         }
     }
 

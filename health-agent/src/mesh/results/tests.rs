@@ -1,5 +1,6 @@
 //! Results and reports, fed by hand.
 
+use health_common::probe::DEFAULT_KEY;
 use nix::errno::Errno;
 
 use super::super::failure::IcmpError;
@@ -21,7 +22,9 @@ fn options() -> MeshOptions {
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
-        magic: 1,
+        session: 1,
+        probe_key: DEFAULT_KEY,
+        one_way: false,
         state_dir: "/nonexistent".into(),
     }
 }
@@ -38,11 +41,7 @@ fn results() -> (Results, Vec<TargetId>) {
     };
     let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
     let mut targets = Targets::default();
-    let wanted = paths.targets().map(|key| Target {
-        key,
-        node: 0,
-        remote: false,
-    });
+    let wanted = paths.targets().map(|key| Target { key, node: 0 });
     let ids = targets.replace(wanted).fresh;
     let set = NodeSet {
         nodes: vec![node],

@@ -1,0 +1,28 @@
+//! The echo probes of other agents as the uplinks' programs counted them.
+
+use std::io;
+
+use aya::maps::{HashMap, MapData, MapError};
+use health_common::arrivals::{Arrivals, Prober};
+
+use crate::mesh::exchange::ArrivalStore;
+
+/// `HEALTH_ARRIVALS`, to be read.
+pub struct KernelArrivals(HashMap<MapData, Prober, Arrivals>);
+
+impl KernelArrivals {
+    pub(super) fn new(map: HashMap<MapData, Prober, Arrivals>) -> Self {
+        Self(map)
+    }
+}
+
+impl ArrivalStore for KernelArrivals {
+    fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>> {
+        match self.0.get(&prober, 0) {
+            Ok(arrivals) => Ok(Some(arrivals)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(MapError::SyscallError(error)) => Err(error.io_error),
+            Err(other) => Err(io::Error::other(other)),
+        }
+    }
+}

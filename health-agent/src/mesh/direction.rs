@@ -1,0 +1,566 @@
+//! Where echo probes to a peer get lost: on the way there, in its host, on the way back or in this one.
+//!
+//! The peer's programs count the probes of this agent that arrive and their replies that leave; its agent
+//! tells the counts in its answers to `GET /hello`. Between two such *exchanges*, what was sent here is set
+//! against what arrived there. What is on its way while counts are read is told apart by bounds: a loss that
+//! is told is at least as large. Counts that contradict each other tell nothing.
+//!
+//! A *way* is a path by one IP version. Ways are followed from their first exchange after a loss, while
+//! there are losses. Pure: times are durations since the mesh's start.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use health_common::arrivals::WayCounts;
+use slotmap::SparseSecondaryMap;
+
+use super::target::TargetId;
+
+/// The windows in which losses are looked for, the longest first.
+pub(super) const WINDOWS: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(60)];
+
+/// Most ways that are followed at a time. Where more lose probes, of the others is not told where.
+const MOST_TRACKS: usize = 2048;
+/// Most exchanges kept of a way, some 72 bytes each.
+const MOST_POINTS: usize = 20;
+/// Of three exchanges closer together than this, the one in the middle is not kept.
+const DENSE: Duration = Duration::from_secs(2);
+
+/// What this side counts of the echo probes of a way. The counts wrap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct OwnCounts {
+    /// Probes that were answered or given up.
+    pub(super) settled: u32,
+    /// Those whose answer is waited for.
+    pub(super) in_flight: u32,
+    /// Replies that came back to the uplink: in time, late, or once more.
+    pub(super) returned: u32,
+}
+
+/// Counts of both sides.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Exchange {
+    /// When the peer was asked.
+    pub(super) asked: Duration,
+    /// This side's counts then.
+    pub(super) before: OwnCounts,
+    /// When its answer was there.
+    pub(super) told: Duration,
+    /// This side's counts then.
+    pub(super) after: OwnCounts,
+    /// When the peer's counts began, by its clock.
+    pub(super) since_ns: u64,
+    /// The peer's counts, of some moment in between.
+    pub(super) counts: WayCounts,
+}
+
+/// What became of the probes of a way between two exchanges. Losses are what was lost at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Passage {
+    /// Time between the exchanges.
+    pub(super) time: Duration,
+    /// Probes that left this host.
+    pub(super) sent: u32,
+    /// Those that arrived at the peer's host.
+    pub(super) arrived: u32,
+    /// Replies that left it.
+    pub(super) replied: u32,
+    /// Replies that came back to this host.
+    pub(super) returned: u32,
+    /// Probes lost on the way there.
+    pub(super) lost_there: u32,
+    /// Those lost in the peer's host.
+    pub(super) lost_in_peer: u32,
+    /// Replies lost on the way back.
+    pub(super) lost_back: u32,
+    /// Replies that came back and did not reach the agent in time.
+    pub(super) lost_here: u32,
+}
+
+/// The ways that are followed, each by the first of its targets.
+#[derive(Debug, Default)]
+pub(super) struct Ways(SparseSecondaryMap<TargetId, Track>);
+
+/// A way that is followed.
+#[derive(Debug, Default)]
+struct Track {
+    /// Probes that this host failed to send.
+    unsent: u32,
+    /// Replies that the uplink saw and the agent did not.
+    unseen: u32,
+    /// By time, further apart the older they are.
+    points: VecDeque<Point>,
+}
+
+/// An exchange. Counts of this side are bounds: at least, at most.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    asked: Duration,
+    told: Duration,
+    since_ns: u64,
+    counts: WayCounts,
+    sent: (u32, u32),
+    returned: (u32, u32),
+    unseen: u32,
+}
+
+impl Ways {
+    /// Whether no way is followed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a way is followed.
+    pub(super) fn is_followed(&self, way: TargetId) -> bool {
+        self.0.contains_key(way)
+    }
+
+    /// Begins to follow a way, unless there are too many.
+    pub(super) fn follow(&mut self, way: TargetId) {
+        if self.0.len() < MOST_TRACKS && !self.0.contains_key(way) {
+            self.0.insert(way, Track::default());
+        }
+    }
+
+    /// Ends to follow a way.
+    pub(super) fn forget(&mut self, way: TargetId) {
+        self.0.remove(way);
+    }
+
+    /// This host failed to send a probe.
+    pub(super) fn unsent(&mut self, way: TargetId) {
+        if let Some(track) = self.0.get_mut(way) {
+            track.unsent = track.unsent.wrapping_add(1);
+        }
+    }
+
+    /// A reply came to the uplink, and not to the agent.
+    pub(super) fn unseen(&mut self, way: TargetId) {
+        if let Some(track) = self.0.get_mut(way) {
+            track.unseen = track.unseen.wrapping_add(1);
+        }
+    }
+
+    /// Takes in an exchange about a way that is followed.
+    pub(super) fn exchanged(&mut self, way: TargetId, exchange: &Exchange) {
+        if let Some(track) = self.0.get_mut(way) {
+            track.exchanged(exchange);
+        }
+    }
+
+    /// What became of the probes since the first exchange after `from`; `None` where that is not known.
+    pub(super) fn passage(&self, way: TargetId, from: Duration) -> Option<Passage> {
+        let points = &self.0.get(way)?.points;
+        let (first, last) = (points.iter().find(|p| p.asked >= from)?, points.back()?);
+        first.passage(last)
+    }
+}
+
+impl Track {
+    fn exchanged(&mut self, exchange: &Exchange) {
+        let Exchange {
+            asked,
+            before,
+            told,
+            after,
+            ..
+        } = *exchange;
+        let point = Point {
+            asked,
+            told,
+            since_ns: exchange.since_ns,
+            counts: exchange.counts,
+            sent: (
+                before.settled.wrapping_sub(self.unsent),
+                after
+                    .settled
+                    .wrapping_add(after.in_flight)
+                    .wrapping_sub(self.unsent),
+            ),
+            returned: (
+                before.returned,
+                after.returned.wrapping_add(after.in_flight),
+            ),
+            unseen: self.unseen,
+        };
+        if let Some(last) = self.points.back() {
+            // Of two at a time it is not known whose counts are older.
+            if asked < last.told {
+                return;
+            }
+            // Either side began anew.
+            if !last.precedes(&point) {
+                self.points.clear();
+            }
+        }
+        self.points.push_back(point);
+        self.thin_out(told);
+    }
+
+    /// Drops exchanges that are out of all windows or lie close together for their age.
+    fn thin_out(&mut self, now: Duration) {
+        let points = &mut self.points;
+        while points.len() > MOST_POINTS
+            || points
+                .front()
+                .is_some_and(|p| p.asked + WINDOWS[0] < now && points.len() > 1)
+        {
+            points.pop_front();
+        }
+        let mut middle = points.len().saturating_sub(2);
+        while middle > 0 {
+            let (older, newer) = (points[middle - 1].asked, points[middle + 1].asked);
+            let gap = newer.saturating_sub(older);
+            if gap < DENSE || gap * 3 < now.saturating_sub(older) * 2 {
+                points.remove(middle);
+            }
+            middle -= 1;
+        }
+    }
+}
+
+impl Point {
+    /// Whether all counts go on from this exchange to a later one.
+    fn precedes(&self, later: &Self) -> bool {
+        self.since_ns == later.since_ns
+            && increase(self.counts.arrived, later.counts.arrived).is_some()
+            && increase(self.counts.replied, later.counts.replied).is_some()
+            && increase(self.sent.0, later.sent.0).is_some()
+            && increase(self.returned.0, later.returned.0).is_some()
+    }
+
+    /// What became of the probes since then; `None` where the counts contradict each other.
+    fn passage(&self, last: &Self) -> Option<Passage> {
+        if last.asked < self.told || !self.precedes(last) {
+            return None;
+        }
+        let arrived = increase(self.counts.arrived, last.counts.arrived)?;
+        let replied = increase(self.counts.replied, last.counts.replied)?;
+        let sent_most = increase(self.sent.0, last.sent.1)?;
+        let sent_least = increase(self.sent.1, last.sent.0).unwrap_or(0);
+        let returned_most = increase(self.returned.0, last.returned.1)?;
+        let returned_least = increase(self.returned.1, last.returned.0).unwrap_or(0);
+        // More arrived than was sent: duplicates, or another's.
+        if arrived > sent_most
+            || replied > arrived + self.unsure()
+            || returned_least > replied + self.unsure()
+        {
+            return None;
+        }
+        Some(Passage {
+            time: last.told.saturating_sub(self.asked),
+            sent: sent_least.max(arrived),
+            arrived,
+            replied,
+            returned: returned_most.min(replied),
+            lost_there: sent_least.saturating_sub(arrived),
+            lost_in_peer: arrived.saturating_sub(replied + last.unsure()),
+            lost_back: replied.saturating_sub(returned_most),
+            lost_here: increase(self.unseen, last.unseen)?,
+        })
+    }
+
+    /// Probes of which it is not known on which side of the exchange they were.
+    fn unsure(&self) -> u32 {
+        self.sent.1.wrapping_sub(self.sent.0)
+    }
+}
+
+/// By how much a count that wraps has grown; `None` if it has shrunk.
+fn increase(before: u32, after: u32) -> Option<u32> {
+    let increase = after.wrapping_sub(before);
+    (increase <= u32::MAX / 2).then_some(increase)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn millis(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// What becomes of a probe in the end.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Fate {
+        LostThere,
+        LostInPeer,
+        LostBack,
+        Returned,
+        /// Twice.
+        Duplicated,
+        /// Not to the agent.
+        Unseen,
+        /// This host did not let it out.
+        Unsent,
+    }
+    use Fate::{Duplicated, LostBack, LostInPeer, LostThere, Returned, Unseen, Unsent};
+
+    const TIMEOUT: u64 = 1000;
+
+    #[derive(Clone, Copy, Debug)]
+    struct Probe {
+        /// When, in milliseconds.
+        sent: u64,
+        /// One way, in milliseconds; below half the time-out.
+        delay: u64,
+        fate: Fate,
+    }
+
+    impl Probe {
+        fn arrived(&self, at: u64) -> bool {
+            !matches!(self.fate, LostThere | Unsent) && at >= self.sent + self.delay
+        }
+
+        fn replied(&self, at: u64) -> bool {
+            self.arrived(at) && self.fate != LostInPeer
+        }
+
+        fn returned(&self, at: u64) -> bool {
+            self.replied(at) && self.fate != LostBack && at >= self.sent + 2 * self.delay
+        }
+
+        fn is_settled(&self, at: u64) -> bool {
+            at >= self.sent
+                && (self.returned(at) || self.fate == Unsent || at >= self.sent + TIMEOUT)
+        }
+    }
+
+    /// Two agents and all that is sent between them.
+    #[derive(Debug)]
+    struct Model {
+        probes: Vec<Probe>,
+        /// When the peer's counts begin anew.
+        restarts: Vec<u64>,
+        /// What counts begin with: near the end of the numbers, they wrap.
+        base: u32,
+    }
+
+    impl Model {
+        fn count(&self, is: impl Fn(&Probe) -> bool) -> u32 {
+            self.probes.iter().filter(|probe| is(probe)).count() as u32
+        }
+
+        fn own(&self, at: u64) -> OwnCounts {
+            let again = self.count(|p| p.fate == Duplicated && p.returned(at));
+            OwnCounts {
+                settled: self.base.wrapping_add(self.count(|p| p.is_settled(at))),
+                in_flight: self.count(|p| p.sent <= at && !p.is_settled(at)),
+                returned: self
+                    .base
+                    .wrapping_add(self.count(|p| p.returned(at)) + again),
+            }
+        }
+
+        fn exchange(&self, asked: u64, read: u64, told: u64) -> Exchange {
+            let since = self.restarts.iter().copied().filter(|&at| at <= read).max();
+            let since = since.unwrap_or(0);
+            let base = if since == 0 { self.base } else { 0 };
+            let again = self.count(|p| p.fate == Duplicated && p.replied(read));
+            let before = self.count(|p| p.fate == Duplicated && p.replied(since));
+            let grown = |is: &dyn Fn(&Probe, u64) -> bool| {
+                self.count(|p| is(p, read)) - self.count(|p| since > 0 && is(p, since))
+            };
+            let again = again - if since > 0 { before } else { 0 };
+            Exchange {
+                asked: millis(asked),
+                before: self.own(asked),
+                told: millis(told),
+                after: self.own(told),
+                since_ns: since,
+                counts: WayCounts {
+                    arrived: base.wrapping_add(grown(&Probe::arrived)),
+                    replied: base.wrapping_add(grown(&Probe::replied) + again),
+                },
+            }
+        }
+
+        /// Follows the way through exchanges that are begun, read and told at these times, and taken in
+        /// in the order given.
+        fn track(&self, exchanges: &[(u64, u64, u64)]) -> Track {
+            let mut track = Track::default();
+            let mut until = 0;
+            for &(asked, read, told) in exchanges {
+                for probe in &self.probes {
+                    let at = match probe.fate {
+                        Unsent => probe.sent,
+                        Unseen => probe.sent + TIMEOUT,
+                        _ => continue,
+                    };
+                    if (until..=told).contains(&at) && until < told {
+                        match probe.fate {
+                            Unsent => track.unsent += 1,
+                            _ => track.unseen += 1,
+                        }
+                    }
+                }
+                until = until.max(told + 1);
+                track.exchanged(&self.exchange(asked, read, told));
+            }
+            track
+        }
+    }
+
+    /// One probe a second, of which one in `each` has this fate.
+    fn regular(fate: Fate, each: usize) -> Model {
+        let probe = |number: usize| Probe {
+            sent: number as u64 * 1000 + 100,
+            delay: 20,
+            fate: if number % each == 0 { fate } else { Returned },
+        };
+        Model {
+            probes: (0..700).map(probe).collect(),
+            restarts: Vec::new(),
+            base: 0,
+        }
+    }
+
+    fn passage(model: &Model, from: u64, until: u64) -> Option<Passage> {
+        let exchanges: Vec<_> = (from..until)
+            .step_by(5)
+            .map(|second| {
+                (
+                    second * 1000 + 500,
+                    second * 1000 + 503,
+                    second * 1000 + 506,
+                )
+            })
+            .collect();
+        let mut ways = Ways::default();
+        let way = TargetId::default();
+        ways.follow(way);
+        *ways.0.get_mut(way).unwrap() = model.track(&exchanges);
+        ways.passage(way, millis(from * 1000))
+    }
+
+    #[test]
+    fn a_loss_is_told_where_it_is() {
+        type Of = fn(&Passage) -> u32;
+        let parts: [(Fate, Of); 3] = [
+            (LostThere, |p| p.lost_there),
+            (LostInPeer, |p| p.lost_in_peer),
+            (LostBack, |p| p.lost_back),
+        ];
+        for (fate, of) in parts {
+            let passage = passage(&regular(fate, 4), 60, 600).unwrap();
+            let all = passage.lost_there + passage.lost_in_peer + passage.lost_back;
+            assert_eq!(all, of(&passage), "{fate:?}: {passage:?}");
+            let share = f64::from(all) / f64::from(passage.sent);
+            assert!((0.23..0.26).contains(&share), "{fate:?}: {passage:?}");
+            assert!(passage.sent > 300, "{fate:?}: {passage:?}");
+        }
+        let none = passage(&regular(Returned, 4), 60, 600).unwrap();
+        assert_eq!((none.sent, none.arrived), (none.replied, none.returned));
+        let own = passage(&regular(Unsent, 4), 60, 600).unwrap();
+        assert_eq!((own.lost_there, own.sent), (0, own.arrived));
+    }
+
+    #[test]
+    fn a_restart_of_the_peer_begins_anew() {
+        let mut model = regular(LostThere, 4);
+        model.restarts = vec![400_200];
+        let after = passage(&model, 60, 600).unwrap();
+        assert!(after.time < Duration::from_secs(200), "{after:?}");
+        assert!(after.lost_there > 0, "{after:?}");
+        model.restarts = vec![595_700];
+        assert_eq!(passage(&model, 60, 600), None);
+    }
+
+    #[test]
+    fn what_cannot_be_tells_nothing() {
+        let exchange = |second: u32, arrived, replied, own: u32| {
+            let own = OwnCounts {
+                settled: own,
+                in_flight: 0,
+                returned: own,
+            };
+            Exchange {
+                asked: Duration::from_secs(1) * second,
+                before: own,
+                told: Duration::from_secs(1) * second + millis(1),
+                after: own,
+                since_ns: 1,
+                counts: WayCounts { arrived, replied },
+            }
+        };
+        // More than was sent, more replies than requests, more answers than replies.
+        for (arrived, replied) in [(61, 60), (50, 55), (50, 50), (0, 0), (u32::MAX, 60)] {
+            let mut track = Track::default();
+            track.exchanged(&exchange(1, 0, 0, 0));
+            track.exchanged(&exchange(60, arrived, replied, 60));
+            let (first, last) = (track.points[0], track.points[track.points.len() - 1]);
+            assert_eq!(first.passage(&last), None, "{arrived} {replied}");
+        }
+    }
+
+    #[test]
+    fn what_is_followed_is_bounded() {
+        assert!(size_of::<Point>() <= 72);
+        let model = regular(LostThere, 4);
+        let exchanges: Vec<_> = (0..6000)
+            .map(|n| (n * 100, n * 100 + 1, n * 100 + 2))
+            .collect();
+        let track = model.track(&exchanges);
+        assert!(track.points.len() <= MOST_POINTS);
+        // And yet reaches far back.
+        let covered = track.points[track.points.len() - 1].told - track.points[0].asked;
+        assert!(covered > Duration::from_secs(300), "{covered:?}");
+        let mut ways = Ways::default();
+        let mut ids = slotmap::SlotMap::<TargetId, ()>::with_key();
+        for _ in 0..=MOST_TRACKS {
+            ways.follow(ids.insert(()));
+        }
+        assert_eq!(ways.0.len(), MOST_TRACKS);
+    }
+
+    fn any_fate() -> impl Strategy<Value = Fate> {
+        prop::sample::select(vec![
+            LostThere, LostInPeer, LostBack, Returned, Duplicated, Unseen, Unsent,
+        ])
+    }
+
+    proptest! {
+        /// Whatever is lost elsewhere, whoever starts anew, wherever the counts wrap and in whatever order
+        /// answers come: no more is told to be lost on a part of the way than was.
+        #[test]
+        fn no_loss_is_told_where_there_is_none(
+            probes in prop::collection::vec(
+                (1_u64..100_000, 0_u64..TIMEOUT / 2, any_fate()),
+                0..150,
+            ),
+            spared in any_fate(),
+            restarts in prop::collection::vec(1_u64..100_000, 0..3),
+            base in prop_oneof![Just(0_u32), u32::MAX - 150..=u32::MAX],
+            exchanges in prop::collection::vec((0_u64..100_000, 0_u64..1500, 0_u64..1500), 2..30),
+            is_in_order: bool,
+            from in 0_u64..50_000,
+        ) {
+            let probes = probes.into_iter().map(|(sent, delay, fate)| Probe {
+                sent,
+                delay,
+                fate: if fate == spared { Returned } else { fate },
+            });
+            let model = Model { probes: probes.collect(), restarts, base };
+            let mut exchanges: Vec<_> = exchanges
+                .into_iter()
+                .map(|(asked, wait, more)| (asked, asked + wait, asked + wait + more))
+                .collect();
+            if is_in_order {
+                exchanges.sort_by_key(|&(_, _, told)| told);
+            }
+            let track = model.track(&exchanges);
+            let points = &track.points;
+            let first = points.iter().find(|point| point.asked >= millis(from));
+            let passage = first.and_then(|first| first.passage(points.back()?));
+            if let Some(passage) = passage {
+                let most = |is: Fate| model.count(|p| p.fate == is);
+                prop_assert!(passage.lost_there <= most(LostThere), "{passage:?}");
+                prop_assert!(passage.lost_in_peer <= most(LostInPeer), "{passage:?}");
+                prop_assert!(passage.lost_back <= most(LostBack), "{passage:?}");
+                prop_assert!(passage.lost_here <= most(Unseen), "{passage:?}");
+            }
+        }
+    }
+}
