@@ -11,6 +11,7 @@
 pub mod arrivals;
 pub mod conntrack;
 pub mod endpoint;
+pub mod flow;
 pub mod frame;
 pub mod maps;
 pub mod metrics;

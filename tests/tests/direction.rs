@@ -1,0 +1,114 @@
+//! Lost echo probes, and on which part of the way: told by what both agents count.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_agent::api::types::Diagnosis;
+use tests::bed::{FABRIC, Node};
+use tests::process::run_with_input;
+use tests::{Bed, wait_for};
+
+const SOON: Duration = Duration::from_secs(10);
+/// Until there are enough probes for chance to be ruled out, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+const SOME: &str = "numgen random mod 100 < 30";
+
+fn bed(nodes: u8) -> anyhow::Result<Bed> {
+    let bed = Bed::builder()
+        .nodes(nodes)
+        .agent_args("--probe-interval 200ms --probe-timeout 200ms")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    Ok(bed)
+}
+
+/// Loses packets that a node sends, between the programs on its uplink and those on others'.
+fn lose_from(node: &Node, packets: &str) -> anyhow::Result<()> {
+    let device = node.name();
+    let table = format!(
+        "table netdev from_{device} {{\nchain drops {{\n\
+         type filter hook ingress device {device} priority 0;\n{packets} drop;\n}}\n}}\n"
+    );
+    let mut nft = Command::new("ip");
+    nft.args(["netns", "exec", FABRIC, "nft", "-f", "-"]);
+    run_with_input(&mut nft, &table)?.success()?;
+    Ok(())
+}
+
+/// Loses packets inside a node, after the programs on its uplink.
+fn lose_in(node: &Node, packets: &str) -> anyhow::Result<()> {
+    let table = format!(
+        "table inet fault {{\nchain drops {{\ntype filter hook input priority 0;\n{packets} drop;\n}}\n}}\n"
+    );
+    run_with_input(node.command("nft").args(["-f", "-"]), &table)?.success()?;
+    Ok(())
+}
+
+/// Waits until the first node's diagnosis of another has a cause and says this.
+fn diagnosed(bed: &Bed, index: usize, cause: &str, part: &str) -> anyhow::Result<Diagnosis> {
+    let name = bed.node(index).full_name();
+    let mut last = None;
+    let found = wait_for(part, PATIENCE, || {
+        let status = bed.node(1).status()?;
+        let peer = status.nodes.into_iter().find(|node| node.name == name);
+        last = peer.and_then(|peer| peer.diagnosis);
+        let wanted = |told: &Diagnosis| told.cause == cause && told.message.contains(part);
+        Ok(last.clone().filter(wanted))
+    });
+    let found = found.with_context(|| format!("{name}: {last:#?}"))?;
+    println!("{}\n  - {}", found.message, found.evidence.join("\n  - "));
+    Ok(found)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn loss_is_told_with_the_part_of_the_way() -> anyhow::Result<()> {
+    let bed = bed(5)?;
+    let address = |index| bed.node(index).ipv4();
+    lose_from(
+        bed.node(1),
+        &format!("ip daddr {} icmp type echo-request {SOME}", address(2)),
+    )?;
+    lose_from(
+        bed.node(3),
+        &format!("ip daddr {} icmp type echo-reply {SOME}", address(1)),
+    )?;
+    lose_in(
+        bed.node(4),
+        &format!("ip saddr {} icmp type echo-request {SOME}", address(1)),
+    )?;
+    lose_in(
+        bed.node(1),
+        &format!("ip saddr {} icmp type echo-reply {SOME}", address(5)),
+    )?;
+    for (index, part) in [
+        (2, ", all on the way there: "),
+        (3, ", all on the way back: "),
+        (4, ", all in the peer's host: "),
+        (5, ", all in this host: "),
+    ] {
+        let told = diagnosed(&bed, index, "loss", part)?;
+        let counts = "arrived there";
+        assert!(told.evidence[0].contains(counts), "{told:#?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn silence_is_told_with_what_arrives() -> anyhow::Result<()> {
+    let bed = bed(4)?;
+    lose_from(bed.node(2), "icmp type echo-reply")?;
+    let requests = format!("ip daddr {} icmp type echo-request", bed.node(3).ipv4());
+    lose_from(bed.node(1), &requests)?;
+    lose_in(bed.node(4), "icmp type echo-request")?;
+    for (index, part) in [
+        (2, "replies do not come back"),
+        (3, "echo requests do not arrive there (0 of "),
+        (4, "its host does not answer them"),
+    ] {
+        diagnosed(&bed, index, "icmp-filtered", part)?;
+    }
+    Ok(())
+}
