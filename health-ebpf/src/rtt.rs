@@ -13,9 +13,9 @@ use health_common::rtt::{
     AccountRequest, BUSY, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER, bucket,
 };
 
+use crate::flow;
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
 use crate::turnround::utc_now_ns;
-use crate::{conntrack, flow};
 
 /// How often the lock of a row is tried. It is held for some ten nanoseconds, but by a virtual CPU that
 /// may have been taken off in the midst.

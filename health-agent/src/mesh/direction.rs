@@ -429,7 +429,7 @@ mod tests {
             })
             .collect();
         let mut ways = Ways::default();
-        let way = TargetId::default();
+        let way = slotmap::SlotMap::<TargetId, ()>::with_key().insert(());
         ways.follow(way);
         *ways.0.get_mut(way).unwrap() = model.track(&exchanges);
         ways.passage(way, millis(from * 1000))

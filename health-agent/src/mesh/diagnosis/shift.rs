@@ -82,8 +82,8 @@ impl ShiftWatch {
             return None;
         }
         let mean = |sum: u64, samples: u64| Duration::from_nanos(sum / samples);
-        let remote = mean(last.sum_ns - first.sum_ns, samples);
-        let rtt = mean(last.rtt_sum_ns - first.rtt_sum_ns, samples);
+        let remote = mean(last.sum_ns.checked_sub(first.sum_ns)?, samples);
+        let rtt = mean(last.rtt_sum_ns.checked_sub(first.rtt_sum_ns)?, samples);
         let of_shift = NOTICED_BY.saturating_mul(first.smoothed_ns);
         let usual_remote = mean(first.sum_ns.saturating_sub(of_shift), usual_samples);
         // Of a round trip, no more than all of it is in the host.

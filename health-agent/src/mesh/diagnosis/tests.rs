@@ -6,6 +6,7 @@ use super::super::failure::IcmpError;
 use super::super::history::Latency;
 use super::isolation::{Scope, Survey};
 use super::*;
+use health_common::rtt::RemoteTime;
 use nix::errno::Errno;
 
 const HOST4: &str = "172.30.0.3";
@@ -628,6 +629,177 @@ fn a_degraded_target_is_told() {
         );
         assert_eq!(diagnosis.evidence.len(), 2);
     });
+}
+
+/// A passage of 60 probes in ten minutes of which so many got to each place.
+fn passage(arrived: u32, replied: u32, returned: u32, lost_here: u32) -> Option<Passage> {
+    Some(Passage {
+        time: Duration::from_secs(590),
+        sent: 60,
+        arrived,
+        replied,
+        returned,
+        lost_there: 60 - arrived,
+        lost_in_peer: arrived - replied,
+        lost_back: replied - returned,
+        lost_here,
+    })
+}
+
+#[test]
+fn a_loss_is_told_with_its_place() {
+    let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
+    let loss = |passages| {
+        let mut facts = targets(&rows);
+        facts[0].trend = lost(14, 60);
+        facts[0].passages = passages;
+        let diagnosis = with_context(|context| context.diagnose(&peer(&facts), None)).unwrap();
+        let on = "loss: default/n3 lost 14 of 60 probes in the last 10 min (23 %) of ICMP to \
+                  172.30.0.3 (host)";
+        let place = diagnosis.message.strip_prefix(on).unwrap().to_owned();
+        (place, diagnosis.evidence.concat())
+    };
+    for (passage, place) in [
+        (
+            passage(46, 46, 46, 0),
+            ", all on the way there: 46 of 60 arrived",
+        ),
+        (
+            passage(60, 46, 46, 0),
+            ", all in the peer's host: 46 of 60 that arrived were answered",
+        ),
+        (
+            passage(60, 60, 46, 0),
+            ", all on the way back: 46 of 60 replies came back",
+        ),
+        (
+            passage(60, 60, 60, 14),
+            ", all in this host: 14 of 60 replies that came back did not reach the agent",
+        ),
+        (
+            passage(46, 46, 45, 0),
+            ", most on the way there: 46 of 60 arrived",
+        ),
+        (
+            passage(40, 40, 20, 0),
+            ", on the way there (40 of 60 arrived) and on the way back (20 of 40 replies came back)",
+        ),
+        // Nothing that chance would not make.
+        (passage(58, 57, 56, 1), ""),
+        (None, ""),
+    ] {
+        assert_eq!(loss([passage, None]).0, place, "{passage:?}");
+        // The shorter window is told where the longer one says nothing.
+        assert_eq!(loss([None, passage]).0, place, "{passage:?}");
+    }
+    let (_, evidence) = loss([passage(46, 46, 46, 0), None]);
+    assert_eq!(
+        evidence,
+        "ICMP to 172.30.0.3 (host): lost 14 of 60 probes in the last 10 min (23 %); 60 sent, 46 \
+         arrived there, 46 replies left there, 46 came back (in 590 s, by both agents' counts)"
+    );
+}
+
+#[test]
+fn silence_is_told_with_what_arrives() {
+    let rows = [(HOST4, silent(), Up), (ENDPOINT4, Up, Up)];
+    for (passage, place) in [
+        (
+            passage(60, 60, 0, 0),
+            "; echo requests arrive there (60 of 60), replies do not come back",
+        ),
+        (
+            passage(0, 0, 0, 0),
+            "; echo requests do not arrive there (0 of 60 did)",
+        ),
+        (passage(60, 0, 0, 0), "and its host does not answer them"),
+        (passage(60, 60, 60, 60), "replies come back to this host"),
+    ] {
+        let mut facts = targets(&rows);
+        facts[0].passages = [None, passage];
+        let diagnosis = with_context(|context| context.diagnose(&peer(&facts), None)).unwrap();
+        assert_eq!(diagnosis.cause, Cause::IcmpFiltered);
+        assert!(diagnosis.message.contains(place), "{diagnosis:#?}");
+        assert!(diagnosis.evidence[0].contains("60 sent"), "{diagnosis:#?}");
+    }
+}
+
+/// What a row says after so many round trips, each of them and each stay in the peer's host this long.
+fn remote_time(trips: &[(u64, u64, u64)]) -> RemoteTime {
+    let mut row = RemoteTime::default();
+    for &(samples, rtt_ns, remote_ns) in trips {
+        row.samples += samples;
+        row.sum_ns += samples * remote_ns;
+        row.rtt_sum_ns += samples * rtt_ns;
+        row.smoothed_ns = remote_ns;
+    }
+    row
+}
+
+#[test]
+fn a_shift_is_told_with_where_the_time_goes() {
+    let (usual, slow) = (300_000, 4_000_000);
+    let shift = |remote_ns, more| {
+        let since = "2026-11-21T10:02:11.7Z".parse().unwrap();
+        let mut watch = ShiftWatch::new(since, Duration::from_nanos(usual));
+        watch.note(remote_time(&[(100, usual, 20_000), (8, slow, remote_ns)]));
+        watch.note(remote_time(&[
+            (100, usual, 20_000),
+            (8 + more, slow, remote_ns),
+        ]));
+        watch.shift()
+    };
+    let told = |shift, endpoint: Trend| {
+        let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
+        let mut facts = targets(&rows);
+        facts[0].trend = shifted(4000, 300);
+        facts[0].shift = Some(shift);
+        facts[2].trend = endpoint;
+        let diagnosis = with_context(|context| context.diagnose(&peer(&facts), None)).unwrap();
+        assert_eq!(diagnosis.cause, Cause::LatencyShift);
+        let on = "latency shift: ICMP to 172.30.0.3 (host) of default/n3 takes 4.0ms now, \
+                  300.0µs before, since 2026-11-21T10:02:1";
+        diagnosis.message.strip_prefix(on).unwrap()[2..].to_owned()
+    };
+    let others = "; 1 other target is degraded as well";
+    let slow_too = shifted(4000, 300);
+    assert_eq!(
+        told(shift(3_000_000, 4), slow_too),
+        format!("; 3.0ms of the increase in the peer's host{others}")
+    );
+    assert_eq!(
+        told(shift(20_000, 4), slow_too),
+        format!("; 3.7ms of the increase in the network{others}")
+    );
+    // Too few round trips since.
+    assert_eq!(told(shift(3_000_000, 3), slow_too), others);
+    // The endpoint of the same host is as fast as ever.
+    let suspect = "; its health endpoint, for which eBPF answers, is as fast as before: suspect the \
+                   network stack and the interrupt load of the peer's host";
+    assert_eq!(
+        told(shift(3_000_000, 4), Trend::default()),
+        format!("; 3.0ms of the increase in the peer's host{suspect}")
+    );
+    assert_eq!(
+        told(shift(20_000, 4), Trend::default()),
+        "; 3.7ms of the increase in the network"
+    );
+}
+
+proptest! {
+    #[test]
+    fn of_a_shift_the_host_makes_no_more_than_its_time(
+        usual in 1_u64..1_000_000_000,
+        rows in prop::collection::vec((0_u64..1000, 0_u64..1_000_000_000, 0_u64..1_000_000_000), 0..6),
+    ) {
+        let mut watch = ShiftWatch::new(jiff::Timestamp::UNIX_EPOCH, Duration::from_nanos(usual));
+        for (samples, rtt_ns, remote_ns) in rows {
+            watch.note(remote_time(&[(samples, rtt_ns, remote_ns.min(rtt_ns))]));
+        }
+        if let Some(growth) = watch.shift().growth {
+            prop_assert!(growth.in_host <= growth.remote, "{growth:?}");
+        }
+    }
 }
 
 #[test]
