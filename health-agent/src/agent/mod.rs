@@ -134,6 +134,7 @@ impl Agent {
         let arrivals = Arc::new(node.datapath.arrivals()?);
         let host_responder = Responder::start(listeners, node.health_addresses(), arrivals)
             .context("cannot start the responder of GET /hello")?;
+        source.set_responders([&host_responder, &node.responder]);
         let mut local_addresses = own.addresses.clone();
         local_addresses.extend(&own.secondary_addresses);
         let mesh = Mesh::start(

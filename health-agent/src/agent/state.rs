@@ -1,7 +1,7 @@
 //! What the API reads of the running agent.
 
 use std::io;
-use std::sync::{OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::identity;
@@ -19,13 +19,17 @@ use crate::api::types::{
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::HealthEndpoint;
-use crate::mesh::{IgnoredReplyCounts, MeshHandle};
+use crate::mesh::exchange::MalformedHeaders;
+use crate::mesh::hello::Responder;
+use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {
     config: Config,
     started: Instant,
     mesh: OnceLock<MeshHandle>,
+    /// What the responders count.
+    responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
     endpoint: RwLock<Option<Endpoint>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
@@ -46,6 +50,7 @@ impl AgentSource {
             config,
             started: Instant::now(),
             mesh: OnceLock::new(),
+            responders: OnceLock::new(),
             endpoint: RwLock::default(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
@@ -101,6 +106,13 @@ impl AgentSource {
     pub(super) fn set_mesh(&self, mesh: MeshHandle) {
         // There is one mesh in an agent's life.
         let _ = self.mesh.set(mesh);
+    }
+
+    pub(super) fn set_responders(&self, responders: [&Responder; 2]) {
+        // As there is one mesh.
+        let _ = self
+            .responders
+            .set(responders.map(Responder::malformed_headers));
     }
 
     /// What the start waits for, in words.
@@ -213,6 +225,14 @@ impl Source for AgentSource {
         self.mesh
             .get()
             .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
+    }
+
+    fn malformed_headers(&self) -> MalformedHeaderCounts {
+        let responders = self.responders.get().into_iter().flatten();
+        MalformedHeaderCounts {
+            requests: responders.map(|malformed| malformed.count()).sum(),
+            answers: self.mesh.get().map_or(0, MeshHandle::malformed_headers),
+        }
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

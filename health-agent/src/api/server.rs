@@ -29,7 +29,7 @@ use super::types::{
     NodeList, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
-use crate::mesh::IgnoredReplyCounts;
+use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -70,6 +70,10 @@ pub trait Source: Send + Sync + 'static {
     /// ICMP messages that were not taken for answers.
     fn ignored_replies(&self) -> IgnoredReplyCounts {
         IgnoredReplyCounts::default()
+    }
+    /// Headers of `GET /hello` that could not be read.
+    fn malformed_headers(&self) -> MalformedHeaderCounts {
+        MalformedHeaderCounts::default()
     }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;

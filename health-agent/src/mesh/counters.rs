@@ -40,6 +40,15 @@ impl IgnoredReplies {
     }
 }
 
+/// Headers of `GET /hello` that cannot be read, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MalformedHeaderCounts {
+    /// Of requests to this agent.
+    pub requests: u64,
+    /// Of answers to it.
+    pub answers: u64,
+}
+
 /// ICMP messages with this agent's identifier that changed nothing, since the mesh's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IgnoredReplyCounts {

@@ -34,6 +34,6 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use counters::IgnoredReplyCounts;
+pub use counters::{IgnoredReplyCounts, MalformedHeaderCounts};
 pub use handle::{Mesh, MeshError, MeshHandle, MeshOptions};
 pub use learned::FILE as LEARNED_FILE;

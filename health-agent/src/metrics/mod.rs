@@ -105,6 +105,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
                 summary,
                 registries: self.source.registries(),
                 ignored_replies: self.source.ignored_replies(),
+                malformed_headers: self.source.malformed_headers(),
                 healthy: self.source.state().state != "Failure",
                 configured_interval: config.probe_interval,
                 probe_rate: config.probe_rate,

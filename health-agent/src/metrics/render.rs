@@ -17,7 +17,7 @@ use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use crate::api::types::{Reachability, RegistryState};
 use crate::datapath::dump::MetricRow;
-use crate::mesh::IgnoredReplyCounts;
+use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 const PREFIX: &str = "health_agent";
 
@@ -29,6 +29,7 @@ pub(super) struct Snapshot {
     pub(super) summary: Summary,
     pub(super) registries: Vec<RegistryState>,
     pub(super) ignored_replies: IgnoredReplyCounts,
+    pub(super) malformed_headers: MalformedHeaderCounts,
     /// Whether `/healthz` says so.
     pub(super) healthy: bool,
     /// Time between two probes of a target as it was set.
@@ -440,6 +441,16 @@ impl Snapshot {
         ] {
             counter(&mut ignored, &[("reason", reason)], count)?;
         }
+        let mut malformed = family(
+            encoder,
+            "malformed_hello_headers",
+            "Headers of GET /hello about echo probes that cannot be read",
+            MetricType::Counter,
+        )?;
+        let counts = &self.malformed_headers;
+        for (of, count) in [("request", counts.requests), ("answer", counts.answers)] {
+            counter(&mut malformed, &[("of", of)], count)?;
+        }
         Ok(())
     }
 
@@ -559,6 +570,10 @@ mod tests {
                 wrong_source: 7,
                 ..IgnoredReplyCounts::default()
             },
+            malformed_headers: MalformedHeaderCounts {
+                requests: 3,
+                answers: 0,
+            },
             healthy: true,
             configured_interval: Duration::from_secs(5),
             probe_rate: 1000,
@@ -623,6 +638,7 @@ mod tests {
             "health_agent_uptime_seconds 1.5".to_owned(),
             "health_agent_datapath_maps_readable 1".to_owned(),
             "health_agent_ignored_icmp_replies_total{reason=\"wrong-source\"} 7".to_owned(),
+            "health_agent_malformed_hello_headers_total{of=\"request\"} 3".to_owned(),
             "health_agent_healthy 1".to_owned(),
             "health_agent_probe_interval_seconds 10.0".to_owned(),
             "health_agent_configured_probe_interval_seconds 5.0".to_owned(),
