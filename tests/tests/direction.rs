@@ -106,7 +106,7 @@ fn silence_is_told_with_what_arrives() -> anyhow::Result<()> {
     for (index, part) in [
         (2, "replies do not come back"),
         (3, "echo requests do not arrive there (0 of "),
-        (4, "its host does not answer them"),
+        (4, "replies left by its uplinks"),
     ] {
         diagnosed(&bed, index, "icmp-filtered", part)?;
     }

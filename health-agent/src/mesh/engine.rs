@@ -439,6 +439,9 @@ impl Engine {
                 continue;
             };
             let lossy = results.is_lossy(node, way, told);
+            if !lossy && !results.is_followed(node) {
+                continue;
+            }
             let after = before
                 .filter(|_| lossy)
                 .and_then(|_| self.own_counts(results.way(node, way)));

@@ -712,7 +712,10 @@ fn silence_is_told_with_what_arrives() {
             passage(0, 0, 0, 0),
             "; echo requests do not arrive there (0 of 60 did)",
         ),
-        (passage(60, 0, 0, 0), "and its host does not answer them"),
+        (
+            passage(60, 0, 0, 0),
+            "; echo requests arrive there (60 of 60), but 0 replies left by its uplinks: check",
+        ),
         (passage(60, 60, 60, 60), "replies come back to this host"),
     ] {
         let mut facts = targets(&rows);

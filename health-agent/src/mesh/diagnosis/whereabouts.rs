@@ -104,12 +104,18 @@ impl Whereabouts {
 
     /// Of a target that does not answer.
     pub(super) fn of_silence(&self) -> String {
-        let Passage { sent, arrived, .. } = self.passage;
+        let Passage {
+            sent,
+            arrived,
+            replied,
+            ..
+        } = self.passage;
         let of = format!("{arrived} of {sent}");
         match self.lossy.first() {
+            // They may have left by another device.
             Some(Part::InPeer) => format!(
-                "echo requests arrive there ({of}), and its host does not answer them: check its own \
-                 firewall and limits of ICMP"
+                "echo requests arrive there ({of}), but {replied} replies left by its uplinks: check its \
+                 own firewall and limits of ICMP"
             ),
             Some(Part::Back) => {
                 format!("echo requests arrive there ({of}), replies do not come back")
