@@ -742,7 +742,7 @@ fn remote_time(trips: &[(u64, u64, u64)]) -> RemoteTime {
 #[test]
 fn a_shift_is_told_with_where_the_time_goes() {
     let (usual, slow) = (300_000, 4_000_000);
-    let shift = |remote_ns, more| {
+    let shift = |remote_ns: u64, more: u64| {
         let since = "2026-11-21T10:02:11.7Z".parse().unwrap();
         let mut watch = ShiftWatch::new(since, Duration::from_nanos(usual));
         watch.note(remote_time(&[(100, usual, 20_000), (8, slow, remote_ns)]));
