@@ -696,7 +696,7 @@ fn a_loss_is_told_with_its_place() {
     assert_eq!(
         evidence,
         "ICMP to 172.30.0.3 (host): lost 14 of 60 probes in the last 10 min (23 %); 60 sent, 46 \
-         arrived there, 46 replies left there, 46 came back (in 590 s, by both agents' counts)"
+         arrived there, 46 replies left there, 46 came back (in 590.0s, by both agents' counts)"
     );
 }
 

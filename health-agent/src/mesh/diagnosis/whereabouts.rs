@@ -141,8 +141,7 @@ impl Whereabouts {
         } = self.passage;
         format!(
             "{sent} sent, {arrived} arrived there, {replied} replies left there, {returned} came back \
-             (in {} s, by both agents' counts)",
-            time.as_secs()
+             (in {time:.1?}, by both agents' counts)"
         )
     }
 }
