@@ -464,7 +464,7 @@ mod tests {
         let after = passage(&model, 60, 600).unwrap();
         assert!(after.time < Duration::from_secs(200), "{after:?}");
         assert!(after.lost_there > 0, "{after:?}");
-        model.restarts = vec![595_700];
+        model.restarts = vec![594_000];
         assert_eq!(passage(&model, 60, 600), None);
     }
 
