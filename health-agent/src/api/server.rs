@@ -1,6 +1,7 @@
 //! Serves the API.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::fs;
 use std::future::Future;
 use std::io;
@@ -182,7 +183,7 @@ async fn answer<T: Serialize>(
     Ok(json(StatusCode::OK, body))
 }
 
-fn cannot_write(error: serde_json::Error) -> Refusal {
+fn cannot_write(error: impl Display) -> Refusal {
     Refusal(
         StatusCode::INTERNAL_SERVER_ERROR,
         format!("cannot write the answer: {error}"),
@@ -228,9 +229,10 @@ fn load_average() -> io::Result<LoadAverage> {
     }
 }
 
-async fn status<S: Source>(State(api): Shared<S>) -> Response {
-    let body = streamed::body(move |out| api.source.write_status(out));
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let body = streamed::body(move |out| api.source.write_status(out)).await;
+    let body = body.map_err(cannot_write)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 #[derive(Deserialize)]
