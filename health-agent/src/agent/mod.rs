@@ -8,7 +8,7 @@ mod routes;
 mod state;
 mod watch;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use crate::config::{Config, Location};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::hello::{self, Responder};
-use crate::mesh::{Mesh, MeshOptions};
+use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
 use crate::net::netlink;
 use crate::nodes::{self, Node, Registry};
@@ -129,8 +129,42 @@ impl Agent {
         ];
         let node = NodeDatapath::establish(config, &own, uplinks, &netlink).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
-        exporter.maps_are_there()?;
+        let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
+        let (host_responder, mesh) = match probing {
+            Ok(started) => started,
+            Err(error) => {
+                node.take_back().await;
+                return Err(error);
+            }
+        };
+        source.set_mesh(mesh);
+        registry.publish(own::with_health_addresses(
+            &own,
+            &node.health_addresses().borrow(),
+        ));
+        info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
+        Ok(Self {
+            health_addresses: node.health_addresses(),
+            node,
+            source,
+            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
+            registry,
+            own,
+            host_responder,
+            monitors,
+        })
+    }
 
+    /// Starts what asks and answers for this node. The mesh ends when nobody keeps its handle.
+    fn start_probing(
+        config: &Config,
+        own: &Node,
+        registry: &dyn Registry,
+        exporter: &Exporter<AgentSource, Location>,
+        node: &NodeDatapath,
+        listeners: Vec<TcpListener>,
+    ) -> anyhow::Result<(Responder, MeshHandle)> {
+        exporter.maps_are_there()?;
         let host_responder = Responder::start(listeners, node.health_addresses())
             .context("cannot start the responder of GET /hello")?;
         let mut local_addresses = own.addresses.clone();
@@ -153,23 +187,8 @@ impl Agent {
             Arc::new(node.datapath.rtt()?),
             node.health_addresses(),
         )?;
-        source.set_mesh(mesh);
         own::remember(config)?;
-        registry.publish(own::with_health_addresses(
-            &own,
-            &node.health_addresses().borrow(),
-        ));
-        info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
-        Ok(Self {
-            health_addresses: node.health_addresses(),
-            node,
-            source,
-            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
-            registry,
-            own,
-            host_responder,
-            monitors,
-        })
+        Ok((host_responder, mesh))
     }
 
     /// Watches over everything until a signal comes, then stops in order.

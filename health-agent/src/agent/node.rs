@@ -14,7 +14,7 @@ use tracing::warn;
 
 use super::addresses;
 use super::watch::{Outcome, Repaired};
-use crate::config::Config;
+use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
 use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
@@ -37,6 +37,7 @@ pub(super) struct NodeDatapath {
     /// What was repaired since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
     spec: HealthEndpointSpec,
+    before: Before,
     port: u16,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
@@ -64,29 +65,37 @@ impl NodeDatapath {
             state_dir: config.location.state_dir.clone(),
         };
         loader::require_unused(&config.location)?;
-        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
-        let had_pins = config.location.pins().exists();
-        let saved = health::saved_state(&spec.state_dir);
+        let before = Before {
+            location: config.location.clone(),
+            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
+            pins: config.location.pins().exists(),
+            state: health::saved_state(&spec.state_dir),
+        };
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
-        let result = Self::make(config, spec.clone(), endpoint);
-        if result.is_err() {
-            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
-                warn!(%error, "cannot undo the start");
-            }
-            if !had_endpoint {
-                health::take_back(&spec, saved.as_ref()).await;
+        match Self::make(config, spec.clone(), before.clone(), endpoint) {
+            Ok(node) => Ok(node),
+            Err(error) => {
+                before.restore(&spec).await;
+                Err(error)
             }
         }
-        result
+    }
+
+    /// Removes what was made where nothing was before, for a start that fails later. What a former
+    /// agent left goes on serving.
+    pub(super) async fn take_back(self) {
+        let Self { before, spec, .. } = self;
+        before.restore(&spec).await;
     }
 
     /// Makes all that goes with the endpoint.
     fn make(
         config: &Config,
         spec: HealthEndpointSpec,
+        before: Before,
         endpoint: HealthEndpoint,
     ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
@@ -109,6 +118,7 @@ impl NodeDatapath {
             probe_magic: rand::random(),
             repairs: BTreeMap::new(),
             spec,
+            before,
             port: config.health_port,
             is_followed: true,
             responder_is_elsewhere: false,
@@ -225,6 +235,32 @@ impl NodeDatapath {
             pad2: 0,
         })?;
         Ok(())
+    }
+}
+
+/// What was there before [`NodeDatapath::establish`].
+#[derive(Clone, Debug)]
+struct Before {
+    location: Location,
+    /// Whether there was a device of the health endpoint's name.
+    endpoint: bool,
+    /// Whether there was a folder of pins.
+    pins: bool,
+    /// What was kept of the health endpoint.
+    state: Option<health::State>,
+}
+
+impl Before {
+    /// Removes what is there now and was not then.
+    async fn restore(self, spec: &HealthEndpointSpec) {
+        if !self.pins
+            && let Err(error) = loader::remove_pins(&self.location)
+        {
+            warn!(%error, "cannot undo the start");
+        }
+        if !self.endpoint {
+            health::take_back(spec, self.state.as_ref()).await;
+        }
     }
 }
 
