@@ -6,6 +6,7 @@ mod node;
 mod own;
 mod routes;
 mod state;
+mod uplinks;
 mod watch;
 
 use std::net::{IpAddr, TcpListener};
@@ -26,6 +27,7 @@ pub use self::cleanup::cleanup;
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
+use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
 use crate::config::{Config, Location};
@@ -115,7 +117,7 @@ impl Agent {
             None => own::wait(&*registry, config, &source).await?,
         };
         let netlink = netlink::open().context("cannot open a netlink socket")?;
-        let uplinks = node::uplinks(&netlink, config, &own).await?;
+        let (uplinks, found) = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
@@ -127,7 +129,7 @@ impl Agent {
             Monitor::start(scrapes, metrics_page(exporter.clone()))
                 .context("cannot serve GET /metrics")?,
         ];
-        let node = NodeDatapath::establish(config, &own, uplinks, &netlink).await?;
+        let node = NodeDatapath::establish(config, &own, &netlink, uplinks, found).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
         let (host_responder, mesh) = match probing {
@@ -142,7 +144,7 @@ impl Agent {
             &own,
             &node.health_addresses().borrow(),
         ));
-        info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
+        info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),
             node,
@@ -173,7 +175,7 @@ impl Agent {
             MeshOptions {
                 local: own.full_name(),
                 local_addresses,
-                uplinks: node.uplinks.clone(),
+                uplinks: node.uplinks().to_vec(),
                 intervals: config.probe_intervals(),
                 rate: config.probe_rate,
                 timeout: config.probe_timeout,

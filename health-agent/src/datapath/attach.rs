@@ -143,6 +143,11 @@ impl Datapath {
         self.remove_set_aside()
     }
 
+    /// The hooks of the last [`Datapath::attach`].
+    pub fn hooks(&self) -> &[Hook] {
+        &self.hooks
+    }
+
     /// What is wrong with the hooks of the last [`Datapath::attach`].
     pub fn hook_faults(&self) -> Vec<HookFault> {
         self.hooks
