@@ -17,6 +17,10 @@ pub(crate) struct Args {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N")]
     peers: Vec<u32>,
+    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
+    /// and then it watches for false verdicts while there is no fault
+    #[arg(long, value_name = "KIND")]
+    fault: Vec<String>,
     /// Faults of each kind that `detection` makes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
@@ -44,6 +48,9 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     for peers in &args.peers {
         bench.arg(format!("--peers={peers}"));
+    }
+    for kind in &args.fault {
+        bench.arg(format!("--fault={kind}"));
     }
     for (flag, value) in [("--faults", args.faults), ("--minutes", args.minutes)] {
         if let Some(value) = value {

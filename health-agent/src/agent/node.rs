@@ -10,11 +10,12 @@ use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::addresses;
+use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
-use crate::config::Config;
+use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
 use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
@@ -31,12 +32,16 @@ pub(super) struct NodeDatapath {
     pub(super) endpoint: HealthEndpoint,
     pub(super) datapath: Datapath,
     pub(super) responder: Responder,
-    pub(super) uplinks: Vec<String>,
     pub(super) icmp_id: u16,
     pub(super) probe_magic: u64,
     /// What was repaired since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
+    uplinks: Uplinks,
+    /// What the endpoint is to be made from.
     spec: HealthEndpointSpec,
+    /// Whether the endpoint was made from it.
+    is_planned: bool,
+    before: Before,
     port: u16,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
@@ -51,42 +56,53 @@ impl NodeDatapath {
     pub(super) async fn establish(
         config: &Config,
         own: &Node,
-        uplinks: Vec<String>,
         netlink: &Handle,
+        uplinks: Uplinks,
+        found: Found,
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
             node_addresses: own.addresses.clone(),
             pod_cidrs: own.pod_cidrs.clone(),
+            unusable_addresses: found.unusable,
             fixed_addresses: own.health_addresses.clone(),
-            mtu_device: uplinks.first().cloned(),
-            uplinks,
+            mtu_device: found.devices.first().cloned(),
+            uplinks: found.devices,
             state_dir: config.location.state_dir.clone(),
         };
         loader::require_unused(&config.location)?;
-        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
-        let had_pins = config.location.pins().exists();
-        let saved = health::saved_state(&spec.state_dir);
+        let before = Before {
+            location: config.location.clone(),
+            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
+            pins: config.location.pins().exists(),
+            state: health::saved_state(&spec.state_dir),
+        };
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
-        let result = Self::make(config, spec.clone(), endpoint);
-        if result.is_err() {
-            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
-                warn!(%error, "cannot undo the start");
-            }
-            if !had_endpoint {
-                health::take_back(&spec, saved.as_ref()).await;
+        match Self::make(config, uplinks, spec.clone(), before.clone(), endpoint) {
+            Ok(node) => Ok(node),
+            Err(error) => {
+                before.restore(&spec).await;
+                Err(error)
             }
         }
-        result
+    }
+
+    /// Removes what was made where nothing was before, for a start that fails later. What a former
+    /// agent left goes on serving.
+    pub(super) async fn take_back(self) {
+        let Self { before, spec, .. } = self;
+        before.restore(&spec).await;
     }
 
     /// Makes all that goes with the endpoint.
     fn make(
         config: &Config,
+        uplinks: Uplinks,
         spec: HealthEndpointSpec,
+        before: Before,
         endpoint: HealthEndpoint,
     ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
@@ -104,11 +120,13 @@ impl NodeDatapath {
             endpoint,
             datapath,
             responder,
-            uplinks: spec.uplinks.clone(),
             icmp_id: rand::random(),
             probe_magic: rand::random(),
             repairs: BTreeMap::new(),
+            uplinks,
             spec,
+            is_planned: true,
+            before,
             port: config.health_port,
             is_followed: true,
             responder_is_elsewhere: false,
@@ -124,10 +142,40 @@ impl NodeDatapath {
         self.health_addresses.subscribe()
     }
 
+    /// Names of the uplinks.
+    pub(super) fn uplinks(&self) -> &[String] {
+        &self.spec.uplinks
+    }
+
+    /// Looks which uplinks there are. What follows from that is done with the repairs, which need no
+    /// uplink that is missing.
+    pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let Found {
+            devices,
+            unusable,
+            missing,
+        } = self.uplinks.look().await?;
+        outcome.missing = missing;
+        if devices != self.spec.uplinks {
+            info!(uplinks = ?devices, "the uplinks have changed");
+        }
+        let spec = HealthEndpointSpec {
+            unusable_addresses: unusable,
+            mtu_device: devices.first().cloned(),
+            uplinks: devices,
+            ..self.spec.clone()
+        };
+        if spec != self.spec {
+            self.spec = spec;
+            self.is_planned = false;
+        }
+        Ok(())
+    }
+
     /// Puts the health endpoint in order. The programs and the responder follow where the device or the
     /// namespace was made anew.
     pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        if !self.endpoint.check().await?.is_empty() {
+        if !self.is_planned || !self.endpoint.check().await?.is_empty() {
             let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
             outcome.repaired.extend(repaired.iter().map(|repair| {
                 let cause = repair.0.cause();
@@ -137,6 +185,7 @@ impl NodeDatapath {
             // A number may come again, a namespace does not.
             self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
             self.endpoint = endpoint;
+            self.is_planned = true;
             self.is_followed = false;
         }
         if !self.is_followed {
@@ -172,6 +221,12 @@ impl NodeDatapath {
                 });
             }
         }
+        let hooks = self.hooks();
+        if hooks != self.datapath.hooks()
+            && let Err(error) = self.datapath.attach(&hooks)
+        {
+            outcome.fail(error.into());
+        }
         for fault in self.datapath.hook_faults() {
             match self.datapath.repair_hook(&fault) {
                 Ok(()) => outcome.repaired.push(Repaired {
@@ -189,7 +244,11 @@ impl NodeDatapath {
         let endpoint = Hook::endpoint(self.endpoint.ifname());
         endpoint
             .into_iter()
-            .chain(self.uplinks.iter().flat_map(|device| Hook::uplink(device)))
+            .chain(
+                self.uplinks()
+                    .iter()
+                    .flat_map(|device| Hook::uplink(device)),
+            )
             .collect()
     }
 
@@ -228,39 +287,28 @@ impl NodeDatapath {
     }
 }
 
-/// The devices that lead to other nodes: those asked for, or those that carry the node's addresses.
-pub(super) async fn uplinks(
-    netlink: &Handle,
-    config: &Config,
-    own: &Node,
-) -> anyhow::Result<Vec<String>> {
-    for device in &config.devices {
-        if link::by_name(netlink, device).await?.is_none() {
-            let known: Vec<_> = link::list(netlink)
-                .await?
-                .into_iter()
-                .map(|link| link.name)
-                .collect();
-            anyhow::bail!(
-                "--device {device}: there is no such interface; there are: {}",
-                known.join(", ")
-            );
+/// What was there before [`NodeDatapath::establish`].
+#[derive(Clone, Debug)]
+struct Before {
+    location: Location,
+    /// Whether there was a device of the health endpoint's name.
+    endpoint: bool,
+    /// Whether there was a folder of pins.
+    pins: bool,
+    /// What was kept of the health endpoint.
+    state: Option<health::State>,
+}
+
+impl Before {
+    /// Removes what is there now and was not then.
+    async fn restore(self, spec: &HealthEndpointSpec) {
+        if !self.pins
+            && let Err(error) = loader::remove_pins(&self.location)
+        {
+            warn!(%error, "cannot undo the start");
+        }
+        if !self.endpoint {
+            health::take_back(spec, self.state.as_ref()).await;
         }
     }
-    let carrying = link::carrying(netlink, &own.addresses).await?;
-    for addr in &own.addresses {
-        anyhow::ensure!(
-            carrying.iter().any(|(_, carried)| carried.contains(addr)),
-            "no interface has this node's address {addr}; correct it in {}",
-            config.registry
-        );
-    }
-    if !config.devices.is_empty() {
-        return Ok(config.devices.clone());
-    }
-    Ok(carrying
-        .into_iter()
-        .filter(|(link, _)| !link.loopback)
-        .map(|(link, _)| link.name)
-        .collect())
 }

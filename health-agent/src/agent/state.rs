@@ -37,7 +37,7 @@ pub(super) struct AgentSource {
 #[derive(Default)]
 struct Repairs {
     looked: Option<Instant>,
-    failure: Option<String>,
+    problem: Option<String>,
 }
 
 impl AgentSource {
@@ -85,7 +85,7 @@ impl AgentSource {
     fn observed_datapath(&self) -> Observation {
         let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
         let age = repairs.looked.unwrap_or(self.started).elapsed();
-        Observation::aged("datapath", repairs.failure.clone(), age)
+        Observation::aged("datapath", repairs.problem.clone(), age)
     }
 
     fn observed_maps(&self) -> Observation {
@@ -140,7 +140,7 @@ impl AgentSource {
         }
         let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
         repairs.looked = Some(Instant::now());
-        repairs.failure.clone_from(&outcome.failure);
+        repairs.problem = outcome.problem();
     }
 }
 

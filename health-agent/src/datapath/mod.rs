@@ -4,6 +4,7 @@ pub mod attach;
 pub mod dump;
 pub mod kernel;
 pub mod layout;
+mod link_pin;
 pub mod loader;
 pub mod log;
 pub mod rtt;

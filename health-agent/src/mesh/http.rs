@@ -7,6 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use super::connect::connect;
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
 
@@ -31,7 +32,7 @@ pub(super) struct Hello {
 /// Asks for `/hello` and gives up at `deadline`.
 pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hello, Failure> {
     let start = Instant::now();
-    let mut stream = timeout_at(deadline, TcpStream::connect(peer))
+    let mut stream = timeout_at(deadline, connect(peer))
         .await
         .map_err(|_| Failure::TimedOut)??;
     let connect = start.elapsed();

@@ -10,6 +10,7 @@
 mod accounts;
 mod budget;
 mod confirm;
+mod connect;
 mod counters;
 mod diagnosis;
 mod engine;

@@ -274,9 +274,8 @@ fn each_failure_says_what_is_broken() {
             ("172.31.0.7", "No route to host"),
         ] {
             assert_eq!(icmp_text(&report, address), text, "{address}");
+            assert_eq!(http_text(&report, address), text, "{address}");
         }
-        assert_eq!(http_text(&report, "172.31.0.4"), "Connection timed out");
-        assert_eq!(http_text(&report, "172.31.0.7"), "No route to host");
         let lost = bed
             .store
             .get(key("172.31.0.5", Path::Host, Protocol::Icmp))

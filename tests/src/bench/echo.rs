@@ -71,6 +71,7 @@ async fn alternate() -> anyhow::Result<(f64, f64)> {
     let spec = HealthEndpointSpec {
         instance: INSTANCE.to_owned(),
         node_addresses: vec![NODE.into()],
+        unusable_addresses: Vec::new(),
         pod_cidrs: vec!["10.244.1.0/24".parse()?],
         fixed_addresses: Vec::new(),
         mtu_device: None,

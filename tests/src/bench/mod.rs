@@ -27,6 +27,8 @@ pub struct Benchmark {
 pub struct Options {
     /// Numbers of peers; the benchmark's own choice if empty.
     pub peers: Vec<u32>,
+    /// Kinds of faults by their names; all of them, and times without faults, if empty.
+    pub kinds: Vec<String>,
     /// Faults of each kind; the benchmark's own choice without.
     pub faults: Option<u32>,
     /// Minutes under random loss; the benchmark's own choice without.

@@ -17,6 +17,10 @@ struct Cli {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     peers: Vec<u32>,
+    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
+    /// and then it watches for false verdicts while there is no fault
+    #[arg(long, value_name = "KIND")]
+    fault: Vec<String>,
     /// Faults of each kind that `detection` makes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
@@ -51,6 +55,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         })?;
     let report = (benchmark.run)(&Options {
         peers: cli.peers.clone(),
+        kinds: cli.fault.clone(),
         faults: cli.faults,
         minutes: cli.minutes,
     })?;

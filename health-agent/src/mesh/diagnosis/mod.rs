@@ -18,7 +18,7 @@
 //! | `rejected` | unheard, and a host address is rejected: by an ICMP error, a firewall or a route of this host |
 //! | `no-route` | unheard, and a router or this host has no route to a host address |
 //! | `one-family-only` | all addresses of one family are silent, those of the other all answer |
-//! | `rejected` | a target is; also a connection that is unreachable where ICMP is answered |
+//! | `rejected` | a target is; also a connection that this host calls unreachable where ICMP is answered |
 //! | `agent-down` | HTTP is answered nowhere, and refused or accepted without an answer somewhere |
 //! | `no-route` | a target has none |
 //! | `endpoint-datapath-down` | a host address is up, an endpoint address unheard or reported unreachable by its host |

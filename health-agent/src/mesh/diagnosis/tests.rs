@@ -158,12 +158,11 @@ fn a_node_is_down_when_nothing_is_heard_of_it() {
         Cause::NodeDown,
         "on 172.30.0.3;",
     );
-    // The neighbor does not answer ARP; connections say that there is no route.
+    // The neighbor does not answer ARP.
     let no_arp = || icmp(3, 1, SELF4);
-    let unreachable = || os(Errno::EHOSTUNREACH);
     let rows = [
-        (HOST4, no_arp(), unreachable()),
-        (ENDPOINT4, silent(), unreachable()),
+        (HOST4, no_arp(), no_arp()),
+        (ENDPOINT4, silent(), os(Errno::EHOSTUNREACH)),
     ];
     is(
         &rows,
@@ -206,6 +205,11 @@ fn with_one_protocol_a_silent_node_may_be_a_filter() {
         &[(HOST4, Off, silent()), (ENDPOINT4, Off, silent())],
         Cause::NodeDown,
         "ICMP is not probed, so a filter of port 4240 would look the same",
+    );
+    is(
+        &[(HOST4, Off, icmp(3, 1, SELF4))],
+        Cause::NodeDown,
+        "does not answer HTTP on 172.30.0.3, and the next hop on the way to it does not answer ARP",
     );
     // Without a host address that is probed, the host may be well.
     is(
@@ -439,14 +443,36 @@ fn a_rejection_is_told_with_its_sender() {
         "rejected: 192.0.2.1 rejects ICMP to 172.30.0.3 and 10.244.3.7 of default/n3: \
          Communication prohibited (from 192.0.2.1); check its firewall and policies",
     );
-    // What Linux makes of a firewall's default `reject`.
+    // A firewall's default `reject`, and one with resets.
+    for http in [icmp(3, 3, HOST4), refused()] {
+        is(
+            &[
+                (HOST4, icmp(3, 3, HOST4), http.clone()),
+                (ENDPOINT4, icmp(3, 3, HOST4), http.clone()),
+            ],
+            Cause::Rejected,
+            "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
+        );
+    }
+    // One error is enough, though all else is silent.
+    for (icmp, http) in [
+        (icmp(3, 13, HOST4), silent()),
+        (silent(), icmp(3, 13, HOST4)),
+    ] {
+        is(
+            &[(HOST4, silent(), silent()), (ENDPOINT4, icmp, http)],
+            Cause::Rejected,
+            "the node itself (172.30.0.3) rejects",
+        );
+    }
+    // The port alone.
     is(
         &[
-            (HOST4, icmp(3, 3, HOST4), refused()),
-            (ENDPOINT4, icmp(3, 3, HOST4), refused()),
+            (HOST4, Up, icmp(3, 3, HOST4)),
+            (ENDPOINT4, Up, icmp(3, 3, HOST4)),
         ],
         Cause::Rejected,
-        "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
+        "the node itself (172.30.0.3) rejects HTTP to 172.30.0.3 and 10.244.3.7",
     );
     is(
         &[(HOST4, Up, os(Errno::EHOSTUNREACH)), (ENDPOINT4, Up, Up)],
