@@ -12,7 +12,7 @@ use health_agent::api::types::{
     HistoryWindow, NodeEntry, NodeList, NodeStatus, PathKind, PathStatus, ProbeEvent, Protocol,
     RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
-use health_agent::config::{Config, ListenAddress, Location, RegistrySpec};
+use health_agent::config::{Config, Interval, ListenAddress, Location, RegistrySpec};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
@@ -61,6 +61,7 @@ impl Fixture {
                 icmp: icmp.map(result),
                 http: Some(result("")),
                 off: vec![],
+                path_mtu: None,
             },
             secondary_addresses: if self.is_troubled {
                 vec![PathStatus {
@@ -68,6 +69,7 @@ impl Fixture {
                     icmp: Some(result("")),
                     http: None,
                     off: vec![Protocol::Http],
+                    path_mtu: None,
                 }]
             } else {
                 vec![]
@@ -197,6 +199,7 @@ impl Source for Fixture {
             probes: Vec::new(),
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            path_mtu_interval: Interval(None),
             loss_threshold: 5,
             socket_group: None,
             metrics_per_target: false,

@@ -162,6 +162,7 @@ mod tests {
                         icmp: Some(result("")),
                         http: Some(result("Connection refused")),
                         off: vec![],
+                        path_mtu: None,
                     },
                     secondary_addresses: vec![],
                 },

@@ -73,6 +73,7 @@ fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
                     Given::Down(failure) => Verdict::Unreachable(failure),
                 },
                 trend: Trend::default(),
+                path_mtu: None,
             });
         }
     }

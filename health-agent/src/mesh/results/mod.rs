@@ -17,6 +17,7 @@ use super::diagnosis::{Context, Degraded, PeerFacts, TargetFacts, Thresholds, Ve
 use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
+use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 use crate::api::types::RttSource;
 use crate::config::ProbeIntervals;
@@ -84,6 +85,9 @@ struct Known {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degraded>,
+    path_mtu: Option<Box<PathMtu>>,
+    /// Whether somebody waits for its path MTU.
+    path_awaited: bool,
 }
 
 /// The confirmed result of a target.
@@ -262,6 +266,30 @@ impl Results {
         self.record(id, sent, probed, Err(Box::new(unanswered)));
     }
 
+    /// The MTU of a target's path as it was seen last.
+    pub(super) fn path_mtu(&self, id: TargetId) -> Option<&PathMtu> {
+        self.known.get(id)?.path_mtu.as_deref()
+    }
+
+    /// Somebody waits for the MTU of these targets' paths.
+    pub(super) fn looking_at_paths(&mut self, ids: &[TargetId]) {
+        for &id in ids {
+            if let Some(known) = self.known.get_mut(id) {
+                known.path_awaited = true;
+            }
+        }
+    }
+
+    /// A target's path was looked at. If that told nothing certain, what was known stays.
+    pub(super) fn path_looked_at(&mut self, id: TargetId, found: Option<PathMtu>) {
+        if let Some(known) = self.known.get_mut(id) {
+            known.path_awaited = false;
+            if let Some(found) = found {
+                known.path_mtu = Some(Box::new(found));
+            }
+        }
+    }
+
     /// The targets of the node with this index in the set in force.
     pub(super) fn targets_of(&self, index: usize) -> impl Iterator<Item = TargetId> {
         self.nodes
@@ -382,6 +410,7 @@ impl Results {
                             },
                             verdict: Verdict::Off,
                             trend: Trend::default(),
+                            path_mtu: None,
                         },
                     });
                 }
@@ -428,6 +457,8 @@ impl Known {
             history: History::default(),
             smoothed: None,
             degraded: None,
+            path_mtu: None,
+            path_awaited: false,
         }
     }
 
@@ -449,6 +480,7 @@ impl Known {
             key: self.key,
             verdict,
             trend,
+            path_mtu: self.path_mtu.as_deref(),
         }
     }
 
