@@ -321,6 +321,7 @@ impl Snapshot {
                     .encode_gauge(&(latency_ns as f64 / 1e9))?;
             }
         }
+        self.encode_path_mtus(encoder)?;
         let mut probes = family(
             encoder,
             "node_connectivity_probes",
@@ -339,6 +340,34 @@ impl Snapshot {
                     .collect();
                 labels.push(("result", result));
                 counter(&mut probes, &labels, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_path_mtus(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for (index, name, help) in [
+            (
+                0,
+                "node_path_mtu_bytes",
+                "The largest packet that gets through to an address",
+            ),
+            (
+                1,
+                "node_local_mtu_bytes",
+                "The largest packet that this host sends to an address",
+            ),
+        ] {
+            let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
+            for peer in &self.summary.peers {
+                for address in &peer.addresses {
+                    let Some(mtu) = address.path_mtu.map(|mtus| mtus[index]) else {
+                        continue;
+                    };
+                    let [cluster, name, _] = peer.target();
+                    let labels = [cluster, name, ("address", &address.ip.to_string())];
+                    mtus.encode_family(&labels)?.encode_gauge(&u64::from(mtu))?;
+                }
             }
         }
         Ok(())

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::bail;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::super::output::comma_separated;
 use super::super::status::figures::{Figures, read_history, rtt_rows};
-use super::super::status::{Detail, UnknownNode, is_named, node_text, reachability_word};
-use super::{GetArgs, registries};
+use super::super::status::{Detail, node_text, reachability_word};
+use super::{GetArgs, find, registries};
 use crate::api::client::Client;
 use crate::api::types::{
     HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
@@ -67,24 +66,6 @@ pub(super) async fn print(
         };
         text(details, &status, figures, Timestamp::now())
     })
-}
-
-/// The full name of the one node that `wanted` means.
-fn find<'a>(wanted: &str, names: impl Iterator<Item = &'a String>) -> anyhow::Result<String> {
-    let mut found: Vec<&str> = names
-        .map(String::as_str)
-        .filter(|name| is_named(name, wanted))
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    match found[..] {
-        [] => Err(UnknownNode(wanted.to_owned()).into()),
-        [one] => Ok(one.to_owned()),
-        _ => bail!(
-            "node {wanted:?} is in several clusters: give one of {}",
-            found.join(", ")
-        ),
-    }
 }
 
 /// The entry, and the verbose report about the node.

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::figures::Figures;
 use super::view::{Changes, Tally, Target, View};
 use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathKind,
-    PathStatus, Protocol, Reachability, RttSource, go_duration,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, LargerPackets, NodeStatus,
+    PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource, go_duration,
 };
 use crate::cli::output::{NONE, comma_separated, indent, table};
+use crate::cli::path_mtu::larger as larger_packets;
 use crate::config::{duration_text, parse_duration};
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
@@ -242,7 +243,10 @@ impl Report<'_> {
                 self.out.push_str(&indent(8, &lines));
             }
         }
-        Ok(())
+        match (&address.path_mtu, self.detail) {
+            (Some(seen), Detail::Verbose(_)) => writeln!(self.out, "      {}", path_mtu(seen)),
+            _ => Ok(()),
+        }
     }
 
     fn result(&self, result: &ConnectivityStatus) -> String {
@@ -293,6 +297,18 @@ fn times(result: &ConnectivityStatus) -> String {
     }
     text.push(')');
     text
+}
+
+/// `Path MTU:   1400, larger packets vanish; eth0: 1500   (Last probed: ...)`.
+fn path_mtu(seen: &PathMtuStatus) -> String {
+    let larger = match seen.larger {
+        LargerPackets::None => String::new(),
+        _ => format!(", larger packets {}", larger_packets(seen)),
+    };
+    format!(
+        "Path MTU:   {}{larger}; {}: {}   (Last probed: {:.0})",
+        seen.mtu, seen.device, seen.local_mtu, seen.last_probed
+    )
 }
 
 fn probe_time(status: &HealthStatus) -> String {
