@@ -194,15 +194,9 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
         .start()?;
     bed.wait_all_reachable(SOON)?;
     let (prober, peer) = (bed.node(1), bed.node(2));
-    let seen = || -> anyhow::Result<Vec<PathMtuStatus>> {
-        let status = prober.status()?;
-        let node = status.nodes.iter().find(|n| n.name == peer.full_name());
-        let paths = node.context("no such node")?.host.paths();
-        Ok(paths.filter_map(|path| path.path_mtu.clone()).collect())
-    };
     wait_for("both paths to be looked at", SOON, || {
-        let seen = seen()?;
-        let full = seen.iter().filter(|path| path.mtu == 1500).count();
+        let shown = prober.cli("status --verbose --node hnode2")?.success()?;
+        let full = shown.matches("Path MTU:   1500; eth0: 1500").count();
         Ok((full == 2).then_some(()))
     })?;
     assert_eq!(diagnosis(peer, prober)?, None);
@@ -210,9 +204,11 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
     add_router()?;
     lead_over_router(prober, peer, 1400, 1400)?;
     wait_for("the lower MTU to be found", SEARCHED, || {
-        let seen = seen()?;
-        let reduced = seen.iter().filter(|path| path.mtu == 1400).count();
-        Ok((reduced == 2).then_some(()))
+        let status = prober.status()?;
+        let node = status.nodes.iter().find(|n| n.name == peer.full_name());
+        let paths = node.context("no such node")?.host.paths();
+        let reduced = paths.filter_map(|path| path.path_mtu.as_ref());
+        Ok((reduced.filter(|seen| seen.mtu == 1400).count() == 2).then_some(()))
     })?;
     assert_eq!(
         diagnosis(peer, prober)?.map(|said| said.cause).as_deref(),

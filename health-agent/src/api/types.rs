@@ -108,9 +108,9 @@ pub struct PathStatus {
     /// Protocols that it is not probed by.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub off: Vec<Protocol>,
-    /// How large packets to it may be; absent while that is not known, and for health endpoints.
+    /// How large packets to it may be, if that is less than this host sends.
     #[serde(rename = "pathMtu", skip_serializing_if = "Option::is_none", default)]
-    pub path_mtu: Option<PathMtuStatus>,
+    pub path_mtu: Option<Box<PathMtuStatus>>,
 }
 
 /// How large packets along a path may be, in bytes of IP.

@@ -569,21 +569,20 @@ impl Engine {
         let looked = self.path_mtu.turn(now, &mut self.budget);
         for Looked { id, found } in looked {
             let mut results = self.shared.results_mut();
-            if let (Some(found), Some(target)) = (&found, self.targets.get(id))
-                && results.path_mtu(id).is_some_and(PathMtu::is_reduced) != found.is_reduced()
+            let was_reduced = results.path_mtu(id).is_some_and(PathMtu::is_reduced);
+            if let Some(found) = &found
+                && found.is_reduced() != was_reduced
+                && let Some(target) = self.targets.get(id)
             {
                 let node = self.node_name(target);
-                let told_by = found.told.map(|told| told.from.to_string());
-                tracing::info!(
-                    node,
-                    address = %target.key.address,
-                    mtu = found.mtu,
-                    device = found.way.device,
-                    device_mtu = found.way.device_mtu,
-                    told_by,
-                    "path MTU {}",
-                    if found.is_reduced() { "is less than this host's" } else { "is this host's again" },
-                );
+                let address = target.key.address;
+                let (mtu, local_mtu) = (found.mtu, found.way.mtu);
+                if was_reduced {
+                    tracing::info!(node, %address, mtu, "full path MTU again");
+                } else {
+                    let told_by = found.told.map(|told| told.from.to_string());
+                    tracing::info!(node, %address, mtu, local_mtu, told_by, "reduced path MTU");
+                }
             }
             results.path_looked_at(id, found);
         }
@@ -606,7 +605,7 @@ impl Engine {
             .collect();
         let now = self.now();
         self.path_mtu.request(&ids, now, done);
-        self.shared.results_mut().looking_at_paths(&ids);
+        self.shared.results_mut().await_paths(&ids);
     }
 
     /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.

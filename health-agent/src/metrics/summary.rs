@@ -90,7 +90,7 @@ pub(super) struct Address {
     pub(super) address_type: &'static str,
     /// What came of each protocol.
     pub(super) protocols: [Target; 2],
-    /// The largest packet that gets through, bytes, and the largest that this host sends.
+    /// The largest packet that gets through, bytes, and the largest that this host sends, which is larger.
     pub(super) path_mtu: Option<[u32; 2]>,
 }
 

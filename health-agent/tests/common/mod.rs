@@ -62,7 +62,7 @@ impl Fixture {
                 icmp: icmp.map(result),
                 http: Some(result("")),
                 off: vec![],
-                path_mtu: self.is_troubled.then(path_mtu),
+                path_mtu: self.is_troubled.then(|| Box::new(path_mtu())),
             },
             secondary_addresses: if self.is_troubled {
                 vec![PathStatus {

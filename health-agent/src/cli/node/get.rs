@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::super::output::comma_separated;
-use super::super::status::figures::{Figures, read_history, rtt_rows};
+use super::super::status::figures::{Figures, read_history, read_path_mtus, rtt_rows};
 use super::super::status::{Detail, node_text, reachability_word};
 use super::{GetArgs, find, registries};
 use crate::api::client::Client;
@@ -46,6 +46,7 @@ pub(super) async fn print(
     let name = find(&args.name, known.chain(probed))?;
     let mut history = read_history(client).await?;
     history.retain(|target| target.node == name);
+    let path_mtus = read_path_mtus(client).await?;
     let cluster = name.rsplit_once('/').map_or("", |(cluster, _)| cluster);
     let index = status.nodes.iter().position(|node| node.name == name);
     let details = NodeDetails {
@@ -63,6 +64,7 @@ pub(super) async fn print(
             rtt: rtt_rows(location),
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
+            path_mtus,
         };
         text(details, &status, figures, Timestamp::now())
     })

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use nix::errno::Errno;
-use slotmap::SecondaryMap;
+use slotmap::SparseSecondaryMap;
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinSet};
 
@@ -48,7 +48,7 @@ pub(super) struct PathMtu {
     /// The largest packet that gets through, bytes of IP.
     pub(super) mtu: u32,
     /// The way out of this host.
-    pub(super) way: WayOut,
+    pub(super) way: Arc<WayOut>,
     /// The router that says so, where `mtu` is less than the way out takes; `None` where packets vanish.
     pub(super) told: Option<TooBig>,
     /// When that was seen.
@@ -97,7 +97,10 @@ pub(super) struct PathMtuProber {
     lookups: JoinSet<Lookup>,
     /// Lookups that have ended and were not taken in yet.
     looked_up: Vec<Result<Lookup, JoinError>>,
-    paths: SecondaryMap<TargetId, Path>,
+    /// Few of all targets.
+    paths: SparseSecondaryMap<TargetId, Path>,
+    /// The last one found: most paths go out the same way.
+    way: Option<Arc<WayOut>>,
     /// When something is to be done for a path.
     due: BTreeSet<(Duration, TargetId)>,
     /// Probes that wait for their answer, by sequence number.
@@ -107,29 +110,29 @@ pub(super) struct PathMtuProber {
     ignored: Arc<IgnoredReplies>,
 }
 
-/// One path.
+/// One path. There are very many.
 #[derive(Debug)]
 struct Path {
     address: IpAddr,
-    phase: u64,
     due: Option<Duration>,
-    stage: Stage,
     /// The MTU found last, if it is reduced.
     reduced: Option<u32>,
-    /// Searches that the look under way has begun.
-    searches: u32,
+    /// What is being done; nothing most of the time.
+    look: Option<Box<Look>>,
 }
 
+/// A look at a path under way.
 #[derive(Debug)]
-enum Stage {
-    Idle,
-    LookingUp,
-    Searching(Box<Searching>),
+struct Look {
+    /// Searches that it has begun.
+    searches: u32,
+    /// The search; `None` while the way out is looked up.
+    searching: Option<Searching>,
 }
 
 #[derive(Debug)]
 struct Searching {
-    way: WayOut,
+    way: Arc<WayOut>,
     search: Search,
     /// Sequence number and time of sending of the probe that waits for its answer.
     waits: Option<(u16, Duration)>,
@@ -161,7 +164,8 @@ impl PathMtuProber {
             netlink: netlink::open()?,
             lookups: JoinSet::new(),
             looked_up: Vec::new(),
-            paths: SecondaryMap::new(),
+            paths: SparseSecondaryMap::new(),
+            way: None,
             due: BTreeSet::new(),
             sent: HashMap::new(),
             next_sequence: rand::random(),
@@ -186,16 +190,14 @@ impl PathMtuProber {
             if self.paths.contains_key(id) {
                 continue;
             }
-            let phase = phase((&self.agent, address, "path MTU"));
             let path = Path {
                 address,
-                phase,
                 due: None,
-                stage: Stage::Idle,
                 reduced: None,
-                searches: 0,
+                look: None,
             };
             self.paths.insert(id, path);
+            let phase = self.phase(address);
             let spread = self.options.interval.map(|i| i / FIRST_DIVISOR);
             self.set_due(id, spread.map(|spread| now + fraction(spread, phase)));
         }
@@ -206,7 +208,7 @@ impl PathMtuProber {
         let pace = self.share.period() * USUAL_PROBES;
         let mut at = now;
         for &id in ids {
-            if matches!(self.paths.get(id), Some(path) if matches!(path.stage, Stage::Idle)) {
+            if self.paths.get(id).is_some_and(|path| path.look.is_none()) {
                 self.set_due(id, Some(at));
                 at += pace;
             }
@@ -280,8 +282,7 @@ impl PathMtuProber {
                 continue;
             };
             self.sent.remove(&sequence);
-            let Some(Stage::Searching(searching)) = self.paths.get_mut(id).map(|p| &mut p.stage)
-            else {
+            let Some(searching) = self.paths.get_mut(id).and_then(Path::searching) else {
                 continue;
             };
             let sent = searching.waits.take().map_or(now, |(_, sent)| sent);
@@ -311,30 +312,31 @@ impl PathMtuProber {
     /// Does what is due for a path.
     fn advance(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<Looked> {
         let path = self.paths.get_mut(id)?;
-        match &mut path.stage {
-            Stage::Idle => {
-                path.searches = 0;
-                self.look_up(id, now);
-                None
-            }
+        let Some(look) = &mut path.look else {
+            self.look_up(id, now);
+            return None;
+        };
+        let Some(searching) = &mut look.searching else {
             // The kernel has not answered.
-            Stage::LookingUp => self.end(id, Verdict::Inconclusive, now),
-            Stage::Searching(searching) => {
-                if let Some((sequence, _)) = searching.waits.take() {
-                    self.sent.remove(&sequence);
-                    searching.search.note(Outcome::Lost, now);
-                }
-                self.step(id, now, budget)
-            }
+            return self.end(id, Verdict::Inconclusive, now);
+        };
+        if let Some((sequence, _)) = searching.waits.take() {
+            self.sent.remove(&sequence);
+            searching.search.note(Outcome::Lost, now);
         }
+        self.step(id, now, budget)
     }
 
+    /// Begins a look, or a search anew, by looking up the way out.
     fn look_up(&mut self, id: TargetId, now: Duration) {
         let Some(path) = self.paths.get_mut(id) else {
             return;
         };
-        path.stage = Stage::LookingUp;
-        path.searches += 1;
+        let searches = path.look.as_ref().map_or(0, |look| look.searches);
+        path.look = Some(Box::new(Look {
+            searches: searches + 1,
+            searching: None,
+        }));
         let (netlink, address) = (self.netlink.clone(), path.address);
         self.lookups
             .spawn(async move { (id, mtu::way_out(&netlink, address).await) });
@@ -351,7 +353,9 @@ impl PathMtuProber {
             }
         };
         let path = self.paths.get_mut(id)?;
-        if !matches!(path.stage, Stage::LookingUp) {
+        // It may have come too late.
+        let look = path.look.as_mut()?;
+        if look.searching.is_some() {
             return None;
         }
         let way = match way {
@@ -362,15 +366,19 @@ impl PathMtuProber {
                 return self.end(id, Verdict::Inconclusive, now);
             }
         };
+        let way = match &self.way {
+            Some(known) if **known == way => known.clone(),
+            _ => self.way.insert(Arc::new(way)).clone(),
+        };
         let limits = Limits {
             mtu: way.mtu,
             device_mtu: way.device_mtu,
         };
-        path.stage = Stage::Searching(Box::new(Searching {
+        look.searching = Some(Searching {
             way,
             search: Search::new(limits, path.reduced, self.options.timeout),
             waits: None,
-        }));
+        });
         self.set_due(id, Some(now));
         None
     }
@@ -378,9 +386,8 @@ impl PathMtuProber {
     /// Does what the search wants.
     fn step(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<Looked> {
         let path = self.paths.get_mut(id)?;
-        let Stage::Searching(searching) = &mut path.stage else {
-            return None;
-        };
+        let address = path.address;
+        let searching = path.searching()?;
         loop {
             let (size, patience) = match searching.search.step(now) {
                 Step::Send { size, patience } => (size, patience),
@@ -394,7 +401,7 @@ impl PathMtuProber {
                 self.next_sequence = self.next_sequence.wrapping_add(1);
             }
             let sequence = self.next_sequence;
-            match self.sockets.send(path.address, sequence, size) {
+            match self.sockets.send(address, sequence, size) {
                 Ok(()) => {
                     self.next_sequence = sequence.wrapping_add(1);
                     budget.take(now);
@@ -418,14 +425,13 @@ impl PathMtuProber {
     /// A search has ended.
     fn end(&mut self, id: TargetId, verdict: Verdict, now: Duration) -> Option<Looked> {
         let path = self.paths.get_mut(id)?;
-        if verdict == Verdict::OtherMtu && path.searches < SEARCHES {
+        let searches = path.look.as_ref().map_or(0, |look| look.searches);
+        if verdict == Verdict::OtherMtu && searches < SEARCHES {
             self.look_up(id, now);
             return None;
         }
-        let way = match std::mem::replace(&mut path.stage, Stage::Idle) {
-            Stage::Searching(searching) => Some(searching.way),
-            Stage::Idle | Stage::LookingUp => None,
-        };
+        let look = path.look.take();
+        let way = look.and_then(|look| Some(look.searching?.way));
         let seen = match verdict {
             Verdict::Full => way.map(|way| (way.mtu, way, None)),
             Verdict::Reduced { mtu, told } => way.map(|way| (mtu, way, told)),
@@ -444,7 +450,8 @@ impl PathMtuProber {
             Some(_) => self.options.interval.map(|i| i.min(RECHECK)),
             None => self.options.interval,
         };
-        let phase = path.phase;
+        let address = path.address;
+        let phase = self.phase(address);
         let due = interval.map(|i| regular_after(now + i / 2, i, phase));
         self.set_due(id, due);
         self.end_wait(id);
@@ -453,12 +460,9 @@ impl PathMtuProber {
 
     fn remove(&mut self, id: TargetId) {
         self.set_due(id, None);
-        if let Some(Path {
-            stage: Stage::Searching(searching),
-            ..
-        }) = self.paths.remove(id)
-            && let Some((sequence, _)) = searching.waits
-        {
+        let mut path = self.paths.remove(id);
+        let searching = path.as_mut().and_then(Path::searching);
+        if let Some((sequence, _)) = searching.and_then(|searching| searching.waits) {
             self.sent.remove(&sequence);
         }
         self.end_wait(id);
@@ -472,6 +476,11 @@ impl PathMtuProber {
         });
     }
 
+    /// When in the interval a path is looked at.
+    fn phase(&self, address: IpAddr) -> u64 {
+        phase((&self.agent, address, "path MTU"))
+    }
+
     fn set_due(&mut self, id: TargetId, at: Option<Duration>) {
         if let Some(path) = self.paths.get_mut(id) {
             if let Some(before) = std::mem::replace(&mut path.due, at) {
@@ -479,5 +488,11 @@ impl PathMtuProber {
             }
             self.due.extend(at.map(|at| (at, id)));
         }
+    }
+}
+
+impl Path {
+    fn searching(&mut self) -> Option<&mut Searching> {
+        self.look.as_mut()?.searching.as_mut()
     }
 }

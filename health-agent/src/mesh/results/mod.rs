@@ -4,13 +4,14 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use health_common::probe::Path;
 use jiff::Timestamp;
-use slotmap::SecondaryMap;
+use slotmap::{SecondaryMap, SparseSecondaryMap};
 
 use super::diagnosis::isolation::{Isolation, Survey};
 use super::diagnosis::{Context, Degraded, PeerFacts, TargetFacts, Thresholds, Verdict};
@@ -54,6 +55,10 @@ pub(super) struct Results {
     /// In the order of `set.nodes`.
     nodes: Vec<NodeTargets>,
     known: SecondaryMap<TargetId, Known>,
+    /// Of few of all targets.
+    path_mtus: SparseSecondaryMap<TargetId, PathMtu>,
+    /// Targets whose path MTU somebody waits for.
+    awaited_paths: HashSet<TargetId>,
     /// Results that a history may hold.
     most_results: usize,
     newest: Option<Timestamp>,
@@ -85,9 +90,6 @@ struct Known {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degraded>,
-    path_mtu: Option<Box<PathMtu>>,
-    /// Whether somebody waits for its path MTU.
-    path_awaited: bool,
 }
 
 /// The confirmed result of a target.
@@ -146,6 +148,8 @@ impl Results {
             set: Arc::default(),
             nodes: Vec::new(),
             known: SecondaryMap::new(),
+            path_mtus: SparseSecondaryMap::new(),
+            awaited_paths: HashSet::new(),
             most_results: most_results(0),
             newest: None,
             isolation: Mutex::default(),
@@ -199,6 +203,8 @@ impl Results {
     /// Forgets a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.known.remove(id);
+        self.path_mtus.remove(id);
+        self.awaited_paths.remove(&id);
     }
 
     /// Keeps what became of a probe that was sent at `sent`: its round trip, or that it was lost.
@@ -268,25 +274,19 @@ impl Results {
 
     /// The MTU of a target's path as it was seen last.
     pub(super) fn path_mtu(&self, id: TargetId) -> Option<&PathMtu> {
-        self.known.get(id)?.path_mtu.as_deref()
+        self.path_mtus.get(id)
     }
 
     /// Somebody waits for the MTU of these targets' paths.
-    pub(super) fn looking_at_paths(&mut self, ids: &[TargetId]) {
-        for &id in ids {
-            if let Some(known) = self.known.get_mut(id) {
-                known.path_awaited = true;
-            }
-        }
+    pub(super) fn await_paths(&mut self, ids: &[TargetId]) {
+        self.awaited_paths.extend(ids);
     }
 
     /// A target's path was looked at. If that told nothing certain, what was known stays.
     pub(super) fn path_looked_at(&mut self, id: TargetId, found: Option<PathMtu>) {
-        if let Some(known) = self.known.get_mut(id) {
-            known.path_awaited = false;
-            if let Some(found) = found {
-                known.path_mtu = Some(Box::new(found));
-            }
+        self.awaited_paths.remove(&id);
+        if let Some(found) = found {
+            self.path_mtus.insert(id, found);
         }
     }
 
@@ -400,8 +400,12 @@ impl Results {
         for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
             for targets in addresses {
                 for (protocol, id) in targets.protocols() {
-                    facts.push(match id.and_then(|id| self.known.get(id)) {
-                        Some(known) => known.facts(now),
+                    let known = id.and_then(|id| Some((id, self.known.get(id)?)));
+                    facts.push(match known {
+                        Some((id, known)) => TargetFacts {
+                            path_mtu: self.path_mtu(id),
+                            ..known.facts(now)
+                        },
                         None => TargetFacts {
                             key: TargetKey {
                                 address: targets.address,
@@ -457,8 +461,6 @@ impl Known {
             history: History::default(),
             smoothed: None,
             degraded: None,
-            path_mtu: None,
-            path_awaited: false,
         }
     }
 
@@ -480,7 +482,7 @@ impl Known {
             key: self.key,
             verdict,
             trend,
-            path_mtu: self.path_mtu.as_deref(),
+            path_mtu: None,
         }
     }
 

@@ -129,12 +129,12 @@ impl Results {
                 .filter(|(protocol, _)| is_off(*protocol))
                 .map(|(_, shown)| shown)
                 .collect(),
-            path_mtu: self.shown_path_mtu(targets.icmp),
+            path_mtu: targets
+                .icmp
+                .and_then(|id| self.path_mtu(id))
+                .filter(|seen| seen.is_reduced())
+                .map(|seen| Box::new(path_mtu_status(seen))),
         }
-    }
-
-    fn shown_path_mtu(&self, icmp: Option<TargetId>) -> Option<PathMtuStatus> {
-        self.path_mtu(icmp?).map(path_mtu_status)
     }
 
     /// The MTU of the paths to the node with this full name or to all, this node's own left out.
@@ -145,11 +145,12 @@ impl Results {
         let mut entries = Vec::new();
         for node in self.nodes.iter().filter(wanted) {
             entries.extend(node.host.iter().filter_map(|address| {
+                let id = address.icmp?;
                 Some(PathMtuEntry {
                     node: node.paths.name.clone(),
                     ip: address.address,
-                    probing: self.known.get(address.icmp?)?.path_awaited,
-                    path_mtu: self.shown_path_mtu(address.icmp),
+                    probing: self.awaited_paths.contains(&id),
+                    path_mtu: self.path_mtu(id).map(path_mtu_status),
                 })
             }));
         }
