@@ -54,16 +54,16 @@ fn lead_over_router(from: &Node, to: &Node, router_mtu: u32, node_mtu: u32) -> a
     ip(
         ROUTER,
         &format!(
-            "link add {name} mtu {router_mtu} type veth peer name link mtu {node_mtu} netns {name}"
+            "link add {name} mtu {router_mtu} type veth peer name eth1 mtu {node_mtu} netns {name}"
         ),
     )?;
     // Whatever the machine's default is, a packet may come in where no route leads back.
-    for setting in ["conf.all.rp_filter=0", "conf.link.rp_filter=0"] {
+    for setting in ["conf.all.rp_filter=0", "conf.eth1.rp_filter=0"] {
         sysctl(name, &format!("net.ipv4.{setting}"))?;
     }
-    ip(name, "link set link up")?;
+    ip(name, "link set eth1 up")?;
     ip(ROUTER, &format!("link set {name} up"))?;
-    ip(name, "address add fe80::2/64 dev link nodad")?;
+    ip(name, "address add fe80::2/64 dev eth1 nodad")?;
     ip(ROUTER, &format!("address add fe80::1/64 dev {name} nodad"))?;
     ip(ROUTER, &format!("route add {ipv4}/32 dev {name}"))?;
     ip(
@@ -169,7 +169,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
 
     // What the kernel remembers of the path does not hide that it has become wider.
     ip(ROUTER, &format!("link set {} mtu 1500", told.name()))?;
-    ip(told.name(), "link set link mtu 1500")?;
+    ip(told.name(), "link set eth1 mtu 1500")?;
     for path in paths_to(&probe(prober, told.name())?, told)? {
         assert_eq!(path.mtu, 1500, "{path:?}");
     }
