@@ -585,6 +585,8 @@ impl Engine {
                 }
             }
             results.path_looked_at(id, found);
+            drop(results);
+            self.path_mtu.end_wait(id);
         }
     }
 

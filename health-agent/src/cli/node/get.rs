@@ -172,6 +172,7 @@ mod tests {
             rtt: Err("no maps are pinned".into()),
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
+            path_mtus: BTreeMap::new(),
         };
         let now = "2026-11-21T03:00:10Z".parse().unwrap();
         text(details, &HealthStatus::default(), figures, now)

@@ -235,7 +235,8 @@ impl PathMtuProber {
         Some(at.max(budget.ready()).max(self.share.ready()))
     }
 
-    /// Takes in what has come and does what is due. Returns what came out.
+    /// Takes in what has come and does what is due. Returns what came out; [`Self::end_wait`] must follow for
+    /// each path, when that can be read.
     pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<Looked> {
         if !self.sent.is_empty() {
             self.receive(now);
@@ -454,7 +455,6 @@ impl PathMtuProber {
         let phase = self.phase(address);
         let due = interval.map(|i| regular_after(now + i / 2, i, phase));
         self.set_due(id, due);
-        self.end_wait(id);
         Some(Looked { id, found })
     }
 
@@ -468,8 +468,8 @@ impl PathMtuProber {
         self.end_wait(id);
     }
 
-    /// Nobody need wait for a path any longer.
-    fn end_wait(&mut self, id: TargetId) {
+    /// Nobody need wait for a path any longer: what came out can be read, or it has gone.
+    pub(super) fn end_wait(&mut self, id: TargetId) {
         self.waiters.retain_mut(|waiter| {
             waiter.awaited.remove(&id);
             !waiter.awaited.is_empty()
