@@ -179,6 +179,7 @@ impl Agent {
                 intervals: config.probe_intervals(),
                 rate: config.probe_rate,
                 timeout: config.probe_timeout,
+                path_mtu_interval: config.path_mtu_interval.0,
                 loss_threshold: f64::from(config.loss_threshold) / 100.0,
                 port: config.health_port,
                 icmp_id: node.icmp_id,

@@ -13,8 +13,8 @@ use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, HealthStatus, NodeList, ProbeEvent, RegistryState, SelfStatus,
-    TargetHistory, go_duration,
+    AgentState, Endpoint, HealthStatus, NodeList, PathMtuEntry, ProbeEvent, RegistryState,
+    SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
@@ -195,6 +195,18 @@ impl Source for AgentSource {
         self.mesh
             .get()
             .map_or_else(Vec::new, |mesh| mesh.history(node))
+    }
+
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let mesh = self.mesh.get();
+        mesh.map_or_else(Vec::new, |mesh| mesh.path_mtus(node))
+    }
+
+    async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.probe_path_mtus(node).await,
+            None => Vec::new(),
+        }
     }
 
     fn nodes(&self) -> NodeList {

@@ -27,7 +27,7 @@ use super::serve::{Limits, Server, has_body};
 use super::streamed;
 use super::types::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
-    NodeList, ProbeEvent, RegistryState, TargetHistory,
+    NodeList, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
 use crate::mesh::IgnoredReplyCounts;
@@ -60,6 +60,11 @@ pub trait Source: Send + Sync + 'static {
     /// Probes all nodes now, and tells what comes out as it comes. The last event is
     /// [`ProbeEvent::Done`], with the probe timeout at the latest.
     fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
+    /// How large packets to the addresses of one node (`cluster/node`) or of all may be.
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry>;
+    /// Finds that out anew; ends after 25 s at the latest, with what is known then.
+    fn probe_path_mtus(&self, node: Option<&str>)
+    -> impl Future<Output = Vec<PathMtuEntry>> + Send;
     /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
     fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
     /// The registry.
@@ -110,6 +115,23 @@ struct Api<S> {
 
 type Shared<S> = State<Arc<Api<Arc<S>>>>;
 
+impl<S> Api<S> {
+    /// A place among the requests that take as long as probes do.
+    fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.probe_requests
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| {
+                Refusal(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!(
+                        "{PROBE_REQUESTS} requests to probe nodes are under way; try again later"
+                    ),
+                )
+            })
+    }
+}
+
 fn router<S: Source>(source: Arc<S>) -> Router {
     let api = Api {
         source,
@@ -131,11 +153,15 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 11] {
+fn routes<S: Source>() -> [Route<S>; 12] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
         ("/v1beta/status/probe", put(probe)),
+        (
+            "/v1beta/status/path-mtu",
+            get(path_mtus).put(probe_path_mtus),
+        ),
         ("/v1beta/hello", get(hello)),
         ("/v1beta/cluster/nodes", get(cluster_nodes)),
         ("/v1/nodes", get(nodes)),
@@ -247,12 +273,7 @@ async fn probe<S: Source>(
     query: Result<Query<ProbeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(query) = query?;
-    let Ok(place) = api.probe_requests.clone().try_acquire_owned() else {
-        return Err(Refusal(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("{PROBE_REQUESTS} requests to probe all nodes are under way; try again later"),
-        ));
-    };
+    let place = api.place()?;
     if query.stream {
         Ok(event_lines(api.source.probe_events(), place))
     } else {
@@ -326,28 +347,57 @@ async fn nodes<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HistoryQuery {
+struct NodeQuery {
     node: Option<String>,
+}
+
+async fn path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    answer(move || {
+        let paths = api.source.path_mtus(node.as_deref());
+        of_known_node(&*api.source, node, paths)
+    })
+    .await
+}
+
+async fn probe_path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    let _place = api.place()?;
+    let paths = api.source.probe_path_mtus(node.as_deref()).await;
+    answer(move || of_known_node(&*api.source, node, paths)).await
 }
 
 async fn history<S: Source>(
     State(api): Shared<S>,
-    query: Result<Query<HistoryQuery>, QueryRejection>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let Query(HistoryQuery { node }) = query?;
+    let Query(NodeQuery { node }) = query?;
     answer(move || {
         let history = api.source.history(node.as_deref());
-        match node {
-            Some(node) if history.is_empty() && !is_known(&api.source.nodes(), &node) => {
-                Err(Refusal(
-                    StatusCode::NOT_FOUND,
-                    format!("no node '{node}'; `health-agent node list` shows those there are"),
-                ))
-            }
-            _ => Ok(history),
-        }
+        of_known_node(&*api.source, node, history)
     })
     .await
+}
+
+/// What there is to tell of `node`, or of all; nothing at all if there is no such node.
+fn of_known_node<T>(
+    source: &impl Source,
+    node: Option<String>,
+    told: Vec<T>,
+) -> Result<Vec<T>, Refusal> {
+    match node {
+        Some(node) if told.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
+            StatusCode::NOT_FOUND,
+            format!("no node '{node}'; `health-agent node list` shows those there are"),
+        )),
+        _ => Ok(told),
+    }
 }
 
 fn is_known(nodes: &NodeList, name: &str) -> bool {
@@ -439,6 +489,12 @@ mod tests {
             unreachable!()
         }
         fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+            unreachable!()
+        }
+        fn path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
+            unreachable!()
+        }
+        async fn probe_path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
             unreachable!()
         }
         fn history(&self, _: Option<&str>) -> Vec<TargetHistory> {

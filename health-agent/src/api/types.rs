@@ -108,6 +108,55 @@ pub struct PathStatus {
     /// Protocols that it is not probed by.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub off: Vec<Protocol>,
+    /// How large packets to it may be, if that is less than this host sends.
+    #[serde(rename = "pathMtu", skip_serializing_if = "Option::is_none", default)]
+    pub path_mtu: Option<Box<PathMtuStatus>>,
+}
+
+/// How large packets along a path may be, in bytes of IP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathMtuStatus {
+    /// The largest that gets through.
+    pub mtu: u32,
+    /// The largest that this host sends: by the device's MTU and the route's.
+    pub local_mtu: u32,
+    /// The device that they leave by.
+    pub device: String,
+    /// What becomes of larger ones that this host sends.
+    pub larger: LargerPackets,
+    /// The router that rejects them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rejected_by: Option<IpAddr>,
+    /// When that was seen (RFC 3339).
+    pub last_probed: Timestamp,
+}
+
+/// What becomes of packets that are larger than a path's MTU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LargerPackets {
+    /// This host sends none.
+    None,
+    /// A router tells their sender that they are too big.
+    Rejected,
+    /// They are lost without a word.
+    Vanish,
+}
+
+/// One path of `GET` and `PUT /v1beta/status/path-mtu`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathMtuEntry {
+    /// `cluster/node`.
+    pub node: String,
+    /// The node's address.
+    pub ip: IpAddr,
+    /// Whether it is being probed on request.
+    pub probing: bool,
+    /// What was seen last; absent before the first time.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub path_mtu: Option<PathMtuStatus>,
 }
 
 /// The last result of one protocol on one path.

@@ -13,7 +13,8 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+    Config, Interval, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster,
+    parse_duration,
 };
 
 /// The registry of an agent that was told of none.
@@ -78,6 +79,9 @@ pub struct RunArgs {
     /// How long a probe waits for its answer, at most 20s and --probe-interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     probe_timeout: Duration,
+    /// Time between two looks at the MTU of the path to an address, 1s to 24h, or off
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    path_mtu_interval: Interval,
     /// Part of a target's probes, in percent, whose loss degrades it
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     loss_threshold: u8,
@@ -122,6 +126,7 @@ impl RunArgs {
             probes: self.probes,
             probe_rate: self.probe_rate,
             probe_timeout: self.probe_timeout,
+            path_mtu_interval: self.path_mtu_interval,
             loss_threshold: self.loss_threshold,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,

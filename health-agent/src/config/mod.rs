@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
-pub use self::probing::{ProbeChoice, ProbeChoiceError, ProbeIntervals};
+pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
 /// Longest instance name, bytes: it becomes part of folder and namespace names.
@@ -28,6 +28,8 @@ const MAX_SOCKET_PATH_LEN: usize = 107;
 
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
+const MIN_PATH_MTU_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
@@ -168,6 +170,8 @@ pub struct Config {
     /// How long a probe waits for its answer.
     #[serde(rename = "probe-timeout-ns", with = "duration::nanoseconds")]
     pub probe_timeout: Duration,
+    /// Time between two looks at the MTU of the path to an address.
+    pub path_mtu_interval: Interval,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
     /// Group that may use the API's socket; without one the agent's.
@@ -279,6 +283,14 @@ impl Config {
                 ),
             ));
         }
+        if let Some(interval) = self.path_mtu_interval.0 {
+            within(
+                "--path-mtu-interval",
+                interval,
+                MIN_PATH_MTU_INTERVAL,
+                MAX_PATH_MTU_INTERVAL,
+            )?;
+        }
         if !(1..=100).contains(&self.loss_threshold) {
             return Err(InvalidSetting::new(
                 "--loss-threshold",
@@ -389,6 +401,7 @@ mod tests {
             probes: Vec::new(),
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            path_mtu_interval: Interval(Some(Duration::from_secs(600))),
             loss_threshold: 5,
             socket_group: None,
             metrics_per_target: false,
@@ -405,7 +418,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 31] = [
+        let cases: [(&str, &str, Change); 32] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -458,6 +471,9 @@ mod tests {
                 c.probes = vec!["http=99ms".parse().expect("a choice")];
             }),
             ("--probe-rate", "0", |c| c.probe_rate = 0),
+            ("--path-mtu-interval", "999ms", |c| {
+                c.path_mtu_interval = Interval(Some(Duration::from_millis(999)));
+            }),
             ("--loss-threshold", "101", |c| c.loss_threshold = 101),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];

@@ -21,6 +21,7 @@ use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Probe};
 use super::learned::Learned;
+use super::path_mtu::{Looked, PathMtu, PathMtuOptions, PathMtuProber};
 use super::results::{Answer, Unanswered};
 use super::rtt_store::RttStore;
 use super::schedule::Schedule;
@@ -60,6 +61,11 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(super) enum Command {
     /// Probe all targets.
     Probe(mpsc::UnboundedSender<SweepEvent>),
+    /// Find the MTU of the paths to this node, by its full name, or to all; `done` is dropped then.
+    ProbePathMtu {
+        node: Option<String>,
+        done: oneshot::Sender<()>,
+    },
     /// End.
     Shutdown(oneshot::Sender<()>),
 }
@@ -93,6 +99,7 @@ pub(super) struct Engine {
     icmp: IcmpProber,
     /// Taken in after each batch; kept for its memory.
     icmp_events: Vec<IcmpEvent>,
+    path_mtu: PathMtuProber,
     http: JoinSet<HttpDone>,
     http_places: usize,
     /// Due, while there is no place.
@@ -122,6 +129,18 @@ impl Engine {
             shared.ignored.clone(),
         )
         .map_err(MeshError::RawSocket)?;
+        let path_mtu = PathMtuProber::open(
+            &options.local,
+            PathMtuOptions {
+                interval: options.path_mtu_interval,
+                rate: options.rate,
+                timeout: options.timeout,
+            },
+            other_id(options.icmp_id),
+            options.magic,
+            shared.ignored.clone(),
+        )
+        .map_err(MeshError::RawSocket)?;
         let mut engine = Self {
             schedule: Schedule::new(&options.local, options.rate),
             confirmation: Confirmation::default(),
@@ -138,6 +157,7 @@ impl Engine {
             rebuild_took: Duration::ZERO,
             icmp,
             icmp_events: Vec::new(),
+            path_mtu,
             http: JoinSet::new(),
             http_places: http_places(),
             http_waiting: VecDeque::new(),
@@ -167,6 +187,9 @@ impl Engine {
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Probe(waiter)) => self.sweep(waiter),
+                    Some(Command::ProbePathMtu { node, done }) => {
+                        self.probe_path_mtu(node.as_deref(), done);
+                    }
                     Some(Command::Shutdown(done)) => {
                         finished = Some(done);
                         break;
@@ -177,6 +200,7 @@ impl Engine {
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
                 _ = self.icmp.readable() => {}
+                () = self.path_mtu.ready() => {}
                 Some(done) = self.http.join_next() => self.http_done(done),
                 () = sleep_until(wake) => {}
             }
@@ -211,6 +235,7 @@ impl Engine {
         self.icmp.flush(&mut self.icmp_events);
         self.take_icmp_events();
         self.begin_http();
+        self.look_at_paths();
         self.end_sweep();
     }
 
@@ -273,6 +298,7 @@ impl Engine {
                 .map(|due| due.max(self.send_at)),
             self.confirmation.next_due(&self.budget),
             self.icmp.next_expiry(),
+            self.path_mtu.next_due(&self.budget),
             self.rebuild_at,
             sweep,
         ]
@@ -537,6 +563,53 @@ impl Engine {
         true
     }
 
+    /// Goes on finding the MTU of paths.
+    fn look_at_paths(&mut self) {
+        let now = self.now();
+        let looked = self.path_mtu.turn(now, &mut self.budget);
+        for Looked { id, found } in looked {
+            let mut results = self.shared.results_mut();
+            let was_reduced = results.path_mtu(id).is_some_and(PathMtu::is_reduced);
+            if let Some(found) = &found
+                && found.is_reduced() != was_reduced
+                && let Some(target) = self.targets.get(id)
+            {
+                let node = self.node_name(target);
+                let address = target.key.address;
+                let (mtu, local_mtu) = (found.mtu, found.way.mtu);
+                if was_reduced {
+                    tracing::info!(node, %address, mtu, "full path MTU again");
+                } else {
+                    let told_by = found.told.map(|told| told.from.to_string());
+                    tracing::info!(node, %address, mtu, local_mtu, told_by, "reduced path MTU");
+                }
+            }
+            results.path_looked_at(id, found);
+            drop(results);
+            self.path_mtu.end_wait(id);
+        }
+    }
+
+    /// Finds the MTU of the paths to a node or to all for the sake of whoever holds the other end of `done`.
+    fn probe_path_mtu(&mut self, node: Option<&str>, done: oneshot::Sender<()>) {
+        let set = &self.set;
+        let is_wanted = |target: &Target| {
+            has_path_mtu(target)
+                && node.is_none_or(|name| {
+                    let known = set.nodes.get(target.node);
+                    known.is_some_and(|known| known.full_name() == name)
+                })
+        };
+        let targets = self.targets.iter();
+        let ids: Vec<_> = targets
+            .filter(|(_, target)| is_wanted(target))
+            .map(|(id, _)| id)
+            .collect();
+        let now = self.now();
+        self.path_mtu.request(&ids, now, done);
+        self.shared.results_mut().await_paths(&ids);
+    }
+
     /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.
     fn sweep(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
         let now = self.now();
@@ -604,6 +677,12 @@ impl Engine {
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);
         self.add_targets(&changes.fresh);
+        let paths_out = self
+            .targets
+            .iter()
+            .filter(|(_, target)| has_path_mtu(target));
+        let paths_out = paths_out.map(|(id, target)| (id, target.key.address));
+        self.path_mtu.set_paths(paths_out, begun);
         if let Some(sweep) = &mut self.sweep {
             let targets = &self.targets;
             sweep.renumber(paths.len(), |id| targets.get(id).map(|target| target.node));
@@ -659,6 +738,18 @@ impl Engine {
     fn rate_time(&self, targets: usize) -> Duration {
         Duration::from_secs(targets as u64) / self.options.rate.max(1)
     }
+}
+
+/// Whether the MTU of the path to a target is worth knowing: it leaves this host, and is the host's own, over
+/// which an endpoint's packets go as well.
+fn has_path_mtu(target: &Target) -> bool {
+    let TargetKey { path, protocol, .. } = target.key;
+    target.remote && path == Path::Host && protocol == Protocol::Icmp
+}
+
+/// A random ICMP identifier other than `id`.
+fn other_id(id: u16) -> u16 {
+    id.wrapping_add(rand::random_range(1..=u16::MAX))
 }
 
 /// How many HTTP probes may run at a time under the limit on open files.

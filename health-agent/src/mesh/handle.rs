@@ -18,7 +18,9 @@ use super::engine::{Command, Engine};
 use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
-use crate::api::types::{HealthStatus, NodeList, ProbeEvent, RegistryState, TargetHistory};
+use crate::api::types::{
+    HealthStatus, NodeList, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+};
 use crate::config::ProbeIntervals;
 use crate::nodes::NodeSet;
 
@@ -26,6 +28,8 @@ use crate::nodes::NodeSet;
 const COMMANDS: usize = 16;
 /// Nodes that are written down without a pause for the prober: some 0.2 ms.
 const NODES_AT_A_TIME: usize = 64;
+/// Longest wait for the MTU of paths: below that of a client. A black hole takes some 15 s.
+const PATH_MTU_WAIT: Duration = Duration::from_secs(25);
 /// Events of a probe on request that may wait for a slow reader.
 const EVENTS: usize = 64;
 
@@ -44,6 +48,8 @@ pub struct MeshOptions {
     pub rate: u32,
     /// How long a probe waits for its answer.
     pub timeout: Duration,
+    /// Time between two looks at the MTU of a path; `None`: on request alone.
+    pub path_mtu_interval: Option<Duration>,
     /// The part of a target's probes, 0 to 1, whose loss degrades it.
     pub loss_threshold: f64,
     /// TCP port of the responders, on all nodes.
@@ -263,6 +269,25 @@ impl MeshHandle {
             let _ = sender.send(ProbeEvent::Done(mesh.report())).await;
         });
         receiver
+    }
+
+    /// What is known of the MTU of the paths to one node, by its full name, or to all.
+    pub fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        self.shared.results().path_mtus(node)
+    }
+
+    /// Finds them anew. Ends when that has been done, and after 25 s with what is known then.
+    pub async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let (done, wait) = oneshot::channel();
+        let command = Command::ProbePathMtu {
+            node: node.map(str::to_owned),
+            done,
+        };
+        // An error means that the mesh has ended; what was known stays true.
+        if self.commands.send(command).await.is_ok() {
+            let _ = tokio::time::timeout(PATH_MTU_WAIT, wait).await;
+        }
+        self.path_mtus(node)
     }
 
     /// Begins to probe all targets. The channel closes when that has ended, or the mesh has.

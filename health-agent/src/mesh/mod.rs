@@ -4,7 +4,7 @@
 //! `target` says what to probe, `schedule` when, within a `budget`; `icmp` and `http` do it, `confirm`
 //! tells a lost probe from an outage, `results` keeps what came out, with a `history` of each target,
 //! `diagnosis` says what it means, `accounts` counts it in the datapath's rows, and `learned` keeps the
-//! addresses that peers tell of themselves. A `handle` is what others hold of it; `sweep` is a request
+//! addresses that peers tell of themselves. `path_mtu` finds the MTU of paths. A `handle` is what others hold of it; `sweep` is a request
 //! to probe everything. [`hello`] is the side that answers.
 
 mod accounts;
@@ -21,6 +21,7 @@ mod history;
 mod http;
 mod icmp;
 mod learned;
+mod path_mtu;
 mod results;
 pub mod rtt_store;
 mod schedule;

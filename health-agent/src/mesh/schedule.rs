@@ -78,9 +78,7 @@ impl Schedule {
         now: Duration,
         spread: Duration,
     ) {
-        let mut hasher = DefaultHasher::new();
-        (&self.agent, key).hash(&mut hasher);
-        let phase = hasher.finish();
+        let phase = phase((&self.agent, key));
         let due = now + fraction(spread, phase);
         let times = Times {
             interval,
@@ -233,8 +231,15 @@ impl Schedule {
     }
 }
 
+/// The phase of something that is done once an interval, in units of `2^-64` of the interval.
+pub(super) fn phase(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The first time with this phase of the interval that is not before `earliest`.
-fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
+pub(super) fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
     let phase = fraction(interval, phase);
     let interval = interval.as_nanos().max(1);
     let past = earliest.saturating_sub(phase).as_nanos();
@@ -243,7 +248,7 @@ fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration
 }
 
 /// `part / 2^64` of `whole`.
-fn fraction(whole: Duration, part: u64) -> Duration {
+pub(super) fn fraction(whole: Duration, part: u64) -> Duration {
     // Below `whole` in nanoseconds; those fit 64 bits for 584 years.
     Duration::from_nanos(((whole.as_nanos() * u128::from(part)) >> 64) as u64)
 }

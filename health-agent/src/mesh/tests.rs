@@ -66,6 +66,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         intervals: ProbeIntervals::all(Duration::from_secs(10)),
         rate: 10_000,
         timeout: TIMEOUT,
+        path_mtu_interval: None,
         loss_threshold: 0.05,
         port: PORT,
         icmp_id: rand::random(),

@@ -321,6 +321,7 @@ impl Snapshot {
                     .encode_gauge(&(latency_ns as f64 / 1e9))?;
             }
         }
+        self.encode_path_mtus(encoder)?;
         let mut probes = family(
             encoder,
             "node_connectivity_probes",
@@ -339,6 +340,34 @@ impl Snapshot {
                     .collect();
                 labels.push(("result", result));
                 counter(&mut probes, &labels, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_path_mtus(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for (index, name, help) in [
+            (
+                0,
+                "node_path_mtu_bytes",
+                "The largest packet that gets through to an address, where this host sends larger ones",
+            ),
+            (
+                1,
+                "node_local_mtu_bytes",
+                "The largest packet that this host sends to such an address",
+            ),
+        ] {
+            let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
+            for peer in &self.summary.peers {
+                for address in &peer.addresses {
+                    let Some(mtu) = address.path_mtu.map(|mtus| mtus[index]) else {
+                        continue;
+                    };
+                    let [cluster, name, _] = peer.target();
+                    let labels = [cluster, name, ("address", &address.ip.to_string())];
+                    mtus.encode_family(&labels)?.encode_gauge(&u64::from(mtu))?;
+                }
             }
         }
         Ok(())
@@ -530,7 +559,7 @@ mod tests {
     use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
-    use crate::api::types::{HealthStatus, RejectedEntry};
+    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 
     fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         let mut row = RttRow::EMPTY;
@@ -726,6 +755,28 @@ mod tests {
                 degraded.lines().any(|l| l == line),
                 "no {line} in:\n{degraded}"
             );
+        }
+    }
+
+    #[test]
+    fn a_reduced_path_mtu_is_shown_beside_what_this_host_sends() {
+        let mut report = samples::report();
+        let path = &mut report.nodes[1].host.primary_address;
+        path.path_mtu = Some(Box::new(PathMtuStatus {
+            mtu: 1400,
+            local_mtu: 1500,
+            device: "eth0".to_owned(),
+            larger: LargerPackets::Vanish,
+            rejected_by: None,
+            last_probed: Timestamp::UNIX_EPOCH,
+        }));
+        let text = text(snapshot(&report, false), Format::Classic).unwrap();
+        let labels = "target_cluster=\"default\",target_node_name=\"n2\",address=\"10.0.0.2\"";
+        for line in [
+            format!("health_agent_node_path_mtu_bytes{{{labels}}} 1400"),
+            format!("health_agent_node_local_mtu_bytes{{{labels}}} 1500"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
         }
     }
 

@@ -52,6 +52,7 @@ pub(super) fn path(
         icmp,
         http,
         off: Vec::new(),
+        path_mtu: None,
     }
 }
 

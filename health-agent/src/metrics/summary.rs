@@ -90,6 +90,8 @@ pub(super) struct Address {
     pub(super) address_type: &'static str,
     /// What came of each protocol.
     pub(super) protocols: [Target; 2],
+    /// The largest packet that gets through, bytes, and the largest that this host sends, which is larger.
+    pub(super) path_mtu: Option<[u32; 2]>,
 }
 
 /// One protocol on one address.
@@ -232,6 +234,10 @@ impl Summary {
                             Target::new("icmp", shown.icmp.as_ref()),
                             Target::new("http", shown.http.as_ref()),
                         ],
+                        path_mtu: shown
+                            .path_mtu
+                            .as_ref()
+                            .map(|seen| [seen.mtu, seen.local_mtu]),
                     });
                 }
                 self.places.insert((shown.ip.into(), path as u8), place);

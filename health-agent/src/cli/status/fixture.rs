@@ -44,6 +44,7 @@ fn path(
         icmp,
         http,
         off: Vec::new(),
+        path_mtu: None,
     }
 }
 

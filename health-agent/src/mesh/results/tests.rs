@@ -18,6 +18,7 @@ fn options() -> MeshOptions {
         intervals: ProbeIntervals::all(Duration::from_secs(10)),
         rate: 1000,
         timeout: SECOND,
+        path_mtu_interval: None,
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
