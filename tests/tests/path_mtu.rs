@@ -229,3 +229,30 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
         Ok(diagnosis(peer, prober)?.is_none().then_some(()))
     })
 }
+
+#[test]
+#[ignore = "needs root"]
+fn another_mtu_of_the_device_is_noticed_at_once() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--path-mtu-interval 1h")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let (prober, peer) = (bed.node(1), bed.node(2));
+    let shows = |line: &str| -> anyhow::Result<Option<()>> {
+        let shown = prober.cli("status --verbose --node hnode2")?.success()?;
+        Ok(shown.contains(line).then_some(()))
+    };
+    probe(prober, "")?;
+    ensure!(shows("Path MTU:   1500; eth0: 1500")?.is_some());
+    ip(prober.name(), "link set eth0 mtu 1400")?;
+    wait_for("the lower MTU", SOON, || {
+        shows("Path MTU:   1400; eth0: 1400")
+    })?;
+    // The link of the other end and the bridge stay as they are.
+    ip(prober.name(), "link set eth0 mtu 9000")?;
+    wait_for("a black hole", SEARCHED, || {
+        Ok(diagnosis(peer, prober)?.filter(|said| said.cause == "path-mtu"))
+    })?;
+    Ok(())
+}

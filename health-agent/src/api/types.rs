@@ -1,5 +1,6 @@
-//! What the API speaks. Everything under `/v1beta` has the paths, field names and types of Cilium's
-//! health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional additions.
+//! What the API speaks. Everything under `/v1beta` but `status/path-mtu` has the paths, field names and
+//! types of Cilium's health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional
+//! additions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

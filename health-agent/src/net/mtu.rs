@@ -3,8 +3,11 @@
 use std::io;
 use std::net::IpAddr;
 
-use futures_util::TryStreamExt;
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{AfSpecInet6, AfSpecUnspec, LinkAttribute, LinkMessage};
+use rtnetlink::MulticastGroup;
+use rtnetlink::packet_core::NetlinkPayload;
 
 use super::netlink::{Handle, os_error};
 use super::route::{self, RouteError};
@@ -62,17 +65,49 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
     Ok(message.and_then(|message| way_through(&message, address, route.mtu)))
 }
 
-fn way_through(message: &LinkMessage, address: IpAddr, route_mtu: Option<u32>) -> Option<WayOut> {
+/// A device's MTU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMtu {
+    /// Name of the device.
+    pub device: String,
+    /// The largest IP packet that it takes, bytes.
+    pub mtu: u32,
+}
+
+/// Opens a connection for [`way_out`] in the calling thread's network namespace, and has the kernel tell of
+/// all that happens to devices: each time, what their MTU is. Must be called inside a tokio runtime.
+pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
+    let (connection, handle, messages) =
+        rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
+    tokio::spawn(connection);
+    let told = messages.filter_map(|(message, _)| {
+        std::future::ready(match message.payload {
+            NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => device_mtu(&link),
+            _ => None,
+        })
+    });
+    Ok((handle, told))
+}
+
+fn device_mtu(message: &LinkMessage) -> Option<DeviceMtu> {
     let attributes = || message.attributes.iter();
     let device = attributes().find_map(|attribute| match attribute {
         LinkAttribute::IfName(name) => Some(name.clone()),
         _ => None,
     })?;
-    let device_mtu = attributes().find_map(|attribute| match attribute {
+    let mtu = attributes().find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     })?;
-    let ipv6_mtu = attributes().find_map(ipv6_mtu);
+    Some(DeviceMtu { device, mtu })
+}
+
+fn way_through(message: &LinkMessage, address: IpAddr, route_mtu: Option<u32>) -> Option<WayOut> {
+    let DeviceMtu {
+        device,
+        mtu: device_mtu,
+    } = device_mtu(message)?;
+    let ipv6_mtu = message.attributes.iter().find_map(ipv6_mtu);
     let settings_mtu = ipv6_mtu.filter(|_| address.is_ipv6());
     Some(WayOut {
         device,

@@ -12,7 +12,7 @@ use super::super::failure::IcmpError;
 use super::socket::IcmpSocket;
 use super::wire::{Family, Mark, Message};
 
-/// What became of a request.
+/// What came in answer to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::mesh) enum SizedEvent {
     /// The reply came.
@@ -22,6 +22,8 @@ pub(in crate::mesh) enum SizedEvent {
         /// Its sequence number, host byte order.
         sequence: u16,
     },
+    /// A reply came that has not the payload of a request.
+    Unmarked,
     /// An error came that quotes it.
     Error {
         /// Where the request went.
@@ -95,7 +97,7 @@ impl SizedSockets {
                     from: received.from,
                     sequence,
                 }),
-                Message::Unmarked => {}
+                Message::Unmarked => handle(SizedEvent::Unmarked),
                 Message::Error {
                     sequence,
                     destination,

@@ -9,9 +9,11 @@ mod search;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{Stream, StreamExt};
 use jiff::Timestamp;
 use nix::errno::Errno;
 use slotmap::SparseSecondaryMap;
@@ -26,7 +28,7 @@ use super::counters::IgnoredReplies;
 use super::icmp::sized::{SizedEvent, SizedSockets};
 use super::schedule::{fraction, phase, regular_after};
 use super::target::TargetId;
-use crate::net::mtu::{self, MtuError, WayOut};
+use crate::net::mtu::{self, DeviceMtu, MtuError, WayOut};
 use crate::net::netlink;
 
 /// The part of the probe rate that this may take: one in so many.
@@ -94,13 +96,17 @@ pub(super) struct PathMtuProber {
     share: Budget,
     sockets: SizedSockets,
     netlink: netlink::Handle,
+    /// Tells what becomes of devices.
+    devices: Pin<Box<dyn Stream<Item = DeviceMtu> + Send>>,
+    /// Whether a device that paths lead through has another MTU than before.
+    mtu_has_changed: bool,
     lookups: JoinSet<Lookup>,
     /// Lookups that have ended and were not taken in yet.
     looked_up: Vec<Result<Lookup, JoinError>>,
     /// Few of all targets.
     paths: SparseSecondaryMap<TargetId, Path>,
-    /// The last one found: most paths go out the same way.
-    way: Option<Arc<WayOut>>,
+    /// Those found, each once: nearly all paths go out the same way.
+    ways: Vec<Arc<WayOut>>,
     /// When something is to be done for a path.
     due: BTreeSet<(Duration, TargetId)>,
     /// Probes that wait for their answer, by sequence number.
@@ -156,16 +162,19 @@ impl PathMtuProber {
         magic: u64,
         ignored: Arc<IgnoredReplies>,
     ) -> io::Result<Self> {
+        let (netlink, devices) = mtu::open()?;
         Ok(Self {
             agent: agent.to_owned(),
             options,
             share: Budget::new(options.rate / SHARE),
             sockets: SizedSockets::open(id, magic)?,
-            netlink: netlink::open()?,
+            netlink,
+            devices: Box::pin(devices),
+            mtu_has_changed: false,
             lookups: JoinSet::new(),
             looked_up: Vec::new(),
             paths: SparseSecondaryMap::new(),
-            way: None,
+            ways: Vec::new(),
             due: BTreeSet::new(),
             sent: HashMap::new(),
             next_sequence: rand::random(),
@@ -205,14 +214,7 @@ impl PathMtuProber {
 
     /// Looks at paths now, as soon as the rate allows. `done` is dropped when that has been done.
     pub(super) fn request(&mut self, ids: &[TargetId], now: Duration, done: oneshot::Sender<()>) {
-        let pace = self.share.period() * USUAL_PROBES;
-        let mut at = now;
-        for &id in ids {
-            if self.paths.get(id).is_some_and(|path| path.look.is_none()) {
-                self.set_due(id, Some(at));
-                at += pace;
-            }
-        }
+        self.pull_in(ids, now);
         let awaited = ids.iter().filter(|&&id| self.paths.contains_key(id));
         self.waiters.push(Waiter {
             awaited: awaited.copied().collect(),
@@ -221,12 +223,33 @@ impl PathMtuProber {
         self.waiters.retain(|waiter| !waiter.awaited.is_empty());
     }
 
+    /// Makes paths due as soon as the rate allows.
+    fn pull_in(&mut self, ids: &[TargetId], now: Duration) {
+        let pace = self.share.period() * USUAL_PROBES;
+        let mut at = now;
+        for &id in ids {
+            if self.paths.get(id).is_some_and(|path| path.look.is_none()) {
+                self.set_due(id, Some(at));
+                at += pace;
+            }
+        }
+    }
+
     /// Waits until something has come; [`Self::turn`] must follow.
     pub(super) async fn ready(&mut self) {
         tokio::select! {
             _ = self.sockets.readable() => {}
             Some(lookup) = self.lookups.join_next() => self.looked_up.push(lookup),
+            Some(device) = self.devices.next() => self.note_mtu(&device),
         }
+    }
+
+    /// Takes in what the MTU of a device is now.
+    fn note_mtu(&mut self, now: &DeviceMtu) {
+        let before = self.ways.len();
+        self.ways
+            .retain(|way| way.device != now.device || way.device_mtu == now.mtu);
+        self.mtu_has_changed |= self.ways.len() < before;
     }
 
     /// When something is to be done, the budget permitting.
@@ -240,6 +263,10 @@ impl PathMtuProber {
     pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<Looked> {
         if !self.sent.is_empty() {
             self.receive(now);
+        }
+        if std::mem::take(&mut self.mtu_has_changed) && self.options.interval.is_some() {
+            let all: Vec<_> = self.paths.keys().collect();
+            self.pull_in(&all, now);
         }
         let mut looked = Vec::new();
         while let Some(lookup) = self.lookups.try_join_next() {
@@ -272,13 +299,17 @@ impl PathMtuProber {
                     sequence,
                     ..
                 } => (destination, sequence),
+                SizedEvent::Unmarked => {
+                    self.ignored.wrong_payload();
+                    continue;
+                }
             };
             let waiting = self.sent.get(&sequence).copied();
             let Some(id) = waiting.filter(|&id| self.is_to(id, address)) else {
                 match (event, waiting) {
                     (SizedEvent::Error { .. }, _) => self.ignored.unmatched_error(),
-                    (SizedEvent::Answered { .. }, Some(_)) => self.ignored.wrong_source(),
-                    (SizedEvent::Answered { .. }, None) => self.ignored.unexpected(),
+                    (_, Some(_)) => self.ignored.wrong_source(),
+                    (_, None) => self.ignored.unexpected(),
                 }
                 continue;
             };
@@ -297,7 +328,7 @@ impl PathMtuProber {
                     from: error.from,
                     next_hop_mtu,
                 }),
-                SizedEvent::Error { .. } => Outcome::Lost,
+                SizedEvent::Error { .. } | SizedEvent::Unmarked => Outcome::Lost,
             };
             searching.search.note(outcome, now);
             self.set_due(id, Some(now));
@@ -367,9 +398,13 @@ impl PathMtuProber {
                 return self.end(id, Verdict::Inconclusive, now);
             }
         };
-        let way = match &self.way {
-            Some(known) if **known == way => known.clone(),
-            _ => self.way.insert(Arc::new(way)).clone(),
+        let way = match self.ways.iter().find(|known| ***known == way) {
+            Some(known) => known.clone(),
+            None => {
+                let way = Arc::new(way);
+                self.ways.push(way.clone());
+                way
+            }
         };
         let limits = Limits {
             mtu: way.mtu,
