@@ -19,7 +19,7 @@ use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
 use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
-use super::icmp::{IcmpEvent, IcmpProber, Probe};
+use super::icmp::{IcmpEvent, IcmpProber, Mark, Probe};
 use super::learned::Learned;
 use super::path_mtu::{Looked, PathMtu, PathMtuOptions, PathMtuProber};
 use super::results::{Answer, Unanswered};
@@ -123,8 +123,12 @@ impl Engine {
         local_health: watch::Receiver<Vec<IpAddr>>,
     ) -> Result<Self, MeshError> {
         let icmp = IcmpProber::open(
-            options.icmp_id,
-            options.magic,
+            Mark {
+                icmp_id: options.icmp_id,
+                session: options.session,
+                key: options.probe_key,
+                one_way: options.one_way,
+            },
             rand::random(),
             shared.ignored.clone(),
         )
@@ -137,7 +141,6 @@ impl Engine {
                 timeout: options.timeout,
             },
             other_id(options.icmp_id),
-            options.magic,
             shared.ignored.clone(),
         )
         .map_err(MeshError::RawSocket)?;
@@ -146,7 +149,7 @@ impl Engine {
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
             learned: Learned::load(&options.state_dir),
-            accounts: Accounts::new(store, options.icmp_id, options.local_addresses.clone()),
+            accounts: Accounts::new(store).map_err(MeshError::RttStore)?,
             options,
             shared,
             nodes,
@@ -336,7 +339,7 @@ impl Engine {
         if let Some(target) = self.targets.get(id) {
             let now = self.now();
             let expiry = now + self.options.timeout;
-            let probe = Probe::new(id, target.key, now, expiry, target.remote);
+            let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
             self.icmp.push(probe, &mut self.icmp_events);
         }
@@ -354,12 +357,8 @@ impl Engine {
         let mut events = std::mem::take(&mut self.icmp_events);
         for event in events.drain(..) {
             match event {
-                IcmpEvent::Answered {
-                    probe,
-                    sequence,
-                    rtt,
-                } => {
-                    let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
+                IcmpEvent::Answered { probe, rtt } => {
+                    let (rtt, source) = self.accounts.answered(&probe, rtt);
                     let answer = Answer {
                         rtt,
                         source,
@@ -370,12 +369,8 @@ impl Engine {
                         self.schedule.settle(probe.id, now);
                     }
                 }
-                IcmpEvent::Failed {
-                    probe,
-                    sequence,
-                    failure,
-                } => {
-                    self.accounts.lost(&probe, sequence, &failure);
+                IcmpEvent::Failed { probe, failure } => {
+                    self.accounts.lost(&probe);
                     self.failed(probe.id, probe.sent, failure);
                 }
                 IcmpEvent::Deferred { id } => {

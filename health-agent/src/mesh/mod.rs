@@ -22,6 +22,7 @@ mod http;
 mod icmp;
 mod learned;
 mod path_mtu;
+pub mod probe_key;
 mod results;
 pub mod rtt_store;
 mod schedule;

@@ -62,7 +62,7 @@ pub(super) struct Target {
     pub(super) key: TargetKey,
     /// Index in the node set in force.
     pub(super) node: usize,
-    /// Whether its probes cross an uplink.
+    /// Whether its probes leave this host.
     pub(super) remote: bool,
 }
 

@@ -230,6 +230,8 @@ impl Source for Fixture {
             probe_timeout: Duration::from_secs(1),
             path_mtu_interval: Interval(None),
             loss_threshold: 5,
+            probe_key_file: None,
+            one_way: false,
             socket_group: None,
             metrics_per_target: false,
             metrics_address: ListenAddress::Off,

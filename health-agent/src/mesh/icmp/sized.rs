@@ -1,7 +1,7 @@
 //! Echo requests of chosen sizes that are not to be fragmented: the probes of a path's MTU.
 //!
-//! They have an identifier of their own, so the programs on the uplinks do not take them for probes
-//! of reachability: neither round-trip times nor losses are counted of them.
+//! They have an identifier and a key of their own, so no programs on uplinks, here or there, take them
+//! for probes of reachability: neither round-trip times nor losses are counted of them.
 
 use std::io;
 use std::net::IpAddr;
@@ -45,11 +45,17 @@ pub(in crate::mesh) struct SizedSockets {
 }
 
 impl SizedSockets {
-    /// Opens the sockets; needs `CAP_NET_RAW`. `id` is the ICMP identifier in host byte order, `magic`
-    /// marks the payload. A family that this host lacks is left out.
-    pub(in crate::mesh) fn open(id: u16, magic: u64) -> io::Result<Self> {
+    /// Opens the sockets; needs `CAP_NET_RAW`. `icmp_id` is in host byte order. A family that this host
+    /// lacks is left out.
+    pub(in crate::mesh) fn open(icmp_id: u16) -> io::Result<Self> {
+        let mark = Mark {
+            icmp_id,
+            session: rand::random(),
+            key: rand::random(),
+            one_way: false,
+        };
         let open = |family| {
-            let opened = IcmpSocket::open(family, Mark { id, magic });
+            let opened = IcmpSocket::open(family, mark);
             match opened.and_then(IcmpSocket::unfragmented) {
                 Ok(socket) => Ok(Some(socket)),
                 Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(None),
@@ -93,9 +99,9 @@ impl SizedSockets {
     pub(in crate::mesh) fn receive(&self, mut handle: impl FnMut(SizedEvent)) -> io::Result<()> {
         for socket in [&self.v4, &self.v6].into_iter().flatten() {
             socket.drain(|received| match received.message {
-                Message::Reply { sequence } => handle(SizedEvent::Answered {
+                Message::Reply { number } => handle(SizedEvent::Answered {
                     from: received.from,
-                    sequence,
+                    sequence: number.sequence,
                 }),
                 Message::Unmarked => handle(SizedEvent::Unmarked),
                 Message::Error {

@@ -153,13 +153,12 @@ struct Waiter {
 }
 
 impl PathMtuProber {
-    /// Opens the sockets, with ICMP identifier `id` in host byte order and `magic` in the payload. What is
+    /// Opens the sockets, with ICMP identifier `id` in host byte order. What is
     /// received and no probe waits for is counted in `ignored`. Must be called inside a tokio runtime.
     pub(super) fn open(
         agent: &str,
         options: PathMtuOptions,
         id: u16,
-        magic: u64,
         ignored: Arc<IgnoredReplies>,
     ) -> io::Result<Self> {
         let (netlink, devices) = mtu::open()?;
@@ -167,7 +166,7 @@ impl PathMtuProber {
             agent: agent.to_owned(),
             options,
             share: Budget::new(options.rate / SHARE),
-            sockets: SizedSockets::open(id, magic)?,
+            sockets: SizedSockets::open(id)?,
             netlink,
             devices: Box::pin(devices),
             mtu_has_changed: false,

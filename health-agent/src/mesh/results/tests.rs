@@ -22,7 +22,9 @@ fn options() -> MeshOptions {
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
-        magic: 1,
+        session: 1,
+        probe_key: [1, 2],
+        one_way: false,
         state_dir: "/nonexistent".into(),
     }
 }
