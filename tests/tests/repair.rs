@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya::programs::{SchedClassifier, TcAttachType};
 use nix::sys::signal::Signal;
+use tests::process::run_with_input;
 use tests::{Bed, Node, wait_for};
 
 const REPAIR: Duration = Duration::from_secs(2);
@@ -298,6 +299,28 @@ fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
         Ok((programs(node, "up1")? == 2).then_some(()))
     })?;
     broken.bed.wait_all_reachable(Duration::from_secs(5))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    let node = broken.node();
+    let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
+    // The agent may be quicker to make its own again.
+    wait_for("the name to be taken", REPAIR, || {
+        run_with_input(node.command("ip").args(["-batch", "-"]), foreign)?.success()?;
+        Ok(Some(()))
+    })?;
+    wait_for("the repair to fail", REPAIR, || {
+        Ok((!node.logged(&["is not this agent's"])?.is_empty()).then_some(()))
+    })?;
+    assert_eq!(programs(node, "lxc_health")?, 0);
+    ip(node, &["link delete lxc_health"])?;
+    // Pauses have grown by now.
+    wait_for("the endpoint", Duration::from_secs(5), || {
+        broken.is_healthy().map(Some)
+    })
 }
 
 #[test]

@@ -263,17 +263,11 @@ fn healthz_page(source: Arc<AgentSource>) -> Page {
 fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
     let answer = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);
-        match exporter.scrape(format) {
-            Ok(body) => Answer {
-                status: StatusCode::OK,
-                content_type: format.content_type(),
-                body,
-            },
-            Err(error) => Answer {
-                status: StatusCode::INTERNAL_SERVER_ERROR,
-                content_type: "text/plain",
-                body: error.to_string(),
-            },
+        let exporter = exporter.clone();
+        Answer {
+            status: StatusCode::OK,
+            content_type: format.content_type(),
+            body: Box::new(move |out| exporter.scrape(format, out)),
         }
     };
     Page {

@@ -19,7 +19,7 @@ use super::watch::{Outcome, Repaired};
 use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
-use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
+use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
 use crate::net::netlink::Handle;
@@ -47,6 +47,8 @@ pub(super) struct NodeDatapath {
     is_planned: bool,
     before: Before,
     port: u16,
+    /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
+    has_device: bool,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
     /// Whether the responder is still in the namespace of an endpoint before this one.
@@ -133,6 +135,7 @@ impl NodeDatapath {
             is_planned: true,
             before,
             port: config.health_port,
+            has_device: true,
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -180,7 +183,10 @@ impl NodeDatapath {
     /// Puts the health endpoint in order. The programs and the responder follow where the device or the
     /// namespace was made anew.
     pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        if !self.is_planned || !self.endpoint.check().await?.is_empty() {
+        let faults = self.endpoint.check().await?;
+        let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
+        self.has_device = !faults.iter().any(lost);
+        if !self.is_planned || !faults.is_empty() {
             let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
             outcome.repaired.extend(repaired.iter().map(|repair| {
                 let cause = repair.0.cause();
@@ -191,6 +197,7 @@ impl NodeDatapath {
             self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
             self.endpoint = endpoint;
             self.is_planned = true;
+            self.has_device = true;
             self.is_followed = false;
         }
         if !self.is_followed {
@@ -246,9 +253,12 @@ impl NodeDatapath {
     }
 
     fn hooks(&self) -> Vec<Hook> {
-        let endpoint = Hook::endpoint(self.endpoint.ifname());
+        let endpoint = self
+            .has_device
+            .then(|| Hook::endpoint(self.endpoint.ifname()));
         endpoint
             .into_iter()
+            .flatten()
             .chain(
                 self.uplinks()
                     .iter()

@@ -13,8 +13,8 @@ use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, HealthStatus, NodeList, PathMtuEntry, ProbeEvent, RegistryState,
-    SelfStatus, TargetHistory, go_duration,
+    AgentState, Endpoint, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent,
+    RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
@@ -163,6 +163,19 @@ impl Source for AgentSource {
             },
             MeshHandle::report,
         )
+    }
+
+    fn status_head(&self) -> HealthStatus<()> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.report_head(),
+            None => self.status().head(),
+        }
+    }
+
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        if let Some(mesh) = self.mesh.get() {
+            mesh.each_node(each);
+        }
     }
 
     fn write_status(&self, out: impl io::Write) -> io::Result<()> {

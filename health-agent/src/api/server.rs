@@ -27,7 +27,7 @@ use super::serve::{Limits, Server, has_body};
 use super::streamed;
 use super::types::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
-    NodeList, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+    NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
 use crate::mesh::IgnoredReplyCounts;
@@ -54,6 +54,15 @@ pub trait Source: Send + Sync + 'static {
     /// does.
     fn write_status(&self, out: impl io::Write) -> io::Result<()> {
         Ok(serde_json::to_writer(out, &self.status())?)
+    }
+    /// The same without the nodes.
+    fn status_head(&self) -> HealthStatus<()> {
+        self.status().head()
+    }
+    /// Gives the nodes of the last results to `each` one by one, which may take less than the whole
+    /// report.
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        self.status().nodes.iter().for_each(each);
     }
     /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;

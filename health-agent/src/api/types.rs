@@ -33,6 +33,26 @@ pub struct HealthStatus<N = Vec<NodeStatus>> {
     pub nodes: N,
 }
 
+impl<N> HealthStatus<N> {
+    /// What it says besides the nodes.
+    pub fn head(self) -> HealthStatus<()> {
+        let Self {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: _,
+        } = self;
+        HealthStatus {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: (),
+        }
+    }
+}
+
 /// The node that reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelfStatus {

@@ -1,5 +1,6 @@
 //! Starts a mesh, and speaks to a running one.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
 use crate::api::types::{
-    HealthStatus, NodeList, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+    HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::ProbeIntervals;
 use crate::nodes::NodeSet;
@@ -116,22 +117,28 @@ impl Shared {
 /// The nodes of a report, in the order of the set in force.
 struct NodeStream<'a>(&'a Shared);
 
-impl Serialize for NodeStream<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut nodes = serializer.serialize_seq(None)?;
+impl NodeStream<'_> {
+    fn try_for_each<E>(&self, mut each: impl FnMut(&NodeStatus) -> Result<(), E>) -> Result<(), E> {
         let mut after = None;
         loop {
             let (some, last) =
                 self.0
                     .results()
                     .some_nodes(after.as_ref(), NODES_AT_A_TIME, self.0.now());
-            some.iter()
-                .try_for_each(|node| nodes.serialize_element(node))?;
+            some.iter().try_for_each(&mut each)?;
             match last {
                 Some(last) => after = Some(last),
-                None => return nodes.end(),
+                None => return Ok(()),
             }
         }
+    }
+}
+
+impl Serialize for NodeStream<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut nodes = serializer.serialize_seq(None)?;
+        self.try_for_each(|node| nodes.serialize_element(node))?;
+        nodes.end()
     }
 }
 
@@ -211,6 +218,20 @@ impl MeshHandle {
         let nodes = NodeStream(&self.shared);
         let report = self.shared.results().report_of(nodes, self.shared.now());
         Ok(serde_json::to_writer(out, &report)?)
+    }
+
+    /// The last report without the nodes.
+    pub fn report_head(&self) -> HealthStatus<()> {
+        self.shared.results().report_of((), self.shared.now())
+    }
+
+    /// Gives the nodes of the last report to `each`, in the order of the report, with pauses for the
+    /// prober.
+    pub fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        let Ok(()) = NodeStream(&self.shared).try_for_each(|node| {
+            each(node);
+            Ok::<(), Infallible>(())
+        });
     }
 
     /// How the node registries do.

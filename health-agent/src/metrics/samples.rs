@@ -7,6 +7,7 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
 use jiff::Timestamp;
 
 use super::Maps;
+use super::summary::Summary;
 use crate::api::types::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
     SelfStatus,
@@ -96,4 +97,11 @@ pub(super) fn report() -> HealthStatus {
         ],
         ..HealthStatus::default()
     }
+}
+
+/// A report with its nodes in numbers.
+pub(super) fn summary(report: &HealthStatus, per_target: bool) -> Summary {
+    let mut summary = Summary::new(report, per_target);
+    report.nodes.iter().for_each(|node| summary.add(node));
+    summary
 }
