@@ -15,7 +15,7 @@ use health_common::endpoint::EndpointInfo;
 use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
-use super::rtt::KernelRtt;
+use super::rtt::{Account, KernelRtt};
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
@@ -117,13 +117,11 @@ impl Datapath {
     /// The rows of round-trip times, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
-        let inflight = typed(&self.pins, &layout::INFLIGHT, Array::try_from)?;
-        let slots = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
+        let inflight = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
             .map_err(map_error("open", layout::INFLIGHT.name))?;
-        let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
-        let account =
-            SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        Ok(KernelRtt::new(rows, inflight, slots, account))
+        let account = Account::open(&self.pins.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT))
+            .map_err(program_error("open", layout::RTT_ACCOUNT))?;
+        Ok(KernelRtt::new(rows, inflight, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.
