@@ -2,6 +2,7 @@
 
 use crate::addr::Addr;
 use crate::probe::Protocol;
+use crate::tcp::FlowKey;
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
@@ -18,6 +19,9 @@ pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
 /// HTTP `GET /hello` over TCP.
 pub const PROTOCOL_HTTP: u8 = Protocol::Http as u8;
 
+/// Nothing is probed: the connections that there are to the address, over TCP.
+pub const PROTOCOL_TCP: u8 = 2;
+
 /// Stamped by `to_netdev` and `from_netdev`.
 pub const SOURCE_KERNEL: u8 = 1;
 /// Stamped at the agent's socket.
@@ -31,7 +35,7 @@ pub struct RttKey {
     pub peer: Addr,
     /// [`crate::probe::Path`] as a byte.
     pub path: u8,
-    /// [`PROTOCOL_ICMP`] or [`PROTOCOL_HTTP`].
+    /// [`PROTOCOL_ICMP`], [`PROTOCOL_HTTP`] or [`PROTOCOL_TCP`].
     pub protocol: u8,
     /// Explicit padding, zero.
     pub pad: u16,
@@ -216,6 +220,9 @@ pub struct Inflight {
 pub const ACCOUNT_LOST: u32 = 1;
 /// The agent measured a round trip itself.
 pub const ACCOUNT_SAMPLE: u32 = 2;
+/// The agent was answered over a connection of its own: the round trip of its handshake, as it was
+/// timed on the uplink, or else as the agent measured it. The request tells afterwards which.
+pub const ACCOUNT_CONNECTION: u32 = 3;
 
 /// `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
@@ -243,6 +250,13 @@ pub struct AccountRequest {
     pub sequence_be: u16,
     /// 1 if the lost probe never crossed an uplink, so no entry in flight is expected.
     pub unstamped: u32,
+    /// The connection of an [`ACCOUNT_CONNECTION`].
+    pub flow: FlowKey,
+    /// Answer: [`SOURCE_KERNEL`] if `rtt_ns` was replaced.
+    pub source: u32,
+    /// When the connection was begun: `CLOCK_MONOTONIC`, nanoseconds. What was timed before was another
+    /// connection between the same ports.
+    pub begun_ns: u64,
 }
 
 crate::map_types!(
@@ -250,7 +264,7 @@ crate::map_types!(
     RttRow = 504,
     InflightKey = 20,
     Inflight = 16,
-    AccountRequest = 56,
+    AccountRequest = 104,
 );
 
 #[cfg(test)]

@@ -10,11 +10,14 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FLOWS: u32 = 65_536;
 const PEER_PATHS: u32 = 262_144;
 const PROBES: u32 = 65_536;
 const ENDPOINTS: u32 = 8_192;
+const PEERS: u32 = 131_072;
+const TCP_FLOWS: u32 = 32_768;
 
 /// IPv4 flows.
 #[map]
@@ -39,6 +42,14 @@ pub static HEALTH_RTT: HashMap<RttKey, RttRow> = HashMap::pinned(PEER_PATHS, BPF
 /// Probes that left and have no reply yet.
 #[map]
 pub static HEALTH_INFLIGHT: LruHashMap<InflightKey, Inflight> = LruHashMap::pinned(PROBES, 0);
+
+/// Addresses whose TCP connections are timed.
+#[map]
+pub static HEALTH_PEERS: HashMap<Addr, Peer> = HashMap::pinned(PEERS, BPF_F_NO_PREALLOC);
+
+/// TCP connections that are timed: those to peers, and the probes' own.
+#[map]
+pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS, 0);
 
 /// Endpoints of this node, by address.
 #[map]

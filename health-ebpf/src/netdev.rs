@@ -20,7 +20,7 @@ use crate::conntrack::{self, Tracked, Traffic};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 use crate::metrics::{Verdict, ignore, pass};
-use crate::rtt;
+use crate::{rtt, tcp};
 
 /// One of our own echoes: request or reply.
 struct Probe<'a> {
@@ -57,6 +57,7 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
 #[inline(always)]
 fn to_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ip, probe)) = probe4(frame, config, ICMP_ECHO_REQUEST) else {
+        tcp::sent4(frame, config);
         return ignore();
     };
     let id_be = probe.echo.id_be;
@@ -88,6 +89,7 @@ fn to_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
 #[inline(always)]
 fn to_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ip, probe)) = probe6(frame, config, ICMPV6_ECHO_REQUEST) else {
+        tcp::sent6(frame, config);
         return ignore();
     };
     let id_be = probe.echo.id_be;
@@ -119,6 +121,7 @@ fn to_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
 #[inline(always)]
 fn from_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ip, probe)) = probe4(frame, config, ICMP_ECHO_REPLY) else {
+        tcp::received4(frame, config);
         return ignore();
     };
     // SAFETY: a helper without arguments.
@@ -137,6 +140,7 @@ fn from_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
 #[inline(always)]
 fn from_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ip, probe)) = probe6(frame, config, ICMPV6_ECHO_REPLY) else {
+        tcp::received6(frame, config);
         return ignore();
     };
     // SAFETY: a helper without arguments.

@@ -6,11 +6,13 @@ use health_common::addr::Addr;
 use health_common::echo::EchoHeader;
 use health_common::probe::ProbePayload;
 use health_common::rtt::{
-    ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, AccountRequest, Inflight,
-    InflightKey, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, UNKNOWN_PEER,
+    ACCOUNT_CONNECTION, ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, AccountRequest,
+    Inflight, InflightKey, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET,
+    UNKNOWN_PEER,
 };
 
 use crate::maps::{HEALTH_INFLIGHT, HEALTH_RTT};
+use crate::tcp;
 
 /// Notes when a probe to `peer` left. Called last, so that the stamp is as late as it can be.
 #[inline(always)]
@@ -56,7 +58,7 @@ pub fn matched(peer: Addr, echo: &EchoHeader, path: u8, now_ns: u64) -> bool {
 
 /// Does what the agent asks of a row; the result is the classifier's return value.
 #[inline(always)]
-pub fn account(request: &AccountRequest) -> u32 {
+pub fn account(request: &mut AccountRequest) -> u32 {
     let key = request.key;
     let Some(row) = row(key.peer, key.path, key.protocol) else {
         return UNKNOWN_PEER;
@@ -86,6 +88,14 @@ pub fn account(request: &AccountRequest) -> u32 {
             );
             ACCOUNTED
         }
+        ACCOUNT_CONNECTION => {
+            request.source = u32::from(SOURCE_SOCKET);
+            tcp::take_handshake(request);
+            // SAFETY: a helper without arguments.
+            let now_ns = unsafe { bpf_ktime_get_ns() };
+            row.record(request.rtt_ns, now_ns, 0, request.source as u8);
+            ACCOUNTED
+        }
         _ => UNKNOWN_PEER,
     }
 }
@@ -100,7 +110,7 @@ fn inflight_key(peer: Addr, echo: &EchoHeader) -> InflightKey {
 }
 
 #[inline(always)]
-fn row(peer: Addr, path: u8, protocol: u8) -> Option<&'static mut RttRow> {
+pub(crate) fn row(peer: Addr, path: u8, protocol: u8) -> Option<&'static mut RttRow> {
     let key = RttKey {
         peer,
         path,

@@ -7,6 +7,7 @@ use health_common::endpoint::EndpointInfo;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 /// What is known about one map before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,10 @@ pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
 pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
 /// Probes in flight.
 pub const INFLIGHT: MapLayout = map::<InflightKey, Inflight>("HEALTH_INFLIGHT");
+/// Addresses whose TCP connections are timed.
+pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS");
+/// TCP connections that are timed.
+pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.
@@ -47,8 +52,8 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 9] = [
-    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ENDPOINTS, METRICS, CONFIG,
+pub const MAPS: [MapLayout; 11] = [
+    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, PEERS, TCP, ENDPOINTS, METRICS, CONFIG,
 ];
 
 /// All programs that are pinned.

@@ -121,10 +121,11 @@ impl Datapath {
     /// The rows of round-trip times.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
+        let peers = typed(&self.pins, &layout::PEERS, HashMap::try_from)?;
         let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
         let account =
             SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        Ok(KernelRtt::new(rows, account))
+        Ok(KernelRtt::new(rows, peers, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.

@@ -1,6 +1,7 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
 pub mod attach;
+pub mod clock;
 pub mod dump;
 pub mod kernel;
 pub mod layout;

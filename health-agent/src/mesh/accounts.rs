@@ -6,13 +6,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::rtt::{RttKey, SOURCE_KERNEL};
+use health_common::rtt::{PROTOCOL_TCP, RttKey, SOURCE_KERNEL};
 
 use super::failure::Failure;
+use super::http::Hello;
 use super::icmp::Probe;
 use super::rtt_store::{LossOutcome, RttStore};
-use super::target::TargetKey;
+use super::target::{Target, TargetKey};
 use crate::api::types::RttSource;
+use crate::datapath::clock;
 
 /// The rows of the targets. What the store refuses is logged: a probe's result does not depend on
 /// its being counted.
@@ -21,48 +23,85 @@ pub(super) struct Accounts {
     /// Identifier of the ICMP probes, host byte order.
     icmp_id: u16,
     local_addresses: Vec<IpAddr>,
+    /// Whether connections to the targets' addresses are followed.
+    passive: bool,
 }
 
 impl Accounts {
     /// Accounts of the prober with this ICMP identifier (host byte order) on the host with these
-    /// addresses.
+    /// addresses. With `passive`, all connections to targets' addresses are followed.
     pub(super) fn new(
         store: Arc<dyn RttStore>,
         icmp_id: u16,
         local_addresses: Vec<IpAddr>,
+        passive: bool,
     ) -> Self {
         Self {
             store,
             icmp_id,
             local_addresses,
+            passive,
         }
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
     pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
-        let failures = targets.filter_map(|key| self.store.ensure(key.into()).err());
+        let failures = targets.filter_map(|key| self.open_one(key).err());
         let (count, last) = failures.fold((0, None), |(count, _), error| (count + 1, Some(error)));
         if let Some(error) = last {
             tracing::warn!(targets = count, %error, "no round-trip rows for some targets");
         }
     }
 
-    /// Removes a target's row.
+    fn open_one(&self, key: TargetKey) -> io::Result<()> {
+        self.store.ensure(key.into())?;
+        if self.passive {
+            self.store.follow(key.address, key.path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a target's row, and that of the connections to its address.
     pub(super) fn close(&self, key: TargetKey) {
-        if let Err(error) = self.store.remove(key.into()) {
+        let removed = self
+            .store
+            .unfollow(key.address)
+            .and_then(|()| self.store.remove(passive_key(key)))
+            .and_then(|()| self.store.remove(key.into()));
+        if let Err(error) = removed {
             tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
         }
     }
 
     /// Removes the rows of all other targets, which went while no agent ran.
     pub(super) fn keep_only(&self, targets: impl Iterator<Item = TargetKey>) -> io::Result<()> {
-        let known: HashSet<RttKey> = targets.map(RttKey::from).collect();
+        let mut known: HashSet<RttKey> = HashSet::new();
+        let mut followed: HashSet<IpAddr> = HashSet::new();
+        for key in targets {
+            known.insert(key.into());
+            if self.passive {
+                known.insert(passive_key(key));
+                followed.insert(key.address);
+            }
+        }
+        for peer in self.store.followed()? {
+            if !followed.contains(&peer) {
+                self.store.unfollow(peer)?;
+            }
+        }
         for key in self.store.keys()? {
             if !known.contains(&key) {
                 self.store.remove(key)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a connection to the target's address was answered in the last `time`.
+    pub(super) fn had_traffic(&self, key: TargetKey, time: Duration) -> bool {
+        let row = self.store.row(passive_key(key));
+        let last_at_ns = row.ok().flatten().map(|row| row.last_at_ns);
+        last_at_ns.is_some_and(|at| clock::now_ns().saturating_sub(at) <= nanos(time))
     }
 
     /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
@@ -84,10 +123,39 @@ impl Accounts {
         (at_socket, RttSource::Socket)
     }
 
+    /// An HTTP probe was answered. Returns the round trip of its connection's handshake: as the uplink's
+    /// programs timed it, or else as the agent saw it.
+    pub(super) fn connected(&self, target: &Target, hello: &Hello) -> (Duration, RttSource) {
+        let Some(connection) = hello.connection.filter(|_| target.remote) else {
+            self.sample(target.key, hello.connect);
+            return (hello.connect, RttSource::Socket);
+        };
+        let key = RttKey::from(target.key);
+        let measured_ns = nanos(hello.connect);
+        let counted = self
+            .store
+            .connected(key, &connection, measured_ns)
+            .or_else(|_| {
+                // The row may have been removed by hand.
+                self.store.ensure(key)?;
+                self.store.connected(key, &connection, measured_ns)
+            });
+        match counted {
+            Ok(counted) if counted.by_kernel => {
+                (Duration::from_nanos(counted.rtt_ns), RttSource::Kernel)
+            }
+            Ok(_) => (hello.connect, RttSource::Socket),
+            Err(error) => {
+                tracing::debug!(peer = %target.key.address, %error, "round trip not counted");
+                (hello.connect, RttSource::Socket)
+            }
+        }
+    }
+
     /// Counts a round trip measured in user space.
     pub(super) fn sample(&self, target: TargetKey, rtt: Duration) {
         let key = RttKey::from(target);
-        let rtt_ns = rtt.as_nanos().try_into().unwrap_or(u64::MAX);
+        let rtt_ns = nanos(rtt);
         let sampled = self.store.sample(key, rtt_ns).or_else(|_| {
             // The row may have been removed by hand.
             self.store.ensure(key)?;
@@ -143,4 +211,16 @@ impl Accounts {
         }
         Ok(())
     }
+}
+
+/// The row of the connections to a target's address.
+fn passive_key(target: TargetKey) -> RttKey {
+    RttKey {
+        protocol: PROTOCOL_TCP,
+        ..target.into()
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -6,18 +6,19 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use health_common::checksum;
+use health_common::probe::Path;
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::rtt_store::{LossOutcome, RttStore};
+use super::rtt_store::{Connection, Counted, LossOutcome, RttStore};
 
 /// A network namespace that lives as long as the value does.
 pub(super) struct Namespace(OwnedFd);
@@ -96,6 +97,9 @@ impl Namespace {
 #[derive(Default)]
 pub(super) struct MemoryStore {
     rows: Mutex<HashMap<RttKey, RttRow>>,
+    followed: Mutex<HashMap<IpAddr, Path>>,
+    /// The handshake of each connection as the programs on the uplink time it, nanoseconds; 0: they do not.
+    pub(super) handshake_ns: AtomicU64,
     /// Answers the loss of a stamped probe as if its stamp had gone.
     pub(super) stamps_lost: AtomicBool,
 }
@@ -161,8 +165,47 @@ impl RttStore for MemoryStore {
         self.count_loss(key)
     }
 
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        measured_ns: u64,
+    ) -> io::Result<Counted> {
+        assert_ne!(connection.local.port(), 0);
+        let handshake_ns = self.handshake_ns.load(Ordering::Relaxed);
+        let by_kernel = handshake_ns != 0;
+        let counted = Counted {
+            rtt_ns: if by_kernel { handshake_ns } else { measured_ns },
+            by_kernel,
+        };
+        let source = if by_kernel {
+            SOURCE_KERNEL
+        } else {
+            SOURCE_SOCKET
+        };
+        match self.rows.lock().unwrap().get_mut(&key) {
+            Some(row) => row.record(counted.rtt_ns, 0, 0, source),
+            None => return Err(io::ErrorKind::NotFound.into()),
+        }
+        Ok(counted)
+    }
+
     fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome> {
         self.count_loss(key)
+    }
+
+    fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
+        self.followed.lock().unwrap().insert(peer, path);
+        Ok(())
+    }
+
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        self.followed.lock().unwrap().remove(&peer);
+        Ok(())
+    }
+
+    fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        Ok(self.followed.lock().unwrap().keys().copied().collect())
     }
 }
 
