@@ -6,6 +6,7 @@
 
 use crate::addr::Addr;
 use crate::checksum::fold;
+use crate::rtt::RttKey;
 
 /// Length of a TCP header without options, bytes.
 pub const TCP_LEN: usize = 20;
@@ -390,6 +391,17 @@ impl Flow {
         Received::Answer
     }
 
+    /// What a segment means for a probe's connection, whose handshake alone is timed, and stays so.
+    #[inline(always)]
+    pub fn handshake(&self, segment: &Segment) -> Received {
+        let is_first = self.handshake_ns == 0 && segment.acknowledgement == self.sent_end;
+        if is_first && segment.agrees() && segment.data_len == 0 {
+            Received::Answer
+        } else {
+            Received::Unrelated
+        }
+    }
+
     /// Whether the timestamps of an answer agree with those of the timed segment. Those of a later
     /// segment were sent because of that one: the answer to the timed one was lost. An earlier one is
     /// right where the receiver answers several segments at once (RFC 7323 section 4.3).
@@ -408,6 +420,28 @@ impl Flow {
     }
 }
 
+/// What the agent asks `tcp_account` about a probe's connection, as the "packet" of a test run, and the
+/// answer in its place. The space in front stands for the Ethernet header that the kernel asks of it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectionRequest {
+    /// Unused, zero.
+    pub ethernet: [u8; 16],
+    /// The row that the round trip is counted in.
+    pub key: RttKey,
+    /// The connection.
+    pub flow: FlowKey,
+    /// When it was begun: `CLOCK_MONOTONIC`, nanoseconds. What was timed before was another connection
+    /// between the same ports.
+    pub begun_ns: u64,
+    /// The round trip that the agent measured, nanoseconds; in the answer, the one that was counted.
+    pub rtt_ns: u64,
+    /// In the answer, whose it is: [`crate::rtt::SOURCE_KERNEL`] or [`crate::rtt::SOURCE_SOCKET`].
+    pub source: u8,
+    /// Explicit padding, zero.
+    pub pad: [u8; 7],
+}
+
 /// Value of `HEALTH_PEERS`: an address whose connections are timed.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -418,7 +452,7 @@ pub struct Peer {
     pub pad: [u8; 3],
 }
 
-crate::map_types!(FlowKey = 36, Flow = 40, Peer = 4);
+crate::map_types!(FlowKey = 36, Flow = 40, ConnectionRequest = 96, Peer = 4,);
 
 #[cfg(test)]
 mod tests {

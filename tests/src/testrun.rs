@@ -116,7 +116,12 @@ impl TestRun {
         let mut context = [0; SK_BUFF_LEN];
         context[SK_BUFF_GSO_SIZE..][..4].copy_from_slice(&size.to_ne_bytes());
         self.run_in_context(program, packet, Some(&context))
-            .unwrap_or_else(|| panic!("the kernel takes no such test run of {} bytes", packet.len()))
+            .unwrap_or_else(|| {
+                panic!(
+                    "the kernel takes no such test run of {} bytes",
+                    packet.len()
+                )
+            })
     }
 
     /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run: it wants

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use health_agent::datapath::clock;
-use health_agent::mesh::rtt_store::{Connection, RttStore as _};
+use health_agent::mesh::rtt_store::{Connection, Measured, RttStore as _};
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::Path;
@@ -482,11 +482,11 @@ impl<'a> Probe<'a> {
             .connected(self.key, &self.connection, MEASURED_NS)
             .expect("an answer");
         let row = rtt.row(self.key).expect("the map").expect("the row");
-        assert_eq!(row.last_ns, counted.rtt_ns);
-        assert_eq!(row.source == SOURCE_KERNEL, counted.by_kernel);
-        assert_eq!(counted.rtt_ns == MEASURED_NS, !counted.by_kernel);
-        assert!(counted.rtt_ns > 0);
-        counted.by_kernel
+        let by_kernel = counted == Measured::ByKernel(row.last_ns);
+        assert_eq!(by_kernel, row.source == SOURCE_KERNEL);
+        assert_eq!(by_kernel, row.last_ns != MEASURED_NS);
+        assert!(row.last_ns > 0);
+        by_kernel
     }
 }
 

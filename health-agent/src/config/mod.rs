@@ -177,6 +177,11 @@ pub struct Config {
     /// How many times less often an address is probed by ICMP while such a connection shows that it
     /// answers; 1 for no less often.
     pub passive_relief: u8,
+    /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
+    /// that everybody knows.
+    pub probe_key_file: Option<PathBuf>,
+    /// Whether delays of each direction are measured, which takes clocks that are in step.
+    pub one_way: bool,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -413,6 +418,8 @@ mod tests {
             loss_threshold: 5,
             passive_rtt: true,
             passive_relief: 1,
+            probe_key_file: None,
+            one_way: false,
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),

@@ -9,6 +9,7 @@ pub mod loader;
 pub mod log;
 pub mod rtt;
 mod sys;
+mod tcp;
 
 use std::io;
 use std::path::PathBuf;

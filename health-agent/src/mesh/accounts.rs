@@ -6,13 +6,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::rtt::{PROTOCOL_TCP, RttKey, SOURCE_KERNEL};
+use health_common::rtt::{PROTOCOL_TCP, RttKey};
 
-use super::failure::Failure;
 use super::http::Hello;
 use super::icmp::Probe;
-use super::rtt_store::{LossOutcome, RttStore};
-use super::target::{Target, TargetKey};
+use super::rtt_store::{LossOutcome, Measured, RttStore};
+use super::target::TargetKey;
 use crate::api::types::RttSource;
 use crate::datapath::clock;
 
@@ -20,28 +19,22 @@ use crate::datapath::clock;
 /// its being counted.
 pub(super) struct Accounts {
     store: Arc<dyn RttStore>,
-    /// Identifier of the ICMP probes, host byte order.
-    icmp_id: u16,
-    local_addresses: Vec<IpAddr>,
     /// Whether connections to the targets' addresses are followed.
     passive: bool,
 }
 
 impl Accounts {
-    /// Accounts of the prober with this ICMP identifier (host byte order) on the host with these
-    /// addresses. With `passive`, all connections to targets' addresses are followed.
-    pub(super) fn new(
-        store: Arc<dyn RttStore>,
-        icmp_id: u16,
-        local_addresses: Vec<IpAddr>,
-        passive: bool,
-    ) -> Self {
-        Self {
-            store,
-            icmp_id,
-            local_addresses,
-            passive,
+    /// Accounts that begin empty: what probes of agents before this one are still open is counted. With
+    /// `passive`, all connections to targets' addresses are followed.
+    pub(super) fn new(store: Arc<dyn RttStore>, passive: bool) -> io::Result<Self> {
+        let leftovers = store.give_up_leftovers()?;
+        if leftovers > 0 {
+            tracing::info!(
+                probes = leftovers,
+                "an agent before this one left probes; counted as lost"
+            );
         }
+        Ok(Self { store, passive })
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
@@ -104,50 +97,41 @@ impl Accounts {
         last_at_ns.is_some_and(|at| clock::now_ns().saturating_sub(at) <= nanos(time))
     }
 
-    /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
-    /// else as the socket did, which is then counted.
-    pub(super) fn answered(
-        &self,
-        probe: &Probe,
-        sequence: u16,
-        at_socket: Duration,
-    ) -> (Duration, RttSource) {
-        if probe.stamped
-            && let Ok(Some(row)) = self.store.row(probe.key.into())
-            && row.last_sequence == sequence
-            && row.source == SOURCE_KERNEL
-        {
-            return (Duration::from_nanos(row.last_ns), RttSource::Kernel);
-        }
-        self.sample(probe.key, at_socket);
-        (at_socket, RttSource::Socket)
-    }
-
     /// An HTTP probe was answered. Returns the round trip of its connection's handshake: as the uplink's
     /// programs timed it, or else as the agent saw it.
-    pub(super) fn connected(&self, target: &Target, hello: &Hello) -> (Duration, RttSource) {
-        let Some(connection) = hello.connection.filter(|_| target.remote) else {
-            self.sample(target.key, hello.connect);
-            return (hello.connect, RttSource::Socket);
+    pub(super) fn connected(&self, target: TargetKey, hello: &Hello) -> (Duration, RttSource) {
+        let at_socket = (hello.connect, RttSource::Socket);
+        let Some(connection) = hello.connection else {
+            self.sample(target, hello.connect);
+            return at_socket;
         };
-        let key = RttKey::from(target.key);
-        let measured_ns = nanos(hello.connect);
-        let counted = self
-            .store
-            .connected(key, &connection, measured_ns)
-            .or_else(|_| {
-                // The row may have been removed by hand.
-                self.store.ensure(key)?;
-                self.store.connected(key, &connection, measured_ns)
-            });
+        let key = RttKey::from(target);
+        let counted = self.or_with_row(key, || {
+            self.store.connected(key, &connection, nanos(hello.connect))
+        });
         match counted {
-            Ok(counted) if counted.by_kernel => {
-                (Duration::from_nanos(counted.rtt_ns), RttSource::Kernel)
-            }
-            Ok(_) => (hello.connect, RttSource::Socket),
+            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measured::AtSocket) => at_socket,
             Err(error) => {
-                tracing::debug!(peer = %target.key.address, %error, "round trip not counted");
-                (hello.connect, RttSource::Socket)
+                tracing::debug!(peer = %target.address, %error, "round trip not counted");
+                at_socket
+            }
+        }
+    }
+
+    /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
+    /// else as the socket did.
+    pub(super) fn answered(&self, probe: &Probe, at_socket: Duration) -> (Duration, RttSource) {
+        let key = RttKey::from(probe.key);
+        let answered = self.or_with_row(key, || {
+            self.store.answered(key, probe.number, nanos(at_socket))
+        });
+        match answered {
+            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measured::AtSocket) => (at_socket, RttSource::Socket),
+            Err(error) => {
+                tracing::debug!(peer = %probe.key.address, %error, "round trip not counted");
+                (at_socket, RttSource::Socket)
             }
         }
     }
@@ -155,12 +139,7 @@ impl Accounts {
     /// Counts a round trip measured in user space.
     pub(super) fn sample(&self, target: TargetKey, rtt: Duration) {
         let key = RttKey::from(target);
-        let rtt_ns = nanos(rtt);
-        let sampled = self.store.sample(key, rtt_ns).or_else(|_| {
-            // The row may have been removed by hand.
-            self.store.ensure(key)?;
-            self.store.sample(key, rtt_ns)
-        });
+        let sampled = self.or_with_row(key, || self.store.sample(key, nanos(rtt)));
         if let Err(error) = sampled {
             tracing::debug!(peer = %target.address, %error, "round trip not counted");
         }
@@ -174,42 +153,34 @@ impl Accounts {
     }
 
     /// Counts the loss of an ICMP probe.
-    pub(super) fn lost(&self, probe: &Probe, sequence: u16, failure: &Failure) {
-        // An error that this host reports to itself: the probe never got as far as the uplink.
-        let refused_here = matches!(failure, Failure::Icmp(error)
-            if self.local_addresses.contains(&error.from));
-        let stamped = probe.stamped && !refused_here;
-        if let Err(error) = self.count_loss(probe.key, sequence, stamped) {
-            tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+    pub(super) fn lost(&self, probe: &Probe) {
+        let key = RttKey::from(probe.key);
+        let lost = self.or_with_row(key, || match self.store.lost(key, probe.number)? {
+            LossOutcome::UnknownPeer => Err(io::ErrorKind::NotFound.into()),
+            outcome => Ok(outcome),
+        });
+        match lost {
+            Ok(LossOutcome::AlreadyAnswered) => tracing::debug!(
+                peer = %probe.key.address,
+                sequence = probe.number.sequence,
+                "the kernel saw a reply that did not reach the socket in time"
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+            }
         }
     }
 
-    fn count_loss(&self, target: TargetKey, sequence: u16, stamped: bool) -> io::Result<()> {
-        let key = RttKey::from(target);
-        let lost = |stamped| self.store.lost(key, self.icmp_id, sequence, stamped);
-        match lost(stamped)? {
-            LossOutcome::Counted => {}
-            // The kernel holds no stamp of the probe. Either it matched a reply that the socket
-            // did not get, or the probe never left, for want of the peer's hardware address.
-            LossOutcome::AlreadyAnswered => {
-                let row = self.store.row(key)?;
-                if row.is_some_and(|row| row.last_sequence == sequence) {
-                    tracing::debug!(
-                        peer = %target.address,
-                        sequence,
-                        "the kernel saw a reply that did not reach the socket in time"
-                    );
-                } else {
-                    lost(false)?;
-                }
-            }
-            LossOutcome::UnknownPeer => {
-                // The row may have been removed by hand.
+    /// Does something to a row, once more if it had been removed by hand.
+    fn or_with_row<T>(&self, key: RttKey, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match work() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.store.ensure(key)?;
-                lost(false)?;
+                work()
             }
+            other => other,
         }
-        Ok(())
     }
 }
 

@@ -19,7 +19,7 @@ use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
 use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
-use super::icmp::{IcmpEvent, IcmpProber, Probe};
+use super::icmp::{IcmpEvent, IcmpProber, Mark, Probe};
 use super::learned::Learned;
 use super::relief::Relief;
 use super::results::{Answer, HttpTimes, Unanswered};
@@ -117,8 +117,12 @@ impl Engine {
         local_health: watch::Receiver<Vec<IpAddr>>,
     ) -> Result<Self, MeshError> {
         let icmp = IcmpProber::open(
-            options.icmp_id,
-            options.magic,
+            Mark {
+                icmp_id: options.icmp_id,
+                session: options.session,
+                key: options.probe_key,
+                one_way: options.one_way,
+            },
             rand::random(),
             shared.ignored.clone(),
         )
@@ -129,12 +133,7 @@ impl Engine {
             budget: Budget::new(options.rate),
             relief: Relief::new(options.passive_relief),
             learned: Learned::load(&options.state_dir),
-            accounts: Accounts::new(
-                store,
-                options.icmp_id,
-                options.local_addresses.clone(),
-                options.passive_rtt,
-            ),
+            accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
             options,
             shared,
             nodes,
@@ -345,7 +344,7 @@ impl Engine {
         if let Some(target) = self.targets.get(id) {
             let now = self.now();
             let expiry = now + self.options.timeout;
-            let probe = Probe::new(id, target.key, now, expiry, target.remote);
+            let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
             self.relief.forget(id);
             self.icmp.push(probe, &mut self.icmp_events);
@@ -364,12 +363,8 @@ impl Engine {
         let mut events = std::mem::take(&mut self.icmp_events);
         for event in events.drain(..) {
             match event {
-                IcmpEvent::Answered {
-                    probe,
-                    sequence,
-                    rtt,
-                } => {
-                    let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
+                IcmpEvent::Answered { probe, rtt } => {
+                    let (rtt, source) = self.accounts.answered(&probe, rtt);
                     let answer = Answer {
                         rtt,
                         source,
@@ -380,12 +375,8 @@ impl Engine {
                         self.schedule.settle(probe.id, now);
                     }
                 }
-                IcmpEvent::Failed {
-                    probe,
-                    sequence,
-                    failure,
-                } => {
-                    self.accounts.lost(&probe, sequence, &failure);
+                IcmpEvent::Failed { probe, failure } => {
+                    self.accounts.lost(&probe);
                     self.failed(probe.id, probe.sent, failure);
                 }
                 IcmpEvent::Deferred { id } => {
@@ -449,7 +440,7 @@ impl Engine {
         };
         match answer {
             Ok(hello) => {
-                let (rtt, source) = self.accounts.connected(&target, &hello);
+                let (rtt, source) = self.accounts.connected(key, &hello);
                 let answer = Answer {
                     rtt,
                     source,
@@ -633,13 +624,10 @@ impl Engine {
 
         let intervals = self.options.intervals;
         let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
-        let local_addresses = &self.options.local_addresses;
         let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
-            node.targets().filter(is_probed).map(move |key| Target {
-                key,
-                node: index,
-                remote: !node.local && !local_addresses.contains(&key.address),
-            })
+            node.targets()
+                .filter(is_probed)
+                .map(move |key| Target { key, node: index })
         });
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);

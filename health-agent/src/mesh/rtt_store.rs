@@ -3,7 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use health_common::probe::Path;
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow};
 
 /// How the kernel took the report of a lost probe.
@@ -13,8 +13,19 @@ pub enum LossOutcome {
     Counted,
     /// The reply had been matched in the kernel before: not lost.
     AlreadyAnswered,
+    /// Counted as lost before.
+    AlreadyLost,
     /// There is no row for this peer (any more).
     UnknownPeer,
+}
+
+/// Whose measurement of a probe's round trip was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// The uplinks' programs', nanoseconds.
+    ByKernel(u64),
+    /// The agent's own, at its socket.
+    AtSocket,
 }
 
 /// A connection of this host to a peer.
@@ -28,15 +39,6 @@ pub struct Connection {
     pub begun_ns: u64,
 }
 
-/// A round trip that was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counted {
-    /// Nanoseconds.
-    pub rtt_ns: u64,
-    /// Whether the programs on the uplink timed it; else it is what the agent measured.
-    pub by_kernel: bool,
-}
-
 /// Rows of `HEALTH_RTT`. A row must exist before the kernel counts anything in it.
 pub trait RttStore: Send + Sync + 'static {
     /// Makes an empty row unless there is one.
@@ -45,30 +47,43 @@ pub trait RttStore: Send + Sync + 'static {
     /// Forgets a row.
     fn remove(&self, key: RttKey) -> io::Result<()>;
 
+    /// Makes a row empty, all of it at one moment. `false` when there is none.
+    fn reset(&self, key: RttKey) -> io::Result<bool>;
+
     /// All keys, for dropping those whose peer has gone while no agent ran.
     fn keys(&self) -> io::Result<Vec<RttKey>>;
 
-    /// Reads a row.
+    /// Reads a row, all of it as it was at one moment.
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>>;
 
-    /// Counts a round trip that the agent measured itself, nanoseconds.
+    /// Takes in the answer to an echo probe, with the round trip that the agent measured. That is counted
+    /// unless the kernel counted its own. `NotFound` where there is no row.
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured>;
+
+    /// Gives up an echo probe.
+    fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
+
+    /// Counts a round trip of a probe that the kernel does not follow (HTTP), nanoseconds. `NotFound`
+    /// where there is no row.
     fn sample(&self, key: RttKey, rtt_ns: u64) -> io::Result<()>;
 
-    /// Counts a probe that was answered over `connection`: the round trip of its handshake, or where that
-    /// was not timed on an uplink, the one that the agent measured, nanoseconds.
+    /// Counts the loss of a probe that the kernel does not follow.
+    fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome>;
+
+    /// Counts the echo probes as lost that agents before this one left without an answer: nobody else
+    /// gives them up, and no reply to them is matched any more. Returns how many there were. To be called
+    /// before the first probe.
+    fn give_up_leftovers(&self) -> io::Result<u64>;
+
+    /// Counts a probe that was answered over `connection`: the round trip of its handshake as it was timed
+    /// on the uplink, or else the one that the agent measured, nanoseconds. `NotFound` where there is no
+    /// row.
     fn connected(
         &self,
         key: RttKey,
         connection: &Connection,
-        measured_ns: u64,
-    ) -> io::Result<Counted>;
-
-    /// Gives up an ICMP probe, known by the identifier and sequence number of its header in host
-    /// byte order. `stamped` tells whether it was to cross an uplink.
-    fn lost(&self, key: RttKey, id: u16, sequence: u16, stamped: bool) -> io::Result<LossOutcome>;
-
-    /// Counts the loss of a probe that the kernel does not follow (HTTP).
-    fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome>;
+        at_socket_ns: u64,
+    ) -> io::Result<Measured>;
 
     /// Has the round trips of all connections to an address counted, in a row that comes with the first.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;

@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use health_common::checksum;
-use health_common::probe::Path;
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::rtt_store::{Connection, Counted, LossOutcome, RttStore};
+use super::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// A network namespace that lives as long as the value does.
 pub(super) struct Namespace(OwnedFd);
@@ -97,11 +97,11 @@ impl Namespace {
 #[derive(Default)]
 pub(super) struct MemoryStore {
     rows: Mutex<HashMap<RttKey, RttRow>>,
+    /// Round trips of the probes that were stamped, by sequence number.
+    stamped: Mutex<HashMap<(RttKey, u16), u64>>,
     followed: Mutex<HashMap<IpAddr, Path>>,
     /// The handshake of each connection as the programs on the uplink time it, nanoseconds; 0: they do not.
     pub(super) handshake_ns: AtomicU64,
-    /// Answers the loss of a stamped probe as if its stamp had gone.
-    pub(super) stamps_lost: AtomicBool,
 }
 
 impl MemoryStore {
@@ -111,8 +111,10 @@ impl MemoryStore {
 
     /// Counts a round trip as the programs on the uplink do.
     pub(super) fn stamp(&self, key: impl Into<RttKey>, rtt_ns: u64, sequence: u16) {
-        if let Some(row) = self.rows.lock().unwrap().get_mut(&key.into()) {
+        let key = key.into();
+        if let Some(row) = self.rows.lock().unwrap().get_mut(&key) {
             row.record(rtt_ns, 0, sequence, SOURCE_KERNEL);
+            self.stamped.lock().unwrap().insert((key, sequence), rtt_ns);
         }
     }
 
@@ -142,6 +144,11 @@ impl RttStore for MemoryStore {
         Ok(())
     }
 
+    fn reset(&self, key: RttKey) -> io::Result<bool> {
+        let mut rows = self.rows.lock().unwrap();
+        Ok(rows.get_mut(&key).map(|row| *row = RttRow::EMPTY).is_some())
+    }
+
     fn keys(&self) -> io::Result<Vec<RttKey>> {
         Ok(self.rows.lock().unwrap().keys().copied().collect())
     }
@@ -158,10 +165,15 @@ impl RttStore for MemoryStore {
         Ok(())
     }
 
-    fn lost(&self, key: RttKey, _: u16, _: u16, stamped: bool) -> io::Result<LossOutcome> {
-        if stamped && self.stamps_lost.load(Ordering::Relaxed) {
-            return Ok(LossOutcome::AlreadyAnswered);
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {
+        let stamped = self.stamped.lock().unwrap().remove(&(key, probe.sequence));
+        match stamped {
+            Some(rtt_ns) => Ok(Measured::ByKernel(rtt_ns)),
+            None => self.sample(key, at_socket_ns).map(|()| Measured::AtSocket),
         }
+    }
+
+    fn lost(&self, key: RttKey, _: ProbeId) -> io::Result<LossOutcome> {
         self.count_loss(key)
     }
 
@@ -169,29 +181,18 @@ impl RttStore for MemoryStore {
         &self,
         key: RttKey,
         connection: &Connection,
-        measured_ns: u64,
-    ) -> io::Result<Counted> {
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
         assert_ne!(connection.local.port(), 0);
         let handshake_ns = self.handshake_ns.load(Ordering::Relaxed);
-        let by_kernel = handshake_ns != 0;
-        let counted = Counted {
-            rtt_ns: if by_kernel { handshake_ns } else { measured_ns },
-            by_kernel,
-        };
-        let source = if by_kernel {
-            SOURCE_KERNEL
-        } else {
-            SOURCE_SOCKET
-        };
+        if handshake_ns == 0 {
+            return self.sample(key, at_socket_ns).map(|()| Measured::AtSocket);
+        }
         match self.rows.lock().unwrap().get_mut(&key) {
-            Some(row) => row.record(counted.rtt_ns, 0, 0, source),
+            Some(row) => row.record(handshake_ns, 0, 0, SOURCE_KERNEL),
             None => return Err(io::ErrorKind::NotFound.into()),
         }
-        Ok(counted)
-    }
-
-    fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome> {
-        self.count_loss(key)
+        Ok(Measured::ByKernel(handshake_ns))
     }
 
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
@@ -206,6 +207,14 @@ impl RttStore for MemoryStore {
 
     fn followed(&self) -> io::Result<Vec<IpAddr>> {
         Ok(self.followed.lock().unwrap().keys().copied().collect())
+    }
+
+    fn give_up_leftovers(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome> {
+        self.count_loss(key)
     }
 }
 
