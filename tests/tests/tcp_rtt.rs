@@ -186,9 +186,9 @@ fn untouched(packet: &[u8]) -> Outcome {
 fn a_handshake_makes_one_round_trip_whoever_opens() {
     let bed = bed(PASSIVE_RTT);
     for pair in pairs() {
-        for clock in [None, Some(u32::MAX)] {
+        for (isn, clock) in [(u32::MAX, None), (u32::MAX - 1, Some(u32::MAX))] {
             let before = row(&bed, pair.1).map_or(0, |row| row.samples);
-            let mut opened_here = Talk::new(&bed, pair, u32::MAX);
+            let mut opened_here = Talk::new(&bed, pair, isn);
             opened_here.clock = clock;
             opened_here.open();
             let row = opened_here
@@ -201,11 +201,11 @@ fn a_handshake_makes_one_round_trip_whoever_opens() {
             opened_here.comes_segment(&opened_here.answer(ACK, opened_here.next));
             assert_eq!(opened_here.samples(), before + 1);
 
-            let mut opened_there = Talk::new(&bed, pair, 1000);
+            let mut opened_there = Talk::new(&bed, pair, isn);
             (opened_there.ports, opened_there.clock) = ((443, 50_000), clock);
             opened_there.comes_segment(&opened_there.answer(SYN, 0));
-            opened_there.leaves(&opened_there.outgoing(SYN | ACK, 1000, 0));
-            opened_there.comes_segment(&opened_there.answer(ACK, 1001));
+            opened_there.leaves(&opened_there.outgoing(SYN | ACK, isn, 0));
+            opened_there.comes_segment(&opened_there.answer(ACK, isn.wrapping_add(1)));
             assert_eq!(opened_there.samples(), before + 2);
         }
     }
