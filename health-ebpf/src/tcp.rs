@@ -125,7 +125,7 @@ pub fn sent(frame: &Frame, packet: &Packet) {
         return;
     }
     // SAFETY: read at once.
-    let Some(peer) = (unsafe { HEALTH_PEERS.get(&packet.key.peer) }) else {
+    let Some(peer) = (unsafe { HEALTH_PEERS.get(packet.key.peer) }) else {
         return;
     };
     let flow = match flow(&packet.key) {
@@ -146,7 +146,7 @@ pub fn sent(frame: &Frame, packet: &Packet) {
         None => {
             let met = Flow::met(segment, peer.path, coarse_now_ns());
             // Without room, this connection is not timed.
-            let _ = HEALTH_TCP.insert(&packet.key, &met, u64::from(BPF_NOEXIST));
+            let _ = HEALTH_TCP.insert(packet.key, met, u64::from(BPF_NOEXIST));
             if !segment.has(SYN) {
                 return;
             }
@@ -191,7 +191,7 @@ fn probe_opened(packet: &Packet) {
         ..Flow::default()
     };
     // Without room, the agent falls back to what it measures itself.
-    let _ = HEALTH_TCP.insert(&packet.key, &flow, u64::from(BPF_ANY));
+    let _ = HEALTH_TCP.insert(packet.key, flow, u64::from(BPF_ANY));
 }
 
 /// A segment came.
@@ -260,7 +260,7 @@ pub fn account(request: &mut ConnectionRequest) -> u32 {
             request.source = SOURCE_KERNEL;
         }
         // It may have made room for another already.
-        let _ = HEALTH_TCP.remove(&of);
+        let _ = HEALTH_TCP.remove(of);
     }
     if rtt::record(&key, request.rtt_ns, now_ns(), request.source) {
         ACCOUNTED

@@ -192,6 +192,7 @@ fn passive_key(target: TargetKey) -> RttKey {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// A time as the rows hold it.
+pub(super) fn nanos(duration: Duration) -> u64 {
     duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep_until;
 
-use super::accounts::Accounts;
+use super::accounts::{Accounts, nanos};
 use super::budget::Budget;
 use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
@@ -445,8 +445,8 @@ impl Engine {
                     rtt,
                     source,
                     http: Some(HttpTimes {
-                        connect: hello.connect,
-                        total: hello.total,
+                        connect_ns: nanos(hello.connect),
+                        total_ns: nanos(hello.total),
                     }),
                 };
                 let reachable = self.answered(id, sent, answer);

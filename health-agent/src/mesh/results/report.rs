@@ -196,8 +196,8 @@ impl Known {
             Ok(answer) => ConnectivityStatus {
                 latency: nanos(answer.rtt),
                 rtt_source: Some(answer.source),
-                connect_latency: answer.http.map(|times| nanos(times.connect)),
-                total_latency: answer.http.map(|times| nanos(times.total)),
+                connect_latency: answer.http.map(|times| signed(times.connect_ns)),
+                total_latency: answer.http.map(|times| signed(times.total_ns)),
                 degraded: self.degraded.map(|degraded| degraded.to_string()),
                 ..status
             },
@@ -263,7 +263,11 @@ fn shown_window(length: Duration, window: &Window) -> HistoryWindow {
 }
 
 fn nanos(duration: Duration) -> i64 {
-    duration.as_nanos().try_into().unwrap_or(i64::MAX)
+    signed(unsigned_nanos(duration))
+}
+
+fn signed(nanos: u64) -> i64 {
+    nanos.try_into().unwrap_or(i64::MAX)
 }
 
 fn unsigned_nanos(duration: Duration) -> u64 {
