@@ -47,13 +47,16 @@ pub fn is_echo_request(frame: &[u8]) -> bool {
         && frame.get(ICMP_AT) == Some(&8)
 }
 
+/// Tells packets to be lost from others, by their bytes from the Ethernet header on.
+type Drops = Box<dyn FnMut(&[u8]) -> bool + Send>;
+
 /// What a relay does to packets.
 pub struct Handling {
     /// How long each packet is held, either way. Other than zero, it is waited for busily: on a CPU of
     /// its own the relay is right to a microsecond.
-    pub hold: Duration,
-    /// Which packets, as they are from the Ethernet header on, are swallowed.
-    pub drops: Box<dyn FnMut(&[u8]) -> bool + Send>,
+    hold: Duration,
+    /// Which packets are swallowed.
+    drops: Drops,
 }
 
 impl Handling {
@@ -65,7 +68,8 @@ impl Handling {
         }
     }
 
-    /// Passes packets on at once, but for those that `drops` says.
+    /// Passes packets on at once, but for those that `drops` picks by their bytes from the Ethernet
+    /// header on.
     pub fn drop_if(drops: impl FnMut(&[u8]) -> bool + Send + 'static) -> Self {
         Self {
             hold: Duration::ZERO,
