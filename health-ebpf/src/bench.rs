@@ -11,13 +11,14 @@ use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::{Array, ProgramArray};
 use aya_ebpf::programs::TcContext;
+use health_common::probe::MESSAGE_LEN;
 use health_ebpf::endpoint::{self, Stateless};
-use health_ebpf::frame::Frame;
+use health_ebpf::frame::{Frame, L4_AT4, L4_AT6};
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
-const PACKET_LEN: usize = 94;
+const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
 /// Those of the shorter packets that are put to the test: an ICMP probe, and ARP.
-const PROBE4_LEN: usize = 74;
+const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const ARP_LEN: usize = 42;
 /// How many packets take turns at most.
 const PACKETS: u32 = 1_024;

@@ -84,7 +84,9 @@ impl Counts {
             }
         })?;
         let inflight = pinned.inflight()?;
-        let to_peer = inflight.iter().filter(|(key, _)| key.peer.to_ip() == peer);
+        let to_peer = inflight
+            .iter()
+            .filter(|(_, probe)| probe.peer.to_ip() == peer);
         counts.inflight = to_peer.count() as u64;
         Ok(counts)
     }

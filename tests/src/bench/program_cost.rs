@@ -9,11 +9,12 @@ use aya::maps::{Array, MapData, ProgramArray};
 use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Ebpf, EbpfLoader, TestRunOptions};
 use health_agent::datapath::BENCH_PROGRAMS;
+use health_common::probe::MESSAGE_LEN;
 
 use crate::testrun::TestRun;
 
-/// Bytes of a packet that the front program restores.
-const PACKET_LEN: usize = 94;
+/// Bytes of a packet that the front program restores: those of an ICMPv6 probe.
+const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
 /// How many packets take turns at most.
 pub(super) const PACKETS: u32 = 1_024;
 /// The front and what is measured beside the datapath's own programs.

@@ -94,7 +94,9 @@ impl Totals {
             }
         })?;
         let inflight = pinned.inflight()?;
-        let to_peers = inflight.iter().filter(|(key, _)| is_peer(key.peer.to_ip()));
+        let to_peers = inflight
+            .iter()
+            .filter(|(_, probe)| is_peer(probe.peer.to_ip()));
         totals.inflight = to_peers.count() as u64;
         Ok(totals)
     }

@@ -6,7 +6,7 @@ use anyhow::ensure;
 use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
-use health_common::probe::{Path, ProbePayload};
+use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey};
 
 use super::median;
@@ -16,7 +16,7 @@ use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload}
 use crate::testrun::{GO_ON, TestRun};
 
 /// Runs of each program, taking turns.
-const ROUNDS: u32 = 201;
+const ROUNDS: u16 = 201;
 /// Passes in a run of packets that leave no trace.
 const PASSES: u32 = 10_000;
 
@@ -30,7 +30,9 @@ const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
 const ICMP_ID: u16 = 0x4a11;
-const MAGIC: u64 = 0x6265_6e63_6820_7274;
+const SESSION: u32 = 1;
+/// The time in the peer's host that its replies tell.
+const TURNROUND_NS: u64 = 5_000;
 
 const OUT: &str = "to_netdev";
 const IN: &str = "from_netdev";
@@ -45,7 +47,8 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         layout_version: LAYOUT_VERSION,
         ct_any_timeout_secs: 60,
         icmp_id_be: ICMP_ID.to_be(),
-        probe_magic: MAGIC,
+        probe_key: DEFAULT_KEY,
+        session: SESSION,
         ..DatapathConfig::default()
     })?;
     let mut figures = Vec::new();
@@ -81,41 +84,57 @@ impl Probe {
         }
     }
 
-    fn request(self, sequence: u16) -> Vec<u8> {
-        let payload = ProbePayload::encode(MAGIC, Path::Host);
-        match self {
-            Self::V4 => {
-                let message = echo4(8, 0, ICMP_ID, sequence, &payload);
-                let packet = Ipv4::icmp(OWN4, PEER4).packet(&message);
-                ethernet(PEER_MAC, MAC, IPV4, &packet)
-            }
-            Self::V6 => {
-                let ip = Ipv6::icmp(OWN6, PEER6);
-                let message = ip.with_checksum(echo(128, 0, ICMP_ID, sequence, &payload));
-                ethernet(PEER_MAC, MAC, IPV6, &ip.packet(&message))
-            }
-        }
+    /// The requests of one round, with sequence numbers of their own.
+    fn requests(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(true, id)).collect()
     }
 
-    fn reply(self, sequence: u16) -> Vec<u8> {
-        let payload = ProbePayload::encode(MAGIC, Path::Host);
+    /// The replies to them.
+    fn replies(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(false, id)).collect()
+    }
+
+    fn packet(self, is_request: bool, id: ProbeId) -> Vec<u8> {
+        let mut payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id, Path::Host, 0);
+        if !is_request {
+            payload.turnround_be = TURNROUND_NS.to_be();
+        }
+        let payload = payload.to_bytes();
+        let (to, from) = match is_request {
+            true => (PEER_MAC, MAC),
+            false => (MAC, PEER_MAC),
+        };
         match self {
             Self::V4 => {
-                let message = echo4(0, 0, ICMP_ID, sequence, &payload);
-                let packet = Ipv4::icmp(PEER4, OWN4).packet(&message);
-                ethernet(MAC, PEER_MAC, IPV4, &packet)
+                let (kind, ip) = match is_request {
+                    true => (8, Ipv4::icmp(OWN4, PEER4)),
+                    false => (0, Ipv4::icmp(PEER4, OWN4)),
+                };
+                let message = echo4(kind, 0, ICMP_ID, id.sequence, &payload);
+                ethernet(to, from, IPV4, &ip.packet(&message))
             }
             Self::V6 => {
-                let ip = Ipv6::icmp(PEER6, OWN6);
-                let message = ip.with_checksum(echo(129, 0, ICMP_ID, sequence, &payload));
-                ethernet(MAC, PEER_MAC, IPV6, &ip.packet(&message))
+                let (kind, ip) = match is_request {
+                    true => (128, Ipv6::icmp(OWN6, PEER6)),
+                    false => (129, Ipv6::icmp(PEER6, OWN6)),
+                };
+                let message = ip.with_checksum(echo(kind, 0, ICMP_ID, id.sequence, &payload));
+                ethernet(to, from, IPV6, &ip.packet(&message))
             }
         }
     }
 }
 
-/// Stamping and matching. Each run stamps probes of new sequence numbers, and the next one matches
-/// them, so that each pass meets the maps as it would on the wire.
+fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
+    (0..).take(PACKETS as usize).map(move |sequence| ProbeId {
+        session: SESSION,
+        round,
+        sequence,
+    })
+}
+
+/// Stamping and matching. Each run stamps probes that were never there, and the next one matches the
+/// replies to them, so that each pass meets the maps as it would on the wire.
 fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let rows = bed.datapath.rtt()?;
     let key = RttKey {
@@ -125,18 +144,15 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         pad: 0,
     };
     rows.ensure(key)?;
-    let sequences = || (1_u16..).take(PACKETS as usize);
-    let requests: Vec<_> = sequences().map(|n| probe.request(n)).collect();
-    let replies: Vec<_> = sequences().map(|n| probe.reply(n)).collect();
     let (to_netdev, from_netdev) = (bed.program(OUT), bed.program(IN));
-    let mut cost = ProgramCost::new(bed, &requests)?;
+    let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
     let (mut stamps, mut matches) = (Vec::new(), Vec::new());
     // The first round warms up.
     for round in 0..=ROUNDS {
-        cost.set_packets(&requests)?;
+        cost.set_packets(&probe.requests(round))?;
         let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
         let stamp = cost.measure(&to_netdev, PACKETS, GO_ON_CODE)? - floor;
-        cost.set_packets(&replies)?;
+        cost.set_packets(&probe.replies(round))?;
         let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
         let matched = cost.measure(&from_netdev, PACKETS, GO_ON_CODE)? - floor;
         if round > 0 {

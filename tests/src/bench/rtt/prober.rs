@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use health_agent::config::Location;
 use health_agent::datapath::loader::ProgramLog;
 use health_agent::datapath::rtt::KernelRtt;
 use health_agent::datapath::{Datapath, Hook};
-use health_agent::mesh::rtt_store::{LossOutcome, RttStore as _};
+use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
-use health_common::probe::{Path, ProbePayload};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
@@ -27,7 +27,7 @@ use crate::testrun::Bpffs;
 
 const INSTANCE: &str = "bench-rtt";
 const ICMP_ID: u16 = 0x4a11;
-const MAGIC: u64 = 0x6265_6e63_6820_7274;
+const SESSION: u32 = 1;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 /// Longest packet worth reading.
@@ -40,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probed {
     pub(super) peer: Ipv4Addr,
+    /// How often the sequence numbers had wrapped.
+    round: u16,
     pub(super) sequence: u16,
     /// `None`: no answer came in time.
     pub(super) answer: Option<Answer>,
@@ -60,38 +62,18 @@ pub(super) struct Prober<'a> {
     socket: Socket,
     datapath: Datapath,
     rows: KernelRtt,
+    round: u16,
     sequence: u16,
     _bpffs: Bpffs,
 }
 
-/// Probes of one call, in the order in which they were sent.
+/// Probes of one call.
 #[derive(Default)]
 struct Round {
+    /// In the order in which they were sent.
     probed: Vec<Probed>,
     /// Those without an answer by sequence number: when they were sent, and their place.
     waiting: HashMap<u16, (Instant, usize)>,
-    /// The last one to each peer.
-    last: HashMap<Ipv4Addr, u16>,
-}
-
-impl Round {
-    fn begin(&mut self, peer: Ipv4Addr, sequence: u16) {
-        self.probed.push(Probed {
-            peer,
-            sequence,
-            answer: None,
-        });
-        self.last.insert(peer, sequence);
-        self.waiting
-            .insert(sequence, (Instant::now(), self.probed.len() - 1));
-    }
-
-    /// Until when the last probe to a peer may still be answered; `None` if it was, or will not be.
-    fn busy_until(&self, peer: Ipv4Addr) -> Option<Instant> {
-        let (sent, _) = self.waiting.get(self.last.get(&peer)?)?;
-        let end = *sent + PATIENCE;
-        (Instant::now() < end).then_some(end)
-    }
 }
 
 impl<'a> Prober<'a> {
@@ -109,7 +91,8 @@ impl<'a> Prober<'a> {
             layout_version: LAYOUT_VERSION,
             ct_any_timeout_secs: 60,
             icmp_id_be: ICMP_ID.to_be(),
-            probe_magic: MAGIC,
+            probe_key: DEFAULT_KEY,
+            session: SESSION,
             ..DatapathConfig::default()
         })?;
         let rows = datapath.rtt()?;
@@ -121,6 +104,7 @@ impl<'a> Prober<'a> {
                 .context("cannot open a raw socket")?,
             datapath,
             rows,
+            round: 0,
             sequence: 0,
             _bpffs: bpffs,
         };
@@ -144,8 +128,7 @@ impl<'a> Prober<'a> {
         Ok(())
     }
 
-    /// Probes one address after the other, `gap` apart or more, and waits for the answers. An address is
-    /// not probed again before its last probe is done with: its row tells of the last one alone.
+    /// Probes one address after the other, `gap` apart, and waits for the answers.
     pub(super) fn probe(
         &mut self,
         peers: &[Ipv4Addr],
@@ -161,12 +144,13 @@ impl<'a> Prober<'a> {
             while Instant::now() < due {
                 self.receive(due, &mut round)?;
             }
-            while let Some(end) = round.busy_until(*peer) {
-                self.receive(end, &mut round)?;
-            }
-            let sequence = self.next_sequence();
-            round.begin(*peer, sequence);
-            self.send(*peer, sequence)?;
+            let probe = self.next(*peer);
+            round.probed.push(probe);
+            let place = round.probed.len() - 1;
+            round
+                .waiting
+                .insert(probe.sequence, (Instant::now(), place));
+            self.send(&probe)?;
         }
         let end = Instant::now() + PATIENCE;
         while !round.waiting.is_empty() && Instant::now() < end {
@@ -190,9 +174,7 @@ impl<'a> Prober<'a> {
 
     /// Gives up a probe, as an agent does after its time-out.
     pub(super) fn give_up(&self, probe: &Probed) -> anyhow::Result<LossOutcome> {
-        Ok(self
-            .rows
-            .lost(key(probe.peer), ICMP_ID, probe.sequence, true)?)
+        Ok(self.rows.lost(key(probe.peer), id(probe))?)
     }
 
     /// What is known of a peer.
@@ -201,19 +183,30 @@ impl<'a> Prober<'a> {
         row.with_context(|| format!("no row for {peer}"))
     }
 
-    /// Not 0, which rows without samples hold.
-    fn next_sequence(&mut self) -> u16 {
-        self.sequence = self.sequence.checked_add(1).unwrap_or(1);
-        self.sequence
+    fn next(&mut self, peer: Ipv4Addr) -> Probed {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.round += u16::from(self.sequence == 0);
+        Probed {
+            peer,
+            round: self.round,
+            sequence: self.sequence,
+            answer: None,
+        }
     }
 
-    fn send(&self, peer: Ipv4Addr, sequence: u16) -> anyhow::Result<()> {
-        let payload = ProbePayload::encode(MAGIC, Path::Host);
-        let request = echo4(ECHO_REQUEST, 0, ICMP_ID, sequence, &payload);
-        let to = SocketAddr::new(peer.into(), 0).into();
+    fn send(&self, probe: &Probed) -> anyhow::Result<()> {
+        let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
+        let request = echo4(
+            ECHO_REQUEST,
+            0,
+            ICMP_ID,
+            probe.sequence,
+            &payload.to_bytes(),
+        );
+        let to = SocketAddr::new(probe.peer.into(), 0).into();
         self.socket
             .send_to(&request, &to)
-            .with_context(|| format!("cannot probe {peer}"))?;
+            .with_context(|| format!("cannot probe {}", probe.peer))?;
         Ok(())
     }
 
@@ -226,20 +219,22 @@ impl<'a> Prober<'a> {
             Err(error) => return Err(error).context("cannot receive"),
         };
         let now = Instant::now();
-        let Some((from, sequence)) = read_reply(&packet[..len]) else {
+        let Some((sent, place)) =
+            read_reply(&packet[..len]).and_then(|(_, sequence)| round.waiting.remove(&sequence))
+        else {
             return Ok(());
         };
-        let Some((sent, index)) = round.waiting.remove(&sequence) else {
-            return Ok(());
+        let user = now - sent;
+        let probe = &mut round.probed[place];
+        let measured =
+            self.rows
+                .answered(key(probe.peer), id(probe), user.as_nanos().try_into()?)?;
+        let Measured::ByKernel(rtt_ns) = measured else {
+            bail!("no program matched the answer to {probe:?}");
         };
-        let row = self.row(from)?;
-        ensure!(
-            row.last_sequence == sequence && row.source == SOURCE_KERNEL,
-            "the answer of {from} to probe {sequence} was not matched in the kernel"
-        );
-        round.probed[index].answer = Some(Answer {
-            kernel: Duration::from_nanos(row.last_ns),
-            user: now - sent,
+        probe.answer = Some(Answer {
+            kernel: Duration::from_nanos(rtt_ns),
+            user,
         });
         Ok(())
     }
@@ -259,7 +254,15 @@ fn open() -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-pub(super) fn key(peer: Ipv4Addr) -> RttKey {
+fn id(probe: &Probed) -> ProbeId {
+    ProbeId {
+        session: SESSION,
+        round: probe.round,
+        sequence: probe.sequence,
+    }
+}
+
+fn key(peer: Ipv4Addr) -> RttKey {
     RttKey {
         peer: IpAddr::from(peer).into(),
         path: Path::Host as u8,

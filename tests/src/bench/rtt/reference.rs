@@ -59,6 +59,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
         peer,
         sequence,
         answer,
+        ..
     } in &probed
     {
         let answer = answer.with_context(|| format!("{peer} did not answer"))?;
