@@ -8,12 +8,20 @@
 )]
 
 use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::{Array, ProgramArray};
 use aya_ebpf::programs::TcContext;
-use health_common::probe::MESSAGE_LEN;
+use health_common::addr::Addr;
+use health_common::ct::{TUPLE_OUT, Tuple4};
+use health_common::echo::Ipv4Header;
+use health_common::probe::{MESSAGE_LEN, Path};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
+use health_ebpf::conntrack::{self, Tracked, Traffic};
 use health_ebpf::endpoint::{self, Stateless};
-use health_ebpf::frame::{Frame, L4_AT4, L4_AT6};
+use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
+use health_ebpf::maps::HEALTH_CT4;
+use health_ebpf::rtt;
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
@@ -88,6 +96,62 @@ fn bench_empty(_ctx: TcContext) -> i32 {
 #[classifier]
 fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
+}
+
+/// One step of a probe's way: reads the clock.
+#[classifier]
+fn bench_clock(_ctx: TcContext) -> i32 {
+    // SAFETY: a helper without arguments.
+    match unsafe { bpf_ktime_get_ns() } {
+        0 => TC_ACT_SHOT,
+        _ => TC_ACT_OK,
+    }
+}
+
+/// One step of a probe's way: adds a round trip to the row of the peer that sent the packet.
+#[classifier]
+fn bench_record(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return TC_ACT_SHOT;
+    };
+    let key = RttKey {
+        peer: Addr::v4(ip.saddr_be),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    match rtt::record(&key, 20_000, 1, SOURCE_KERNEL) {
+        true => TC_ACT_OK,
+        false => TC_ACT_SHOT,
+    }
+}
+
+/// One step of a probe's way: updates the conntrack entry of its flow.
+#[classifier]
+fn bench_track(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return TC_ACT_SHOT;
+    };
+    let tuple = Tuple4 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: 0,
+        protocol: ip.protocol,
+        direction: TUPLE_OUT,
+        pad: 0,
+    };
+    let traffic = Traffic {
+        rx_bytes: frame.length(),
+        timeout_secs: 60,
+        ..Traffic::default()
+    };
+    match conntrack::track(&HEALTH_CT4, &tuple, traffic) {
+        Tracked::Full => TC_ACT_SHOT,
+        Tracked::Established | Tracked::New => TC_ACT_OK,
+    }
 }
 
 #[unsafe(link_section = "license")]

@@ -34,7 +34,7 @@ fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<Seen>, Bed)> {
     let bed = Bed::builder()
         .nodes(2)
         .without_agents()
-        .agent_args("--probe http=off --probe-interval 100ms --probe-timeout 200ms")
+        .agent_args("--probe http=off --probe-interval 100ms --probe-timeout 100ms")
         .start()?;
     let own = bed.node(1).ipv4();
     let seen = Arc::new(Seen::default());

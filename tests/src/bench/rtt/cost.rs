@@ -55,6 +55,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     for probe in [Probe::V4, Probe::V6] {
         figures.extend(probe_figures(&bed, probe)?);
     }
+    figures.extend(step_figures(&bed)?);
     for (name, packet) in others() {
         for program in [OUT, IN] {
             figures.push(other_figure(&bed, program, name, &packet)?);
@@ -182,6 +183,35 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         figure("stamping", OUT, stamps)?,
         figure("matching", IN, matches)?,
     ])
+}
+
+/// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
+fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
+    let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
+    let steps = [
+        ("bench_clock", "reading the clock"),
+        ("bench_record", "finding, locking and updating a row"),
+        ("bench_track", "updating a conntrack entry"),
+    ];
+    let mut figures = Vec::new();
+    for (program, what) in steps {
+        let mut values = Vec::new();
+        for round in 0..=ROUNDS {
+            let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+            let full = cost.measure_own(program, PASSES, EMPTY_CODE)?;
+            if round > 0 {
+                values.push(full - floor);
+            }
+        }
+        figures.push(Figure {
+            name: format!("one step of it: {what}, net"),
+            unit: "ns",
+            ours: median(values)?,
+            other: None,
+            target: None,
+        });
+    }
+    Ok(figures)
 }
 
 /// Packets that are no probes.
