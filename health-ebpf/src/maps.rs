@@ -2,9 +2,9 @@
 
 use core::ptr;
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::bindings::bpf_map_type::BPF_MAP_TYPE_HASH;
-use aya_ebpf::helpers::bpf_map_lookup_elem;
+use aya_ebpf::bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST};
+use aya_ebpf::helpers::{bpf_map_lookup_elem, bpf_map_update_elem};
 use aya_ebpf::macros::{btf_map, map};
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
 use health_common::addr::Addr;
@@ -15,10 +15,13 @@ use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FLOWS: u32 = 65_536;
 const PEER_PATHS: usize = 262_144;
 const ENDPOINTS: u32 = 8_192;
+const PEERS: u32 = 131_072;
+const TCP_FLOWS: u32 = 32_768;
 
 /// IPv4 flows.
 #[map]
@@ -43,6 +46,14 @@ pub static HEALTH_RTT: RttMap = RttMap::new();
 /// Probes by IP version and sequence number.
 #[map]
 pub static HEALTH_INFLIGHT: Array<Inflight> = Array::pinned(INFLIGHT_SLOTS, 0);
+
+/// Addresses whose TCP connections are timed.
+#[map]
+pub static HEALTH_PEERS: HashMap<Addr, Peer> = HashMap::pinned(PEERS, BPF_F_NO_PREALLOC);
+
+/// TCP connections that are timed: those to peers, and the probes' own.
+#[map]
+pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS, 0);
 
 /// Endpoints of this node, by address.
 #[map]
@@ -85,6 +96,21 @@ impl RttMap {
             map_flags: ptr::null(),
             pinning: ptr::null(),
         }
+    }
+
+    /// Adds a row under a key that has none; an error when it has one, or there is no room.
+    #[inline(always)]
+    pub fn insert_new(&self, key: &RttKey, row: &RttRow) -> Result<(), i64> {
+        // SAFETY: as in `get_ptr_mut`.
+        let result = unsafe {
+            bpf_map_update_elem(
+                ptr::from_ref(self).cast_mut().cast(),
+                ptr::from_ref(key).cast(),
+                ptr::from_ref(row).cast(),
+                u64::from(BPF_NOEXIST),
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(result) }
     }
 
     /// The row under a key.

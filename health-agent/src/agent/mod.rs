@@ -144,6 +144,8 @@ impl Agent {
                 rate: config.probe_rate,
                 timeout: config.probe_timeout,
                 loss_threshold: f64::from(config.loss_threshold) / 100.0,
+                passive_rtt: config.passive_rtt,
+                passive_relief: config.passive_relief,
                 port: config.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
 use health_common::siphash::SipKey;
@@ -42,6 +42,7 @@ pub(super) struct NodeDatapath {
     pub(super) repairs: BTreeMap<String, u64>,
     spec: HealthEndpointSpec,
     port: u16,
+    passive_rtt: bool,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
     /// Whether the responder is still in the namespace of an endpoint before this one.
@@ -115,6 +116,7 @@ impl NodeDatapath {
             repairs: BTreeMap::new(),
             spec,
             port: config.health_port,
+            passive_rtt: config.passive_rtt,
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -218,7 +220,7 @@ impl NodeDatapath {
         self.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
-            pad: 0,
+            health_port_be: self.port.to_be(),
             probe_key: self.probe_key,
             session: self.session,
             ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
@@ -230,7 +232,7 @@ impl NodeDatapath {
             health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
             health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
             health_mac: endpoint.mac().0,
-            pad3: 0,
+            flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
         })?;
         Ok(())
     }

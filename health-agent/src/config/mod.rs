@@ -29,6 +29,8 @@ const MAX_SOCKET_PATH_LEN: usize = 107;
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
+/// What is left of the probes still tells an outage from loss within minutes.
+const MAX_PASSIVE_RELIEF: u8 = 5;
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -170,6 +172,11 @@ pub struct Config {
     pub probe_timeout: Duration,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
+    /// Whether round trips of the TCP connections to nodes and health endpoints are measured.
+    pub passive_rtt: bool,
+    /// How many times less often an address is probed by ICMP while such a connection shows that it
+    /// answers; 1 for no less often.
+    pub passive_relief: u8,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -265,6 +272,20 @@ impl Config {
                 "--probe-rate",
                 self.probe_rate,
                 format!("must be 1 to {MAX_PROBE_RATE} probes a second"),
+            ));
+        }
+        if !(1..=MAX_PASSIVE_RELIEF).contains(&self.passive_relief) {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                format!("must be 1 to {MAX_PASSIVE_RELIEF}"),
+            ));
+        }
+        if self.passive_relief > 1 && !self.passive_rtt {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                "needs --passive-rtt on, which tells what traffic there is",
             ));
         }
         within(
@@ -395,6 +416,8 @@ mod tests {
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
             loss_threshold: 5,
+            passive_rtt: true,
+            passive_relief: 1,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -412,7 +435,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 31] = [
+        let cases: [(&str, &str, Change); 33] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -466,6 +489,11 @@ mod tests {
             }),
             ("--probe-rate", "0", |c| c.probe_rate = 0),
             ("--loss-threshold", "101", |c| c.loss_threshold = 101),
+            ("--passive-relief", "6", |c| c.passive_relief = 6),
+            ("--passive-relief", "2", |c| {
+                c.passive_rtt = false;
+                c.passive_relief = 2;
+            }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];
             }),

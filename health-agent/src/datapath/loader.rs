@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::KernelRtt;
+use super::tcp::Connections;
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
@@ -127,7 +128,16 @@ impl Datapath {
         let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
         let account =
             SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        Ok(KernelRtt::new(rows, inflight, slots, account))
+        let connections = self.connections()?;
+        Ok(KernelRtt::new(rows, inflight, slots, account, connections))
+    }
+
+    fn connections(&self) -> Result<Connections, DatapathError> {
+        let peers = typed(&self.pins, &layout::PEERS, HashMap::try_from)?;
+        let path = self.pins.join(PROGRAM_PINS).join("tcp_account");
+        let account =
+            SchedClassifier::from_pin(&path).map_err(program_error("open", "tcp_account"))?;
+        Ok(Connections::new(peers, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.

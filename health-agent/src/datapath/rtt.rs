@@ -1,6 +1,7 @@
 //! Rows of round-trip times: read from the map under their locks, written by asking a kernel program to.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,14 +9,15 @@ use aya::TestRunOptions;
 use aya::maps::{Array, HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use health_common::inflight::{Fate, Inflight, same_probe, slot, ticket};
-use health_common::probe::{ProbeId, Protocol};
+use health_common::probe::{Path, ProbeId, Protocol};
 use health_common::rtt::{
     ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST, AccountRequest,
     RttKey, RttRow,
 };
 
 use super::sys::{self, BPF_F_LOCK};
-use crate::mesh::rtt_store::{LossOutcome, Measured, RttStore};
+use super::tcp::Connections;
+use crate::mesh::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// `HEALTH_RTT` and `HEALTH_INFLIGHT`, and the program that writes them on the agent's behalf.
 pub struct KernelRtt {
@@ -23,6 +25,7 @@ pub struct KernelRtt {
     /// `HEALTH_INFLIGHT` once more, to be read as a whole.
     slots: MapData,
     account: SchedClassifier,
+    connections: Connections,
 }
 
 struct Maps {
@@ -36,11 +39,13 @@ impl KernelRtt {
         inflight: Array<MapData, Inflight>,
         slots: MapData,
         account: SchedClassifier,
+        connections: Connections,
     ) -> Self {
         Self {
             maps: Mutex::new(Maps { rows, inflight }),
             slots,
             account,
+            connections,
         }
     }
 
@@ -103,9 +108,9 @@ impl RttStore for KernelRtt {
     }
 
     fn remove(&self, key: RttKey) -> io::Result<()> {
-        match self.maps().rows.remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(map_io(error)),
+        match self.maps().rows.remove(&key).map_err(map_io) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
         }
     }
 
@@ -167,6 +172,27 @@ impl RttStore for KernelRtt {
         self.count_loss(key, ProbeId::default())
     }
 
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
+        self.connections.count(key, connection, at_socket_ns)
+    }
+
+    fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
+        self.connections.follow(peer, path)
+    }
+
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        self.connections.unfollow(peer)
+    }
+
+    fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        self.connections.followed()
+    }
+
     fn give_up_leftovers(&self) -> io::Result<u64> {
         let size = sys::EntrySize {
             key: size_of::<u32>(),
@@ -217,14 +243,14 @@ pub(super) fn reset(rows: &mut HashMap<MapData, RttKey, RttRow>, key: RttKey) ->
     }
 }
 
-fn map_io(error: MapError) -> io::Error {
+pub(super) fn map_io(error: MapError) -> io::Error {
     match error {
         MapError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),
     }
 }
 
-fn program_io(error: ProgramError) -> io::Error {
+pub(super) fn program_io(error: ProgramError) -> io::Error {
     match error {
         ProgramError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),

@@ -35,6 +35,7 @@ pub(super) fn result(status: &str) -> Option<ConnectivityStatus> {
         last_probed: Timestamp::UNIX_EPOCH,
         rtt_source: None,
         connect_latency: None,
+        total_latency: None,
         consecutive_failures: 0,
         last_change: None,
         degraded: None,

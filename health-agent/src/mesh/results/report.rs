@@ -187,6 +187,7 @@ impl Known {
             last_probed: result.probed,
             rtt_source: None,
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: 0,
             last_change: Some(result.changed),
             degraded: None,
@@ -195,7 +196,8 @@ impl Known {
             Ok(answer) => ConnectivityStatus {
                 latency: nanos(answer.rtt),
                 rtt_source: Some(answer.source),
-                connect_latency: answer.connect.map(nanos),
+                connect_latency: answer.http.map(|times| nanos(times.connect)),
+                total_latency: answer.http.map(|times| nanos(times.total)),
                 degraded: self.degraded.map(|degraded| degraded.to_string()),
                 ..status
             },
