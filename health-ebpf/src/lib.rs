@@ -10,6 +10,7 @@
 
 pub mod conntrack;
 pub mod endpoint;
+pub mod flow;
 pub mod frame;
 pub mod maps;
 pub mod metrics;

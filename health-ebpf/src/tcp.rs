@@ -13,7 +13,7 @@ use health_common::echo::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header};
 use health_common::metrics::Direction;
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::rtt::{
-    ACCOUNTED, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, UNKNOWN_PEER,
+    ACCOUNTED, BUSY, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, UNKNOWN_PEER,
 };
 use health_common::tcp::{
     ConnectionRequest, Flow, FlowKey, HeaderBytes, IP_PROTOCOL_TCP, Received, SYN, Segment, Sent,
@@ -254,16 +254,19 @@ pub fn received(frame: &Frame, packet: &Packet) {
 pub fn account(request: &mut ConnectionRequest) -> u32 {
     let ConnectionRequest { key, flow: of, .. } = *request;
     request.source = SOURCE_SOCKET;
-    if let Some(flow) = flow(&of) {
-        if flow.handshake_ns != 0 && flow.timed_ns >= request.begun_ns {
-            request.rtt_ns = flow.handshake_ns;
-            request.source = SOURCE_KERNEL;
-        }
-        // It may have made room for another already.
-        let _ = HEALTH_TCP.remove(of);
+    if let Some(flow) = flow(&of)
+        && flow.handshake_ns != 0
+        && flow.timed_ns >= request.begun_ns
+    {
+        request.rtt_ns = flow.handshake_ns;
+        request.source = SOURCE_KERNEL;
     }
     if rtt::record(&key, request.rtt_ns, now_ns(), request.source) {
+        // It may have made room for another already.
+        let _ = HEALTH_TCP.remove(of);
         ACCOUNTED
+    } else if HEALTH_RTT.get_ptr(key).is_some() {
+        BUSY
     } else {
         UNKNOWN_PEER
     }
@@ -278,10 +281,12 @@ fn record(peer: Addr, path: u8, rtt_ns: u64, now_ns: u64) {
         protocol: PROTOCOL_TCP,
         pad: 0,
     };
-    if HEALTH_RTT.get_ptr_mut(&key).is_none() && HEALTH_PEERS.get_ptr(peer).is_some() {
+    if HEALTH_RTT.get_ptr(key).is_none() && HEALTH_PEERS.get_ptr(peer).is_some() {
+        let empty: &RttRow = &EMPTY_ROW;
         // Another CPU may have made it; without room, nothing is counted.
-        let _ = HEALTH_RTT.insert_new(&key, &EMPTY_ROW);
+        let _ = HEALTH_RTT.insert(key, empty, u64::from(BPF_NOEXIST));
     }
+    // One that others write all the time can do without this.
     rtt::record(&key, rtt_ns, now_ns, SOURCE_KERNEL);
 }
 

@@ -23,7 +23,7 @@ use health_common::rtt::{RttKey, RttRow};
 
 use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
 use super::rtt;
-use super::sys::{self, BPF_F_LOCK};
+use super::sys;
 use crate::config::Location;
 
 /// Why a dump could not be made.
@@ -219,25 +219,52 @@ impl Pinned {
 
     /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
-        self.each(&layout::RTT, |key: RttKey, row: RttRow| each(&key, &row))
+        let mut torn = Vec::new();
+        self.each(&layout::RTT, |key: RttKey, row: RttRow| {
+            if row.is_whole() {
+                each(&key, &row);
+            } else {
+                torn.push(key);
+            }
+        })?;
+        if torn.is_empty() {
+            return Ok(());
+        }
+        let pin = self.dir.join(layout::RTT.name);
+        let (map, _) = open_map(&pin)?;
+        let failed = |source| DumpError::Kernel {
+            what: "read",
+            path: pin.clone(),
+            source,
+        };
+        let rows = Map::from_map_data(map)
+            .and_then(HashMap::try_from)
+            .map_err(|error| failed(io::Error::other(error)))?;
+        for key in torn {
+            if let Some(row) = rtt::read_row(&rows, &key).map_err(failed)? {
+                each(&key, &row);
+            }
+        }
+        Ok(())
     }
 
     /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
     /// have one.
     pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
-        let pin = self.dir.join(layout::RTT.name);
-        let (map, _) = open_layout(&pin, &layout::RTT)?;
-        let failed = |source| DumpError::Kernel {
-            what: "reset rows of",
-            path: pin.clone(),
-            source,
-        };
-        let mut rows = Map::from_map_data(map)
-            .and_then(HashMap::try_from)
-            .map_err(|error| failed(io::Error::other(error)))?;
+        let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
+        let account = rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
+            what: "open",
+            path: path.clone(),
+            source: io::Error::other(error),
+        })?;
         let mut reset = 0;
         for &key in keys {
-            reset += usize::from(rtt::reset(&mut rows, key).map_err(failed)?);
+            let done = account.reset(key).map_err(|source| DumpError::Kernel {
+                what: "reset rows with",
+                path: path.clone(),
+                source,
+            })?;
+            reset += usize::from(done);
         }
         Ok(reset)
     }
@@ -395,22 +422,15 @@ impl Pinned {
         mut each: impl FnMut(K, V),
     ) -> Result<(), DumpError> {
         let pin = self.dir.join(layout.name);
-        let (map, info) = open_layout(&pin, layout)?;
+        let (map, info) = open_map(&pin)?;
+        if (info.key_size(), info.value_size()) != (layout.key_size, layout.value_size) {
+            return Err(DumpError::OtherLayout(pin));
+        }
         walk(&map, &info, &pin, &mut |key, value| {
             if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
                 each(key, value);
             }
         })
-    }
-}
-
-/// Opens a map of a known layout.
-fn open_layout(pin: &Path, layout: &MapLayout) -> Result<(MapData, aya::maps::MapInfo), DumpError> {
-    let (map, info) = open_map(pin)?;
-    if (info.key_size(), info.value_size()) == (layout.key_size, layout.value_size) {
-        Ok((map, info))
-    } else {
-        Err(DumpError::OtherLayout(pin.to_owned()))
     }
 }
 
@@ -456,12 +476,7 @@ fn walk(
         key: info.key_size() as usize,
         value,
     };
-    let flags = if pin.ends_with(layout::RTT.name) {
-        BPF_F_LOCK
-    } else {
-        0
-    };
-    sys::walk(map.fd().as_fd(), size, flags, each).map_err(failed)
+    sys::walk(map.fd().as_fd(), size, each).map_err(failed)
 }
 
 /// The map's kind as bpftool names it.

@@ -19,8 +19,6 @@ pub struct MapLayout {
     pub key_size: u32,
     /// Size of a value (for per-CPU maps: of one CPU's), bytes.
     pub value_size: u32,
-    /// Whether values have a lock, under which they are read as a whole.
-    pub locked: bool,
 }
 
 const fn map<K, V>(name: &'static str) -> MapLayout {
@@ -28,7 +26,6 @@ const fn map<K, V>(name: &'static str) -> MapLayout {
         name,
         key_size: size_of::<K>() as u32,
         value_size: size_of::<V>() as u32,
-        locked: false,
     }
 }
 
@@ -41,10 +38,7 @@ pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
 /// IPv6 translations.
 pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
 /// Round-trip times.
-pub const RTT: MapLayout = MapLayout {
-    locked: true,
-    ..map::<RttKey, RttRow>("HEALTH_RTT")
-};
+pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
 /// Probes by IP version and sequence number.
 pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
 /// Addresses whose TCP connections are timed.
@@ -69,9 +63,14 @@ pub const PROGRAMS: [&str; 6] = [
     "from_endpoint",
     "to_netdev",
     "from_netdev",
-    "rtt_account",
-    "tcp_account",
+    RTT_ACCOUNT,
+    TCP_ACCOUNT,
 ];
+
+/// The program that writes rows of round-trip times on behalf of others.
+pub const RTT_ACCOUNT: &str = "rtt_account";
+/// The program that counts the handshakes of HTTP probes.
+pub const TCP_ACCOUNT: &str = "tcp_account";
 
 /// Subfolder of an instance's pins that holds its programs.
 pub const PROGRAM_PINS: &str = "programs";

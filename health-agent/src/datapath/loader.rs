@@ -15,7 +15,7 @@ use health_common::endpoint::EndpointInfo;
 use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
-use super::rtt::KernelRtt;
+use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
@@ -122,21 +122,18 @@ impl Datapath {
     /// The rows of round-trip times, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
-        let inflight = typed(&self.pins, &layout::INFLIGHT, Array::try_from)?;
-        let slots = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
+        let inflight = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
             .map_err(map_error("open", layout::INFLIGHT.name))?;
-        let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
-        let account =
-            SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        let connections = self.connections()?;
-        Ok(KernelRtt::new(rows, inflight, slots, account, connections))
+        let account = Account::open(&self.pins.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT))
+            .map_err(program_error("open", layout::RTT_ACCOUNT))?;
+        Ok(KernelRtt::new(rows, inflight, account, self.connections()?))
     }
 
     fn connections(&self) -> Result<Connections, DatapathError> {
         let peers = typed(&self.pins, &layout::PEERS, HashMap::try_from)?;
-        let path = self.pins.join(PROGRAM_PINS).join("tcp_account");
+        let path = self.pins.join(PROGRAM_PINS).join(layout::TCP_ACCOUNT);
         let account =
-            SchedClassifier::from_pin(&path).map_err(program_error("open", "tcp_account"))?;
+            SchedClassifier::from_pin(&path).map_err(program_error("open", layout::TCP_ACCOUNT))?;
         Ok(Connections::new(peers, account))
     }
 

@@ -9,10 +9,10 @@ use aya::maps::{HashMap, MapData};
 use aya::programs::{SchedClassifier, TestRun as _};
 use health_common::addr::Addr;
 use health_common::probe::Path;
-use health_common::rtt::{ACCOUNTED, RttKey, SOURCE_KERNEL};
+use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
 use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
-use super::rtt::{map_io, program_io};
+use super::rtt::{map_io, patiently, program_io};
 use super::sys;
 use crate::mesh::rtt_store::{Connection, Measured};
 
@@ -54,20 +54,23 @@ impl Connections {
             rtt_ns: at_socket_ns,
             ..ConnectionRequest::default()
         };
-        let mut answer = [0; size_of::<ConnectionRequest>()];
-        let options = TestRunOptions {
-            data_in: Some(sys::bytes_of(&request)),
-            data_out: Some(&mut answer),
-            ..TestRunOptions::new()
-        };
-        let result = self.account.test_run(options).map_err(program_io)?;
-        if result.return_value != ACCOUNTED {
-            return Err(io::ErrorKind::NotFound.into());
-        }
-        let answer: ConnectionRequest = sys::read(&answer).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(match answer.source {
-            SOURCE_KERNEL => Measured::ByKernel(answer.rtt_ns),
-            _ => Measured::AtSocket,
+        patiently(|| {
+            let mut answer = [0; size_of::<ConnectionRequest>()];
+            let options = TestRunOptions {
+                data_in: Some(sys::bytes_of(&request)),
+                data_out: Some(&mut answer),
+                ..TestRunOptions::new()
+            };
+            let result = self.account.test_run(options).map_err(program_io)?;
+            match result.return_value {
+                ACCOUNTED => {}
+                BUSY => return Ok(None),
+                _ => return Err(io::ErrorKind::NotFound.into()),
+            }
+            Ok(Some(match sys::read::<ConnectionRequest>(&answer) {
+                Some(answer) if answer.source == SOURCE_KERNEL => Measured::ByKernel(answer.rtt_ns),
+                _ => Measured::AtSocket,
+            }))
         })
     }
 

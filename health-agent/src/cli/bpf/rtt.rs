@@ -220,7 +220,7 @@ impl fmt::Display for RttStatistics {
 
 #[cfg(test)]
 mod tests {
-    use health_common::rtt::Reply;
+    use health_common::rtt::{Reply, bucket};
 
     use super::*;
 
@@ -243,7 +243,7 @@ mod tests {
             remote_ns: 5_500,
             ..Reply::default()
         };
-        measured.record_reply(&reply, 2, 2);
+        measured.record_reply(bucket(reply.rtt_ns), &reply, 2, 2);
         let mut silent = RttRow::EMPTY;
         silent.lost = 3;
         let rows: Vec<Row<_, _>> = entries(vec![
