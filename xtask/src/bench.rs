@@ -27,6 +27,12 @@ pub(crate) struct Args {
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Probes that `rtt` accounts for
+    #[arg(long, value_name = "N")]
+    probes: Option<u64>,
+    /// Part of `rtt` to run, all without; may be repeated
+    #[arg(long, value_name = "NAME")]
+    part: Vec<String>,
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
@@ -52,7 +58,14 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     for kind in &args.fault {
         bench.arg(format!("--fault={kind}"));
     }
-    for (flag, value) in [("--faults", args.faults), ("--minutes", args.minutes)] {
+    for part in &args.part {
+        bench.arg(format!("--part={part}"));
+    }
+    for (flag, value) in [
+        ("--faults", args.faults.map(u64::from)),
+        ("--minutes", args.minutes.map(u64::from)),
+        ("--probes", args.probes),
+    ] {
         if let Some(value) = value {
             bench.arg(format!("{flag}={value}"));
         }

@@ -181,6 +181,8 @@ impl Agent {
                 timeout: config.probe_timeout,
                 path_mtu_interval: config.path_mtu_interval.0,
                 loss_threshold: f64::from(config.loss_threshold) / 100.0,
+                passive_rtt: config.passive_rtt,
+                passive_relief: config.passive_relief,
                 port: config.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
 use health_common::siphash::SipKey;
@@ -49,6 +49,7 @@ pub(super) struct NodeDatapath {
     port: u16,
     /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
     has_device: bool,
+    passive_rtt: bool,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
     /// Whether the responder is still in the namespace of an endpoint before this one.
@@ -136,6 +137,7 @@ impl NodeDatapath {
             before,
             port: config.health_port,
             has_device: true,
+            passive_rtt: config.passive_rtt,
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -287,7 +289,7 @@ impl NodeDatapath {
         self.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
-            pad: 0,
+            health_port_be: self.port.to_be(),
             probe_key: self.probe_key,
             session: self.session,
             ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
@@ -299,7 +301,7 @@ impl NodeDatapath {
             health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
             health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
             health_mac: endpoint.mac().0,
-            pad3: 0,
+            flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
         })?;
         Ok(())
     }

@@ -183,7 +183,7 @@ pub struct PathMtuEntry {
 /// The last result of one protocol on one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectivityStatus {
-    /// Round trip in nanoseconds; 0 without an answer.
+    /// Round trip in nanoseconds, for HTTP that of the connection's handshake; 0 without an answer.
     pub latency: i64,
     /// Empty: answered. Else what went wrong.
     pub status: String,
@@ -193,13 +193,20 @@ pub struct ConnectivityStatus {
     /// Where the round trip was stamped: `kernel` or `socket`.
     #[serde(rename = "rttSource", skip_serializing_if = "Option::is_none", default)]
     pub rtt_source: Option<RttSource>,
-    /// For HTTP: time until the connection stood, nanoseconds.
+    /// For HTTP: time until the connection stood for the agent, nanoseconds.
     #[serde(
         rename = "connectLatency",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub connect_latency: Option<i64>,
+    /// For HTTP: time until the answer was there, nanoseconds.
+    #[serde(
+        rename = "totalLatency",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub total_latency: Option<i64>,
     /// Probes without an answer since the last answer, the waiting ones included; 0 for a success.
     #[serde(
         rename = "consecutiveFailures",

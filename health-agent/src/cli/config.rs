@@ -48,6 +48,11 @@ fn config_table(config: &Config) -> String {
         ("probe-timeout", duration_text(config.probe_timeout)),
         ("loss-threshold", config.loss_threshold.to_string()),
         (
+            "passive-rtt",
+            if config.passive_rtt { "on" } else { "off" }.to_owned(),
+        ),
+        ("passive-relief", config.passive_relief.to_string()),
+        (
             "socket-group",
             comma_separated(config.socket_group.as_ref()),
         ),

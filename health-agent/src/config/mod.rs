@@ -31,6 +31,8 @@ const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
 const MIN_PATH_MTU_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
+/// What is left of the probes still tells an outage from loss within minutes.
+const MAX_PASSIVE_RELIEF: u8 = 5;
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -174,6 +176,11 @@ pub struct Config {
     pub path_mtu_interval: Interval,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
+    /// Whether round trips of the TCP connections to nodes and health endpoints are measured.
+    pub passive_rtt: bool,
+    /// How many times less often an address is probed by ICMP while such a connection shows that it
+    /// answers; 1 for no less often.
+    pub passive_relief: u8,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -269,6 +276,20 @@ impl Config {
                 "--probe-rate",
                 self.probe_rate,
                 format!("must be 1 to {MAX_PROBE_RATE} probes a second"),
+            ));
+        }
+        if !(1..=MAX_PASSIVE_RELIEF).contains(&self.passive_relief) {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                format!("must be 1 to {MAX_PASSIVE_RELIEF}"),
+            ));
+        }
+        if self.passive_relief > 1 && !self.passive_rtt {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                "needs --passive-rtt on, which tells what traffic there is",
             ));
         }
         within(
@@ -408,6 +429,8 @@ mod tests {
             probe_timeout: Duration::from_secs(1),
             path_mtu_interval: Interval(Some(Duration::from_secs(600))),
             loss_threshold: 5,
+            passive_rtt: true,
+            passive_relief: 1,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -425,7 +448,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 32] = [
+        let cases: [(&str, &str, Change); 34] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -482,6 +505,11 @@ mod tests {
                 c.path_mtu_interval = Interval(Some(Duration::from_millis(999)));
             }),
             ("--loss-threshold", "101", |c| c.loss_threshold = 101),
+            ("--passive-relief", "6", |c| c.passive_relief = 6),
+            ("--passive-relief", "2", |c| {
+                c.passive_rtt = false;
+                c.passive_relief = 2;
+            }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];
             }),

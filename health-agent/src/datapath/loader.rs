@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::{Account, KernelRtt};
+use super::tcp::Connections;
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
@@ -121,7 +122,15 @@ impl Datapath {
             .map_err(map_error("open", layout::INFLIGHT.name))?;
         let account = Account::open(&self.pins.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT))
             .map_err(program_error("open", layout::RTT_ACCOUNT))?;
-        Ok(KernelRtt::new(rows, inflight, account))
+        Ok(KernelRtt::new(rows, inflight, account, self.connections()?))
+    }
+
+    fn connections(&self) -> Result<Connections, DatapathError> {
+        let peers = typed(&self.pins, &layout::PEERS, HashMap::try_from)?;
+        let path = self.pins.join(PROGRAM_PINS).join(layout::TCP_ACCOUNT);
+        let account =
+            SchedClassifier::from_pin(&path).map_err(program_error("open", layout::TCP_ACCOUNT))?;
+        Ok(Connections::new(peers, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.

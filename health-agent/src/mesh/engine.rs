@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep_until;
 
-use super::accounts::Accounts;
+use super::accounts::{Accounts, nanos};
 use super::budget::Budget;
 use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
@@ -22,12 +22,12 @@ use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Mark, Probe};
 use super::learned::Learned;
 use super::path_mtu::{Looked, PathMtu, PathMtuOptions, PathMtuProber};
-use super::results::{Answer, Unanswered};
+use super::relief::Relief;
+use super::results::{Answer, HttpTimes, Unanswered};
 use super::rtt_store::RttStore;
-use super::schedule::Schedule;
+use super::schedule::{DueTarget, Schedule};
 use super::sweep::{Sweep, SweepEvent};
 use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
-use crate::api::types::RttSource;
 use crate::nodes::{Node, NodeSet};
 
 /// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
@@ -89,6 +89,7 @@ pub(super) struct Engine {
     schedule: Schedule,
     confirmation: Confirmation,
     budget: Budget,
+    relief: Relief,
     /// The nodes that `targets` was made of.
     set: Arc<NodeSet>,
     targets: Targets,
@@ -148,8 +149,9 @@ impl Engine {
             schedule: Schedule::new(&options.local, options.rate),
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
+            relief: Relief::new(options.passive_relief),
             learned: Learned::load(&options.state_dir),
-            accounts: Accounts::new(store).map_err(MeshError::RttStore)?,
+            accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
             options,
             shared,
             nodes,
@@ -266,9 +268,11 @@ impl Engine {
             }
             let next = scheduled.then(|| self.schedule.pop_due(now, &mut self.budget));
             match next.flatten() {
-                Some(id) => {
+                Some(due) => {
                     sent = true;
-                    self.begin(id);
+                    if !self.is_left_out(due) {
+                        self.begin(due.id);
+                    }
                 }
                 None if !confirms => break,
                 None => {}
@@ -327,6 +331,32 @@ impl Engine {
         }
     }
 
+    /// Whether a probe that is due is not needed: connections to its address were answered within the
+    /// last interval, and nothing is wrong with the node. HTTP tells of the agent, which they do not.
+    fn is_left_out(&mut self, due: DueTarget) -> bool {
+        let Some(&target) = self.targets.get(due.id) else {
+            return false;
+        };
+        if !due.routine || target.key.protocol != Protocol::Icmp || self.sweep.is_some() {
+            return false;
+        }
+        let Self {
+            relief,
+            accounts,
+            confirmation,
+            shared,
+            ..
+        } = self;
+        let key = target.key;
+        let interval = self.options.intervals.get(key.path, key.protocol);
+        let interval = self.schedule.effective(interval.unwrap_or_default());
+        relief.leave_out(due.id, || {
+            let results = shared.results();
+            let is_well = |id| results.is_reachable(id) == Some(true) && !confirmation.in_doubt(id);
+            results.targets_of(target.node).all(is_well) && accounts.had_traffic(key, interval)
+        })
+    }
+
     fn begin(&mut self, id: TargetId) {
         match self.targets.get(id).map(|target| target.key.protocol) {
             Some(Protocol::Icmp) => self.begin_icmp(id),
@@ -341,6 +371,7 @@ impl Engine {
             let expiry = now + self.options.timeout;
             let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
+            self.relief.forget(id);
             self.icmp.push(probe, &mut self.icmp_events);
         }
     }
@@ -362,7 +393,7 @@ impl Engine {
                     let answer = Answer {
                         rtt,
                         source,
-                        connect: None,
+                        http: None,
                     };
                     if self.answered(probe.id, probe.sent, answer) {
                         let now = self.now();
@@ -434,11 +465,14 @@ impl Engine {
         };
         match answer {
             Ok(hello) => {
-                self.accounts.sample(key, hello.total);
+                let (rtt, source) = self.accounts.connected(key, &hello);
                 let answer = Answer {
-                    rtt: hello.total,
-                    source: RttSource::Socket,
-                    connect: Some(hello.connect),
+                    rtt,
+                    source,
+                    http: Some(HttpTimes {
+                        connect_ns: nanos(hello.connect),
+                        total_ns: nanos(hello.total),
+                    }),
                 };
                 let reachable = self.answered(id, sent, answer);
                 let all_told =
@@ -458,9 +492,10 @@ impl Engine {
     /// Takes in an answer. Returns whether the target is reachable.
     fn answered(&mut self, id: TargetId, sent: Duration, answer: Answer) -> bool {
         let now = self.now();
-        let judgement = self.confirmation.answered(id, sent, answer.rtt, now);
+        let took = answer.took();
+        let judgement = self.confirmation.answered(id, sent, took, now);
         let mut results = self.shared.results_mut();
-        results.note(id, sent, Some(answer.rtt), now);
+        results.note(id, sent, Some(took), now);
         if judgement != Judgement::Reachable {
             drop(results);
             self.unchanged(id, sent);
@@ -702,6 +737,7 @@ impl Engine {
         for (id, key) in gone {
             self.schedule.remove(*id);
             self.confirmation.remove(*id);
+            self.relief.forget(*id);
             if let Some(sweep) = &mut self.sweep {
                 sweep.remove(*id);
             }

@@ -54,6 +54,11 @@ pub struct MeshOptions {
     pub path_mtu_interval: Option<Duration>,
     /// The part of a target's probes, 0 to 1, whose loss degrades it.
     pub loss_threshold: f64,
+    /// Whether round trips of all connections to the targets' addresses are counted.
+    pub passive_rtt: bool,
+    /// How many times less often a target is probed by ICMP while a connection to its address is
+    /// answered; 1 for no less often.
+    pub passive_relief: u8,
     /// TCP port of the responders, on all nodes.
     pub port: u16,
     /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.

@@ -68,6 +68,8 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         timeout: TIMEOUT,
         path_mtu_interval: None,
         loss_threshold: 0.05,
+        passive_rtt: true,
+        passive_relief: 1,
         port: PORT,
         icmp_id: rand::random(),
         session: 7,
@@ -200,7 +202,8 @@ fn the_local_node_is_probed_at_the_socket() {
             assert_eq!(icmp.rtt_source, Some(RttSource::Socket));
             assert!((1..10_000_000).contains(&icmp.latency), "{icmp:?}");
             let http = path.http.as_ref().unwrap();
-            assert!(http.connect_latency.unwrap() < http.latency, "{http:?}");
+            assert_eq!(http.connect_latency, Some(http.latency));
+            assert!(http.latency < http.total_latency.unwrap(), "{http:?}");
         }
         for protocol in [Protocol::Icmp, Protocol::Http] {
             let row = bed

@@ -36,6 +36,7 @@ pub(super) fn result(status: &str) -> Option<ConnectivityStatus> {
         last_probed: Timestamp::UNIX_EPOCH,
         rtt_source: None,
         connect_latency: None,
+        total_latency: None,
         consecutive_failures: 0,
         last_change: None,
         degraded: None,

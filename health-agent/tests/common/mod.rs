@@ -43,6 +43,7 @@ impl Fixture {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: status.is_empty().then_some(RttSource::Kernel),
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: u32::from(!status.is_empty()) * 3,
             last_change: self
                 .is_troubled
@@ -233,6 +234,8 @@ impl Source for Fixture {
             probe_key_file: None,
             one_way: false,
             socket_group: None,
+            passive_rtt: true,
+            passive_relief: 1,
             metrics_per_target: false,
             metrics_address: ListenAddress::Off,
             healthz_address: ListenAddress::Localhost(9879),

@@ -27,6 +27,12 @@ struct Cli {
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Probes that `rtt` accounts for
+    #[arg(long, value_name = "N")]
+    probes: Option<u64>,
+    /// Part of `rtt` to run, all without; may be repeated
+    #[arg(long, value_name = "NAME")]
+    part: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -58,6 +64,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         kinds: cli.fault.clone(),
         faults: cli.faults,
         minutes: cli.minutes,
+        probes: cli.probes,
+        parts: cli.part.clone(),
     })?;
     if cli.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

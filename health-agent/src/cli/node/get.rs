@@ -117,6 +117,7 @@ mod tests {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: None,
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: 0,
             last_change: None,
             degraded: None,

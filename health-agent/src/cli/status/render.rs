@@ -268,7 +268,7 @@ impl Report<'_> {
     }
 }
 
-/// Where the round trip was stamped, and when the connection stood.
+/// Where the round trip was stamped, and when connection and answer were there.
 fn origin(result: &ConnectivityStatus) -> String {
     let source = result.rtt_source.map(|source| match source {
         RttSource::Kernel => "kernel".to_owned(),
@@ -277,7 +277,10 @@ fn origin(result: &ConnectivityStatus) -> String {
     let connect = result
         .connect_latency
         .map(|ns| format!("connected in {}", go_duration(ns)));
-    let notes: Vec<String> = source.into_iter().chain(connect).collect();
+    let total = result
+        .total_latency
+        .map(|ns| format!("answered in {}", go_duration(ns)));
+    let notes: Vec<String> = source.into_iter().chain(connect).chain(total).collect();
     if notes.is_empty() || !result.is_ok() {
         String::new()
     } else {

@@ -135,12 +135,30 @@ struct TargetResult {
 /// An answer to a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// The round trip.
+    /// The round trip; for HTTP that of the connection's handshake.
     pub(super) rtt: Duration,
     /// Where it was stamped.
     pub(super) source: RttSource,
-    /// For HTTP: until the connection stood.
-    pub(super) connect: Option<Duration>,
+    /// For HTTP: what the agent saw.
+    pub(super) http: Option<HttpTimes>,
+}
+
+/// How long an HTTP probe took. Nanoseconds, which take half the room: there is one for each target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HttpTimes {
+    /// Until the connection stood.
+    pub(super) connect_ns: u64,
+    /// Until the answer was there.
+    pub(super) total_ns: u64,
+}
+
+impl Answer {
+    /// Until the answer was there. This is what the target is judged by: the handshake is the work of the
+    /// peer's kernel alone.
+    pub(super) fn took(&self) -> Duration {
+        self.http
+            .map_or(self.rtt, |times| Duration::from_nanos(times.total_ns))
+    }
 }
 
 /// A failure that was confirmed.

@@ -208,6 +208,7 @@ impl Known {
             last_probed: result.probed,
             rtt_source: None,
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: 0,
             last_change: Some(result.changed),
             degraded: None,
@@ -216,7 +217,8 @@ impl Known {
             Ok(answer) => ConnectivityStatus {
                 latency: nanos(answer.rtt),
                 rtt_source: Some(answer.source),
-                connect_latency: answer.connect.map(nanos),
+                connect_latency: answer.http.map(|times| signed(times.connect_ns)),
+                total_latency: answer.http.map(|times| signed(times.total_ns)),
                 degraded: self.degraded.map(|degraded| degraded.to_string()),
                 ..status
             },
@@ -297,7 +299,11 @@ fn shown_window(length: Duration, window: &Window) -> HistoryWindow {
 }
 
 fn nanos(duration: Duration) -> i64 {
-    duration.as_nanos().try_into().unwrap_or(i64::MAX)
+    signed(unsigned_nanos(duration))
+}
+
+fn signed(nanos: u64) -> i64 {
+    nanos.try_into().unwrap_or(i64::MAX)
 }
 
 fn unsigned_nanos(duration: Duration) -> u64 {

@@ -1,0 +1,263 @@
+//! What the programs on the uplink cost a packet, by test runs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::ensure;
+use health_agent::mesh::rtt_store::RttStore as _;
+use health_common::LAYOUT_VERSION;
+use health_common::config::DatapathConfig;
+use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey};
+
+use super::median;
+use crate::bench::program_cost::{PACKETS, ProgramCost};
+use crate::bench::{Figure, Target};
+use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use crate::testrun::{GO_ON, TestRun};
+
+/// Runs of each program, taking turns.
+const ROUNDS: u16 = 201;
+/// Passes in a run of packets that leave no trace.
+const PASSES: u32 = 10_000;
+
+const PROBE_LIMIT_NS: f64 = 100.0;
+const OTHER_LIMIT_NS: f64 = 20.0;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const OWN4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
+const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
+const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
+const ICMP_ID: u16 = 0x4a11;
+const SESSION: u32 = 1;
+/// The time in the peer's host that its replies tell.
+const TURNROUND_NS: u64 = 5_000;
+
+const OUT: &str = "to_netdev";
+const IN: &str = "from_netdev";
+const EMPTY: &str = "bench_empty";
+/// What the empty program returns, and what the programs under test do.
+const EMPTY_CODE: u32 = 0;
+const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let mut bed = TestRun::load();
+    bed.datapath.configure(DatapathConfig {
+        layout_version: LAYOUT_VERSION,
+        ct_any_timeout_secs: 60,
+        icmp_id_be: ICMP_ID.to_be(),
+        probe_key: DEFAULT_KEY,
+        session: SESSION,
+        ..DatapathConfig::default()
+    })?;
+    let mut figures = Vec::new();
+    for probe in [Probe::V4, Probe::V6] {
+        figures.extend(probe_figures(&bed, probe)?);
+    }
+    figures.extend(step_figures(&bed)?);
+    for (name, packet) in others() {
+        for program in [OUT, IN] {
+            figures.push(other_figure(&bed, program, name, &packet)?);
+        }
+    }
+    Ok(figures)
+}
+
+#[derive(Clone, Copy)]
+enum Probe {
+    V4,
+    V6,
+}
+
+impl Probe {
+    fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    fn peer(self) -> IpAddr {
+        match self {
+            Self::V4 => PEER4.into(),
+            Self::V6 => PEER6.into(),
+        }
+    }
+
+    /// The requests of one round, with sequence numbers of their own.
+    fn requests(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(true, id)).collect()
+    }
+
+    /// The replies to them.
+    fn replies(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(false, id)).collect()
+    }
+
+    fn packet(self, is_request: bool, id: ProbeId) -> Vec<u8> {
+        let mut payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id, Path::Host, 0);
+        if !is_request {
+            payload.turnround_be = TURNROUND_NS.to_be();
+        }
+        let payload = payload.to_bytes();
+        let (to, from) = match is_request {
+            true => (PEER_MAC, MAC),
+            false => (MAC, PEER_MAC),
+        };
+        match self {
+            Self::V4 => {
+                let (kind, ip) = match is_request {
+                    true => (8, Ipv4::icmp(OWN4, PEER4)),
+                    false => (0, Ipv4::icmp(PEER4, OWN4)),
+                };
+                let message = echo4(kind, 0, ICMP_ID, id.sequence, &payload);
+                ethernet(to, from, IPV4, &ip.packet(&message))
+            }
+            Self::V6 => {
+                let (kind, ip) = match is_request {
+                    true => (128, Ipv6::icmp(OWN6, PEER6)),
+                    false => (129, Ipv6::icmp(PEER6, OWN6)),
+                };
+                let message = ip.with_checksum(echo(kind, 0, ICMP_ID, id.sequence, &payload));
+                ethernet(to, from, IPV6, &ip.packet(&message))
+            }
+        }
+    }
+}
+
+fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
+    (0..).take(PACKETS as usize).map(move |sequence| ProbeId {
+        session: SESSION,
+        round,
+        sequence,
+    })
+}
+
+/// Stamping and matching. Each run stamps probes that were never there, and the next one matches the
+/// replies to them, so that each pass meets the maps as it would on the wire.
+fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
+    let rows = bed.datapath.rtt()?;
+    let key = RttKey {
+        peer: probe.peer().into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    rows.ensure(key)?;
+    let (to_netdev, from_netdev) = (bed.program(OUT), bed.program(IN));
+    let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
+    let (mut stamps, mut matches) = (Vec::new(), Vec::new());
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        cost.set_packets(&probe.requests(round))?;
+        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+        let stamp = cost.measure(&to_netdev, PACKETS, GO_ON_CODE)? - floor;
+        cost.set_packets(&probe.replies(round))?;
+        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+        let matched = cost.measure(&from_netdev, PACKETS, GO_ON_CODE)? - floor;
+        if round > 0 {
+            stamps.push(stamp);
+            matches.push(matched);
+        }
+    }
+    let samples = rows.row(key)?.map_or(0, |row| row.samples);
+    let expected = u64::from(PACKETS) * u64::from(ROUNDS + 1);
+    ensure!(
+        samples == expected,
+        "{samples} of {expected} probes were stamped and matched"
+    );
+    let figure = |what: &str, program: &str, values| {
+        anyhow::Ok(Figure {
+            name: format!(
+                "{what} an {} probe ({program}), known flow, {PACKETS} in flight, net",
+                probe.name()
+            ),
+            unit: "ns",
+            ours: median(values)?,
+            other: None,
+            target: Some(Target::AtMost(PROBE_LIMIT_NS)),
+        })
+    };
+    Ok(vec![
+        figure("stamping", OUT, stamps)?,
+        figure("matching", IN, matches)?,
+    ])
+}
+
+/// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
+fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
+    let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
+    let steps = [
+        ("bench_clock", "reading the clock"),
+        ("bench_record", "finding, locking and updating a row"),
+        ("bench_track", "updating a conntrack entry"),
+    ];
+    let mut figures = Vec::new();
+    for (program, what) in steps {
+        let mut values = Vec::new();
+        for round in 0..=ROUNDS {
+            let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+            let full = cost.measure_own(program, PASSES, EMPTY_CODE)?;
+            if round > 0 {
+                values.push(full - floor);
+            }
+        }
+        figures.push(Figure {
+            name: format!("one step of it: {what}, net"),
+            unit: "ns",
+            ours: median(values)?,
+            other: None,
+            target: None,
+        });
+    }
+    Ok(figures)
+}
+
+/// Packets that are no probes.
+fn others() -> [(&'static str, Vec<u8>); 4] {
+    const TCP: u8 = 6;
+    const UDP: u8 = 17;
+    let ipv4 = |protocol, payload: &[u8]| {
+        let ip = Ipv4 {
+            protocol,
+            ..Ipv4::icmp(OWN4, PEER4)
+        };
+        ethernet(PEER_MAC, MAC, IPV4, &ip.packet(payload))
+    };
+    // Source and destination port 443, header of 20 bytes, ACK; checksums are not looked at.
+    let mut segment = vec![1, 187, 1, 187, 0, 0, 0, 1, 0, 0, 0, 1, 5 << 4, 0x10, 1, 0];
+    segment.extend([0; 4]);
+    segment.extend(payload(60));
+    let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1];
+    arp.extend([0; 20]);
+    [
+        ("TCP segment", ipv4(TCP, &segment)),
+        ("UDP datagram", ipv4(UDP, &payload(60))),
+        (
+            "foreign ping",
+            ipv4(1, &echo4(8, 0, ICMP_ID + 1, 1, &payload(56))),
+        ),
+        ("ARP request", ethernet([0xff; 6], MAC, ARP, &arp)),
+    ]
+}
+
+fn other_figure(bed: &TestRun, program: &str, name: &str, packet: &[u8]) -> anyhow::Result<Figure> {
+    let under_test = bed.program(program);
+    let mut cost = ProgramCost::new(bed, &[packet.to_vec()])?;
+    let mut values = Vec::new();
+    for round in 0..=ROUNDS {
+        let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+        let full = cost.measure(&under_test, PASSES, GO_ON_CODE)?;
+        if round > 0 {
+            values.push(full - floor);
+        }
+    }
+    Ok(Figure {
+        name: format!("another packet: {name} ({program}), net"),
+        unit: "ns",
+        ours: median(values)?,
+        other: None,
+        target: Some(Target::AtMost(OTHER_LIMIT_NS)),
+    })
+}
