@@ -622,17 +622,15 @@ impl Engine {
 
     /// Finds the MTU of the paths to a node or to all for the sake of whoever holds the other end of `done`.
     fn probe_path_mtu(&mut self, node: Option<&str>, done: oneshot::Sender<()>) {
-        let set = &self.set;
         let is_wanted = |target: &Target| {
-            has_path_mtu(target)
-                && node.is_none_or(|name| {
-                    let known = set.nodes.get(target.node);
-                    known.is_some_and(|known| known.full_name() == name)
-                })
+            node.is_none_or(|name| {
+                let known = self.set.nodes.get(target.node);
+                known.is_some_and(|known| known.full_name() == name)
+            })
         };
         let targets = self.targets.iter();
         let ids: Vec<_> = targets
-            .filter(|(_, target)| is_wanted(target))
+            .filter(|(id, target)| self.path_mtu.has(*id) && is_wanted(target))
             .map(|(id, _)| id)
             .collect();
         let now = self.now();
@@ -707,11 +705,21 @@ impl Engine {
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);
         self.add_targets(&changes.fresh);
-        let paths_out = self
-            .targets
-            .iter()
-            .filter(|(_, target)| has_path_mtu(target));
-        let paths_out = paths_out.map(|(id, target)| (id, target.key.address));
+        let leaves_this_host = |target: &Target| {
+            let TargetKey {
+                address,
+                path,
+                protocol,
+            } = target.key;
+            // An endpoint's packets go the way of its host's.
+            (path, protocol) == (Path::Host, Protocol::Icmp)
+                && paths.get(target.node).is_some_and(|node| !node.local)
+                && !self.options.local_addresses.contains(&address)
+        };
+        let paths_out = self.targets.iter();
+        let paths_out = paths_out
+            .filter(|(_, target)| leaves_this_host(target))
+            .map(|(id, target)| (id, target.key.address));
         self.path_mtu.set_paths(paths_out, begun);
         if let Some(sweep) = &mut self.sweep {
             let targets = &self.targets;
@@ -769,13 +777,6 @@ impl Engine {
     fn rate_time(&self, targets: usize) -> Duration {
         Duration::from_secs(targets as u64) / self.options.rate.max(1)
     }
-}
-
-/// Whether the MTU of the path to a target is worth knowing: it leaves this host, and is the host's own, over
-/// which an endpoint's packets go as well.
-fn has_path_mtu(target: &Target) -> bool {
-    let TargetKey { path, protocol, .. } = target.key;
-    target.remote && path == Path::Host && protocol == Protocol::Icmp
 }
 
 /// A random ICMP identifier other than `id`.

@@ -211,10 +211,15 @@ impl PathMtuProber {
         }
     }
 
+    /// Whether the path to a target is one of them.
+    pub(super) fn has(&self, id: TargetId) -> bool {
+        self.paths.contains_key(id)
+    }
+
     /// Looks at paths now, as soon as the rate allows. `done` is dropped when that has been done.
     pub(super) fn request(&mut self, ids: &[TargetId], now: Duration, done: oneshot::Sender<()>) {
         self.pull_in(ids, now);
-        let awaited = ids.iter().filter(|&&id| self.paths.contains_key(id));
+        let awaited = ids.iter().filter(|&&id| self.has(id));
         self.waiters.push(Waiter {
             awaited: awaited.copied().collect(),
             _done: done,
