@@ -1,5 +1,7 @@
 //! `health-agent config`: the settings that the agent runs with.
 
+use std::path::Path;
+
 use clap::Args;
 
 use super::output::{OutputArgs, comma_separated, table};
@@ -47,6 +49,11 @@ fn config_table(config: &Config) -> String {
         ("probe-rate", config.probe_rate.to_string()),
         ("probe-timeout", duration_text(config.probe_timeout)),
         ("loss-threshold", config.loss_threshold.to_string()),
+        (
+            "probe-key-file",
+            comma_separated(config.probe_key_file.as_deref().map(Path::display).as_ref()),
+        ),
+        ("one-way", config.one_way.to_string()),
         (
             "socket-group",
             comma_separated(config.socket_group.as_ref()),
