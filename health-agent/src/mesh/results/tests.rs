@@ -21,7 +21,9 @@ fn options() -> MeshOptions {
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
-        magic: 1,
+        session: 7,
+        probe_key: [1, 2],
+        one_way: false,
         state_dir: "/nonexistent".into(),
     }
 }
@@ -41,7 +43,6 @@ fn results() -> (Results, Vec<TargetId>) {
     let wanted = paths.targets().map(|key| Target {
         key,
         node: 0,
-        remote: false,
     });
     let ids = targets.replace(wanted).fresh;
     let set = NodeSet {
