@@ -38,6 +38,8 @@ pub(super) struct NodeDatapath {
     /// Session of the probes.
     pub(super) session: u32,
     pub(super) probe_key: SipKey,
+    /// By how much `CLOCK_TAI` was ahead of UTC when the programs were told.
+    tai_offset_ns: u64,
     /// What was repaired since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
     uplinks: Uplinks,
@@ -130,6 +132,7 @@ impl NodeDatapath {
             icmp_id: rand::random(),
             session: rand::random_range(1..=u32::MAX),
             probe_key: probe_key::of_mesh(config.probe_key_file.as_deref())?,
+            tai_offset_ns: 0,
             repairs: BTreeMap::new(),
             uplinks,
             spec,
@@ -227,6 +230,10 @@ impl NodeDatapath {
 
     /// Puts pins and attached programs in order.
     pub(super) fn repair_datapath(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        // The kernel is told of leap seconds when its clock is first set, or when there is another.
+        if clock::state()?.tai_offset_ns() != self.tai_offset_ns {
+            self.configure()?;
+        }
         if !self.datapath.pins_are_there() {
             for name in self.datapath.repair_pins()? {
                 outcome.repaired.push(Repaired {
@@ -286,6 +293,7 @@ impl NodeDatapath {
             .map(|addr| (addr, info))
             .collect();
         self.datapath.set_endpoints(&endpoints)?;
+        self.tai_offset_ns = clock::state()?.tai_offset_ns();
         self.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
@@ -295,7 +303,7 @@ impl NodeDatapath {
             ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
             health_ifindex: endpoint.ifindex(),
             pad2: 0,
-            tai_offset_ns: clock::state()?.tai_offset_ns(),
+            tai_offset_ns: self.tai_offset_ns,
             gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
             gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),
             health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),

@@ -694,13 +694,10 @@ impl Engine {
 
         let intervals = self.options.intervals;
         let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
-        let local_addresses = &self.options.local_addresses;
         let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
-            node.targets().filter(is_probed).map(move |key| Target {
-                key,
-                node: index,
-                remote: !node.local && !local_addresses.contains(&key.address),
-            })
+            node.targets()
+                .filter(is_probed)
+                .map(move |key| Target { key, node: index })
         });
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);

@@ -45,11 +45,7 @@ fn results() -> (Results, Vec<TargetId>) {
     };
     let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
     let mut targets = Targets::default();
-    let wanted = paths.targets().map(|key| Target {
-        key,
-        node: 0,
-        remote: false,
-    });
+    let wanted = paths.targets().map(|key| Target { key, node: 0 });
     let ids = targets.replace(wanted).fresh;
     let set = NodeSet {
         nodes: vec![node],
