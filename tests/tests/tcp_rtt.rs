@@ -213,6 +213,27 @@ fn a_handshake_makes_one_round_trip_whoever_opens() {
 
 #[test]
 #[ignore = "needs root"]
+fn segments_behind_tags_are_timed_too() {
+    let bed = bed(PASSIVE_RTT);
+    let (one, two) = (
+        [0x81, 0, 0, 7].to_vec(),
+        [0x88, 0xa8, 0, 9, 0x81, 0, 0, 7].to_vec(),
+    );
+    for pair in pairs() {
+        for (isn, tags) in [(10, &one), (20, &two)] {
+            let before = row(&bed, pair.1).map_or(0, |row| row.samples);
+            let tagged = |frame: Vec<u8>| [&frame[..12], tags, &frame[12..]].concat();
+            let talk = Talk::new(&bed, pair, isn);
+            talk.leaves(&tagged(talk.outgoing(SYN, isn, 0)));
+            let answer = talk.answer(SYN | ACK, isn + 1);
+            talk.comes(&tagged(answer.frame(pair.1, pair.0)));
+            assert_eq!(talk.samples(), before + 1, "{tags:02x?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
 fn established_connections_make_round_trips_over_the_wrap_of_both_counters() {
     let bed = bed(PASSIVE_RTT);
     for pair in pairs() {

@@ -10,6 +10,7 @@ mod listing;
 mod loss;
 mod prober;
 mod reference;
+mod tcp;
 mod throughput;
 
 use std::time::Duration;
@@ -31,6 +32,11 @@ const PARTS: &[Part] = &[
         name: "cost",
         about: "what the programs cost a packet",
         measure: |_| cost::figures(),
+    },
+    Part {
+        name: "tcp",
+        about: "what the programs cost a TCP segment",
+        measure: |_| tcp::figures(),
     },
     Part {
         name: "reference",
