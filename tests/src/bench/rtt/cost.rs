@@ -190,6 +190,12 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
+/// The median of what rounds, which are numbered, measure. The first one warms up.
+fn net(mut measure: impl FnMut(u16) -> anyhow::Result<f64>) -> anyhow::Result<f64> {
+    measure(0)?;
+    median((1..=ROUNDS).map(measure).collect::<anyhow::Result<_>>()?)
+}
+
 /// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
 fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
     let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
@@ -200,18 +206,14 @@ fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
     ];
     let mut figures = Vec::new();
     for (program, what) in steps {
-        let mut values = Vec::new();
-        for round in 0..=ROUNDS {
+        let net = net(|_| {
             let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
-            let full = cost.measure_own(program, PASSES, EMPTY_CODE)?;
-            if round > 0 {
-                values.push(full - floor);
-            }
-        }
+            Ok(cost.measure_own(program, PASSES, EMPTY_CODE)? - floor)
+        })?;
         figures.push(Figure {
             name: format!("one step of it: {what}, net"),
             unit: "ns",
-            ours: median(values)?,
+            ours: net,
             other: None,
             target: None,
         });
@@ -234,19 +236,15 @@ fn passive_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
     for (name, program, other) in cases {
         let under_test = bed.program(program);
         let mut cost = ProgramCost::new(bed, &segments(program, other, 0))?;
-        let mut values = Vec::new();
-        for round in 0..=ROUNDS {
+        let net = net(|round| {
             cost.set_packets(&segments(program, other, round))?;
             let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-            let full = cost.measure(&under_test, PACKETS, GO_ON_CODE)?;
-            if round > 0 {
-                values.push(full - floor);
-            }
-        }
+            Ok(cost.measure(&under_test, PACKETS, GO_ON_CODE)? - floor)
+        })?;
         figures.push(Figure {
             name: format!("TCP segment, known connection: {name} ({program}), net"),
             unit: "ns",
-            ours: median(values)?,
+            ours: net,
             other: None,
             target: Some(Target::AtMost(PASSIVE_LIMIT_NS)),
         });
@@ -312,18 +310,14 @@ fn others() -> [(&'static str, Vec<u8>); 3] {
 fn other_figure(bed: &TestRun, program: &str, name: &str, packet: &[u8]) -> anyhow::Result<Figure> {
     let under_test = bed.program(program);
     let mut cost = ProgramCost::new(bed, &[packet.to_vec()])?;
-    let mut values = Vec::new();
-    for round in 0..=ROUNDS {
+    let net = net(|_| {
         let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
-        let full = cost.measure(&under_test, PASSES, GO_ON_CODE)?;
-        if round > 0 {
-            values.push(full - floor);
-        }
-    }
+        Ok(cost.measure(&under_test, PASSES, GO_ON_CODE)? - floor)
+    })?;
     Ok(Figure {
         name: format!("another packet: {name} ({program}), net"),
         unit: "ns",
-        ours: median(values)?,
+        ours: net,
         other: None,
         target: Some(Target::AtMost(OTHER_LIMIT_NS)),
     })

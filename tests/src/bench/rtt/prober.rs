@@ -165,10 +165,12 @@ impl<'a> Prober<'a> {
             let probe = self.next(*peer);
             round.probed.push(probe);
             let place = round.probed.len() - 1;
-            round
-                .waiting
-                .insert(probe.sequence, (Instant::now(), place));
-            self.send(&probe)?;
+            let (request, to) = (request(&probe), SocketAddr::new((*peer).into(), 0).into());
+            let sent = Instant::now();
+            self.socket
+                .send_to(&request, &to)
+                .with_context(|| format!("cannot probe {peer}"))?;
+            round.waiting.insert(probe.sequence, (sent, place));
         }
         let end = Instant::now() + PATIENCE;
         while !round.waiting.is_empty() && Instant::now() < end {
@@ -210,22 +212,6 @@ impl<'a> Prober<'a> {
             sequence: self.sequence,
             answer: None,
         }
-    }
-
-    fn send(&self, probe: &Probed) -> anyhow::Result<()> {
-        let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
-        let request = echo4(
-            ECHO_REQUEST,
-            0,
-            ICMP_ID,
-            probe.sequence,
-            &payload.to_bytes(),
-        );
-        let to = SocketAddr::new(probe.peer.into(), 0).into();
-        self.socket
-            .send_to(&request, &to)
-            .with_context(|| format!("cannot probe {}", probe.peer))?;
-        Ok(())
     }
 
     /// Takes in one answer, if one comes until `end`.
@@ -270,6 +256,17 @@ fn open() -> std::io::Result<Socket> {
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+fn request(probe: &Probed) -> Vec<u8> {
+    let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
+    echo4(
+        ECHO_REQUEST,
+        0,
+        ICMP_ID,
+        probe.sequence,
+        &payload.to_bytes(),
+    )
 }
 
 fn id(probe: &Probed) -> ProbeId {

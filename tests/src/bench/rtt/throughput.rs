@@ -1,7 +1,8 @@
 //! iperf3 through the uplink's programs, against the same path without them.
 
-use anyhow::{Context as _, ensure};
 use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
 
 use super::line::{FAR, Line};
 use super::median;
