@@ -25,8 +25,10 @@ use health_ebpf::rtt;
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
-/// Those of the shorter packets that are put to the test: an ICMP probe, and ARP.
+/// Those of the shorter packets that are put to the test: an ICMP probe, a TCP segment with timestamps
+/// and no data, and ARP.
 const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
+const SEGMENT4_LEN: usize = L4_AT4 + 32;
 const ARP_LEN: usize = 42;
 /// How many packets take turns at most.
 const PACKETS: u32 = 1_024;
@@ -53,6 +55,7 @@ fn bench_front(ctx: TcContext) -> i32 {
     };
     let restored = restore::<PACKET_LEN>(&frame, packet)
         || restore::<PROBE4_LEN>(&frame, packet)
+        || restore::<SEGMENT4_LEN>(&frame, packet)
         || restore::<ARP_LEN>(&frame, packet);
     if !restored {
         return TC_ACT_SHOT;

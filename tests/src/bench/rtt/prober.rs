@@ -13,9 +13,9 @@ use health_agent::datapath::rtt::KernelRtt;
 use health_agent::datapath::{Datapath, Hook};
 use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
 use health_common::LAYOUT_VERSION;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
+use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
@@ -28,6 +28,8 @@ use crate::testrun::Bpffs;
 const INSTANCE: &str = "bench-rtt";
 const ICMP_ID: u16 = 0x4a11;
 const SESSION: u32 = 1;
+/// Where no agent listens here.
+const HEALTH_PORT: u16 = 4240;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 /// Longest packet worth reading.
@@ -93,6 +95,8 @@ impl<'a> Prober<'a> {
             icmp_id_be: ICMP_ID.to_be(),
             probe_key: DEFAULT_KEY,
             session: SESSION,
+            health_port_be: HEALTH_PORT.to_be(),
+            flags: PASSIVE_RTT,
             ..DatapathConfig::default()
         })?;
         let rows = datapath.rtt()?;
@@ -128,6 +132,20 @@ impl<'a> Prober<'a> {
         Ok(())
     }
 
+    /// Has the TCP connections to a peer timed, too.
+    pub(super) fn follow(&self, peer: Ipv4Addr) -> anyhow::Result<()> {
+        Ok(self.rows.follow(peer.into(), Path::Host)?)
+    }
+
+    /// How many round trips of such connections were counted.
+    pub(super) fn followed_samples(&self, peer: Ipv4Addr) -> anyhow::Result<u64> {
+        let key = RttKey {
+            protocol: PROTOCOL_TCP,
+            ..key(peer)
+        };
+        Ok(self.rows.row(key)?.map_or(0, |row| row.samples))
+    }
+
     /// Probes one address after the other, `gap` apart, and waits for the answers.
     pub(super) fn probe(
         &mut self,
@@ -147,10 +165,12 @@ impl<'a> Prober<'a> {
             let probe = self.next(*peer);
             round.probed.push(probe);
             let place = round.probed.len() - 1;
-            round
-                .waiting
-                .insert(probe.sequence, (Instant::now(), place));
-            self.send(&probe)?;
+            let (request, to) = (request(&probe), SocketAddr::new((*peer).into(), 0).into());
+            let sent = Instant::now();
+            self.socket
+                .send_to(&request, &to)
+                .with_context(|| format!("cannot probe {peer}"))?;
+            round.waiting.insert(probe.sequence, (sent, place));
         }
         let end = Instant::now() + PATIENCE;
         while !round.waiting.is_empty() && Instant::now() < end {
@@ -192,22 +212,6 @@ impl<'a> Prober<'a> {
             sequence: self.sequence,
             answer: None,
         }
-    }
-
-    fn send(&self, probe: &Probed) -> anyhow::Result<()> {
-        let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
-        let request = echo4(
-            ECHO_REQUEST,
-            0,
-            ICMP_ID,
-            probe.sequence,
-            &payload.to_bytes(),
-        );
-        let to = SocketAddr::new(probe.peer.into(), 0).into();
-        self.socket
-            .send_to(&request, &to)
-            .with_context(|| format!("cannot probe {}", probe.peer))?;
-        Ok(())
     }
 
     /// Takes in one answer, if one comes until `end`.
@@ -252,6 +256,17 @@ fn open() -> std::io::Result<Socket> {
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+fn request(probe: &Probed) -> Vec<u8> {
+    let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
+    echo4(
+        ECHO_REQUEST,
+        0,
+        ICMP_ID,
+        probe.sequence,
+        &payload.to_bytes(),
+    )
 }
 
 fn id(probe: &Probed) -> ProbeId {

@@ -27,6 +27,7 @@ const DELAYS: [Duration; 5] = [
 /// One probe each, so that each one's round trip is still in the map when all are back.
 const PEERS: u16 = 2_000;
 const GAP: Duration = Duration::from_millis(1);
+const WARM_UP: usize = 100;
 
 const MEDIAN_LIMIT_US: f64 = 1.0;
 const P99_LIMIT_US: f64 = 5.0;
@@ -48,7 +49,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     // The kernel begins to stamp packets some time after somebody asked for it, and the first probes
     // wait for the peer's hardware address.
     let tap = Tap::open(line.near())?;
-    prober.probe_all(&peers[..100], GAP)?;
+    prober.probe_all(&peers[..WARM_UP], GAP)?;
     drain(&tap)?;
 
     let probed = prober.probe(&peers, GAP)?;

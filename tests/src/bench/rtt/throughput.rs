@@ -1,7 +1,8 @@
 //! iperf3 through the uplink's programs, against the same path without them.
 
-use anyhow::Context as _;
 use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
 
 use super::line::{FAR, Line};
 use super::median;
@@ -19,6 +20,7 @@ const RATIO: f64 = 0.97;
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let line = Line::direct()?;
     let mut prober = Prober::new(&line)?;
+    prober.follow(FAR)?;
     let _server = Running::start(line.far().command("iperf3").arg("-s"))?;
     // Warms up, too.
     wait_for("iperf3 to serve", PATIENCE, || gigabits(&line).map(Some))?;
@@ -32,6 +34,8 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         with.push(through);
         without.push(past);
     }
+    let samples = prober.followed_samples(FAR)?;
+    ensure!(samples > 0, "no round trip of the connections was counted");
     Ok(vec![Figure {
         name: format!("iperf3, one connection, median of {ROUNDS} (other: without the programs)"),
         unit: "Gbit/s",
