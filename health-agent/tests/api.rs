@@ -118,6 +118,7 @@ const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
 
 fn troubled(fixture: &mut Fixture) {
     fixture.is_troubled = true;
+    fixture.registered = 2;
     fixture.peer = Some("Connection timed out");
 }
 
@@ -245,6 +246,28 @@ fn history_is_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
         assert_documented(&document, operation, code, &body);
         if code == 404 {
             assert!(body["error"].as_str().unwrap().contains("default/hnode3"));
+        }
+    }
+}
+
+#[test]
+fn path_mtus_are_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
+    let agent = Agent::start(|fixture| fixture.registered = 3);
+    let document = document(&agent);
+    for method in ["get", "put"] {
+        let operation = &document["paths"]["/v1beta/status/path-mtu"][method];
+        for (query, code, paths) in [
+            ("", 200, Some(2)),
+            ("?node=default%2Fhnode3", 200, Some(1)),
+            ("?node=default/hnode1", 200, Some(0)),
+            ("?node=default/hnode4", 404, None),
+            ("?nod=default/hnode2", 400, None),
+        ] {
+            let path = format!("/v1beta/status/path-mtu{query}");
+            let (answered, body) = request(&agent, method, &path);
+            assert_eq!(answered, code, "{method} {query}");
+            assert_eq!(body.as_array().map(Vec::len), paths, "{method} {query}");
+            assert_documented(&document, operation, code, &body);
         }
     }
 }

@@ -18,6 +18,9 @@ pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
 /// HTTP `GET /hello` over TCP.
 pub const PROTOCOL_HTTP: u8 = Protocol::Http as u8;
 
+/// Nothing is probed: the connections that there are to the address, over TCP.
+pub const PROTOCOL_TCP: u8 = 2;
+
 /// Stamped by `to_netdev` and `from_netdev`.
 pub const SOURCE_KERNEL: u8 = 1;
 /// Stamped at the agent's socket.
@@ -31,7 +34,7 @@ pub struct RttKey {
     pub peer: Addr,
     /// [`crate::probe::Path`] as a byte.
     pub path: u8,
-    /// [`PROTOCOL_ICMP`] or [`PROTOCOL_HTTP`].
+    /// [`PROTOCOL_ICMP`], [`PROTOCOL_HTTP`] or [`PROTOCOL_TCP`].
     pub protocol: u8,
     /// Explicit padding, zero.
     pub pad: u16,

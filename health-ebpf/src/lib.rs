@@ -17,6 +17,7 @@ pub mod maps;
 pub mod metrics;
 pub mod netdev;
 pub mod rtt;
+pub mod tcp;
 pub mod turnround;
 
 /// Never reached: the verifier proves that no program panics.

@@ -12,10 +12,13 @@ use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FLOWS: u32 = 65_536;
 const PEER_PATHS: u32 = 262_144;
 const ENDPOINTS: u32 = 8_192;
+const PEERS: u32 = 131_072;
+const TCP_FLOWS: u32 = 32_768;
 
 /// IPv4 flows.
 #[map]
@@ -44,6 +47,14 @@ pub static HEALTH_INFLIGHT: Array<Inflight> = Array::pinned(INFLIGHT_SLOTS, 0);
 /// Probes of other agents that arrived here.
 #[map]
 pub static HEALTH_ARRIVALS: LruHashMap<Prober, Arrivals> = LruHashMap::pinned(ARRIVALS_ENTRIES, 0);
+
+/// Addresses whose TCP connections are timed.
+#[map]
+pub static HEALTH_PEERS: HashMap<Addr, Peer> = HashMap::pinned(PEERS, BPF_F_NO_PREALLOC);
+
+/// TCP connections that are timed: those to peers, and the probes' own.
+#[map]
+pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS, 0);
 
 /// Endpoints of this node, by address.
 #[map]

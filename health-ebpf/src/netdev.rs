@@ -17,14 +17,22 @@ use health_common::probe::{
 use crate::frame::Frame;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
+use crate::tcp::{self, Packet};
 use crate::{arrivals as counts, flow, rtt, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
 pub fn to_netdev(frame: &Frame) -> Verdict {
-    match frame.network() {
-        Some((ETHERTYPE_IPV4, ip_at)) => to_netdev4(frame, ip_at),
-        Some((ETHERTYPE_IPV6, ip_at)) => to_netdev6(frame, ip_at),
+    let Some((ethertype, ip_at)) = frame.network() else {
+        return ignore();
+    };
+    if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Egress) {
+        tcp::sent(frame, &packet);
+        return ignore();
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => to_netdev4(frame, ip_at),
+        ETHERTYPE_IPV6 => to_netdev6(frame, ip_at),
         _ => ignore(),
     }
 }
@@ -32,9 +40,16 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
 /// A packet that came by an uplink.
 #[inline(always)]
 pub fn from_netdev(frame: &Frame) -> Verdict {
-    match frame.network() {
-        Some((ETHERTYPE_IPV4, ip_at)) => from_netdev4(frame, ip_at),
-        Some((ETHERTYPE_IPV6, ip_at)) => from_netdev6(frame, ip_at),
+    let Some((ethertype, ip_at)) = frame.network() else {
+        return ignore();
+    };
+    if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Ingress) {
+        tcp::received(frame, &packet);
+        return ignore();
+    }
+    match ethertype {
+        ETHERTYPE_IPV4 => from_netdev4(frame, ip_at),
+        ETHERTYPE_IPV6 => from_netdev6(frame, ip_at),
         _ => ignore(),
     }
 }

@@ -22,8 +22,7 @@ use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
 
 use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
-use super::rtt;
-use super::sys;
+use super::{link_pin, rtt, sys};
 use crate::config::Location;
 
 /// Why a dump could not be made.
@@ -508,23 +507,13 @@ fn memory(map: &MapData) -> u64 {
     .unwrap_or_default()
 }
 
-/// `to_netdev_eth0` -> `eth0/egress`; see `Hook` for how pins of links are named.
+/// `to_netdev_eth0` -> `eth0/egress`.
 fn hook_of(pin_name: &str) -> String {
-    layout::PROGRAMS
-        .iter()
-        .find_map(|program| {
-            let device = pin_name
-                .strip_prefix(program)?
-                .strip_prefix('_')?
-                .replace('+', ".");
-            let direction = if program.starts_with("to_") {
-                "egress"
-            } else {
-                "ingress"
-            };
-            Some(format!("{device}/{direction}"))
-        })
-        .unwrap_or_else(|| pin_name.to_owned())
+    match link_pin::parse(pin_name) {
+        Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),
+        Some((_, device)) => format!("{device}/ingress"),
+        None => pin_name.to_owned(),
+    }
 }
 
 /// The files in a folder of the bpffs, by name; none when there is no folder.

@@ -9,6 +9,7 @@ use health_common::inflight::Inflight;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 /// What is known about one map before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,10 @@ pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
 pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
 /// Probes of other agents that arrived here.
 pub const ARRIVALS: MapLayout = map::<Prober, Arrivals>("HEALTH_ARRIVALS");
+/// Addresses whose TCP connections are timed.
+pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS");
+/// TCP connections that are timed.
+pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.
@@ -51,21 +56,24 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 10] = [
-    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, ENDPOINTS, METRICS, CONFIG,
+pub const MAPS: [MapLayout; 12] = [
+    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS, METRICS, CONFIG,
 ];
 
 /// All programs that are pinned.
-pub const PROGRAMS: [&str; 5] = [
+pub const PROGRAMS: [&str; 6] = [
     "to_endpoint",
     "from_endpoint",
     "to_netdev",
     "from_netdev",
     RTT_ACCOUNT,
+    TCP_ACCOUNT,
 ];
 
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
+/// The program that counts the handshakes of HTTP probes.
+pub const TCP_ACCOUNT: &str = "tcp_account";
 
 /// Subfolder of an instance's pins that holds its programs.
 pub const PROGRAM_PINS: &str = "programs";

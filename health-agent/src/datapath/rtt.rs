@@ -2,6 +2,7 @@
 //! program to.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,14 +12,15 @@ use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use health_common::inflight::{Fate, Inflight};
-use health_common::probe::{ProbeId, Protocol};
+use health_common::probe::{Path as PathKind, ProbeId, Protocol};
 use health_common::rtt::{
     ACCOUNT_LOST, ACCOUNT_RESET, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST,
     AccountRequest, BUSY, RttKey, RttRow, UNKNOWN_PEER,
 };
 
 use super::sys;
-use crate::mesh::rtt_store::{LossOutcome, Measured, RttStore};
+use super::tcp::Connections;
+use crate::mesh::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// How often a row is read or asked for that others write at the same moment. They are done within a
 /// microsecond, unless their virtual CPU was taken off.
@@ -29,6 +31,7 @@ pub struct KernelRtt {
     rows: Mutex<HashMap<MapData, RttKey, RttRow>>,
     inflight: MapData,
     account: Account,
+    connections: Connections,
 }
 
 impl KernelRtt {
@@ -36,11 +39,13 @@ impl KernelRtt {
         rows: HashMap<MapData, RttKey, RttRow>,
         inflight: MapData,
         account: Account,
+        connections: Connections,
     ) -> Self {
         Self {
             rows: Mutex::new(rows),
             inflight,
             account,
+            connections,
         }
     }
 
@@ -154,7 +159,7 @@ pub(super) fn read_row(
 }
 
 /// Repeats what finds a row busy.
-fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
+pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
     for _ in 0..ATTEMPTS {
         if let Some(result) = attempt()? {
             return Ok(result);
@@ -181,9 +186,9 @@ impl RttStore for KernelRtt {
     }
 
     fn remove(&self, key: RttKey) -> io::Result<()> {
-        match self.rows().remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(map_io(error)),
+        match self.rows().remove(&key).map_err(map_io) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
         }
     }
 
@@ -237,6 +242,27 @@ impl RttStore for KernelRtt {
         self.count_loss(key, ProbeId::default())
     }
 
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
+        self.connections.count(key, connection, at_socket_ns)
+    }
+
+    fn follow(&self, peer: IpAddr, path: PathKind) -> io::Result<()> {
+        self.connections.follow(peer, path)
+    }
+
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        self.connections.unfollow(peer)
+    }
+
+    fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        self.connections.followed()
+    }
+
     fn give_up_leftovers(&self) -> io::Result<u64> {
         let mut given_up = 0;
         for (slot, probe) in self.waiting()? {
@@ -254,14 +280,14 @@ impl RttStore for KernelRtt {
     }
 }
 
-fn map_io(error: MapError) -> io::Error {
+pub(super) fn map_io(error: MapError) -> io::Error {
     match error {
         MapError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),
     }
 }
 
-fn program_io(error: ProgramError) -> io::Error {
+pub(super) fn program_io(error: ProgramError) -> io::Error {
     match error {
         ProgramError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),

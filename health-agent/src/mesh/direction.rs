@@ -408,7 +408,11 @@ mod tests {
         let probe = |number: usize| Probe {
             sent: number as u64 * 1000 + 100,
             delay: 20,
-            fate: if number % each == 0 { fate } else { Returned },
+            fate: if number.is_multiple_of(each) {
+                fate
+            } else {
+                Returned
+            },
         };
         Model {
             probes: (0..700).map(probe).collect(),

@@ -8,9 +8,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use super::connect::connect;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, parse_arrivals, prober_value};
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
+use super::rtt_store::Connection;
+use crate::datapath::clock;
 
 /// Longest response head that is read, bytes.
 const HEAD_LEN: usize = 2048;
@@ -26,6 +29,8 @@ pub(super) struct Hello {
     pub(super) connect: Duration,
     /// Until the response's head was read.
     pub(super) total: Duration,
+    /// The connection that it came by; `None` if its address is not known.
+    pub(super) connection: Option<Connection>,
     /// What the peer says of itself.
     pub(super) told: Told,
 }
@@ -47,11 +52,17 @@ pub(super) async fn get_hello(
     prober: Prober,
     deadline: Instant,
 ) -> Result<Hello, Failure> {
+    let begun_ns = clock::now_ns();
     let start = Instant::now();
-    let mut stream = timeout_at(deadline, TcpStream::connect(peer))
+    let mut stream = timeout_at(deadline, connect(peer))
         .await
         .map_err(|_| Failure::TimedOut)??;
     let connect = start.elapsed();
+    let connection = stream.local_addr().ok().map(|local| Connection {
+        local,
+        peer_port: peer.port(),
+        begun_ns,
+    });
     // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
     stream.set_zero_linger()?;
     let told = timeout_at(deadline, exchange(&mut stream, peer, prober))
@@ -60,6 +71,7 @@ pub(super) async fn get_hello(
     Ok(Hello {
         connect,
         total: start.elapsed(),
+        connection,
         told,
     })
 }

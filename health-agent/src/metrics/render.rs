@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::time::Duration;
 
 use health_common::metrics::{Direction, Reason};
@@ -45,16 +46,31 @@ pub(super) struct Snapshot {
     pub(super) probes: Vec<(Class, Probes)>,
 }
 
-/// The metrics as text.
-pub(super) fn text(snapshot: Snapshot, format: Format) -> Result<String, fmt::Error> {
+/// Writes the metrics as text.
+pub(super) fn write(snapshot: Snapshot, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(snapshot));
-    let mut text = String::new();
-    match format {
-        Format::OpenMetrics => encode(&mut text, &registry)?,
-        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)?,
+    let mut out = TextWriter { out, failed: None };
+    let written = match format {
+        Format::OpenMetrics => encode(&mut out, &registry),
+        Format::Classic => encode(&mut ClassicWriter::new(&mut out), &registry),
+    };
+    written.map_err(|error| out.failed.take().unwrap_or_else(|| io::Error::other(error)))
+}
+
+/// Takes text, and keeps the error that ended the writing.
+struct TextWriter<'a> {
+    out: &'a mut dyn io::Write,
+    failed: Option<io::Error>,
+}
+
+impl fmt::Write for TextWriter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.out.write_all(text.as_bytes()).map_err(|error| {
+            self.failed = Some(error);
+            fmt::Error
+        })
     }
-    Ok(text)
 }
 
 impl Collector for Snapshot {
@@ -322,6 +338,7 @@ impl Snapshot {
                     .encode_gauge(&(latency_ns as f64 / 1e9))?;
             }
         }
+        self.encode_path_mtus(encoder)?;
         let mut probes = family(
             encoder,
             "node_connectivity_probes",
@@ -340,6 +357,34 @@ impl Snapshot {
                     .collect();
                 labels.push(("result", result));
                 counter(&mut probes, &labels, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_path_mtus(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for (index, name, help) in [
+            (
+                0,
+                "node_path_mtu_bytes",
+                "The largest packet that gets through to an address, where this host sends larger ones",
+            ),
+            (
+                1,
+                "node_local_mtu_bytes",
+                "The largest packet that this host sends to such an address",
+            ),
+        ] {
+            let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
+            for peer in &self.summary.peers {
+                for address in &peer.addresses {
+                    let Some(mtu) = address.path_mtu.map(|mtus| mtus[index]) else {
+                        continue;
+                    };
+                    let [cluster, name, _] = peer.target();
+                    let labels = [cluster, name, ("address", &address.ip.to_string())];
+                    mtus.encode_family(&labels)?.encode_gauge(&u64::from(mtu))?;
+                }
             }
         }
         Ok(())
@@ -541,7 +586,13 @@ mod tests {
     use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
-    use crate::api::types::{HealthStatus, RejectedEntry};
+
+    fn text(snapshot: Snapshot, format: Format) -> String {
+        let mut text = Vec::new();
+        write(snapshot, format, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 
     fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         let mut row = RttRow::EMPTY;
@@ -550,7 +601,7 @@ mod tests {
         row.lost = 4;
         row.late = 1;
         let mut totals = Totals::default();
-        let mut summary = Summary::new(report, per_target);
+        let mut summary = samples::summary(report, per_target);
         let rows = samples::Rows(vec![(samples::key(2), row)]);
         totals.read(&rows, &mut summary).unwrap();
         let registry = RegistryState {
@@ -602,7 +653,7 @@ mod tests {
     fn shown(change: impl FnOnce(&mut Snapshot)) -> String {
         let mut snapshot = snapshot(&samples::report(), false);
         change(&mut snapshot);
-        text(snapshot, Format::OpenMetrics).unwrap()
+        text(snapshot, Format::OpenMetrics)
     }
 
     #[test]
@@ -699,7 +750,7 @@ mod tests {
     fn a_peers_series_go_with_it() {
         let mut report = samples::report();
         report.nodes.retain(|node| node.name != "default/n2");
-        let text = text(snapshot(&report, false), Format::OpenMetrics).unwrap();
+        let text = text(snapshot(&report, false), Format::OpenMetrics);
         assert_eq!(series_of_targets(&text), [""; 0]);
         assert!(
             text.contains("health_agent_unreachable_nodes 0\n"),
@@ -714,9 +765,8 @@ mod tests {
             let label = format!("target_node_name=\"{name}\"");
             text.lines().filter(|line| line.contains(&label)).count()
         };
-        let text_of = |report: &HealthStatus, per_target| {
-            text(snapshot(report, per_target), Format::Classic).unwrap()
-        };
+        let text_of =
+            |report: &HealthStatus, per_target| text(snapshot(report, per_target), Format::Classic);
         let few = text_of(&report, false);
         assert_eq!(of_node(&few, "n1"), 0);
         // Its diagnosis, its status, what fails; a latency by ICMP alone, and two counts of that.
@@ -745,6 +795,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_reduced_path_mtu_is_shown_beside_what_this_host_sends() {
+        let mut report = samples::report();
+        let path = &mut report.nodes[1].host.primary_address;
+        path.path_mtu = Some(Box::new(PathMtuStatus {
+            mtu: 1400,
+            local_mtu: 1500,
+            device: "eth0".to_owned(),
+            larger: LargerPackets::Vanish,
+            rejected_by: None,
+            last_probed: Timestamp::UNIX_EPOCH,
+        }));
+        let text = text(snapshot(&report, false), Format::Classic);
+        let labels = "target_cluster=\"default\",target_node_name=\"n2\",address=\"10.0.0.2\"";
+        for line in [
+            format!("health_agent_node_path_mtu_bytes{{{labels}}} 1400"),
+            format!("health_agent_node_local_mtu_bytes{{{labels}}} 1500"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+        }
+    }
+
     /// Names in a column of code spans, such as "| `a`, `b` | ...", at the start of a line.
     fn documented() -> BTreeSet<String> {
         let page = include_str!("../../../docs/metrics.md");
@@ -763,7 +835,7 @@ mod tests {
     fn the_page_on_metrics_lists_exactly_those_there_are() {
         let mut report = samples::report();
         report.local.diagnosis = report.nodes[1].diagnosis.clone();
-        let text = text(snapshot(&report, true), Format::Classic).unwrap();
+        let text = text(snapshot(&report, true), Format::Classic);
         let described: BTreeSet<String> = text
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())

@@ -256,11 +256,11 @@ fn class(key: &RttKey, summary: &Summary) -> Option<Class> {
 mod tests {
     use health_common::rtt::SOURCE_KERNEL;
 
-    use super::super::samples::{Rows, key, report};
+    use super::super::samples::{self, Rows, key, report};
     use super::*;
 
     fn add(totals: &mut Totals, rows: &[(RttKey, RttRow)]) {
-        let mut summary = Summary::new(&report(), false);
+        let mut summary = samples::summary(&report(), false);
         totals.read(&Rows(rows.to_vec()), &mut summary).unwrap();
     }
 

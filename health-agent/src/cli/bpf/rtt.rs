@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use clap::Subcommand;
 use health_common::probe::Path;
 use health_common::rtt::{
-    PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET,
+    PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET,
 };
 use serde::Serialize;
 
@@ -103,6 +103,7 @@ impl From<&RttKey> for RttPath {
             protocol: match key.protocol {
                 PROTOCOL_ICMP => "ICMP",
                 PROTOCOL_HTTP => "HTTP",
+                PROTOCOL_TCP => "TCP",
                 _ => "unknown",
             },
         }

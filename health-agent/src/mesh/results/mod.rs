@@ -4,6 +4,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -22,6 +23,7 @@ use super::direction::{self, Passage, Ways};
 use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
+use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 use crate::api::types::{self, RttSource};
 use crate::config::ProbeIntervals;
@@ -63,6 +65,10 @@ pub(super) struct Results {
     ways: Ways,
     /// Of targets whose latency has shifted.
     shifts: SparseSecondaryMap<TargetId, ShiftWatch>,
+    /// Of few of all targets.
+    path_mtus: SparseSecondaryMap<TargetId, PathMtu>,
+    /// Targets whose path MTU somebody waits for.
+    awaited_paths: HashSet<TargetId>,
     /// Results that a history may hold.
     most_results: usize,
     newest: Option<Timestamp>,
@@ -114,7 +120,7 @@ struct Known {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degraded>,
-    /// When its verdict changed, or whether and why it is degraded.
+    /// When its verdict changed, whether and why it is degraded, or what is known of its path's MTU.
     revision: u64,
 }
 
@@ -138,12 +144,30 @@ struct TargetResult {
 /// An answer to a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// The round trip.
+    /// The round trip; for HTTP that of the connection's handshake.
     pub(super) rtt: Duration,
     /// Where it was stamped.
     pub(super) source: RttSource,
-    /// For HTTP: until the connection stood.
-    pub(super) connect: Option<Duration>,
+    /// For HTTP: what the agent saw.
+    pub(super) http: Option<HttpTimes>,
+}
+
+/// How long an HTTP probe took. Nanoseconds, which take half the room: there is one for each target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HttpTimes {
+    /// Until the connection stood.
+    pub(super) connect_ns: u64,
+    /// Until the answer was there.
+    pub(super) total_ns: u64,
+}
+
+impl Answer {
+    /// Until the answer was there. This is what the target is judged by: the handshake is the work of the
+    /// peer's kernel alone.
+    pub(super) fn took(&self) -> Duration {
+        self.http
+            .map_or(self.rtt, |times| Duration::from_nanos(times.total_ns))
+    }
 }
 
 /// A failure that was confirmed.
@@ -176,6 +200,8 @@ impl Results {
             known: SecondaryMap::new(),
             ways: Ways::default(),
             shifts: SparseSecondaryMap::new(),
+            path_mtus: SparseSecondaryMap::new(),
+            awaited_paths: HashSet::new(),
             most_results: most_results(0),
             newest: None,
             revision: 0,
@@ -234,6 +260,8 @@ impl Results {
         self.known.remove(id);
         self.ways.forget(id);
         self.shifts.remove(id);
+        self.path_mtus.remove(id);
+        self.awaited_paths.remove(&id);
         self.revision += 1;
     }
 
@@ -378,6 +406,32 @@ impl Results {
         unanswered: Unanswered,
     ) {
         self.record(id, sent, probed, Err(Box::new(unanswered)));
+    }
+
+    /// The MTU of a target's path as it was seen last.
+    pub(super) fn path_mtu(&self, id: TargetId) -> Option<&PathMtu> {
+        self.path_mtus.get(id)
+    }
+
+    /// Somebody waits for the MTU of these targets' paths.
+    pub(super) fn await_paths(&mut self, ids: &[TargetId]) {
+        self.awaited_paths.extend(ids);
+    }
+
+    /// A target's path was looked at. If that told nothing certain, what was known stays.
+    pub(super) fn path_looked_at(&mut self, id: TargetId, found: Option<PathMtu>) {
+        self.awaited_paths.remove(&id);
+        let Some(found) = found else {
+            return;
+        };
+        let is_reduced = found.is_reduced();
+        let before = self.path_mtus.insert(id, found);
+        if (is_reduced || before.is_some_and(|before| before.is_reduced()))
+            && let Some(known) = self.known.get_mut(id)
+        {
+            self.revision += 1;
+            known.revision = self.revision;
+        }
     }
 
     /// The targets of the node with this index in the set in force.
@@ -563,10 +617,12 @@ impl Results {
         for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
             for targets in addresses {
                 for (protocol, id) in targets.protocols() {
-                    facts.push(match id.and_then(|id| self.known.get(id)) {
-                        Some(known) => TargetFacts {
+                    let known = id.and_then(|id| Some((id, self.known.get(id)?)));
+                    facts.push(match known {
+                        Some((id, known)) => TargetFacts {
                             passages: self.passages(node, known, now),
-                            shift: id.and_then(|id| self.shifts.get(id)).map(ShiftWatch::shift),
+                            shift: self.shifts.get(id).map(ShiftWatch::shift),
+                            path_mtu: self.path_mtu(id),
                             ..known.facts(now)
                         },
                         None => TargetFacts {
@@ -579,6 +635,7 @@ impl Results {
                             trend: Trend::default(),
                             passages: Default::default(),
                             shift: None,
+                            path_mtu: None,
                         },
                     });
                 }
@@ -680,6 +737,7 @@ impl Known {
             trend,
             passages: Default::default(),
             shift: None,
+            path_mtu: None,
         }
     }
 

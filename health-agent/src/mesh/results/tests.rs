@@ -1,11 +1,12 @@
 //! Results and reports, fed by hand.
 
-use health_common::probe::DEFAULT_KEY;
 use nix::errno::Errno;
 
 use super::super::failure::IcmpError;
 use super::super::target::Target;
 use super::report::LISTED_RESULTS;
+use health_common::siphash::SipKey;
+
 use super::*;
 use crate::api::types::Reachability;
 
@@ -19,11 +20,14 @@ fn options() -> MeshOptions {
         intervals: ProbeIntervals::all(Duration::from_secs(10)),
         rate: 1000,
         timeout: SECOND,
+        path_mtu_interval: None,
+        passive_rtt: true,
+        passive_relief: 1,
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
         session: 1,
-        probe_key: DEFAULT_KEY,
+        probe_key: SipKey::default(),
         one_way: false,
         state_dir: "/nonexistent".into(),
     }
@@ -62,7 +66,7 @@ fn answered(results: &mut Results, id: TargetId, second: u64) {
     let answer = Answer {
         rtt: Duration::from_micros(1),
         source: RttSource::Socket,
-        connect: None,
+        http: None,
     };
     results.note(id, sent, Some(answer.rtt), sent);
     results.answered(id, sent, probed, answer);
