@@ -28,6 +28,13 @@ impl Addr {
         Self { words_be }
     }
 
+    /// Whether this is an IPv4 address.
+    #[inline(always)]
+    pub const fn is_v4(&self) -> bool {
+        let w = &self.words_be;
+        w[0] | w[1] == 0 && w[2] == 0xffff_u32.to_be()
+    }
+
     /// Whether no address is held (`::`).
     #[inline(always)]
     pub const fn is_unset(&self) -> bool {

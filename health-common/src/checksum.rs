@@ -30,6 +30,43 @@ pub fn sum<const N: usize>(words: &[u16; N]) -> u32 {
     total
 }
 
+/// The unfolded sum of 32-bit words, which is that of their halves but for carries that [`fold64`]
+/// brings back in.
+#[inline(always)]
+pub fn sum32(words: &[u32]) -> u64 {
+    let mut total = 0;
+    let mut i = 0;
+    while i < words.len() {
+        total += words[i] as u64;
+        i += 1;
+    }
+    total
+}
+
+/// Adds the carries that a sum of fewer than 2^32 words of 32 bits can leave.
+#[inline(always)]
+pub const fn fold64(mut sum: u64) -> u16 {
+    sum = (sum & 0xffff_ffff) + (sum >> 32);
+    sum = (sum & 0xffff_ffff) + (sum >> 32);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum = (sum & 0xffff) + (sum >> 16);
+    sum as u16
+}
+
+/// The checksum field after 32-bit words of the covered data, at even offsets, changed from `old` to
+/// `new` (RFC 1624 equation 3).
+#[inline(always)]
+pub fn replace<const N: usize>(check: u16, old: &[u32; N], new: &[u32; N]) -> u16 {
+    let mut total = (!check) as u64 + sum32(new);
+    let mut i = 0;
+    while i < N {
+        total += (!old[i]) as u64;
+        i += 1;
+    }
+    !fold64(total)
+}
+
 #[cfg(test)]
 mod tests {
     extern crate std;
@@ -39,6 +76,19 @@ mod tests {
 
     fn full(words: &[u16]) -> u16 {
         !fold(words.iter().map(|&w| u32::from(w)).sum())
+    }
+
+    /// 0x0000 and 0xffff are the same number in one's complement.
+    fn normal(check: u16) -> u16 {
+        if check == 0xffff { 0 } else { check }
+    }
+
+    fn halves(words: &[u32]) -> Vec<u16> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let pairs = bytes.chunks_exact(2);
+        pairs
+            .map(|pair| u16::from_ne_bytes([pair[0], pair[1]]))
+            .collect()
     }
 
     proptest! {
@@ -51,9 +101,22 @@ mod tests {
             let at = at.index(words.len());
             let mut changed: Vec<u16> = words.clone();
             changed[at] = new;
-            // 0x0000 and 0xffff are the same number in one's complement.
-            let normal = |c: u16| if c == 0xffff { 0 } else { c };
             prop_assert_eq!(normal(update(full(&words), words[at], new)), normal(full(&changed)));
+        }
+
+        #[test]
+        fn the_sum_of_wide_words_is_that_of_their_halves(words in prop::collection::vec(any::<u32>(), 0..40)) {
+            prop_assert_eq!(normal(fold64(sum32(&words))), normal(fold(halves(&words).iter().map(|&w| u32::from(w)).sum())));
+        }
+
+        #[test]
+        fn a_replaced_checksum_is_the_recomputed_one(
+            rest in prop::collection::vec(any::<u16>(), 0..40),
+            old in any::<[u32; 4]>(),
+            new in any::<[u32; 4]>(),
+        ) {
+            let with = |words: &[u32]| full(&[&rest[..], &halves(words)].concat());
+            prop_assert_eq!(normal(replace(with(&old), &old, &new)), normal(with(&new)));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Run-time settings that the programs read, the one entry of `HEALTH_CONFIG`.
 
 use crate::addr::Addr;
+use crate::siphash::SipKey;
 
 /// The one value of `HEALTH_CONFIG`, under index 0.
 #[repr(C)]
@@ -13,12 +14,19 @@ pub struct DatapathConfig {
     pub icmp_id_be: u16,
     /// Explicit padding, zero.
     pub pad: u16,
-    /// Magic that marks a probe of this agent, compared as it lies in memory.
-    pub probe_magic: u64,
+    /// Key of the tags that mark the mesh's probes.
+    pub probe_key: SipKey,
+    /// Session of this agent's probes: [`crate::probe::ProbeId::session`].
+    pub session: u32,
     /// Lifetime of a conntrack entry that is neither TCP nor a service, seconds.
     pub ct_any_timeout_secs: u32,
     /// Device of the health endpoint; 0 while there is none.
     pub health_ifindex: u32,
+    /// Explicit padding, zero.
+    pub pad2: u32,
+    /// By how much `CLOCK_TAI` is ahead of UTC on this host, nanoseconds: 37 s where the kernel was
+    /// told of leap seconds, else 0.
+    pub tai_offset_ns: u64,
     /// The gateway of this node's endpoints, IPv4. Unset: no IPv4.
     pub gateway4: Addr,
     /// The gateway of this node's endpoints, IPv6. Unset: no IPv6.
@@ -31,7 +39,7 @@ pub struct DatapathConfig {
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
     /// Explicit padding, zero.
-    pub pad2: u16,
+    pub pad3: u16,
 }
 
-crate::map_types!(DatapathConfig = 96);
+crate::map_types!(DatapathConfig = 120);

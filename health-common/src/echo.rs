@@ -35,7 +35,7 @@ pub const ICMPV6_ECHO_REPLY: u8 = 129;
 const REPLY_TTL: u8 = 64;
 const DONT_FRAGMENT: u16 = 0x4000;
 /// The more-fragments bit and the fragment offset.
-const FRAGMENT_MASK: u16 = 0x3fff;
+pub(crate) const FRAGMENT_MASK: u16 = 0x3fff;
 
 /// IPv4 header without options (RFC 791 section 3.1). Multi-byte fields in network byte order.
 #[repr(C)]

@@ -36,6 +36,12 @@ pub enum Reason {
     ProbeUnmatched = 6,
     /// An echo request was answered, but conntrack had no room for its entry.
     CtFull = 7,
+    /// A probe of a peer's agent arrived.
+    ProbeArrived = 8,
+    /// The reply to a peer's probe left, with the time it took this host.
+    ProbeReturned = 9,
+    /// A reply to a probe of this agent with a wrong checksum.
+    ProbeDamaged = 10,
     /// Dropped: the source address cannot be answered or is not the sender's.
     InvalidSource = 132,
     /// Dropped: the IPv4 header checksum is wrong.
@@ -44,7 +50,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -53,6 +59,9 @@ impl Reason {
         Self::ProbeMatched,
         Self::ProbeUnmatched,
         Self::CtFull,
+        Self::ProbeArrived,
+        Self::ProbeReturned,
+        Self::ProbeDamaged,
         Self::InvalidSource,
         Self::InvalidHeaderChecksum,
     ];
@@ -72,6 +81,9 @@ impl Reason {
             Self::ProbeStamped => "Probe stamped",
             Self::ProbeMatched => "Probe matched",
             Self::ProbeUnmatched => "Probe reply unmatched",
+            Self::ProbeArrived => "Peer's probe arrived",
+            Self::ProbeReturned => "Peer's probe returned",
+            Self::ProbeDamaged => "Probe reply damaged",
             Self::InvalidSource => "Invalid source IP",
             Self::InvalidHeaderChecksum => "Invalid IP header checksum",
             Self::CtFull => "Conntrack full",

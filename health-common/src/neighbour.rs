@@ -9,6 +9,10 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 /// Ethernet type of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+/// Ethernet type of a VLAN tag (IEEE 802.1Q).
+pub const ETHERTYPE_VLAN: u16 = 0x8100;
+/// Ethernet type of a service provider's VLAN tag (IEEE 802.1ad), in front of another.
+pub const ETHERTYPE_VLAN_SERVICE: u16 = 0x88a8;
 /// ICMPv6 type of a neighbour solicitation.
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
@@ -16,6 +20,16 @@ const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
 const SOLICITED_AND_ROUTER: u32 = 0xc000_0000;
+
+/// What follows the Ethernet type of a tag (IEEE 802.1Q clause 9).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VlanTag {
+    /// Priority, drop eligibility and VLAN.
+    pub control_be: u16,
+    /// Ethernet type of what follows.
+    pub ethertype_be: u16,
+}
 
 /// Ethernet header.
 #[repr(C)]

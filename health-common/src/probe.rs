@@ -1,10 +1,38 @@
-//! The payload of an echo probe: how a prober marks its packets.
+//! The payload of an echo probe: how the agents of a mesh know each other's probes, and what the
+//! responder's programs write into them.
 //!
-//! The first [`PROBE_LEN`] bytes after the ICMP header. A ping of anybody else lacks the magic and is
-//! never touched.
+//! A probe is an echo message of exactly [`PROBE_LEN`] bytes of payload in a packet without options,
+//! extension headers or fragmentation. A ping of anybody else lacks the tag and is never touched.
 
-/// Length of the marked part of the payload, bytes.
-pub const PROBE_LEN: usize = 32;
+use crate::checksum::{fold64, sum32};
+use crate::echo::{EchoHeader, FRAGMENT_MASK, IPV4_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
+use crate::rtt::Reply;
+use crate::siphash::{SipKey, siphash24_two_words};
+
+/// Length of a probe's payload, bytes.
+pub const PROBE_LEN: usize = size_of::<ProbePayload>();
+/// Length of a probe's ICMP message, bytes.
+pub const MESSAGE_LEN: usize = size_of::<ProbeMessage>();
+
+/// First bytes of a probe's payload. They prove nothing: they spare most other pings the computation
+/// of a tag.
+pub const PROBE_MAGIC: u32 = u32::from_ne_bytes(*b"hlt\x02");
+
+/// Asks the responder for the time of day at which the probe arrived there.
+pub const ASK_ONE_WAY: u8 = 1;
+
+/// Marks [`ProbePayload::turnround_be`] as the time of arrival, which the responder has not replaced
+/// by a duration (yet).
+pub const ARRIVAL: u64 = 1 << 63;
+
+/// The key of a mesh that was given none: no secret, yet it tells the mesh's probes from other pings.
+pub const DEFAULT_KEY: SipKey = [
+    u64::from_le_bytes(*b"health-a"),
+    u64::from_le_bytes(*b"gent-key"),
+];
+
+/// How far apart two clocks that are said to be in step may be, nanoseconds.
+pub const MAX_CLOCK_ERROR_NS: u64 = 1_000_000_000;
 
 /// Which address of a peer a probe goes to.
 #[repr(u8)]
@@ -37,30 +65,279 @@ pub enum Protocol {
     Http = 6,
 }
 
-/// The marked part of a probe's payload.
+/// Which of an agent's echo probes: of one IP version, no two of a session are the same for the first
+/// 2^32 of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProbeId {
+    /// Drawn anew at each start of an agent. Not 0.
+    pub session: u32,
+    /// How often the sequence numbers have wrapped.
+    pub round: u16,
+    /// The ICMP sequence number.
+    pub sequence: u16,
+}
+
+/// The payload of a probe.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbePayload {
-    /// The sender's magic, from its `HEALTH_CONFIG`.
-    pub magic: u64,
+    /// [`PROBE_MAGIC`].
+    pub magic: u32,
+    /// [`ProbeId::session`].
+    pub session_be: u32,
+    /// Keyed hash of identifier, sequence number, session, round, path and flags, under the key of
+    /// the mesh; compared as it lies in memory.
+    pub tag: u64,
+    /// [`ProbeId::round`].
+    pub round_be: u16,
     /// [`Path`] as a byte.
     pub path: u8,
-    /// Explicit padding, zero.
-    pub pad: [u8; 7],
-    /// Reserved for the responder's receive-to-transmit time.
-    pub turnround_ns: u64,
+    /// [`ASK_ONE_WAY`] or 0.
+    pub flags: u8,
     /// Reserved, zero.
-    pub reserved: u64,
+    pub reserved: u32,
+    /// Written by the responder: how long the probe was in the host between its uplinks, nanoseconds;
+    /// with [`ARRIVAL`] on its way through it, `CLOCK_MONOTONIC` at its arrival. 0: unknown.
+    pub turnround_be: u64,
+    /// Written by the responder if asked to: the time of day at the probe's arrival, UTC, nanoseconds
+    /// since 1970. 0: unknown.
+    pub arrived_be: u64,
 }
 
-const _: () = assert!(core::mem::size_of::<ProbePayload>() == PROBE_LEN);
+/// The ICMP message of a probe or its reply.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProbeMessage {
+    /// The header.
+    pub echo: EchoHeader,
+    /// The payload.
+    pub payload: ProbePayload,
+}
+
+const _: () = assert!(PROBE_LEN == 40 && MESSAGE_LEN == 48);
 
 impl ProbePayload {
-    /// The payload of a probe along `path`, as it goes on the wire.
-    pub fn encode(magic: u64, path: Path) -> [u8; PROBE_LEN] {
+    /// The payload of a probe, with the ICMP identifier `icmp_id` in host byte order.
+    pub fn new(key: SipKey, icmp_id: u16, id: ProbeId, path: Path, flags: u8) -> Self {
+        let mut payload = Self {
+            magic: PROBE_MAGIC,
+            session_be: id.session.to_be(),
+            round_be: id.round.to_be(),
+            path: path as u8,
+            flags,
+            ..Self::default()
+        };
+        payload.tag = payload.expected_tag(key, icmp_id.to_be(), id.sequence.to_be());
+        payload
+    }
+
+    /// The payload as it goes on the wire.
+    pub fn to_bytes(&self) -> [u8; PROBE_LEN] {
         let mut bytes = [0; PROBE_LEN];
-        bytes[..8].copy_from_slice(&magic.to_ne_bytes());
-        bytes[8] = path as u8;
+        bytes[..4].copy_from_slice(&self.magic.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&self.session_be.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&self.tag.to_ne_bytes());
+        bytes[16..18].copy_from_slice(&self.round_be.to_ne_bytes());
+        bytes[18] = self.path;
+        bytes[19] = self.flags;
+        bytes[20..24].copy_from_slice(&self.reserved.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.turnround_be.to_ne_bytes());
+        bytes[32..].copy_from_slice(&self.arrived_be.to_ne_bytes());
         bytes
+    }
+
+    /// Reads a payload off the wire; `None` when there are not exactly [`PROBE_LEN`] bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; PROBE_LEN] = bytes.try_into().ok()?;
+        let word = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let mut double = [[0; 8]; 3];
+        for (double, at) in double.iter_mut().zip([8, 24, 32]) {
+            double.copy_from_slice(&bytes[at..at + 8]);
+        }
+        let [tag, turnround_be, arrived_be] = double.map(u64::from_ne_bytes);
+        Some(Self {
+            magic: word(0),
+            session_be: word(4),
+            tag,
+            round_be: u16::from_ne_bytes([bytes[16], bytes[17]]),
+            path: bytes[18],
+            flags: bytes[19],
+            reserved: word(20),
+            turnround_be,
+            arrived_be,
+        })
+    }
+
+    /// The tag that this payload has to carry in an echo message with these fields, both in network
+    /// byte order.
+    #[inline(always)]
+    pub const fn expected_tag(&self, key: SipKey, icmp_id_be: u16, sequence_be: u16) -> u64 {
+        // The hash reads the fields' bytes in this order, whatever the host's byte order.
+        let first = icmp_id_be.to_le() as u64
+            | (sequence_be.to_le() as u64) << 16
+            | (self.session_be.to_le() as u64) << 32;
+        let rest =
+            self.round_be.to_le() as u64 | (self.path as u64) << 16 | (self.flags as u64) << 24;
+        siphash24_two_words::<12>(key, first, rest).to_le()
+    }
+
+    /// Whether an agent that holds the mesh's key made this payload for an echo message with these
+    /// fields, both in network byte order. The times that responders write are not covered.
+    #[inline(always)]
+    pub const fn is_genuine(&self, key: SipKey, icmp_id_be: u16, sequence_be: u16) -> bool {
+        self.magic == PROBE_MAGIC && self.tag == self.expected_tag(key, icmp_id_be, sequence_be)
+    }
+
+    /// Which probe of its sender this is, in a message with this sequence number.
+    #[inline(always)]
+    pub const fn id(&self, sequence_be: u16) -> ProbeId {
+        ProbeId {
+            session: u32::from_be(self.session_be),
+            round: u16::from_be(self.round_be),
+            sequence: u16::from_be(sequence_be),
+        }
+    }
+
+    /// What the reply with this payload tells after a round trip of `rtt_ns`. A time in the responding
+    /// host that the round trip cannot hold is none: the tag does not cover it.
+    #[inline(always)]
+    pub const fn reply(&self, rtt_ns: u64) -> Reply {
+        let turnround_ns = u64::from_be(self.turnround_be);
+        Reply {
+            rtt_ns,
+            // A time of arrival that was never replaced is far larger than any round trip.
+            remote_ns: if turnround_ns > rtt_ns {
+                0
+            } else {
+                turnround_ns
+            },
+            has_delays: false,
+            forward_ns: 0,
+            back_ns: 0,
+        }
+    }
+
+    /// Whether [`Self::add_delays`] may have something to add to a reply.
+    #[inline(always)]
+    pub const fn tells_arrival(&self, reply: &Reply) -> bool {
+        self.flags & ASK_ONE_WAY != 0 && self.arrived_be != 0 && reply.remote_ns != 0
+    }
+
+    /// Adds the delays there and back of a reply that came at `now_utc_ns`, unless the two clocks are
+    /// obviously out of step. They are as wrong as the clocks are apart, one in each direction: the
+    /// shorter one may be negative.
+    #[inline(always)]
+    pub const fn add_delays(&self, reply: &mut Reply, now_utc_ns: u64) {
+        let sent_ns = now_utc_ns.wrapping_sub(reply.rtt_ns);
+        let forward_ns = u64::from_be(self.arrived_be).wrapping_sub(sent_ns) as i64;
+        // What of the round trip is neither way there nor stay.
+        let back_ns = (reply.rtt_ns - reply.remote_ns).wrapping_sub(forward_ns as u64) as i64;
+        let limit = reply.rtt_ns + MAX_CLOCK_ERROR_NS;
+        reply.has_delays = forward_ns.unsigned_abs() <= limit && back_ns.unsigned_abs() <= limit;
+        reply.forward_ns = forward_ns;
+        reply.back_ns = back_ns;
+    }
+}
+
+/// Whether an ICMP message in an IPv4 packet may be a probe or its reply: unfragmented, without options
+/// and of a probe's length. Whether it is one, its tag tells.
+#[inline(always)]
+pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
+    ip.version_ihl == 0x45
+        && ip.total_len_be == ((IPV4_LEN + MESSAGE_LEN) as u16).to_be()
+        && ip.fragment_be & FRAGMENT_MASK.to_be() == 0
+        && message.echo.code == 0
+        && message.payload.magic == PROBE_MAGIC
+}
+
+/// As [`may_be_probe4`]; extension headers show as another protocol.
+#[inline(always)]
+pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
+    ip.payload_len_be == (MESSAGE_LEN as u16).to_be()
+        && message.echo.code == 0
+        && message.payload.magic == PROBE_MAGIC
+}
+
+/// Whether both checksums of an IPv4 packet that may be a probe are right, given its headers and its
+/// message as they lie in memory.
+#[inline(always)]
+pub fn is_intact4(ip: &[u32; IPV4_LEN / 4], message: &[u32; MESSAGE_LEN / 4]) -> bool {
+    fold64(sum32(ip)) == 0xffff && fold64(sum32(message)) == 0xffff
+}
+
+/// The same of an IPv6 packet, whose checksum covers the addresses too (RFC 8200 section 8.1).
+#[inline(always)]
+pub fn is_intact6(ip: &Ipv6Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
+    let pseudo = sum32(&ip.saddr_be)
+        + sum32(&ip.daddr_be)
+        + (MESSAGE_LEN as u32).to_be() as u64
+        + (PROTOCOL_ICMPV6 as u32).to_be() as u64;
+    fold64(pseudo + sum32(message)) == 0xffff
+}
+
+/// What the responder's programs write into a probe and its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// See [`ProbePayload::turnround_be`].
+    pub turnround_be: u64,
+    /// See [`ProbePayload::arrived_be`].
+    pub arrived_be: u64,
+}
+
+impl Times {
+    /// Of a request that arrived at `now_ns` (`CLOCK_MONOTONIC`) and, if it asks for it, `utc_ns`.
+    #[inline(always)]
+    pub const fn of_arrival(now_ns: u64, utc_ns: u64) -> Self {
+        Self {
+            turnround_be: (ARRIVAL | now_ns).to_be(),
+            arrived_be: utc_ns.to_be(),
+        }
+    }
+
+    /// Of the reply that leaves at `now_ns`; `None` when it carries no time of arrival.
+    #[inline(always)]
+    pub const fn of_departure(payload: &ProbePayload, now_ns: u64) -> Option<Self> {
+        let field = u64::from_be(payload.turnround_be);
+        if field & ARRIVAL == 0 {
+            return None;
+        }
+        let arrived_ns = field & !ARRIVAL;
+        // Not from this host's clock: the field tells nothing.
+        let turnround_ns = if arrived_ns > now_ns {
+            0
+        } else if arrived_ns == now_ns {
+            1
+        } else {
+            now_ns - arrived_ns
+        };
+        Some(Self {
+            turnround_be: turnround_ns.to_be(),
+            arrived_be: payload.arrived_be,
+        })
+    }
+
+    /// The fields as words, for the checksum.
+    #[inline(always)]
+    pub const fn words(&self) -> [u32; 4] {
+        // The order of a word's halves does not matter to a sum.
+        [
+            self.turnround_be as u32,
+            (self.turnround_be >> 32) as u32,
+            self.arrived_be as u32,
+            (self.arrived_be >> 32) as u32,
+        ]
+    }
+}
+
+impl From<&ProbePayload> for Times {
+    #[inline(always)]
+    fn from(payload: &ProbePayload) -> Self {
+        Self {
+            turnround_be: payload.turnround_be,
+            arrived_be: payload.arrived_be,
+        }
     }
 }

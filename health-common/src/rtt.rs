@@ -1,7 +1,7 @@
-//! Round-trip times by peer: `HEALTH_RTT` and the probes in flight, `HEALTH_INFLIGHT`.
+//! Round-trip times by peer: `HEALTH_RTT`.
 
 use crate::addr::Addr;
-use crate::probe::Protocol;
+use crate::probe::{ProbeId, Protocol};
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
@@ -37,19 +37,38 @@ pub struct RttKey {
     pub pad: u16,
 }
 
+/// `struct bpf_spin_lock` of `linux/bpf.h`. The kernel finds it in a map's type information by this
+/// name, locks it for programs, for readers and for writers that pass `BPF_F_LOCK`, and shows it as 0.
+#[repr(C)]
+#[allow(non_camel_case_types, reason = "the kernel looks for this name")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct bpf_spin_lock {
+    val: u32,
+}
+
 /// Round-trip times along one path. All times in nanoseconds.
 ///
-/// Written by kernel programs alone (the agent's own observations go through `rtt_account`), so no
-/// writer overwrites another's count.
+/// Programs on several CPUs write it, under its lock, and readers copy it under its lock
+/// (`BPF_F_LOCK`): all its fields are of one moment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
+    /// Held by whoever writes or copies the row.
+    pub lock: bpf_spin_lock,
+    /// ICMP sequence number of the last round trip, host byte order.
+    pub last_sequence: u16,
+    /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], of the last one.
+    pub source: u8,
+    /// Explicit padding, zero.
+    pub pad: u8,
     /// Round trips measured.
     pub samples: u64,
     /// Probes given up without an answer.
     pub lost: u64,
-    /// Replies that came after their probe was given up, and duplicates.
+    /// Answers to probes that had been given up.
     pub late: u64,
+    /// More answers to probes that were answered already.
+    pub duplicates: u64,
     /// The last round trip.
     pub last_ns: u64,
     /// The shortest.
@@ -64,23 +83,138 @@ pub struct RttRow {
     pub jitter_ns: u64,
     /// When the last one was measured: `CLOCK_MONOTONIC`.
     pub last_at_ns: u64,
-    /// ICMP sequence number of the last one, host byte order.
-    pub last_sequence: u16,
-    /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], of the last one.
-    pub source: u8,
-    /// Explicit padding, zero.
-    pub pad: u8,
+    /// The part of round trips that was spent in the peer's host.
+    pub remote: RemoteTime,
+    /// Delays of each direction.
+    pub one_way: OneWay,
+    /// Echo probes of that peer's agent to this node's own address that came by an uplink, counted
+    /// with the peer's own address.
+    pub received_host: u64,
+    /// The same, to this node's health endpoint.
+    pub received_endpoint: u64,
     /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is
     /// kept, and older samples weigh less.
     pub histogram: [u16; HISTOGRAM_BUCKETS],
+    /// Explicit padding, zero.
+    pub pad2: [u8; 4],
+}
+
+/// Times between a probe's arrival at the peer's uplink and its reply's departure, told by the peer's
+/// programs. Nanoseconds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteTime {
+    /// Round trips of which it is known.
+    pub samples: u64,
+    /// Of the last one.
+    pub last_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// Smoothed, gain 1/8.
+    pub smoothed_ns: u64,
+    /// Sum of the round trips of which it is known.
+    pub rtt_sum_ns: u64,
+}
+
+impl RemoteTime {
+    #[inline(always)]
+    fn record(&mut self, remote_ns: u64, rtt_ns: u64) {
+        self.smoothed_ns = if self.samples == 0 {
+            remote_ns
+        } else {
+            (self.smoothed_ns * 7 + remote_ns) >> 3
+        };
+        self.max_ns = self.max_ns.max(remote_ns);
+        self.samples += 1;
+        self.last_ns = remote_ns;
+        self.sum_ns += remote_ns;
+        self.rtt_sum_ns += rtt_ns;
+    }
+
+    /// The part of the round trips that was not spent in the peer's host, 0 to 1; `None` where nothing
+    /// is known.
+    pub fn network_share(&self) -> Option<f64> {
+        (self.rtt_sum_ns > 0).then(|| 1.0 - self.sum_ns as f64 / self.rtt_sum_ns as f64)
+    }
+}
+
+/// Delays of one direction, by the clocks of both hosts. Nanoseconds; the error of the clocks may make
+/// them negative.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delay {
+    /// Of the last round trip.
+    pub last_ns: i64,
+    /// The shortest.
+    pub min_ns: i64,
+    /// Smoothed, gain 1/8.
+    pub smoothed_ns: i64,
+}
+
+impl Delay {
+    #[inline(always)]
+    fn record(&mut self, delay_ns: i64, is_first: bool) {
+        self.last_ns = delay_ns;
+        if is_first {
+            self.min_ns = delay_ns;
+            self.smoothed_ns = delay_ns;
+        } else {
+            self.min_ns = self.min_ns.min(delay_ns);
+            self.smoothed_ns = (self.smoothed_ns * 7 + delay_ns) >> 3;
+        }
+    }
+}
+
+/// Delays there and back. Without samples, nothing is known of either.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OneWay {
+    /// Round trips of which they are known.
+    pub samples: u64,
+    /// From this host to the peer.
+    pub forward: Delay,
+    /// From the peer to this host.
+    pub back: Delay,
+}
+
+impl OneWay {
+    #[inline(always)]
+    fn record(&mut self, forward_ns: i64, back_ns: i64) {
+        let is_first = self.samples == 0;
+        self.forward.record(forward_ns, is_first);
+        self.back.record(back_ns, is_first);
+        self.samples += 1;
+    }
+}
+
+/// What a reply tells. Plain numbers: the verifier refuses to spill the value that an `Option` lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reply {
+    /// The round trip, nanoseconds.
+    pub rtt_ns: u64,
+    /// The time of it in the peer's host, nanoseconds. 0: unknown.
+    pub remote_ns: u64,
+    /// Whether the delays are known.
+    pub has_delays: bool,
+    /// Delay there, nanoseconds.
+    pub forward_ns: i64,
+    /// Delay back, nanoseconds.
+    pub back_ns: i64,
 }
 
 impl RttRow {
     /// A row without samples.
     pub const EMPTY: Self = Self {
+        lock: bpf_spin_lock { val: 0 },
+        last_sequence: 0,
+        source: 0,
+        pad: 0,
         samples: 0,
         lost: 0,
         late: 0,
+        duplicates: 0,
         last_ns: 0,
         min_ns: 0,
         max_ns: 0,
@@ -88,10 +222,31 @@ impl RttRow {
         smoothed_ns: 0,
         jitter_ns: 0,
         last_at_ns: 0,
-        last_sequence: 0,
-        source: 0,
-        pad: 0,
+        remote: RemoteTime {
+            samples: 0,
+            last_ns: 0,
+            max_ns: 0,
+            sum_ns: 0,
+            smoothed_ns: 0,
+            rtt_sum_ns: 0,
+        },
+        one_way: OneWay {
+            samples: 0,
+            forward: Delay {
+                last_ns: 0,
+                min_ns: 0,
+                smoothed_ns: 0,
+            },
+            back: Delay {
+                last_ns: 0,
+                min_ns: 0,
+                smoothed_ns: 0,
+            },
+        },
+        received_host: 0,
+        received_endpoint: 0,
         histogram: [0; HISTOGRAM_BUCKETS],
+        pad2: [0; 4],
     };
 
     /// Adds one round trip of `rtt_ns`, measured at `now_ns`.
@@ -118,6 +273,18 @@ impl RttRow {
         self.count_bucket(bucket(rtt_ns));
     }
 
+    /// Adds a round trip that the uplinks' programs measured, and what the reply told besides.
+    #[inline(always)]
+    pub fn record_reply(&mut self, reply: &Reply, now_ns: u64, sequence: u16) {
+        self.record(reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
+        if reply.remote_ns > 0 {
+            self.remote.record(reply.remote_ns, reply.rtt_ns);
+        }
+        if reply.has_delays {
+            self.one_way.record(reply.forward_ns, reply.back_ns);
+        }
+    }
+
     #[inline(always)]
     fn count_bucket(&mut self, index: usize) {
         let Some(slot) = self.histogram.get_mut(index) else {
@@ -139,8 +306,8 @@ impl RttRow {
         self.sum_ns.checked_div(self.samples)
     }
 
-    /// The value below which `percent` of the samples in the histogram lie, within 6.25 %; `None`
-    /// without samples. Never outside `min_ns..=max_ns`.
+    /// The value below which `percent` of the samples in the histogram lie, within 6.25 % from 1 us
+    /// on; `None` without samples. Never outside `min_ns..=max_ns`.
     pub fn percentile_ns(&self, percent: f64) -> Option<u64> {
         let total: u64 = self.histogram.iter().map(|&n| u64::from(n)).sum();
         if total == 0 {
@@ -151,8 +318,7 @@ impl RttRow {
         for (index, &count) in self.histogram.iter().enumerate() {
             seen += u64::from(count);
             if count > 0 && seen as f64 >= target {
-                let (low, high) = bucket_bounds(index);
-                return Some((low + (high - low) / 2).clamp(self.min_ns, self.max_ns));
+                return Some(bucket_value(index).clamp(self.min_ns, self.max_ns));
             }
         }
         Some(self.max_ns)
@@ -187,42 +353,33 @@ pub const fn bucket_bounds(index: usize) -> (u64, u64) {
     (low, low + width)
 }
 
-/// Key of `HEALTH_INFLIGHT`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct InflightKey {
-    /// The probed address.
-    pub peer: Addr,
-    /// ICMP identifier.
-    pub id_be: u16,
-    /// ICMP sequence number.
-    pub sequence_be: u16,
+/// The value that stands for those in a bucket: its middle, but for the first, whose upper end is where
+/// the promise of 6.25 % begins, and the last, which has only a lower end.
+pub const fn bucket_value(index: usize) -> u64 {
+    let (low, high) = bucket_bounds(index);
+    if index == 0 {
+        1_000
+    } else if index >= HISTOGRAM_BUCKETS - 1 {
+        low
+    } else {
+        low + (high - low) / 2
+    }
 }
 
-/// Value of `HEALTH_INFLIGHT`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inflight {
-    /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds.
-    pub sent_ns: u64,
-    /// [`crate::probe::Path`] as a byte.
-    pub path: u8,
-    /// Explicit padding, zero.
-    pub pad: [u8; 7],
-}
-
-/// The agent gives up a probe: its entry in flight goes, and one loss is counted. A reply that got
-/// there first stands, and nothing is counted.
+/// The agent gives up a probe. One that was answered before stands, and nothing is counted.
 pub const ACCOUNT_LOST: u32 = 1;
-/// The agent measured a round trip itself.
+/// The agent measured a round trip at its socket. One that the uplinks' programs measured stands, and
+/// nothing is counted.
 pub const ACCOUNT_SAMPLE: u32 = 2;
 
 /// `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
-/// `rtt_account` left the row as it is: the probe had been answered.
+/// `rtt_account` left the row as it is: the probe has been answered.
 pub const ALREADY_ANSWERED: u32 = 1;
+/// `rtt_account` left the row as it is: the probe has been given up.
+pub const ALREADY_LOST: u32 = 2;
 /// `rtt_account` found no row for the key.
-pub const UNKNOWN_PEER: u32 = 2;
+pub const UNKNOWN_PEER: u32 = 3;
 
 /// What the agent tells `rtt_account`, as the "packet" of a test run. The space in front stands for
 /// the Ethernet header that the kernel asks of it.
@@ -237,21 +394,12 @@ pub struct AccountRequest {
     pub operation: u32,
     /// The round trip of a sample, nanoseconds.
     pub rtt_ns: u64,
-    /// ICMP identifier of a lost probe, network byte order.
-    pub id_be: u16,
-    /// ICMP sequence number, network byte order.
-    pub sequence_be: u16,
-    /// 1 if the lost probe never crossed an uplink, so no entry in flight is expected.
-    pub unstamped: u32,
+    /// Which echo probe it was; all zero for probes of other protocols, which are not followed one
+    /// by one.
+    pub probe: ProbeId,
 }
 
-crate::map_types!(
-    RttKey = 20,
-    RttRow = 504,
-    InflightKey = 20,
-    Inflight = 16,
-    AccountRequest = 56,
-);
+crate::map_types!(RttKey = 20, RttRow = 640, AccountRequest = 56);
 
 #[cfg(test)]
 mod tests {
@@ -287,7 +435,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_percentile_is_within_the_promised_error(ns in 1_024_u64..60_000_000_000) {
+        fn a_percentile_is_within_the_promised_error(ns in 1_000_u64..60_000_000_000) {
             let mut row = RttRow::EMPTY;
             row.record(1, 0, 0, SOURCE_KERNEL);
             row.record(ns, 1, 0, SOURCE_KERNEL);

@@ -94,11 +94,13 @@ unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now: u32) {
     }
 }
 
+/// Adds to a counter that several CPUs write.
+///
 /// # Safety
 ///
 /// `counter` must point to a counter in a map value.
 #[inline(always)]
-unsafe fn add(counter: *mut u64, value: u64) {
+pub unsafe fn add(counter: *mut u64, value: u64) {
     // SAFETY: the caller's promise; map values are aligned to eight bytes. The standard library offers
     // no `fetch_add` on targets without compare-and-swap, which BPF is to it; the unused result makes
     // this one `lock add`.

@@ -4,9 +4,10 @@ use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::bpf_redirect;
 use aya_ebpf::programs::TcContext;
-use health_common::neighbour::EthernetHeader;
+use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE, EthernetHeader, VlanTag};
 
-/// Headers of a packet lie at fixed places: no extension headers or options are walked.
+/// Where the IP header of an untagged packet begins. Headers lie at fixed places: no extension headers
+/// or options are walked.
 pub const IP_AT: usize = 14;
 /// Where the transport header of IPv4 without options begins.
 pub const L4_AT4: usize = IP_AT + 20;
@@ -81,6 +82,27 @@ impl<'a> Frame<'a> {
         u16::from_be(unsafe { (*self.skb()).protocol } as u16)
     }
 
+    /// Ethernet type of what the packet carries, host byte order, and where that begins, behind one tag
+    /// or two in the bytes. A tag beside the bytes, where devices that offload tags keep it, shifts
+    /// nothing.
+    #[inline(always)]
+    pub fn network(&self) -> Option<(u16, usize)> {
+        let protocol = self.protocol();
+        if !is_tag(protocol) {
+            return Some((protocol, IP_AT));
+        }
+        let tag = self.at::<VlanTag>(IP_AT)?;
+        let protocol = u16::from_be(tag.ethertype_be);
+        if !is_tag(protocol) {
+            return Some((protocol, IP_AT + size_of::<VlanTag>()));
+        }
+        let tag = self.at::<VlanTag>(IP_AT + size_of::<VlanTag>())?;
+        Some((
+            u16::from_be(tag.ethertype_be),
+            IP_AT + 2 * size_of::<VlanTag>(),
+        ))
+    }
+
     /// Makes the first `len` bytes readable and writable in place; `false` when there are not as many.
     /// Pointers from before are void afterwards.
     #[inline(always)]
@@ -138,6 +160,18 @@ impl<'a> Frame<'a> {
         })
     }
 
+    /// Overwrites the bytes at `offset`; `false` when that cannot be done. References from before are
+    /// void afterwards.
+    ///
+    /// A helper and not a plain store: of a program that stores into packets the kernel makes one that
+    /// first copies the headers of each packet that somebody else holds too, such as all of TCP.
+    #[inline(always)]
+    pub fn store<T>(&self, offset: usize, value: &T) -> bool {
+        // A checksum over the whole packet that the device computed stays right: the caller changes
+        // the one in the message by as much.
+        self.ctx.store(offset, value, 0).is_ok()
+    }
+
     /// Hands the packet to a device, on its way in (`BPF_F_INGRESS`) or out (0). The result is the
     /// classifier's return value.
     #[inline(always)]
@@ -145,4 +179,9 @@ impl<'a> Frame<'a> {
         // SAFETY: a helper without memory arguments.
         unsafe { bpf_redirect(ifindex, flags) }
     }
+}
+
+#[inline(always)]
+fn is_tag(ethertype: u16) -> bool {
+    ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_VLAN_SERVICE
 }

@@ -15,6 +15,7 @@ pub mod maps;
 pub mod metrics;
 pub mod netdev;
 pub mod rtt;
+pub mod turnround;
 
 /// Never reached: the verifier proves that no program panics.
 #[panic_handler]

@@ -7,36 +7,29 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
-    ECHO_LEN, EchoHeader, ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY,
-    ICMPV6_ECHO_REQUEST, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
+    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, IPV4_LEN, IPV6_LEN,
+    Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
 };
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use health_common::probe::{PROBE_LEN, ProbePayload};
+use health_common::probe::{
+    MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
+};
 
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
+use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 use crate::metrics::{Verdict, ignore, pass};
-use crate::rtt;
-
-/// One of our own echoes: request or reply.
-struct Probe<'a> {
-    echo: &'a EchoHeader,
-    payload: &'a ProbePayload,
-}
+use crate::{rtt, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
 pub fn to_netdev(frame: &Frame) -> Verdict {
-    let Some(config) = HEALTH_CONFIG.get(0) else {
-        return ignore();
-    };
-    match frame.protocol() {
-        ETHERTYPE_IPV4 => to_netdev4(frame, config),
-        ETHERTYPE_IPV6 => to_netdev6(frame, config),
+    match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => to_netdev4(frame, ip_at),
+        Some((ETHERTYPE_IPV6, ip_at)) => to_netdev6(frame, ip_at),
         _ => ignore(),
     }
 }
@@ -44,162 +37,227 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
 /// A packet that came by an uplink.
 #[inline(always)]
 pub fn from_netdev(frame: &Frame) -> Verdict {
-    let Some(config) = HEALTH_CONFIG.get(0) else {
-        return ignore();
-    };
-    match frame.protocol() {
-        ETHERTYPE_IPV4 => from_netdev4(frame, config),
-        ETHERTYPE_IPV6 => from_netdev6(frame, config),
+    match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => from_netdev4(frame, ip_at),
+        Some((ETHERTYPE_IPV6, ip_at)) => from_netdev6(frame, ip_at),
         _ => ignore(),
     }
 }
 
 #[inline(always)]
-fn to_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ip, probe)) = probe4(frame, config, ICMP_ECHO_REQUEST) else {
+fn to_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
+    let Some((ip, message, config)) = probe4(frame, ip_at) else {
         return ignore();
     };
-    let id_be = probe.echo.id_be;
-    let tuple = out4(ip.saddr_be, ip.daddr_be, id_be);
-    if conntrack::track(&HEALTH_CT4, &tuple, sent(frame, config)) == Tracked::New {
-        let back = Tuple4 {
-            saddr_be: ip.daddr_be,
-            daddr_be: ip.saddr_be,
-            sport_be: 0,
-            dport_be: id_be,
-            direction: TUPLE_IN,
-            ..tuple
-        };
-        let entry = NatEntry4 {
-            created_ns: coarse_now_ns(),
-            flags: NAT_HOST_LOCAL,
-            addr_be: ip.saddr_be,
-            port_be: id_be,
-            pad: [0; 3],
-        };
-        // Host-local entries only reserve the identifier: without room, nothing is translated wrongly.
-        let _ = HEALTH_NAT4.insert(tuple, entry, u64::from(BPF_ANY));
-        let _ = HEALTH_NAT4.insert(back, entry, u64::from(BPF_ANY));
+    match message.echo.kind {
+        ICMP_ECHO_REQUEST if is_own(message, config) => {
+            let id_be = message.echo.id_be;
+            let tuple = out4(ip.saddr_be, ip.daddr_be, id_be);
+            if conntrack::track(&HEALTH_CT4, &tuple, sent(frame, ip_at, config)) == Tracked::New {
+                reserve4(ip, tuple, id_be);
+            }
+            rtt::stamp(Addr::v4(ip.daddr_be), message);
+            pass(frame, Reason::ProbeStamped, Direction::Egress)
+        }
+        ICMP_ECHO_REPLY => depart(frame, ip_at + IPV4_LEN, message, config),
+        _ => ignore(),
     }
-    rtt::stamp(Addr::v4(ip.daddr_be), probe.echo, probe.payload);
-    pass(frame, Reason::ProbeStamped, Direction::Egress)
 }
 
 #[inline(always)]
-fn to_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ip, probe)) = probe6(frame, config, ICMPV6_ECHO_REQUEST) else {
+fn to_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
+    let Some((ip, message, config)) = probe6(frame, ip_at) else {
         return ignore();
     };
-    let id_be = probe.echo.id_be;
-    let tuple = out6(ip.saddr_be, ip.daddr_be, id_be);
-    if conntrack::track(&HEALTH_CT6, &tuple, sent(frame, config)) == Tracked::New {
-        let back = Tuple6 {
-            saddr_be: ip.daddr_be,
-            daddr_be: ip.saddr_be,
-            sport_be: 0,
-            dport_be: id_be,
-            direction: TUPLE_IN,
-            ..tuple
-        };
-        let entry = NatEntry6 {
-            created_ns: coarse_now_ns(),
-            flags: NAT_HOST_LOCAL,
-            addr_be: ip.saddr_be,
-            port_be: id_be,
-            pad: 0,
-        };
-        // As for IPv4.
-        let _ = HEALTH_NAT6.insert(tuple, entry, u64::from(BPF_ANY));
-        let _ = HEALTH_NAT6.insert(back, entry, u64::from(BPF_ANY));
+    match message.echo.kind {
+        ICMPV6_ECHO_REQUEST if is_own(message, config) => {
+            let id_be = message.echo.id_be;
+            let tuple = out6(ip.saddr_be, ip.daddr_be, id_be);
+            if conntrack::track(&HEALTH_CT6, &tuple, sent(frame, ip_at, config)) == Tracked::New {
+                reserve6(ip, tuple, id_be);
+            }
+            rtt::stamp(Addr::v6(ip.daddr_be), message);
+            pass(frame, Reason::ProbeStamped, Direction::Egress)
+        }
+        ICMPV6_ECHO_REPLY => depart(frame, ip_at + IPV6_LEN, message, config),
+        _ => ignore(),
     }
-    rtt::stamp(Addr::v6(ip.daddr_be), probe.echo, probe.payload);
-    pass(frame, Reason::ProbeStamped, Direction::Egress)
 }
 
 #[inline(always)]
-fn from_netdev4(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ip, probe)) = probe4(frame, config, ICMP_ECHO_REPLY) else {
+fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
+    let Some((ip, message, config)) = probe4(frame, ip_at) else {
         return ignore();
     };
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
-    let matched = rtt::matched(
-        Addr::v4(ip.saddr_be),
-        probe.echo,
-        probe.payload.path,
-        now_ns,
-    );
-    let tuple = out4(ip.daddr_be, ip.saddr_be, probe.echo.id_be);
-    conntrack::track(&HEALTH_CT4, &tuple, received(frame, config));
-    pass(frame, reason_of(matched), Direction::Ingress)
+    let peer = Addr::v4(ip.saddr_be);
+    match message.echo.kind {
+        ICMP_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
+            // SAFETY: a helper without arguments.
+            let now_ns = unsafe { bpf_ktime_get_ns() };
+            let is_intact = match (frame.at(ip_at), frame.at(ip_at + IPV4_LEN)) {
+                (Some(ip), Some(message)) => is_intact4(ip, message),
+                _ => false,
+            };
+            if !is_intact {
+                return pass(frame, Reason::ProbeDamaged, Direction::Ingress);
+            }
+            let reason = rtt::matched(peer, message, config, now_ns);
+            let tuple = out4(ip.daddr_be, ip.saddr_be, message.echo.id_be);
+            conntrack::track(&HEALTH_CT4, &tuple, received(frame, ip_at, config));
+            pass(frame, reason, Direction::Ingress)
+        }
+        ICMP_ECHO_REQUEST => arrive(frame, peer, ip_at + IPV4_LEN, message, config),
+        _ => ignore(),
+    }
 }
 
 #[inline(always)]
-fn from_netdev6(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ip, probe)) = probe6(frame, config, ICMPV6_ECHO_REPLY) else {
+fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
+    let Some((ip, message, config)) = probe6(frame, ip_at) else {
         return ignore();
     };
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
-    let matched = rtt::matched(
-        Addr::v6(ip.saddr_be),
-        probe.echo,
-        probe.payload.path,
-        now_ns,
-    );
-    let tuple = out6(ip.daddr_be, ip.saddr_be, probe.echo.id_be);
-    conntrack::track(&HEALTH_CT6, &tuple, received(frame, config));
-    pass(frame, reason_of(matched), Direction::Ingress)
+    let peer = Addr::v6(ip.saddr_be);
+    match message.echo.kind {
+        ICMPV6_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
+            // SAFETY: a helper without arguments.
+            let now_ns = unsafe { bpf_ktime_get_ns() };
+            let is_intact = match frame.at(ip_at + IPV6_LEN) {
+                Some(message) => is_intact6(ip, message),
+                None => false,
+            };
+            if !is_intact {
+                return pass(frame, Reason::ProbeDamaged, Direction::Ingress);
+            }
+            let reason = rtt::matched(peer, message, config, now_ns);
+            let tuple = out6(ip.daddr_be, ip.saddr_be, message.echo.id_be);
+            conntrack::track(&HEALTH_CT6, &tuple, received(frame, ip_at, config));
+            pass(frame, reason, Direction::Ingress)
+        }
+        ICMPV6_ECHO_REQUEST => arrive(frame, peer, ip_at + IPV6_LEN, message, config),
+        _ => ignore(),
+    }
 }
 
-/// The packet's headers if it is an echo of type `kind` with this agent's identifier and magic.
+/// A request of somebody else, whose message begins at `offset`.
+#[inline(always)]
+fn arrive(
+    frame: &Frame,
+    peer: Addr,
+    offset: usize,
+    message: &ProbeMessage,
+    config: &DatapathConfig,
+) -> Verdict {
+    let path = message.payload.path;
+    if !turnround::arrive(frame, offset, message, config) {
+        return ignore();
+    }
+    rtt::received(peer, path);
+    pass(frame, Reason::ProbeArrived, Direction::Ingress)
+}
+
+/// A reply to somebody else, whose message begins at `offset`.
+#[inline(always)]
+fn depart(
+    frame: &Frame,
+    offset: usize,
+    message: &ProbeMessage,
+    config: &DatapathConfig,
+) -> Verdict {
+    if !turnround::depart(frame, offset, message, config) {
+        return ignore();
+    }
+    pass(frame, Reason::ProbeReturned, Direction::Egress)
+}
+
+/// Whether a request that leaves is a probe of this agent.
+#[inline(always)]
+fn is_own(message: &ProbeMessage, config: &DatapathConfig) -> bool {
+    let ProbeMessage { echo, payload } = message;
+    echo.id_be == config.icmp_id_be
+        && payload.session_be == config.session.to_be()
+        && payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be)
+}
+
+/// Headers and message of a packet that may be a probe of the mesh, and the settings.
 #[inline(always)]
 fn probe4<'a>(
     frame: &Frame<'a>,
-    config: &DatapathConfig,
-    kind: u8,
-) -> Option<(&'a Ipv4Header, Probe<'a>)> {
+    ip_at: usize,
+) -> Option<(&'a Ipv4Header, &'a ProbeMessage, &'static DatapathConfig)> {
     // Most packets are none of ours; they are told apart before anything is pulled.
-    let ip = frame.at::<Ipv4Header>(IP_AT)?;
-    if ip.protocol != PROTOCOL_ICMP || ip.version_ihl != 0x45 {
+    if frame.at::<Ipv4Header>(ip_at)?.protocol != PROTOCOL_ICMP
+        || !frame.pull(ip_at + IPV4_LEN + MESSAGE_LEN)
+    {
         return None;
     }
-    if !frame.pull(L4_AT4 + ECHO_LEN + PROBE_LEN) {
+    let (ip, message) = (frame.at(ip_at)?, frame.at(ip_at + IPV4_LEN)?);
+    if !may_be_probe4(ip, message) {
         return None;
     }
-    let ip = frame.at::<Ipv4Header>(IP_AT)?;
-    Some((ip, probe_at(frame, config, kind, L4_AT4)?))
+    Some((ip, message, HEALTH_CONFIG.get(0)?))
 }
 
 /// As [`probe4`].
 #[inline(always)]
 fn probe6<'a>(
     frame: &Frame<'a>,
-    config: &DatapathConfig,
-    kind: u8,
-) -> Option<(&'a Ipv6Header, Probe<'a>)> {
-    let ip = frame.at::<Ipv6Header>(IP_AT)?;
-    if ip.next_header != PROTOCOL_ICMPV6 {
+    ip_at: usize,
+) -> Option<(&'a Ipv6Header, &'a ProbeMessage, &'static DatapathConfig)> {
+    if frame.at::<Ipv6Header>(ip_at)?.next_header != PROTOCOL_ICMPV6
+        || !frame.pull(ip_at + IPV6_LEN + MESSAGE_LEN)
+    {
         return None;
     }
-    if !frame.pull(L4_AT6 + ECHO_LEN + PROBE_LEN) {
+    let (ip, message) = (frame.at(ip_at)?, frame.at(ip_at + IPV6_LEN)?);
+    if !may_be_probe6(ip, message) {
         return None;
     }
-    let ip = frame.at::<Ipv6Header>(IP_AT)?;
-    Some((ip, probe_at(frame, config, kind, L4_AT6)?))
+    Some((ip, message, HEALTH_CONFIG.get(0)?))
 }
 
+/// Reserves the identifier of this agent's probes for it.
 #[inline(always)]
-fn probe_at<'a>(
-    frame: &Frame<'a>,
-    config: &DatapathConfig,
-    kind: u8,
-    offset: usize,
-) -> Option<Probe<'a>> {
-    let echo = frame.at::<EchoHeader>(offset)?;
-    let payload = frame.at::<ProbePayload>(offset + ECHO_LEN)?;
-    (echo.kind == kind && echo.id_be == config.icmp_id_be && payload.magic == config.probe_magic)
-        .then_some(Probe { echo, payload })
+fn reserve4(ip: &Ipv4Header, tuple: Tuple4, id_be: u16) {
+    let back = Tuple4 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: id_be,
+        direction: TUPLE_IN,
+        ..tuple
+    };
+    let entry = NatEntry4 {
+        created_ns: coarse_now_ns(),
+        flags: NAT_HOST_LOCAL,
+        addr_be: ip.saddr_be,
+        port_be: id_be,
+        pad: [0; 3],
+    };
+    // Without room, nothing is translated wrongly.
+    let _ = HEALTH_NAT4.insert(tuple, entry, u64::from(BPF_ANY));
+    let _ = HEALTH_NAT4.insert(back, entry, u64::from(BPF_ANY));
+}
+
+/// As [`reserve4`].
+#[inline(always)]
+fn reserve6(ip: &Ipv6Header, tuple: Tuple6, id_be: u16) {
+    let back = Tuple6 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: id_be,
+        direction: TUPLE_IN,
+        ..tuple
+    };
+    let entry = NatEntry6 {
+        created_ns: coarse_now_ns(),
+        flags: NAT_HOST_LOCAL,
+        addr_be: ip.saddr_be,
+        port_be: id_be,
+        pad: 0,
+    };
+    let _ = HEALTH_NAT6.insert(tuple, entry, u64::from(BPF_ANY));
+    let _ = HEALTH_NAT6.insert(back, entry, u64::from(BPF_ANY));
 }
 
 #[inline(always)]
@@ -229,17 +287,17 @@ fn out6(saddr_be: [u32; 4], daddr_be: [u32; 4], id_be: u16) -> Tuple6 {
 }
 
 #[inline(always)]
-fn sent(frame: &Frame, config: &DatapathConfig) -> Traffic {
+fn sent(frame: &Frame, ip_at: usize, config: &DatapathConfig) -> Traffic {
     Traffic {
-        tx_bytes: frame.length() - IP_AT as u32,
+        tx_bytes: frame.length() - ip_at as u32,
         ..traffic(frame, config)
     }
 }
 
 #[inline(always)]
-fn received(frame: &Frame, config: &DatapathConfig) -> Traffic {
+fn received(frame: &Frame, ip_at: usize, config: &DatapathConfig) -> Traffic {
     Traffic {
-        rx_bytes: frame.length() - IP_AT as u32,
+        rx_bytes: frame.length() - ip_at as u32,
         ..traffic(frame, config)
     }
 }
@@ -252,15 +310,6 @@ fn traffic(frame: &Frame, config: &DatapathConfig) -> Traffic {
         source_identity: identity::HOST,
         ifindex: frame.ifindex(),
         timeout_secs: config.ct_any_timeout_secs,
-    }
-}
-
-#[inline(always)]
-fn reason_of(matched: bool) -> Reason {
-    if matched {
-        Reason::ProbeMatched
-    } else {
-        Reason::ProbeUnmatched
     }
 }
 

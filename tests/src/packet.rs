@@ -160,3 +160,75 @@ pub fn echo4(kind: u8, code: u8, id: u16, sequence: u16, payload: &[u8]) -> Vec<
 pub fn payload(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + i / 256) as u8).collect()
 }
+
+/// The payload of an agent's echo probe.
+#[derive(Clone, Copy, Debug)]
+pub struct Probe {
+    /// Key of the mesh.
+    pub key: [u64; 2],
+    /// ICMP identifier.
+    pub id: u16,
+    /// ICMP sequence number.
+    pub sequence: u16,
+    /// Session of the agent.
+    pub session: u32,
+    /// How often its sequence numbers have wrapped.
+    pub round: u16,
+    /// 1 host, 2 endpoint.
+    pub path: u8,
+    /// 1: asks when it arrived.
+    pub flags: u8,
+    /// Time in the responding host, or that of arrival there.
+    pub turnround: u64,
+    /// Time of day of the arrival.
+    pub arrived: u64,
+}
+
+impl Probe {
+    /// The payload on the wire.
+    pub fn payload(&self) -> Vec<u8> {
+        let mut named = self.id.to_be_bytes().to_vec();
+        named.extend(self.sequence.to_be_bytes());
+        named.extend(self.session.to_be_bytes());
+        named.extend(self.round.to_be_bytes());
+        named.extend([self.path, self.flags]);
+        [
+            b"hlt\x02",
+            &self.session.to_be_bytes()[..],
+            &siphash(self.key, &named).to_le_bytes(),
+            &self.round.to_be_bytes(),
+            &[self.path, self.flags, 0, 0, 0, 0],
+            &self.turnround.to_be_bytes(),
+            &self.arrived.to_be_bytes(),
+        ]
+        .concat()
+    }
+
+    /// The message of the request or reply for IPv4.
+    pub fn message4(&self, kind: u8) -> Vec<u8> {
+        echo4(kind, 0, self.id, self.sequence, &self.payload())
+    }
+
+    /// The message of the request or reply for IPv6 in a packet with this header.
+    pub fn message6(&self, kind: u8, ip: &Ipv6) -> Vec<u8> {
+        ip.with_checksum(echo(kind, 0, self.id, self.sequence, &self.payload()))
+    }
+}
+
+/// SipHash-2-4, by the standard library.
+#[allow(deprecated, reason = "its successor is not SipHash-2-4")]
+fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {
+    use std::hash::{Hasher as _, SipHasher};
+    let mut hasher = SipHasher::new_with_keys(key[0], key[1]);
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// The same frame with tags after its addresses, outermost first: Ethernet type and VLAN of each.
+pub fn tagged(frame: &[u8], tags: &[(u16, u16)]) -> Vec<u8> {
+    let tags: Vec<u8> = tags
+        .iter()
+        .flat_map(|(ethertype, vlan)| [ethertype.to_be_bytes(), vlan.to_be_bytes()].concat())
+        .collect();
+    [&frame[..12], &tags, &frame[12..]].concat()
+}

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use health_agent::mesh::rtt_store::{LossOutcome, RttStore as _};
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
-use health_common::probe::{Path, ProbePayload};
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
-use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun};
 
 const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
@@ -18,7 +18,8 @@ const HEALTH6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 1);
 const MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0e];
 const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
-const MAGIC: u64 = 0x1122_3344_5566_7788;
+const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
+const SESSION: u32 = 0x0102_0304;
 const PROBE_ID: u16 = 0x4240;
 
 fn bed() -> TestRun {
@@ -29,7 +30,8 @@ fn bed() -> TestRun {
         HOST_MAC,
         DatapathConfig {
             icmp_id_be: PROBE_ID.to_be(),
-            probe_magic: MAGIC,
+            probe_key: KEY,
+            session: SESSION,
             gateway4: GATEWAY.into(),
             gateway6: GATEWAY6.into(),
             ..DatapathConfig::default()
@@ -745,14 +747,40 @@ fn each_exchange_is_in_conntrack() {
     assert!(entry.last_rx > 0 && entry.last_tx == entry.last_rx);
 }
 
+fn probe_number(sequence: u16) -> Probe {
+    Probe {
+        key: KEY,
+        id: PROBE_ID,
+        sequence,
+        session: SESSION,
+        round: 0,
+        path: Path::Host as u8,
+        flags: 0,
+        turnround: 0,
+        arrived: 0,
+    }
+}
+
 fn probe(path: Path, kind: u8, id: u16, sequence: u16) -> Vec<u8> {
-    let message = echo4(kind, 0, id, sequence, &ProbePayload::encode(MAGIC, path));
+    let probe = Probe {
+        id,
+        path: path as u8,
+        ..probe_number(sequence)
+    };
     let ip = if kind == 8 {
         Ipv4::icmp(HEALTH, PEER)
     } else {
         Ipv4::icmp(PEER, HEALTH)
     };
-    ethernet(HOST_MAC, MAC, IPV4, &ip.packet(&message))
+    ethernet(HOST_MAC, MAC, IPV4, &ip.packet(&probe.message4(kind)))
+}
+
+fn number(sequence: u16) -> ProbeId {
+    ProbeId {
+        session: SESSION,
+        round: 0,
+        sequence,
+    }
 }
 
 #[test]
@@ -823,24 +851,24 @@ fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
         pad: 0,
     };
     assert_eq!(
-        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        rtt.lost(key, number(1)).expect("an answer"),
         LossOutcome::UnknownPeer
     );
     rtt.ensure(key).expect("a row");
     bed.run("to_netdev", &probe(Path::Endpoint, 8, PROBE_ID, 1));
     assert_eq!(
-        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        rtt.lost(key, number(1)).expect("an answer"),
         LossOutcome::Counted
     );
     assert_eq!(
-        rtt.lost(key, PROBE_ID, 1, true).expect("an answer"),
+        rtt.lost(key, number(1)).expect("an answer"),
         LossOutcome::AlreadyAnswered
     );
     bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 1));
     bed.run("to_netdev", &probe(Path::Endpoint, 8, PROBE_ID, 2));
     bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 2));
     assert_eq!(
-        rtt.lost(key, PROBE_ID, 2, true).expect("an answer"),
+        rtt.lost(key, number(2)).expect("an answer"),
         LossOutcome::AlreadyAnswered
     );
     assert_eq!(

@@ -9,6 +9,7 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
+use health_common::siphash::SipKey;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -19,8 +20,9 @@ use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
 use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
 use crate::mesh::hello::Responder;
-use crate::net::link;
+use crate::mesh::probe_key;
 use crate::net::netlink::Handle;
+use crate::net::{clock, link};
 use crate::nodes::Node;
 
 /// Lifetime of conntrack entries that are neither TCP nor of a service, seconds.
@@ -33,7 +35,9 @@ pub(super) struct NodeDatapath {
     pub(super) responder: Responder,
     pub(super) uplinks: Vec<String>,
     pub(super) icmp_id: u16,
-    pub(super) probe_magic: u64,
+    /// Session of the probes.
+    pub(super) session: u32,
+    pub(super) probe_key: SipKey,
     /// What was repaired since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
     spec: HealthEndpointSpec,
@@ -106,7 +110,8 @@ impl NodeDatapath {
             responder,
             uplinks: spec.uplinks.clone(),
             icmp_id: rand::random(),
-            probe_magic: rand::random(),
+            session: rand::random_range(1..=u32::MAX),
+            probe_key: probe_key::of_mesh(config.probe_key_file.as_deref())?,
             repairs: BTreeMap::new(),
             spec,
             port: config.health_port,
@@ -214,15 +219,18 @@ impl NodeDatapath {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
             pad: 0,
-            probe_magic: self.probe_magic,
+            probe_key: self.probe_key,
+            session: self.session,
             ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
             health_ifindex: endpoint.ifindex(),
+            pad2: 0,
+            tai_offset_ns: clock::state()?.tai_offset_ns(),
             gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
             gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),
             health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
             health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
             health_mac: endpoint.mac().0,
-            pad2: 0,
+            pad3: 0,
         })?;
         Ok(())
     }

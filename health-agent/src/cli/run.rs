@@ -81,6 +81,13 @@ pub struct RunArgs {
     /// Part of a target's probes, in percent, whose loss degrades it
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     loss_threshold: u8,
+    /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
+    /// ICMP probes [default: a key that everybody knows]
+    #[arg(long, value_name = "FILE")]
+    probe_key_file: Option<PathBuf>,
+    /// Measure delays of each direction; the clocks of all nodes must be in step
+    #[arg(long)]
+    one_way: bool,
     /// Group that may use the agent's socket [default: the agent's own]
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
@@ -123,6 +130,8 @@ impl RunArgs {
             probe_rate: self.probe_rate,
             probe_timeout: self.probe_timeout,
             loss_threshold: self.loss_threshold,
+            probe_key_file: self.probe_key_file,
+            one_way: self.one_way,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,
             metrics_per_target: self.metrics_per_target,

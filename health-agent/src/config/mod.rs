@@ -170,6 +170,11 @@ pub struct Config {
     pub probe_timeout: Duration,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
+    /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
+    /// that everybody knows.
+    pub probe_key_file: Option<PathBuf>,
+    /// Whether delays of each direction are measured, which takes clocks that are in step.
+    pub one_way: bool,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -390,6 +395,8 @@ mod tests {
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
             loss_threshold: 5,
+            probe_key_file: None,
+            one_way: false,
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),

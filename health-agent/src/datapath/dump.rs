@@ -8,7 +8,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::{Path, PathBuf};
 
 use aya::Pod;
-use aya::maps::{MapData, MapError, MapType};
+use aya::maps::{HashMap, Map, MapData, MapError, MapType};
 use aya::programs::ProgramInfo;
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::util::nr_cpus;
@@ -16,12 +16,14 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::inflight::{Fate, Inflight};
 use health_common::metrics::Counter;
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
-use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+use health_common::rtt::{RttKey, RttRow};
 
 use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
-use super::sys;
+use super::rtt;
+use super::sys::{self, BPF_F_LOCK};
 use crate::config::Location;
 
 /// Why a dump could not be made.
@@ -215,16 +217,38 @@ impl Pinned {
         Ok(rows)
     }
 
-    /// Round-trip times, row by row: with many peers they are too large to hold all at once.
+    /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
         self.each(&layout::RTT, |key: RttKey, row: RttRow| each(&key, &row))
     }
 
-    /// Probes whose answer is waited for.
-    pub fn inflight(&self) -> Result<Vec<(InflightKey, Inflight)>, DumpError> {
+    /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
+    /// have one.
+    pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
+        let pin = self.dir.join(layout::RTT.name);
+        let (map, _) = open_layout(&pin, &layout::RTT)?;
+        let failed = |source| DumpError::Kernel {
+            what: "reset rows of",
+            path: pin.clone(),
+            source,
+        };
+        let mut rows = Map::from_map_data(map)
+            .and_then(HashMap::try_from)
+            .map_err(|error| failed(io::Error::other(error)))?;
+        let mut reset = 0;
+        for &key in keys {
+            reset += usize::from(rtt::reset(&mut rows, key).map_err(failed)?);
+        }
+        Ok(reset)
+    }
+
+    /// Probes whose answer is waited for, by slot.
+    pub fn inflight(&self) -> Result<Vec<(u32, Inflight)>, DumpError> {
         let mut probes = Vec::new();
-        self.each(&layout::INFLIGHT, |key: InflightKey, probe: Inflight| {
-            probes.push((key, probe))
+        self.each(&layout::INFLIGHT, |slot: u32, probe: Inflight| {
+            if probe.fate() == Some(Fate::InFlight) {
+                probes.push((slot, probe));
+            }
         })?;
         Ok(probes)
     }
@@ -371,15 +395,22 @@ impl Pinned {
         mut each: impl FnMut(K, V),
     ) -> Result<(), DumpError> {
         let pin = self.dir.join(layout.name);
-        let (map, info) = open_map(&pin)?;
-        if (info.key_size(), info.value_size()) != (layout.key_size, layout.value_size) {
-            return Err(DumpError::OtherLayout(pin));
-        }
+        let (map, info) = open_layout(&pin, layout)?;
         walk(&map, &info, &pin, &mut |key, value| {
             if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
                 each(key, value);
             }
         })
+    }
+}
+
+/// Opens a map of a known layout.
+fn open_layout(pin: &Path, layout: &MapLayout) -> Result<(MapData, aya::maps::MapInfo), DumpError> {
+    let (map, info) = open_map(pin)?;
+    if (info.key_size(), info.value_size()) == (layout.key_size, layout.value_size) {
+        Ok((map, info))
+    } else {
+        Err(DumpError::OtherLayout(pin.to_owned()))
     }
 }
 
@@ -425,7 +456,12 @@ fn walk(
         key: info.key_size() as usize,
         value,
     };
-    sys::walk(map.fd().as_fd(), size, each).map_err(failed)
+    let flags = if pin.ends_with(layout::RTT.name) {
+        BPF_F_LOCK
+    } else {
+        0
+    };
+    sys::walk(map.fd().as_fd(), size, flags, each).map_err(failed)
 }
 
 /// The map's kind as bpftool names it.

@@ -4,9 +4,10 @@ use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::inflight::Inflight;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
-use health_common::rtt::{Inflight, InflightKey, RttKey, RttRow};
+use health_common::rtt::{RttKey, RttRow};
 
 /// What is known about one map before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct MapLayout {
     pub key_size: u32,
     /// Size of a value (for per-CPU maps: of one CPU's), bytes.
     pub value_size: u32,
+    /// Whether values have a lock, under which they are read as a whole.
+    pub locked: bool,
 }
 
 const fn map<K, V>(name: &'static str) -> MapLayout {
@@ -24,6 +27,7 @@ const fn map<K, V>(name: &'static str) -> MapLayout {
         name,
         key_size: size_of::<K>() as u32,
         value_size: size_of::<V>() as u32,
+        locked: false,
     }
 }
 
@@ -36,9 +40,12 @@ pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
 /// IPv6 translations.
 pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
 /// Round-trip times.
-pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
-/// Probes in flight.
-pub const INFLIGHT: MapLayout = map::<InflightKey, Inflight>("HEALTH_INFLIGHT");
+pub const RTT: MapLayout = MapLayout {
+    locked: true,
+    ..map::<RttKey, RttRow>("HEALTH_RTT")
+};
+/// Probes by IP version and sequence number.
+pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.

@@ -118,13 +118,16 @@ impl Datapath {
         Ok(())
     }
 
-    /// The rows of round-trip times.
+    /// The rows of round-trip times, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
+        let inflight = typed(&self.pins, &layout::INFLIGHT, Array::try_from)?;
+        let slots = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
+            .map_err(map_error("open", layout::INFLIGHT.name))?;
         let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
         let account =
             SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        Ok(KernelRtt::new(rows, account))
+        Ok(KernelRtt::new(rows, inflight, slots, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.

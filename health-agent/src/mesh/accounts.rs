@@ -2,15 +2,13 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::rtt::{RttKey, SOURCE_KERNEL};
+use health_common::rtt::RttKey;
 
-use super::failure::Failure;
 use super::icmp::Probe;
-use super::rtt_store::{LossOutcome, RttStore};
+use super::rtt_store::{LossOutcome, Measured, RttStore};
 use super::target::TargetKey;
 use crate::api::types::RttSource;
 
@@ -18,24 +16,19 @@ use crate::api::types::RttSource;
 /// its being counted.
 pub(super) struct Accounts {
     store: Arc<dyn RttStore>,
-    /// Identifier of the ICMP probes, host byte order.
-    icmp_id: u16,
-    local_addresses: Vec<IpAddr>,
 }
 
 impl Accounts {
-    /// Accounts of the prober with this ICMP identifier (host byte order) on the host with these
-    /// addresses.
-    pub(super) fn new(
-        store: Arc<dyn RttStore>,
-        icmp_id: u16,
-        local_addresses: Vec<IpAddr>,
-    ) -> Self {
-        Self {
-            store,
-            icmp_id,
-            local_addresses,
+    /// Accounts that begin empty: what probes of agents before this one are still open is counted.
+    pub(super) fn new(store: Arc<dyn RttStore>) -> io::Result<Self> {
+        let leftovers = store.give_up_leftovers()?;
+        if leftovers > 0 {
+            tracing::info!(
+                probes = leftovers,
+                "an agent before this one left probes; counted as lost"
+            );
         }
+        Ok(Self { store })
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
@@ -66,33 +59,26 @@ impl Accounts {
     }
 
     /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
-    /// else as the socket did, which is then counted.
-    pub(super) fn answered(
-        &self,
-        probe: &Probe,
-        sequence: u16,
-        at_socket: Duration,
-    ) -> (Duration, RttSource) {
-        if probe.stamped
-            && let Ok(Some(row)) = self.store.row(probe.key.into())
-            && row.last_sequence == sequence
-            && row.source == SOURCE_KERNEL
-        {
-            return (Duration::from_nanos(row.last_ns), RttSource::Kernel);
+    /// else as the socket did.
+    pub(super) fn answered(&self, probe: &Probe, at_socket: Duration) -> (Duration, RttSource) {
+        let key = RttKey::from(probe.key);
+        let answered = self.or_with_row(key, || {
+            self.store.answered(key, probe.number, nanos(at_socket))
+        });
+        match answered {
+            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measured::AtSocket) => (at_socket, RttSource::Socket),
+            Err(error) => {
+                tracing::debug!(peer = %probe.key.address, %error, "round trip not counted");
+                (at_socket, RttSource::Socket)
+            }
         }
-        self.sample(probe.key, at_socket);
-        (at_socket, RttSource::Socket)
     }
 
     /// Counts a round trip measured in user space.
     pub(super) fn sample(&self, target: TargetKey, rtt: Duration) {
         let key = RttKey::from(target);
-        let rtt_ns = rtt.as_nanos().try_into().unwrap_or(u64::MAX);
-        let sampled = self.store.sample(key, rtt_ns).or_else(|_| {
-            // The row may have been removed by hand.
-            self.store.ensure(key)?;
-            self.store.sample(key, rtt_ns)
-        });
+        let sampled = self.or_with_row(key, || self.store.sample(key, nanos(rtt)));
         if let Err(error) = sampled {
             tracing::debug!(peer = %target.address, %error, "round trip not counted");
         }
@@ -106,41 +92,37 @@ impl Accounts {
     }
 
     /// Counts the loss of an ICMP probe.
-    pub(super) fn lost(&self, probe: &Probe, sequence: u16, failure: &Failure) {
-        // An error that this host reports to itself: the probe never got as far as the uplink.
-        let refused_here = matches!(failure, Failure::Icmp(error)
-            if self.local_addresses.contains(&error.from));
-        let stamped = probe.stamped && !refused_here;
-        if let Err(error) = self.count_loss(probe.key, sequence, stamped) {
-            tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+    pub(super) fn lost(&self, probe: &Probe) {
+        let key = RttKey::from(probe.key);
+        let lost = self.or_with_row(key, || match self.store.lost(key, probe.number)? {
+            LossOutcome::UnknownPeer => Err(io::ErrorKind::NotFound.into()),
+            outcome => Ok(outcome),
+        });
+        match lost {
+            Ok(LossOutcome::AlreadyAnswered) => tracing::debug!(
+                peer = %probe.key.address,
+                sequence = probe.number.sequence,
+                "the kernel saw a reply that did not reach the socket in time"
+            ),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(peer = %probe.key.address, %error, "lost probe not counted");
+            }
         }
     }
 
-    fn count_loss(&self, target: TargetKey, sequence: u16, stamped: bool) -> io::Result<()> {
-        let key = RttKey::from(target);
-        let lost = |stamped| self.store.lost(key, self.icmp_id, sequence, stamped);
-        match lost(stamped)? {
-            LossOutcome::Counted => {}
-            // The kernel holds no stamp of the probe. Either it matched a reply that the socket
-            // did not get, or the probe never left, for want of the peer's hardware address.
-            LossOutcome::AlreadyAnswered => {
-                let row = self.store.row(key)?;
-                if row.is_some_and(|row| row.last_sequence == sequence) {
-                    tracing::debug!(
-                        peer = %target.address,
-                        sequence,
-                        "the kernel saw a reply that did not reach the socket in time"
-                    );
-                } else {
-                    lost(false)?;
-                }
-            }
-            LossOutcome::UnknownPeer => {
-                // The row may have been removed by hand.
+    /// Does something to a row, once more if it had been removed by hand.
+    fn or_with_row<T>(&self, key: RttKey, work: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match work() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.store.ensure(key)?;
-                lost(false)?;
+                work()
             }
+            other => other,
         }
-        Ok(())
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -19,7 +19,7 @@ use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
 use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
-use super::icmp::{IcmpEvent, IcmpProber, Probe};
+use super::icmp::{IcmpEvent, IcmpProber, Mark, Probe};
 use super::learned::Learned;
 use super::results::{Answer, Unanswered};
 use super::rtt_store::RttStore;
@@ -116,8 +116,12 @@ impl Engine {
         local_health: watch::Receiver<Vec<IpAddr>>,
     ) -> Result<Self, MeshError> {
         let icmp = IcmpProber::open(
-            options.icmp_id,
-            options.magic,
+            Mark {
+                icmp_id: options.icmp_id,
+                session: options.session,
+                key: options.probe_key,
+                one_way: options.one_way,
+            },
             rand::random(),
             shared.ignored.clone(),
         )
@@ -127,7 +131,7 @@ impl Engine {
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
             learned: Learned::load(&options.state_dir),
-            accounts: Accounts::new(store, options.icmp_id, options.local_addresses.clone()),
+            accounts: Accounts::new(store).map_err(MeshError::RttStore)?,
             options,
             shared,
             nodes,
@@ -310,7 +314,7 @@ impl Engine {
         if let Some(target) = self.targets.get(id) {
             let now = self.now();
             let expiry = now + self.options.timeout;
-            let probe = Probe::new(id, target.key, now, expiry, target.remote);
+            let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
             self.icmp.push(probe, &mut self.icmp_events);
         }
@@ -328,12 +332,8 @@ impl Engine {
         let mut events = std::mem::take(&mut self.icmp_events);
         for event in events.drain(..) {
             match event {
-                IcmpEvent::Answered {
-                    probe,
-                    sequence,
-                    rtt,
-                } => {
-                    let (rtt, source) = self.accounts.answered(&probe, sequence, rtt);
+                IcmpEvent::Answered { probe, rtt } => {
+                    let (rtt, source) = self.accounts.answered(&probe, rtt);
                     let answer = Answer {
                         rtt,
                         source,
@@ -344,12 +344,8 @@ impl Engine {
                         self.schedule.settle(probe.id, now);
                     }
                 }
-                IcmpEvent::Failed {
-                    probe,
-                    sequence,
-                    failure,
-                } => {
-                    self.accounts.lost(&probe, sequence, &failure);
+                IcmpEvent::Failed { probe, failure } => {
+                    self.accounts.lost(&probe);
                     self.failed(probe.id, probe.sent, failure);
                 }
                 IcmpEvent::Deferred { id } => {
@@ -593,13 +589,10 @@ impl Engine {
 
         let intervals = self.options.intervals;
         let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
-        let local_addresses = &self.options.local_addresses;
         let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
-            node.targets().filter(is_probed).map(move |key| Target {
-                key,
-                node: index,
-                remote: !node.local && !local_addresses.contains(&key.address),
-            })
+            node.targets()
+                .filter(is_probed)
+                .map(move |key| Target { key, node: index })
         });
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);

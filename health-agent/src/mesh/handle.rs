@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::Duration;
 
+use health_common::siphash::SipKey;
 use serde::ser::{Serialize, SerializeSeq as _, Serializer};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -50,8 +51,12 @@ pub struct MeshOptions {
     pub port: u16,
     /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
     pub icmp_id: u16,
-    /// Marks the payload of ICMP probes. As in `HEALTH_CONFIG`.
-    pub magic: u64,
+    /// Session of the ICMP probes. As in `HEALTH_CONFIG`; random for each start, and not 0.
+    pub session: u32,
+    /// Key of the tags that mark the mesh's ICMP probes. As in `HEALTH_CONFIG`.
+    pub probe_key: SipKey,
+    /// Whether peers are asked when ICMP probes arrived.
+    pub one_way: bool,
     /// Folder of what is kept over a restart.
     pub state_dir: PathBuf,
 }

@@ -20,6 +20,7 @@ mod history;
 mod http;
 mod icmp;
 mod learned;
+pub mod probe_key;
 mod results;
 pub mod rtt_store;
 mod schedule;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use health_common::probe::ProbeId;
 use health_common::rtt::{RttKey, RttRow};
 
 /// How the kernel took the report of a lost probe.
@@ -11,8 +12,19 @@ pub enum LossOutcome {
     Counted,
     /// The reply had been matched in the kernel before: not lost.
     AlreadyAnswered,
+    /// Counted as lost before.
+    AlreadyLost,
     /// There is no row for this peer (any more).
     UnknownPeer,
+}
+
+/// Whose measurement of an echo probe's round trip was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// The uplinks' programs', nanoseconds.
+    ByKernel(u64),
+    /// The agent's own, at its socket.
+    AtSocket,
 }
 
 /// Rows of `HEALTH_RTT`. A row must exist before the kernel counts anything in it.
@@ -23,19 +35,31 @@ pub trait RttStore: Send + Sync + 'static {
     /// Forgets a row.
     fn remove(&self, key: RttKey) -> io::Result<()>;
 
+    /// Makes a row empty, all of it at one moment. `false` when there is none.
+    fn reset(&self, key: RttKey) -> io::Result<bool>;
+
     /// All keys, for dropping those whose peer has gone while no agent ran.
     fn keys(&self) -> io::Result<Vec<RttKey>>;
 
-    /// Reads a row.
+    /// Reads a row, all of it as it was at one moment.
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>>;
 
-    /// Counts a round trip that the agent measured itself, nanoseconds.
+    /// Takes in the answer to an echo probe, with the round trip that the agent measured. That is counted
+    /// unless the kernel counted its own. `NotFound` where there is no row.
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured>;
+
+    /// Gives up an echo probe.
+    fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
+
+    /// Counts a round trip of a probe that the kernel does not follow (HTTP), nanoseconds. `NotFound`
+    /// where there is no row.
     fn sample(&self, key: RttKey, rtt_ns: u64) -> io::Result<()>;
 
-    /// Gives up an ICMP probe, known by the identifier and sequence number of its header in host
-    /// byte order. `stamped` tells whether it was to cross an uplink.
-    fn lost(&self, key: RttKey, id: u16, sequence: u16, stamped: bool) -> io::Result<LossOutcome>;
-
-    /// Counts the loss of a probe that the kernel does not follow (HTTP).
+    /// Counts the loss of a probe that the kernel does not follow.
     fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome>;
+
+    /// Counts the echo probes as lost that agents before this one left without an answer: nobody else
+    /// gives them up, and no reply to them is matched any more. Returns how many there were. To be called
+    /// before the first probe.
+    fn give_up_leftovers(&self) -> io::Result<u64>;
 }

@@ -62,8 +62,6 @@ pub(super) struct Target {
     pub(super) key: TargetKey,
     /// Index in the node set in force.
     pub(super) node: usize,
-    /// Whether its probes cross an uplink.
-    pub(super) remote: bool,
 }
 
 /// All targets, by id and by key.

@@ -12,12 +12,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use health_common::checksum;
+use health_common::probe::ProbeId;
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::rtt_store::{LossOutcome, RttStore};
+use super::rtt_store::{LossOutcome, Measured, RttStore};
 
 /// A network namespace that lives as long as the value does.
 pub(super) struct Namespace(OwnedFd);
@@ -96,8 +97,8 @@ impl Namespace {
 #[derive(Default)]
 pub(super) struct MemoryStore {
     rows: Mutex<HashMap<RttKey, RttRow>>,
-    /// Answers the loss of a stamped probe as if its stamp had gone.
-    pub(super) stamps_lost: AtomicBool,
+    /// Round trips of the probes that were stamped, by sequence number.
+    stamped: Mutex<HashMap<(RttKey, u16), u64>>,
 }
 
 impl MemoryStore {
@@ -107,8 +108,10 @@ impl MemoryStore {
 
     /// Counts a round trip as the programs on the uplink do.
     pub(super) fn stamp(&self, key: impl Into<RttKey>, rtt_ns: u64, sequence: u16) {
-        if let Some(row) = self.rows.lock().unwrap().get_mut(&key.into()) {
+        let key = key.into();
+        if let Some(row) = self.rows.lock().unwrap().get_mut(&key) {
             row.record(rtt_ns, 0, sequence, SOURCE_KERNEL);
+            self.stamped.lock().unwrap().insert((key, sequence), rtt_ns);
         }
     }
 
@@ -138,6 +141,11 @@ impl RttStore for MemoryStore {
         Ok(())
     }
 
+    fn reset(&self, key: RttKey) -> io::Result<bool> {
+        let mut rows = self.rows.lock().unwrap();
+        Ok(rows.get_mut(&key).map(|row| *row = RttRow::EMPTY).is_some())
+    }
+
     fn keys(&self) -> io::Result<Vec<RttKey>> {
         Ok(self.rows.lock().unwrap().keys().copied().collect())
     }
@@ -154,11 +162,20 @@ impl RttStore for MemoryStore {
         Ok(())
     }
 
-    fn lost(&self, key: RttKey, _: u16, _: u16, stamped: bool) -> io::Result<LossOutcome> {
-        if stamped && self.stamps_lost.load(Ordering::Relaxed) {
-            return Ok(LossOutcome::AlreadyAnswered);
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {
+        let stamped = self.stamped.lock().unwrap().remove(&(key, probe.sequence));
+        match stamped {
+            Some(rtt_ns) => Ok(Measured::ByKernel(rtt_ns)),
+            None => self.sample(key, at_socket_ns).map(|()| Measured::AtSocket),
         }
+    }
+
+    fn lost(&self, key: RttKey, _: ProbeId) -> io::Result<LossOutcome> {
         self.count_loss(key)
+    }
+
+    fn give_up_leftovers(&self) -> io::Result<u64> {
+        Ok(0)
     }
 
     fn lost_untracked(&self, key: RttKey) -> io::Result<LossOutcome> {

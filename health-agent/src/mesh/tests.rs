@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use health_common::probe::Path;
+use health_common::probe::{DEFAULT_KEY, Path};
 use health_common::rtt::RttKey;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -69,7 +69,9 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         loss_threshold: 0.05,
         port: PORT,
         icmp_id: rand::random(),
-        magic: rand::random(),
+        session: 7,
+        probe_key: DEFAULT_KEY,
+        one_way: false,
         state_dir: state_dir.to_owned(),
     }
 }
@@ -577,25 +579,6 @@ fn the_kernels_round_trip_is_taken_where_it_measured_one() {
         );
         let icmp = path(&report, "172.30.0.3").icmp.as_ref().unwrap();
         assert_eq!(icmp.rtt_source, Some(RttSource::Socket));
-        bed.mesh.shutdown().await;
-    });
-}
-
-#[test]
-fn a_probe_that_never_reached_the_uplink_is_counted_as_lost() {
-    let Some((here, _there)) = two_namespaces() else {
-        return;
-    };
-    here.block_on(async || {
-        // Nobody answers the question for its hardware address.
-        let bed = Bed::start(vec![node("b", &["172.30.0.99"])]);
-        bed.store.stamps_lost.store(true, Ordering::Relaxed);
-        bed.until("complete", is_complete).await;
-        let row = bed
-            .store
-            .get(key("172.30.0.99", Path::Host, Protocol::Icmp))
-            .unwrap();
-        assert!(row.lost >= 1, "{row:?}");
         bed.mesh.shutdown().await;
     });
 }

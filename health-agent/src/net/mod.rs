@@ -4,6 +4,7 @@
 //! all others in the one of the calling thread.
 
 pub mod carrier;
+pub mod clock;
 pub mod hostns;
 pub mod link;
 pub mod listen;

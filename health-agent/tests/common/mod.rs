@@ -198,6 +198,8 @@ impl Source for Fixture {
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
             loss_threshold: 5,
+            probe_key_file: None,
+            one_way: false,
             socket_group: None,
             metrics_per_target: false,
             metrics_address: ListenAddress::Off,

@@ -3,28 +3,30 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use health_common::rtt;
+use health_common::inflight::Inflight;
 use serde::Serialize;
 
 use super::entry::Entry;
 use super::rtt::path_name;
 
 /// Entries as they are shown, sorted by peer.
-pub(super) fn entries(
-    probes: Vec<(rtt::InflightKey, rtt::Inflight)>,
-) -> Vec<Entry<ProbeKey, ProbeValue>> {
+pub(super) fn entries(probes: Vec<(u32, Inflight)>) -> Vec<Entry<ProbeKey, ProbeValue>> {
     let mut entries: Vec<_> = probes
         .into_iter()
-        .map(|(key, probe)| Entry {
-            key: ProbeKey {
-                peer: key.peer.to_ip(),
-                id: u16::from_be(key.id_be),
-                sequence: u16::from_be(key.sequence_be),
-            },
-            value: ProbeValue {
-                sent_ns: probe.sent_ns,
-                path: path_name(probe.path),
-            },
+        .map(|(slot, probe)| {
+            let id = probe.id(slot);
+            Entry {
+                key: ProbeKey {
+                    peer: probe.peer.to_ip(),
+                    session: id.session,
+                    round: id.round,
+                    sequence: id.sequence,
+                },
+                value: ProbeValue {
+                    sent_ns: probe.sent_ns,
+                    path: path_name(probe.path()),
+                },
+            }
         })
         .collect();
     entries.sort_by(|a, b| a.key.cmp(&b.key));
@@ -35,13 +37,18 @@ pub(super) fn entries(
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct ProbeKey {
     peer: IpAddr,
-    id: u16,
+    session: u32,
+    round: u16,
     sequence: u16,
 }
 
 impl fmt::Display for ProbeKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} id={} sequence={}", self.peer, self.id, self.sequence)
+        write!(
+            f,
+            "{} session={} round={} sequence={}",
+            self.peer, self.session, self.round, self.sequence
+        )
     }
 }
 
@@ -62,29 +69,33 @@ impl fmt::Display for ProbeValue {
 
 #[cfg(test)]
 mod tests {
+    use health_common::inflight::{Fate, slot, ticket};
+    use health_common::probe::ProbeId;
+
     use super::*;
     use crate::cli::bpf::entry::lines;
 
     #[test]
-    fn probes_are_read_in_host_byte_order_and_sorted() {
+    fn probes_are_read_from_their_slots_and_sorted() {
         let probe = |ip: &str, sequence: u16| {
-            let key = rtt::InflightKey {
+            let id = ProbeId {
+                session: 4660,
+                round: 3,
+                sequence,
+            };
+            let probe = Inflight {
                 peer: ip.parse::<IpAddr>().unwrap().into(),
-                id_be: 0x1234_u16.to_be(),
-                sequence_be: sequence.to_be(),
-            };
-            let value = rtt::Inflight {
                 sent_ns: 77,
-                path: 2,
-                pad: [0; 7],
+                ticket: ticket(id, 2, Fate::InFlight),
+                ..Inflight::default()
             };
-            (key, value)
+            (slot(&probe.peer, sequence), probe)
         };
         let probes = vec![probe("172.30.0.10", 1), probe("172.30.0.2", 258)];
         assert_eq!(
             lines(&entries(probes)),
-            "172.30.0.2 id=4660 sequence=258: sent_ns=77 path=endpoint\n\
-             172.30.0.10 id=4660 sequence=1: sent_ns=77 path=endpoint\n"
+            "172.30.0.2 session=4660 round=3 sequence=258: sent_ns=77 path=endpoint\n\
+             172.30.0.10 session=4660 round=3 sequence=1: sent_ns=77 path=endpoint\n"
         );
     }
 }

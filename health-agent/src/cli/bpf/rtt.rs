@@ -66,12 +66,15 @@ fn rtt_table(rows: &[Row<RttPath, RttStatistics>]) -> String {
             duration(value.p99_ns),
             duration(value.max_ns),
             duration(value.jitter_ns),
+            value
+                .network_share
+                .map_or_else(|| NONE.to_owned(), |share| format!("{:.0}%", share * 100.0)),
         ]
     });
     table(
         [
             "PEER", "PATH", "PROTOCOL", "SOURCE", "SAMPLES", "LOST", "LAST", "MIN", "MEAN", "P50",
-            "P99", "MAX", "JITTER",
+            "P99", "MAX", "JITTER", "NETWORK",
         ],
         rows,
     )
@@ -129,6 +132,9 @@ pub(crate) struct RttStatistics {
     samples: u64,
     lost: u64,
     late: u64,
+    duplicates: u64,
+    received_host: u64,
+    received_endpoint: u64,
     last_ns: Option<u64>,
     min_ns: Option<u64>,
     mean_ns: Option<u64>,
@@ -137,11 +143,27 @@ pub(crate) struct RttStatistics {
     max_ns: Option<u64>,
     smoothed_ns: Option<u64>,
     jitter_ns: Option<u64>,
+    remote_samples: u64,
+    remote_last_ns: Option<u64>,
+    remote_smoothed_ns: Option<u64>,
+    remote_max_ns: Option<u64>,
+    /// The part of the round trips that was not spent in the peer's host, 0 to 1.
+    network_share: Option<f64>,
+    one_way_samples: u64,
+    forward_last_ns: Option<i64>,
+    forward_min_ns: Option<i64>,
+    forward_smoothed_ns: Option<i64>,
+    back_last_ns: Option<i64>,
+    back_min_ns: Option<i64>,
+    back_smoothed_ns: Option<i64>,
 }
 
 impl From<&RttRow> for RttStatistics {
     fn from(row: &RttRow) -> Self {
         let known = |ns| (row.samples > 0).then_some(ns);
+        let remote = |ns| (row.remote.samples > 0).then_some(ns);
+        let one_way = |ns| (row.one_way.samples > 0).then_some(ns);
+        let (forward, back) = (row.one_way.forward, row.one_way.back);
         Self {
             source: match row.source {
                 SOURCE_KERNEL => Some("kernel"),
@@ -151,6 +173,9 @@ impl From<&RttRow> for RttStatistics {
             samples: row.samples,
             lost: row.lost,
             late: row.late,
+            duplicates: row.duplicates,
+            received_host: row.received_host,
+            received_endpoint: row.received_endpoint,
             last_ns: known(row.last_ns),
             min_ns: known(row.min_ns),
             mean_ns: row.mean_ns(),
@@ -159,6 +184,18 @@ impl From<&RttRow> for RttStatistics {
             max_ns: known(row.max_ns),
             smoothed_ns: known(row.smoothed_ns),
             jitter_ns: known(row.jitter_ns),
+            remote_samples: row.remote.samples,
+            remote_last_ns: remote(row.remote.last_ns),
+            remote_smoothed_ns: remote(row.remote.smoothed_ns),
+            remote_max_ns: remote(row.remote.max_ns),
+            network_share: row.remote.network_share(),
+            one_way_samples: row.one_way.samples,
+            forward_last_ns: one_way(forward.last_ns),
+            forward_min_ns: one_way(forward.min_ns),
+            forward_smoothed_ns: one_way(forward.smoothed_ns),
+            back_last_ns: one_way(back.last_ns),
+            back_min_ns: one_way(back.min_ns),
+            back_smoothed_ns: one_way(back.smoothed_ns),
         }
     }
 }
@@ -182,6 +219,8 @@ impl fmt::Display for RttStatistics {
 
 #[cfg(test)]
 mod tests {
+    use health_common::rtt::Reply;
+
     use super::*;
 
     fn key(peer: &str, path: Path, protocol: u8) -> RttKey {
@@ -198,7 +237,12 @@ mod tests {
     fn rows_are_sorted_by_peer_and_gaps_are_marked() {
         let mut measured = RttRow::EMPTY;
         measured.record(20_000, 1, 1, SOURCE_KERNEL);
-        measured.record(22_000, 2, 2, SOURCE_KERNEL);
+        let reply = Reply {
+            rtt_ns: 22_000,
+            remote_ns: 5_500,
+            ..Reply::default()
+        };
+        measured.record_reply(&reply, 2, 2);
         let mut silent = RttRow::EMPTY;
         silent.lost = 3;
         let rows: Vec<Row<_, _>> = entries(vec![
@@ -211,9 +255,9 @@ mod tests {
         assert_eq!(
             rtt_table(&rows),
             "\
-PEER          PATH   PROTOCOL   SOURCE   SAMPLES   LOST   LAST   MIN    MEAN   P50    P99        MAX    JITTER
-172.30.0.2    host   ICMP       kernel   2         0      22µs   20µs   21µs   20µs   21.504µs   22µs   125ns
-172.30.0.10   host   HTTP       -        0         3      -      -      -      -      -          -      -
+PEER          PATH   PROTOCOL   SOURCE   SAMPLES   LOST   LAST   MIN    MEAN   P50    P99        MAX    JITTER   NETWORK
+172.30.0.2    host   ICMP       kernel   2         0      22µs   20µs   21µs   20µs   21.504µs   22µs   125ns    75%
+172.30.0.10   host   HTTP       -        0         3      -      -      -      -      -          -      -        -
 "
         );
         let json = serde_json::to_value(&rows).unwrap();

@@ -27,8 +27,8 @@ pub(super) fn entries(settings: Vec<(u32, DatapathConfig)>) -> Vec<Entry<u32, Se
 pub(super) struct Settings {
     layout_version: u32,
     icmp_id: u16,
-    /// Hexadecimal: JSON readers round numbers of this size.
-    probe_magic: String,
+    /// Not the key of the probes' tags, which is the mesh's secret.
+    probe_session: u32,
     ct_any_timeout_s: u32,
     gateway4: Option<IpAddr>,
     gateway6: Option<IpAddr>,
@@ -45,7 +45,7 @@ impl From<DatapathConfig> for Settings {
         Self {
             layout_version: config.layout_version,
             icmp_id: u16::from_be(config.icmp_id_be),
-            probe_magic: format!("{:#018x}", config.probe_magic),
+            probe_session: config.session,
             ct_any_timeout_s: config.ct_any_timeout_secs,
             gateway4: address(config.gateway4),
             gateway6: address(config.gateway6),
@@ -61,8 +61,8 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "layout_version={} icmp_id={} probe_magic={} ct_any_timeout_s={}",
-            self.layout_version, self.icmp_id, self.probe_magic, self.ct_any_timeout_s
+            "layout_version={} icmp_id={} probe_session={} ct_any_timeout_s={}",
+            self.layout_version, self.icmp_id, self.probe_session, self.ct_any_timeout_s
         )?;
         optional(f, "gateway4", self.gateway4)?;
         optional(f, "gateway6", self.gateway6)?;
@@ -95,14 +95,15 @@ mod tests {
         let mut config = DatapathConfig {
             layout_version: 1,
             icmp_id_be: 258_u16.to_be(),
-            probe_magic: 0xabcd,
+            probe_key: [0xabcd, 1],
+            session: 99,
             ct_any_timeout_secs: 60,
             gateway4: ip("10.244.1.1"),
             ..DatapathConfig::default()
         };
         assert_eq!(
             lines(&entries(vec![(0, config)])),
-            "0: layout_version=1 icmp_id=258 probe_magic=0x000000000000abcd ct_any_timeout_s=60 \
+            "0: layout_version=1 icmp_id=258 probe_session=99 ct_any_timeout_s=60 \
              gateway4=10.244.1.1\n"
         );
         config.health_ifindex = 5;

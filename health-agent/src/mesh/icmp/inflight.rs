@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::time::Duration;
 
+use health_common::probe::ProbeId;
+
 use super::Probe;
 
 /// The probes of one socket that wait for their answer.
@@ -12,38 +14,51 @@ pub(super) struct Inflight {
     probes: HashMap<u16, Probe>,
     /// By time of expiry. An entry whose probe has gone, or has another expiry, means nothing.
     expiries: BinaryHeap<Reverse<(Duration, u16)>>,
-    next: u16,
+    /// Of the next probe.
+    next: ProbeId,
 }
 
 impl Inflight {
-    /// Begins with the sequence number `first`.
-    pub(super) fn new(first: u16) -> Self {
+    /// Begins a session with the sequence number `first`.
+    pub(super) fn new(session: u32, first: u16) -> Self {
         Self {
             probes: HashMap::new(),
             expiries: BinaryHeap::new(),
-            next: first,
+            next: ProbeId {
+                session,
+                round: 0,
+                sequence: first,
+            },
         }
     }
 
-    /// Files a probe under a sequence number that no other has, and which is not 0: that is what a
-    /// row without samples holds. `None` when all are taken.
-    pub(super) fn insert(&mut self, probe: Probe) -> Option<u16> {
-        if self.probes.len() >= usize::from(u16::MAX) {
+    /// Files a probe under a sequence number that no other has. `None` when all are taken.
+    pub(super) fn insert(&mut self, probe: Probe) -> Option<ProbeId> {
+        if self.probes.len() > usize::from(u16::MAX) {
             return None;
         }
-        while self.next == 0 || self.probes.contains_key(&self.next) {
-            self.next = self.next.wrapping_add(1);
+        while self.probes.contains_key(&self.next.sequence) {
+            self.advance();
         }
-        let sequence = self.next;
-        self.next = self.next.wrapping_add(1);
-        self.expiries.push(Reverse((probe.expires, sequence)));
-        self.probes.insert(sequence, probe);
-        Some(sequence)
+        let number = self.next;
+        self.advance();
+        self.expiries
+            .push(Reverse((probe.expires, number.sequence)));
+        self.probes
+            .insert(number.sequence, Probe { number, ..probe });
+        Some(number)
+    }
+
+    fn advance(&mut self) {
+        let (sequence, wrapped) = self.next.sequence.overflowing_add(1);
+        self.next.sequence = sequence;
+        self.next.round = self.next.round.wrapping_add(wrapped.into());
     }
 
     /// The probe with this number.
-    pub(super) fn get_mut(&mut self, sequence: u16) -> Option<&mut Probe> {
-        self.probes.get_mut(&sequence)
+    pub(super) fn get_mut(&mut self, number: ProbeId) -> Option<&mut Probe> {
+        let probe = self.probes.get_mut(&number.sequence)?;
+        (probe.number == number).then_some(probe)
     }
 
     /// Takes the probe out if it went to `accept`ed; duplicates find nothing.
@@ -71,12 +86,12 @@ impl Inflight {
     }
 
     /// Takes out a probe that has expired, if one has.
-    pub(super) fn take_expired(&mut self, now: Duration) -> Option<(u16, Probe)> {
+    pub(super) fn take_expired(&mut self, now: Duration) -> Option<Probe> {
         if self.next_expiry()? > now {
             return None;
         }
         let Reverse((_, sequence)) = self.expiries.pop()?;
-        Some((sequence, self.probes.remove(&sequence)?))
+        self.probes.remove(&sequence)
     }
 
     /// Forgets the probes that are not to be kept.
@@ -105,44 +120,53 @@ mod tests {
             sent: Duration::ZERO,
             sent_realtime: Duration::ZERO,
             expires: Duration::from_millis(expires_ms),
-            stamped: true,
+            number: ProbeId::default(),
+        }
+    }
+
+    fn number(round: u16, sequence: u16) -> ProbeId {
+        ProbeId {
+            session: 7,
+            round,
+            sequence,
         }
     }
 
     #[test]
-    fn numbers_wrap_past_zero_and_past_those_in_use() {
-        let mut inflight = Inflight::new(u16::MAX);
-        assert_eq!(inflight.insert(probe(1)), Some(u16::MAX));
-        assert_eq!(inflight.insert(probe(1)), Some(1));
-        inflight.next = u16::MAX;
-        assert_eq!(inflight.insert(probe(1)), Some(2));
+    fn numbers_pass_those_in_use_and_tell_how_often_they_wrapped() {
+        let mut inflight = Inflight::new(7, u16::MAX);
+        assert_eq!(inflight.insert(probe(1)), Some(number(0, u16::MAX)));
+        assert_eq!(inflight.insert(probe(1)), Some(number(1, 0)));
+        inflight.next.sequence = u16::MAX;
+        assert_eq!(inflight.insert(probe(1)), Some(number(2, 1)));
+        assert!(inflight.get_mut(number(2, 1)).is_some());
+        assert!(inflight.get_mut(number(1, 1)).is_none());
     }
 
     #[test]
     fn all_numbers_can_be_in_use() {
-        let mut inflight = Inflight::new(9);
-        for _ in 1..=u16::MAX {
+        let mut inflight = Inflight::new(7, 9);
+        for _ in 0..=u16::MAX {
             assert!(inflight.insert(probe(1)).is_some());
         }
         assert_eq!(inflight.insert(probe(1)), None);
         assert!(inflight.take(9, |_| true).is_some());
-        assert_eq!(inflight.insert(probe(1)), Some(9));
+        assert_eq!(inflight.insert(probe(1)), Some(number(1, 9)));
     }
 
     #[test]
     fn only_what_waits_expires_and_only_once() {
-        let mut inflight = Inflight::new(1);
-        let late = inflight.insert(probe(20)).unwrap();
-        let early = inflight.insert(probe(10)).unwrap();
-        let answered = inflight.insert(probe(5)).unwrap();
+        let mut inflight = Inflight::new(7, 1);
+        let mut insert = |expires_ms| inflight.insert(probe(expires_ms)).unwrap().sequence;
+        let (late, early, answered) = (insert(20), insert(10), insert(5));
         assert!(inflight.take(answered, |_| true).is_some());
         assert!(inflight.take(answered, |_| true).is_none());
         assert!(inflight.take(late, |_| false).is_none());
         assert_eq!(inflight.next_expiry(), Some(Duration::from_millis(10)));
         assert!(inflight.take_expired(Duration::from_millis(9)).is_none());
         let now = Duration::from_millis(30);
-        assert_eq!(inflight.take_expired(now).unwrap().0, early);
-        assert_eq!(inflight.take_expired(now).unwrap().0, late);
+        assert_eq!(inflight.take_expired(now).unwrap().number.sequence, early);
+        assert_eq!(inflight.take_expired(now).unwrap().number.sequence, late);
         assert!(inflight.take_expired(now).is_none());
         assert_eq!(inflight.next_expiry(), None);
     }

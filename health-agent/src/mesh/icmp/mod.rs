@@ -9,11 +9,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_common::probe::ProbeId;
 use nix::errno::Errno;
 
 use self::inflight::Inflight;
 use self::socket::{IcmpSocket, Request};
-use self::wire::{Family, Mark, Message};
+pub(super) use self::wire::Mark;
+use self::wire::{Family, Message};
 use super::counters::IgnoredReplies;
 use super::failure::Failure;
 use super::target::{TargetId, TargetKey};
@@ -27,26 +29,20 @@ pub(super) struct Probe {
     /// `CLOCK_REALTIME` right before it was sent, as received packets are stamped.
     sent_realtime: Duration,
     expires: Duration,
-    /// Whether the uplink's programs stamp it.
-    pub(super) stamped: bool,
+    /// Which probe of this agent it is; all zero until it is to be sent.
+    pub(super) number: ProbeId,
 }
 
 impl Probe {
     /// A probe to be sent `now`.
-    pub(super) fn new(
-        id: TargetId,
-        key: TargetKey,
-        now: Duration,
-        expires: Duration,
-        stamped: bool,
-    ) -> Self {
+    pub(super) fn new(id: TargetId, key: TargetKey, now: Duration, expires: Duration) -> Self {
         Self {
             id,
             key,
             sent: now,
             sent_realtime: Duration::ZERO,
             expires,
-            stamped,
+            number: ProbeId::default(),
         }
     }
 }
@@ -57,16 +53,11 @@ pub(super) enum IcmpEvent {
     /// The reply came.
     Answered {
         probe: Probe,
-        sequence: u16,
         /// Measured at the socket.
         rtt: Duration,
     },
     /// It failed.
-    Failed {
-        probe: Probe,
-        sequence: u16,
-        failure: Failure,
-    },
+    Failed { probe: Probe, failure: Failure },
     /// It could not be sent for want of room; nothing is known of the target.
     Deferred { id: TargetId },
 }
@@ -89,19 +80,17 @@ struct FamilyProber {
 }
 
 impl IcmpProber {
-    /// Opens the sockets. `id` is the ICMP identifier in host byte order, `magic` marks the payload.
-    /// A family that this host lacks is left out. What is received and no probe waits for is counted in
-    /// `ignored`.
+    /// Opens the sockets for probes with this mark. A family that this host lacks is left out. What is
+    /// received and no probe waits for is counted in `ignored`.
     pub(super) fn open(
-        id: u16,
-        magic: u64,
+        mark: Mark,
         first_sequence: u16,
         ignored: Arc<IgnoredReplies>,
     ) -> io::Result<Self> {
-        let open = |family| match IcmpSocket::open(family, Mark { id, magic }) {
+        let open = |family| match IcmpSocket::open(family, mark) {
             Ok(socket) => Ok(Some(FamilyProber {
                 socket,
-                inflight: Inflight::new(first_sequence),
+                inflight: Inflight::new(mark.session, first_sequence),
                 unsent: Vec::new(),
             })),
             Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(None),
@@ -122,19 +111,15 @@ impl IcmpProber {
         };
         let Some(family) = family else {
             events.push(IcmpEvent::Failed {
-                probe: Probe {
-                    stamped: false,
-                    ..probe
-                },
-                sequence: 0,
+                probe,
                 failure: Failure::NoFamily,
             });
             return;
         };
         match family.inflight.insert(probe) {
-            Some(sequence) => family.unsent.push(Request {
+            Some(number) => family.unsent.push(Request {
                 address: probe.key.address,
-                sequence,
+                number,
                 path: probe.key.path,
             }),
             None => events.push(IcmpEvent::Deferred { id: probe.id }),
@@ -170,10 +155,9 @@ impl IcmpProber {
     /// Gives up the probes whose time is over.
     pub(super) fn expire(&mut self, now: Duration, events: &mut Vec<IcmpEvent>) {
         for family in self.families() {
-            while let Some((sequence, probe)) = family.inflight.take_expired(now) {
+            while let Some(probe) = family.inflight.take_expired(now) {
                 events.push(IcmpEvent::Failed {
                     probe,
-                    sequence,
                     failure: Failure::TimedOut,
                 });
             }
@@ -206,7 +190,7 @@ impl FamilyProber {
             match self.socket.send(&self.unsent[from..]) {
                 Ok((sent, realtime)) => {
                     for request in &self.unsent[from..from + sent] {
-                        if let Some(probe) = self.inflight.get_mut(request.sequence) {
+                        if let Some(probe) = self.inflight.get_mut(request.number) {
                             probe.sent_realtime = realtime;
                         }
                     }
@@ -214,7 +198,7 @@ impl FamilyProber {
                 }
                 Err(Errno::EINTR) => {}
                 Err(errno) => {
-                    let sequence = self.unsent[from].sequence;
+                    let sequence = self.unsent[from].number.sequence;
                     from += 1;
                     let Some(probe) = self.inflight.take(sequence, |_| true) else {
                         continue;
@@ -224,11 +208,7 @@ impl FamilyProber {
                             IcmpEvent::Deferred { id: probe.id }
                         }
                         _ => IcmpEvent::Failed {
-                            probe: Probe {
-                                stamped: false,
-                                ..probe
-                            },
-                            sequence,
+                            probe,
                             failure: Failure::Os(errno),
                         },
                     });
@@ -248,15 +228,16 @@ impl FamilyProber {
             socket, inflight, ..
         } = self;
         socket.drain(|received| match received.message {
-            Message::Reply { sequence } => {
+            Message::Reply { number } => {
                 let from = received.from;
-                match inflight.take(sequence, |probe| probe.key.address == from) {
+                let sequence = number.sequence;
+                let to_it = |probe: &Probe| probe.key.address == from && probe.number == number;
+                match inflight.take(sequence, to_it) {
                     Some(probe) => events.push(IcmpEvent::Answered {
                         probe,
-                        sequence,
                         rtt: round_trip(&probe, received.at, now),
                     }),
-                    None if inflight.get_mut(sequence).is_some() => {
+                    None if inflight.get_mut(number).is_some() => {
                         ignored.wrong_source();
                         tracing::debug!(%from, sequence, "echo reply from another address");
                     }
@@ -279,7 +260,6 @@ impl FamilyProber {
                 if let Some(probe) = inflight.take(sequence, to_it) {
                     events.push(IcmpEvent::Failed {
                         probe,
-                        sequence,
                         failure: Failure::Icmp(error),
                     });
                 } else {

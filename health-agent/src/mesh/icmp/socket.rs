@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use super::filter;
 use super::wire::{self, Family, Mark, Message, REQUEST_LEN};
 use crate::net::rawsock;
-use health_common::probe::Path;
+use health_common::probe::{Path, ProbeId};
 
 /// Packets for one system call. More would make the send time of the last ones in the batch, which
 /// is taken once for all, too wrong.
@@ -34,7 +34,7 @@ const PACKET_LEN: usize = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) address: IpAddr,
-    pub(super) sequence: u16,
+    pub(super) number: ProbeId,
     pub(super) path: Path,
 }
 
@@ -63,7 +63,7 @@ impl IcmpSocket {
             Family::V6 => (Domain::IPV6, Protocol::ICMPV6),
         };
         let socket = Socket::new(domain, Type::RAW, Some(protocol))?;
-        socket.attach_filter(&filter::echo_filter(family, mark.id))?;
+        socket.attach_filter(&filter::echo_filter(family, mark.icmp_id))?;
         socket.set_nonblocking(true)?;
         // The limit for everybody does not bind those with CAP_NET_ADMIN.
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
@@ -84,7 +84,7 @@ impl IcmpSocket {
         let mut packets = [[0; REQUEST_LEN]; BATCH];
         let mut addresses = [None; BATCH];
         for ((packet, address), request) in packets.iter_mut().zip(&mut addresses).zip(requests) {
-            *packet = wire::request(self.family, self.mark, request.sequence, request.path);
+            *packet = wire::request(self.family, self.mark, request.number, request.path);
             *address = Some(SockaddrStorage::from(SocketAddr::new(request.address, 0)));
         }
         let slices = packets.each_ref().map(|packet| [IoSlice::new(packet)]);
@@ -185,12 +185,24 @@ mod tests {
         };
         namespace.block_on(async || {
             for (family, address) in [(Family::V4, "127.0.0.1"), (Family::V6, "::1")] {
-                let open = |id| IcmpSocket::open(family, Mark { id, magic: 7 }).unwrap();
+                let open = |icmp_id| {
+                    let mark = Mark {
+                        icmp_id,
+                        session: 7,
+                        key: [1, 2],
+                        one_way: false,
+                    };
+                    IcmpSocket::open(family, mark).unwrap()
+                };
                 let (own, other) = (open(1), open(2));
                 let requests: Vec<_> = (1..=40)
                     .map(|sequence| Request {
                         address: address.parse().unwrap(),
-                        sequence,
+                        number: ProbeId {
+                            session: 7,
+                            round: 0,
+                            sequence,
+                        },
                         path: Path::Host,
                     })
                     .collect();
@@ -201,7 +213,7 @@ mod tests {
                 own.readable().await.unwrap();
                 let mut sequences = Vec::new();
                 own.drain(|received| match received.message {
-                    Message::Reply { sequence } => sequences.push(sequence),
+                    Message::Reply { number } => sequences.push(number.sequence),
                     _ => panic!("{received:?}"),
                 })
                 .unwrap();

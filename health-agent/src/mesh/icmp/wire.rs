@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use health_common::checksum;
-use health_common::probe::{PROBE_LEN, Path, ProbePayload};
+use health_common::probe::{ASK_ONE_WAY, PROBE_LEN, Path, ProbeId, ProbePayload};
+use health_common::siphash::SipKey;
 
 use super::super::failure::IcmpError;
 
@@ -58,11 +59,15 @@ impl Family {
 
 /// What marks the probes of one agent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(in super::super) struct Mark {
     /// ICMP identifier, host byte order.
-    pub(super) id: u16,
-    /// See [`ProbePayload`].
-    pub(super) magic: u64,
+    pub(in super::super) icmp_id: u16,
+    /// See [`ProbeId`].
+    pub(in super::super) session: u32,
+    /// Key of the tags of the mesh's probes.
+    pub(in super::super) key: SipKey,
+    /// Whether peers are asked when probes arrived.
+    pub(in super::super) one_way: bool,
 }
 
 /// A received message that concerns a probe of this agent.
@@ -70,8 +75,8 @@ pub(super) struct Mark {
 pub(super) enum Message {
     /// An echo reply.
     Reply {
-        /// Sequence number, host byte order.
-        sequence: u16,
+        /// To which probe.
+        number: ProbeId,
     },
     /// An echo reply with this agent's identifier, and not with the payload of a probe.
     Unmarked,
@@ -88,12 +93,19 @@ pub(super) enum Message {
 
 /// An echo request. The checksum of an ICMPv6 one is left to the kernel, which knows the source
 /// address that it covers.
-pub(super) fn request(family: Family, mark: Mark, sequence: u16, path: Path) -> [u8; REQUEST_LEN] {
+pub(super) fn request(
+    family: Family,
+    mark: Mark,
+    number: ProbeId,
+    path: Path,
+) -> [u8; REQUEST_LEN] {
+    let flags = if mark.one_way { ASK_ONE_WAY } else { 0 };
+    let payload = ProbePayload::new(mark.key, mark.icmp_id, number, path, flags);
     let mut packet = [0; REQUEST_LEN];
     packet[0] = family.echo_request();
-    packet[4..6].copy_from_slice(&mark.id.to_be_bytes());
-    packet[6..8].copy_from_slice(&sequence.to_be_bytes());
-    packet[ICMP_HEADER_LEN..].copy_from_slice(&ProbePayload::encode(mark.magic, path));
+    packet[4..6].copy_from_slice(&mark.icmp_id.to_be_bytes());
+    packet[6..8].copy_from_slice(&number.sequence.to_be_bytes());
+    packet[ICMP_HEADER_LEN..].copy_from_slice(&payload.to_bytes());
     if family == Family::V4 {
         let mut words = [0; REQUEST_LEN / 2];
         for (word, pair) in words.iter_mut().zip(packet.chunks_exact(2)) {
@@ -115,11 +127,15 @@ pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> 
     let (&kind, &code) = (icmp.first()?, icmp.get(1)?);
     if kind == family.echo_reply() {
         let sequence = echo_sequence(icmp, mark)?;
-        let magic = icmp.get(ICMP_HEADER_LEN..ICMP_HEADER_LEN + 8);
-        return Some(if magic == Some(&mark.magic.to_ne_bytes()) {
-            Message::Reply { sequence }
-        } else {
-            Message::Unmarked
+        let payload = icmp.get(ICMP_HEADER_LEN..ICMP_HEADER_LEN + PROBE_LEN);
+        let number = payload
+            .and_then(ProbePayload::from_bytes)
+            .filter(|payload| payload.is_genuine(mark.key, mark.icmp_id.to_be(), sequence.to_be()))
+            .map(|payload| payload.id(sequence.to_be()))
+            .filter(|number| number.session == mark.session);
+        return Some(match number {
+            Some(number) => Message::Reply { number },
+            None => Message::Unmarked,
         });
     }
     if !family.errors().contains(&kind) {
@@ -167,7 +183,7 @@ fn ipv4_header_len(packet: &[u8]) -> Option<usize> {
 /// The sequence number of an echo message that has this agent's identifier.
 fn echo_sequence(icmp: &[u8], mark: Mark) -> Option<u16> {
     let field = |at: usize| Some(u16::from_be_bytes([*icmp.get(at)?, *icmp.get(at + 1)?]));
-    (field(4)? == mark.id).then_some(field(6)?)
+    (field(4)? == mark.icmp_id).then_some(field(6)?)
 }
 
 #[cfg(test)]
@@ -177,9 +193,19 @@ mod tests {
     use super::*;
 
     const MARK: Mark = Mark {
-        id: 0x1234,
-        magic: 0x0102_0304_0506_0708,
+        icmp_id: 0x1234,
+        session: 0x5678,
+        key: [1, 2],
+        one_way: false,
     };
+
+    fn number(sequence: u16) -> ProbeId {
+        ProbeId {
+            session: MARK.session,
+            round: 3,
+            sequence,
+        }
+    }
 
     fn ipv4(protocol: u8, destination: [u8; 4], options: usize, payload: &[u8]) -> Vec<u8> {
         let mut packet = vec![0; 20 + options];
@@ -207,7 +233,7 @@ mod tests {
 
     #[test]
     fn an_ipv4_request_has_a_valid_checksum_and_its_reply_is_known() {
-        let mut packet = request(Family::V4, MARK, 77, Path::Endpoint);
+        let mut packet = request(Family::V4, MARK, number(77), Path::Endpoint);
         let sum: u32 = packet
             .chunks_exact(2)
             .map(|pair| u32::from(u16::from_ne_bytes([pair[0], pair[1]])))
@@ -219,22 +245,24 @@ mod tests {
             let from = IpAddr::from([10, 0, 0, 2]);
             assert_eq!(
                 parse(Family::V4, MARK, from, &received),
-                Some(Message::Reply { sequence: 77 })
+                Some(Message::Reply { number: number(77) })
             );
-            let other_id = Mark { id: 1, ..MARK };
+            let other_id = Mark { icmp_id: 1, ..MARK };
             assert_eq!(parse(Family::V4, other_id, from, &received), None);
-            let other_magic = Mark { magic: 1, ..MARK };
-            assert_eq!(
-                parse(Family::V4, other_magic, from, &received),
-                Some(Message::Unmarked)
-            );
+            let (key, session) = ([1, 3], 1);
+            for other in [Mark { key, ..MARK }, Mark { session, ..MARK }] {
+                assert_eq!(
+                    parse(Family::V4, other, from, &received),
+                    Some(Message::Unmarked)
+                );
+            }
         }
     }
 
     #[test]
     fn errors_that_quote_a_request_are_known() {
         let from = IpAddr::from([10, 0, 0, 9]);
-        let quoted = request(Family::V4, MARK, 5, Path::Host);
+        let quoted = request(Family::V4, MARK, number(5), Path::Host);
         // RFC 792 promises no more than the header and 8 bytes.
         let quoted = ipv4(1, [10, 9, 9, 9], 4, &quoted[..8]);
         let received = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
@@ -254,14 +282,14 @@ mod tests {
             17,
             [10, 9, 9, 9],
             0,
-            &request(Family::V4, MARK, 5, Path::Host),
+            &request(Family::V4, MARK, number(5), Path::Host),
         );
         let received = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &udp));
         assert_eq!(parse(Family::V4, MARK, from, &received), None);
 
         let from: IpAddr = "fd00::9".parse().unwrap();
         let to: Ipv6Addr = "fd00::77".parse().unwrap();
-        let quoted = ipv6(58, to, &request(Family::V6, MARK, 6, Path::Host));
+        let quoted = ipv6(58, to, &request(Family::V6, MARK, number(6), Path::Host));
         assert_eq!(
             parse(Family::V6, MARK, from, &error(1, 3, &quoted)),
             Some(Message::Error {
@@ -285,12 +313,12 @@ mod tests {
 
         #[test]
         fn no_truncation_panics(len in 0_usize..100) {
-            let quoted = ipv4(1, [10, 9, 9, 9], 0, &request(Family::V4, MARK, 5, Path::Host));
+            let quoted = ipv4(1, [10, 9, 9, 9], 0, &request(Family::V4, MARK, number(5), Path::Host));
             let mut packet = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
             packet.truncate(len);
             let _ = parse(Family::V4, MARK, IpAddr::from([10, 0, 0, 1]), &packet);
             let to: Ipv6Addr = "fd00::77".parse().unwrap();
-            let quoted = ipv6(58, to, &request(Family::V6, MARK, 6, Path::Host));
+            let quoted = ipv6(58, to, &request(Family::V6, MARK, number(6), Path::Host));
             let mut packet = error(1, 3, &quoted);
             packet.truncate(len);
             let _ = parse(Family::V6, MARK, "fd00::9".parse().unwrap(), &packet);

@@ -1,0 +1,129 @@
+//! The probes of this agent, by IP version and sequence number: `HEALTH_INFLIGHT`.
+//!
+//! An array, so a probe on its way is never evicted, and each is counted exactly once: as a sample or as
+//! lost, by whoever first changes its fate under the lock of its row.
+
+use crate::addr::Addr;
+use crate::probe::ProbeId;
+
+/// Number of slots: one for each sequence number of each IP version.
+pub const INFLIGHT_SLOTS: u32 = 2 << 16;
+
+/// What became of a probe.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing yet.
+    InFlight = 1,
+    /// Its answer came, and is a sample.
+    Answered = 2,
+    /// It was given up.
+    Lost = 3,
+    /// It was given up, and then its answer came.
+    AnsweredLate = 4,
+}
+
+/// Value of `HEALTH_INFLIGHT`: the latest probe with a sequence number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inflight {
+    /// The probed address.
+    pub peer: Addr,
+    /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds; 0 if it did not cross an uplink.
+    pub sent_ns: u64,
+    /// The round trip of one answered by an uplink, nanoseconds; else 0.
+    pub rtt_ns: u64,
+    /// [`crate::probe::ProbePayload::tag`] of one that crossed an uplink.
+    pub tag: u64,
+    /// Which probe it is and its [`Fate`], in one word that is written last: see [`ticket`]. 0 while no
+    /// probe has had the number.
+    pub ticket: u64,
+}
+
+crate::map_types!(Inflight = 48);
+
+/// Index of a probe's slot.
+#[inline(always)]
+pub const fn slot(peer: &Addr, sequence: u16) -> u32 {
+    ((!peer.is_v4()) as u32) << 16 | sequence as u32
+}
+
+/// Which probe a slot is about (but for the sequence number, which is the slot's own), and its fate.
+#[inline(always)]
+pub const fn ticket(id: ProbeId, path: u8, fate: Fate) -> u64 {
+    (id.session as u64) << 32 | (id.round as u64) << 16 | (path as u64) << 8 | fate as u64
+}
+
+/// Whether two tickets are of one probe, whatever its fate.
+#[inline(always)]
+pub const fn same_probe(ticket: u64, other: u64) -> bool {
+    (ticket ^ other) >> 8 == 0
+}
+
+/// Whether a ticket is of a probe with the same number that was sent after another of the same session.
+#[inline(always)]
+pub const fn is_younger(ticket: u64, than: u64) -> bool {
+    let rounds = ((ticket >> 16) as u16).wrapping_sub((than >> 16) as u16);
+    (ticket ^ than) >> 32 == 0 && rounds != 0 && rounds < 1 << 15
+}
+
+/// The fate that a ticket tells; `None` while no probe has had the number.
+#[inline(always)]
+pub const fn fate(ticket: u64) -> Option<Fate> {
+    match ticket as u8 {
+        1 => Some(Fate::InFlight),
+        2 => Some(Fate::Answered),
+        3 => Some(Fate::Lost),
+        4 => Some(Fate::AnsweredLate),
+        _ => None,
+    }
+}
+
+impl Inflight {
+    /// The probe's id, given the slot's index.
+    pub const fn id(&self, slot: u32) -> ProbeId {
+        ProbeId {
+            session: (self.ticket >> 32) as u32,
+            round: (self.ticket >> 16) as u16,
+            sequence: slot as u16,
+        }
+    }
+
+    /// [`crate::probe::Path`] as a byte.
+    pub const fn path(&self) -> u8 {
+        (self.ticket >> 8) as u8
+    }
+
+    /// What became of the probe; `None` while no probe has had the number.
+    pub const fn fate(&self) -> Option<Fate> {
+        fate(self.ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::{Ipv4Addr, Ipv6Addr};
+
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_slot_tells_its_probe(session: u32, round: u16, sequence: u16, path in 1_u8..3, v6: bool) {
+            let peer = if v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+            let id = ProbeId { session, round, sequence };
+            let slot = slot(&peer, sequence);
+            prop_assert!(slot < INFLIGHT_SLOTS && (slot > 0xffff) == v6);
+            for fate in [Fate::InFlight, Fate::Answered, Fate::Lost, Fate::AnsweredLate] {
+                let probe = Inflight { ticket: ticket(id, path, fate), ..Inflight::default() };
+                prop_assert_eq!((probe.id(slot), probe.path(), probe.fate()), (id, path, Some(fate)));
+                prop_assert!(same_probe(probe.ticket, ticket(id, path, Fate::InFlight)));
+            }
+            let next = ProbeId { round: round.wrapping_add(1), ..id };
+            let [old, young] = [id, next].map(|id| ticket(id, path, Fate::Lost));
+            prop_assert!(!same_probe(old, young));
+            prop_assert!(is_younger(young, old) && !is_younger(old, young) && !is_younger(old, old));
+            prop_assert!(!is_younger(ticket(ProbeId { session: !session, ..next }, path, Fate::Lost), old));
+        }
+    }
+}

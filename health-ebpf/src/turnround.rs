@@ -1,0 +1,73 @@
+//! What this host writes into the probes of its peers: when they arrived, and how long they stayed.
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::helpers::generated::bpf_ktime_get_tai_ns;
+use core::mem::offset_of;
+use health_common::checksum;
+use health_common::config::DatapathConfig;
+use health_common::echo::EchoHeader;
+use health_common::probe::{ASK_ONE_WAY, ProbeMessage, ProbePayload, Times};
+
+use crate::frame::Frame;
+
+/// Writes into a peer's request, whose message begins at `offset`, that it arrived now. `false` when it
+/// is no probe of the mesh, or cannot be written to.
+#[inline(always)]
+pub fn arrive(
+    frame: &Frame,
+    offset: usize,
+    message: &ProbeMessage,
+    config: &DatapathConfig,
+) -> bool {
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let ProbeMessage { echo, payload } = message;
+    if !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be) {
+        return false;
+    }
+    let utc_ns = if payload.flags & ASK_ONE_WAY == 0 {
+        0
+    } else {
+        utc_now_ns(config)
+    };
+    write(frame, offset, message, Times::of_arrival(now_ns, utc_ns))
+}
+
+/// Replaces the time of arrival in the reply to a peer's probe by the time since then. `false` when it is
+/// no reply to a probe of the mesh, carries no time of arrival, or cannot be written to.
+#[inline(always)]
+pub fn depart(
+    frame: &Frame,
+    offset: usize,
+    message: &ProbeMessage,
+    config: &DatapathConfig,
+) -> bool {
+    let ProbeMessage { echo, payload } = message;
+    if !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be) {
+        return false;
+    }
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    match Times::of_departure(payload, now_ns) {
+        Some(times) => write(frame, offset, message, times),
+        None => false,
+    }
+}
+
+/// The time of day, UTC, nanoseconds since 1970.
+#[inline(always)]
+pub fn utc_now_ns(config: &DatapathConfig) -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_tai_ns() }.wrapping_sub(config.tai_offset_ns)
+}
+
+/// The checksum changes by as much as the times do (RFC 1624), so a damaged message stays damaged.
+#[inline(always)]
+fn write(frame: &Frame, offset: usize, message: &ProbeMessage, times: Times) -> bool {
+    let before = Times::from(&message.payload);
+    let check = checksum::replace(message.echo.check, &before.words(), &times.words());
+    let times_at =
+        offset + offset_of!(ProbeMessage, payload) + offset_of!(ProbePayload, turnround_be);
+    // The times first: what makes them writable makes the checksum writable too.
+    frame.store(times_at, &times) && frame.store(offset + offset_of!(EchoHeader, check), &check)
+}
