@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::mem;
 
 use axum::body::{Body, Bytes};
-use futures_util::stream;
+use futures_util::stream::{self, Stream, StreamExt as _};
 use tokio::sync::mpsc;
 
 /// What is handed over at once, bytes: so much that to wake the other side costs little beside it.
@@ -21,6 +21,24 @@ type Piece = io::Result<Option<Bytes>>;
 /// The body that `write` makes, on a thread where it may take its time. An error cuts the connection
 /// off, so that nobody takes a part for the whole. Must be called in a tokio runtime.
 pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Body {
+    Body::from_stream(stream_of(start(write)))
+}
+
+/// The same, once there is something of it: the error of a `write` that fails before.
+pub(super) async fn begun(
+    write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
+) -> io::Result<Body> {
+    let mut pieces = start(write);
+    let Some(first) = next(&mut pieces).await? else {
+        return Ok(Body::empty());
+    };
+    let first = stream::once(async { Ok(first) });
+    Ok(Body::from_stream(first.chain(stream_of(pieces))))
+}
+
+fn start(
+    write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
+) -> mpsc::Receiver<Piece> {
     let (sender, pieces) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
         let mut out = Pieces {
@@ -31,12 +49,21 @@ pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 's
         // Without a reader there is nobody to tell.
         let _ = out.sender.blocking_send(written.map(|()| None));
     });
-    Body::from_stream(stream::try_unfold(pieces, async |mut pieces| {
-        let piece = pieces.recv().await;
-        // Whoever writes ends without a word when it panics.
-        let piece = piece.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))?;
-        Ok::<_, io::Error>(piece.map(|piece| (piece, pieces)))
-    }))
+    pieces
+}
+
+/// The next piece; `None` when there are no more.
+async fn next(pieces: &mut mpsc::Receiver<Piece>) -> Piece {
+    // Whoever writes ends without a word when it panics.
+    let ended = || Err(io::ErrorKind::UnexpectedEof.into());
+    pieces.recv().await.unwrap_or_else(ended)
+}
+
+fn stream_of(pieces: mpsc::Receiver<Piece>) -> impl Stream<Item = io::Result<Bytes>> {
+    stream::try_unfold(pieces, async |mut pieces| {
+        let piece = next(&mut pieces).await?;
+        Ok(piece.map(|piece| (piece, pieces)))
+    })
 }
 
 /// Hands over what is written to it.
@@ -88,6 +115,24 @@ mod tests {
         });
         let received = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         assert!(received == written);
+    }
+
+    #[tokio::test]
+    async fn an_error_before_the_first_piece_is_told_and_a_later_one_cuts_the_body_off() {
+        let error = begun(|out| {
+            out.write_all(b"not yet a piece")?;
+            Err(io::Error::other("no maps"))
+        });
+        assert_eq!(error.await.unwrap_err().to_string(), "no maps");
+        let whole = begun(|out| out.write_all(&[7; 3 * PIECE])).await.unwrap();
+        let received = axum::body::to_bytes(whole, usize::MAX).await.unwrap();
+        assert!(received == vec![7; 3 * PIECE]);
+        let cut = begun(|out| {
+            out.write_all(&[0; PIECE])?;
+            Err(io::Error::other("no more"))
+        });
+        let cut = cut.await.unwrap();
+        axum::body::to_bytes(cut, usize::MAX).await.unwrap_err();
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ mod output;
 pub mod run;
 mod screen;
 mod status;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -141,7 +142,7 @@ impl Command {
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
-            Self::Bpf(command) => command.execute(&location)?,
+            Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Config(args) => args.execute(&client).await?,
             Self::Cleanup(args) => args.execute(&location).await?,
             Self::Completion(args) => args.execute()?,

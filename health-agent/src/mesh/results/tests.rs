@@ -5,6 +5,8 @@ use nix::errno::Errno;
 use super::super::failure::IcmpError;
 use super::super::target::Target;
 use super::report::LISTED_RESULTS;
+use health_common::siphash::SipKey;
+
 use super::*;
 use crate::api::types::Reachability;
 
@@ -21,7 +23,9 @@ fn options() -> MeshOptions {
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
-        magic: 1,
+        session: 1,
+        probe_key: SipKey::default(),
+        one_way: false,
         state_dir: "/nonexistent".into(),
     }
 }
@@ -38,11 +42,7 @@ fn results() -> (Results, Vec<TargetId>) {
     };
     let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
     let mut targets = Targets::default();
-    let wanted = paths.targets().map(|key| Target {
-        key,
-        node: 0,
-        remote: false,
-    });
+    let wanted = paths.targets().map(|key| Target { key, node: 0 });
     let ids = targets.replace(wanted).fresh;
     let set = NodeSet {
         nodes: vec![node],
