@@ -245,12 +245,12 @@ fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
             Ok(body) => Answer {
                 status: StatusCode::OK,
                 content_type: format.content_type(),
-                body,
+                body: body.into(),
             },
             Err(error) => Answer {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
                 content_type: "text/plain",
-                body: error.to_string(),
+                body: error.to_string().into(),
             },
         }
     };

@@ -177,12 +177,12 @@ impl Liveness {
                     Level::Ok | Level::Warning => StatusCode::OK,
                 },
                 content_type: "application/json",
-                body,
+                body: body.into(),
             },
             Err(error) => Answer {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
                 content_type: "text/plain",
-                body: error.to_string(),
+                body: error.to_string().into(),
             },
         }
     }
@@ -248,7 +248,7 @@ mod tests {
     fn judged(observations: Vec<Observation>) -> (Liveness, StatusCode) {
         let liveness = Liveness::judge(observations, Timestamp::from_second(1_000).unwrap());
         let answer = liveness.answer();
-        let body: Liveness = serde_json::from_str(&answer.body).unwrap();
+        let body: Liveness = serde_json::from_slice(&answer.body).unwrap();
         assert_eq!(body, liveness);
         (liveness, answer.status)
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -101,7 +102,7 @@ pub struct Answer {
     /// The body's media type.
     pub content_type: &'static str,
     /// The body.
-    pub body: String,
+    pub body: Bytes,
 }
 
 /// Makes an answer to a request with these headers; may block.
@@ -185,7 +186,7 @@ mod tests {
         let answer = |_: &HeaderMap| Answer {
             status: StatusCode::OK,
             content_type: "text/plain",
-            body: "fine".to_owned(),
+            body: "fine".into(),
         };
         let page = Page {
             path: "/page",
