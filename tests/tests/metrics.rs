@@ -1,4 +1,4 @@
-//! What monitoring sees: `/metrics` in both text formats, `/healthz`, and the alerts that follow.
+//! What monitoring sees: `/metrics` in all its formats, `/healthz`, and the alerts that follow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -105,6 +105,7 @@ fn parse(text: &str) -> anyhow::Result<Samples> {
             let allowed: &[&str] = match *kinds.get(family).context("no type")? {
                 "counter" => &["_total"],
                 "gauge" => &[""],
+                "summary" => &["", "_sum", "_count"],
                 "info" => &["_info"],
                 "histogram" => &["_sum", "_count", "_bucket"],
                 kind => bail!("{family} is a {kind}"),
@@ -301,7 +302,7 @@ impl Prometheus {
     const PORT: u16 = 9090;
 
     /// Scrapes the node's agent each second, from within the node's namespace.
-    fn start(node: &Node) -> anyhow::Result<Self> {
+    fn start(node: &Node, flags: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("prometheus.yml");
         fs::write(
@@ -318,6 +319,7 @@ impl Prometheus {
             .arg(format!("--config.file={}", config.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().display()))
             .arg(format!("--web.listen-address=127.0.0.1:{}", Self::PORT))
+            .args(flags.split_whitespace())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -354,7 +356,7 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
     let bed = Bed::builder().nodes(2).start()?;
     bed.wait_all_reachable(SOON)?;
     let node = bed.node(1);
-    let _server = Prometheus::start(node)?;
+    let _server = Prometheus::start(node, "")?;
     wait_for("the target to be up", Duration::from_secs(20), || {
         let up = Prometheus::query(node, "up")?;
         ensure!(up.len() == 1, "{up:?}");
@@ -374,6 +376,53 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
     ] {
         let found = Prometheus::query(node, expression)?;
         assert_eq!(found.len(), series, "{expression}: {found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--probe-interval 500ms --probe-timeout 200ms")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let _server = Prometheus::start(node, "--enable-feature=native-histograms")?;
+    let latency = "health_agent_node_health_connectivity_latency_seconds";
+    let found = wait_for("native histograms", Duration::from_secs(20), || {
+        // The server listens before it answers, and answers before it has scraped.
+        let found = Prometheus::query(node, latency).unwrap_or_default();
+        Ok((found.len() == 4).then_some(found))
+    })?;
+    for sample in &found {
+        let histogram = &sample["histogram"][1];
+        let number = |value: &serde_json::Value| value.as_str().and_then(|v| v.parse::<f64>().ok());
+        let count = number(&histogram["count"]).context("no count")?;
+        let buckets = histogram["buckets"].as_array().context("no buckets")?;
+        let in_buckets: f64 = buckets.iter().filter_map(|bucket| number(&bucket[3])).sum();
+        assert_eq!(in_buckets, count, "{sample}");
+        assert!(count >= 2.0, "{sample}");
+        for bucket in buckets {
+            let (low, high) = (number(&bucket[1]), number(&bucket[2]));
+            let (low, high) = low.zip(high).context("no bounds")?;
+            // 2^(1/8): as fine as the rows.
+            assert!((high / low - 1.0905).abs() < 0.001, "{sample}");
+            assert!(high < 1.0, "{sample}");
+        }
+    }
+    let quantile = Prometheus::query(
+        node,
+        &format!("histogram_quantile(0.5,{latency}%7Btype%3D%22node%22%7D)%3E0"),
+    )?;
+    assert_eq!(quantile.len(), 2, "{quantile:?}");
+    for expression in [
+        "health_agent_node_health_rtt_seconds%7Bquantile%3D%220.99%22%7D%3E0",
+        "health_agent_node_health_rtt_seconds_count%3E0",
+    ] {
+        let found = Prometheus::query(node, expression)?;
+        assert_eq!(found.len(), 4, "{expression}: {found:?}");
     }
     Ok(())
 }

@@ -156,9 +156,12 @@ mod tests {
         for (accept, format) in [
             (prometheus, Format::OpenMetrics),
             (native, Format::Protobuf),
-            (&native.replace("delimited", "text"), Format::OpenMetrics),
             (
-                &native.replace("delimited", "delimited;q=0.3"),
+                native.replace("delimited", "text").as_str(),
+                Format::OpenMetrics,
+            ),
+            (
+                native.replace("delimited", "delimited;q=0.3").as_str(),
                 Format::OpenMetrics,
             ),
             ("application/openmetrics-text", Format::OpenMetrics),

@@ -39,6 +39,7 @@ pub(super) struct NativeBuckets {
 
 impl Histogram {
     /// The count of each bucket of a row.
+    #[cfg(test)]
     pub(super) fn counts(&self) -> &[u64; HISTOGRAM_BUCKETS] {
         &self.0
     }
