@@ -333,12 +333,16 @@ impl Prometheus {
 
     /// The samples that an expression has now.
     fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
-        let path = format!("/api/v1/query?query={expression}");
-        let (code, body) = get(node, address, &path)?;
-        ensure!(code == 200, "{code}: {body}");
-        let mut body: serde_json::Value = serde_json::from_str(&body)?;
+        let mut body = Self::get(node, &format!("query?query={expression}"))?;
         serde_json::from_value(body["data"]["result"].take()).context("no result")
+    }
+
+    /// What the server's API answers.
+    fn get(node: &Node, path: &str) -> anyhow::Result<serde_json::Value> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
+        let (code, body) = get(node, address, &format!("/api/v1/{path}"))?;
+        ensure!(code == 200, "{code}: {body}");
+        Ok(serde_json::from_str(&body)?)
     }
 }
 
@@ -392,8 +396,11 @@ fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> 
     let _server = Prometheus::start(node, "--enable-feature=native-histograms")?;
     let latency = "health_agent_node_health_connectivity_latency_seconds";
     let found = wait_for("native histograms", Duration::from_secs(20), || {
-        // The server listens before it answers, and answers before it has scraped.
-        let found = Prometheus::query(node, latency).unwrap_or_default();
+        let targets = Prometheus::get(node, "targets")?;
+        let error = &targets["data"]["activeTargets"][0]["lastError"];
+        ensure!(error.as_str().unwrap_or_default() == "", "{error}");
+        let found = Prometheus::query(node, latency)?;
+        ensure!(found.len() <= 4, "{found:?}");
         Ok((found.len() == 4).then_some(found))
     })?;
     for sample in &found {
