@@ -37,12 +37,13 @@ fn get_as(
     path: &str,
     accept: &str,
 ) -> anyhow::Result<(u16, String, String)> {
+    // In HTTP/1.0 there are no chunks to put together.
     let response = node.run_in(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.0\r\nHost: node\r\nAccept: {accept}\r\n\r\n"
         )?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
