@@ -326,11 +326,11 @@ fn ratio(value: f64) -> f64 {
 
 /// A ratio in words.
 pub fn percent(ratio: f64) -> String {
-    let percent = ratio * 100.0;
-    if percent == percent.round() {
-        format!("{percent:.0}%")
+    let thousandths = (ratio * 1e3).round();
+    if thousandths % 10.0 == 0.0 {
+        format!("{:.0}%", thousandths / 10.0)
     } else {
-        format!("{percent:.1}%")
+        format!("{:.1}%", thousandths / 10.0)
     }
 }
 
