@@ -118,6 +118,7 @@ const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
 
 fn troubled(fixture: &mut Fixture) {
     fixture.is_troubled = true;
+    fixture.registered = 2;
     fixture.peer = Some("Connection timed out");
 }
 
@@ -263,7 +264,7 @@ fn round_trip_times_are_rows_with_the_names_of_their_nodes() {
     assert_eq!(known["forward-last-ns"], -7);
     assert_eq!(
         known["histogram-ns"],
-        json!([[20_480, 22_528, 1], [1_u64 << 36, null, 1]])
+        json!([[20_480, 22_528, 1], [14_u64 << 32, null, 1]])
     );
     assert_eq!(unknown["node"], Value::Null);
 
@@ -276,6 +277,28 @@ fn round_trip_times_are_rows_with_the_names_of_their_nodes() {
             .unwrap()
             .contains("no maps are pinned")
     );
+}
+
+#[test]
+fn path_mtus_are_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
+    let agent = Agent::start(|fixture| fixture.registered = 3);
+    let document = document(&agent);
+    for method in ["get", "put"] {
+        let operation = &document["paths"]["/v1beta/status/path-mtu"][method];
+        for (query, code, paths) in [
+            ("", 200, Some(2)),
+            ("?node=default%2Fhnode3", 200, Some(1)),
+            ("?node=default/hnode1", 200, Some(0)),
+            ("?node=default/hnode4", 404, None),
+            ("?nod=default/hnode2", 400, None),
+        ] {
+            let path = format!("/v1beta/status/path-mtu{query}");
+            let (answered, body) = request(&agent, method, &path);
+            assert_eq!(answered, code, "{method} {query}");
+            assert_eq!(body.as_array().map(Vec::len), paths, "{method} {query}");
+            assert_documented(&document, operation, code, &body);
+        }
+    }
 }
 
 #[test]

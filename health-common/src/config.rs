@@ -3,6 +3,9 @@
 use crate::addr::Addr;
 use crate::siphash::SipKey;
 
+/// Flag: connections to the addresses in `HEALTH_PEERS` are timed.
+pub const PASSIVE_RTT: u16 = 1;
+
 /// The one value of `HEALTH_CONFIG`, under index 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,8 +15,8 @@ pub struct DatapathConfig {
     /// ICMP identifier of this agent's probes, network byte order. Random for each start: equal
     /// identifiers of several agents collide in other people's NAT tables.
     pub icmp_id_be: u16,
-    /// Explicit padding, zero.
-    pub pad: u16,
+    /// TCP port of the health agents' HTTP responders, network byte order.
+    pub health_port_be: u16,
     /// Key of the tags that mark the mesh's probes.
     pub probe_key: SipKey,
     /// Session of this agent's probes: [`crate::probe::ProbeId::session`].
@@ -38,8 +41,8 @@ pub struct DatapathConfig {
     pub health6: Addr,
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
-    /// Explicit padding, zero.
-    pub pad3: u16,
+    /// [`PASSIVE_RTT`].
+    pub flags: u16,
 }
 
 crate::map_types!(DatapathConfig = 120);

@@ -29,6 +29,8 @@ pub enum Fate {
 pub struct Inflight {
     /// The probed address.
     pub peer: Addr,
+    /// The address that the probe was sent from, if it crossed an uplink.
+    pub local: Addr,
     /// When the probe left: `CLOCK_MONOTONIC`, nanoseconds; 0 if it did not cross an uplink.
     pub sent_ns: u64,
     /// The round trip of one answered by an uplink, nanoseconds; else 0.
@@ -40,7 +42,7 @@ pub struct Inflight {
     pub ticket: u64,
 }
 
-crate::map_types!(Inflight = 48);
+crate::map_types!(Inflight = 64);
 
 /// Index of a probe's slot.
 #[inline(always)]
@@ -123,7 +125,8 @@ mod tests {
             let [old, young] = [id, next].map(|id| ticket(id, path, Fate::Lost));
             prop_assert!(!same_probe(old, young));
             prop_assert!(is_younger(young, old) && !is_younger(old, young) && !is_younger(old, old));
-            prop_assert!(!is_younger(ticket(ProbeId { session: !session, ..next }, path, Fate::Lost), old));
+            let foreign = ticket(ProbeId { session: !session, ..next }, path, Fate::Lost);
+            prop_assert!(!is_younger(foreign, old));
         }
     }
 }

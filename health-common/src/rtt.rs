@@ -5,13 +5,13 @@ use crate::probe::{ProbeId, Protocol};
 
 /// First power of two with its own buckets: values below `2^10` ns (1.024 us) share bucket 0.
 const FIRST_OCTAVE: u32 = 10;
-/// First power of two past the histogram: values from `2^36` ns (68.7 s) on share the last bucket.
-const END_OCTAVE: u32 = 36;
+/// End of the histogram, 60.13 s, and of a bucket: values from here on share the last one.
+const END_NS: u64 = 14 << 32;
 /// Each octave is cut into `2^3` buckets of equal width, so a bucket's middle is within 6.25 % of
 /// any value in it.
 const SUB_BITS: u32 = 3;
 /// Number of histogram buckets, the two for values outside the range included.
-pub const HISTOGRAM_BUCKETS: usize = ((END_OCTAVE - FIRST_OCTAVE) << SUB_BITS) as usize + 2;
+pub const HISTOGRAM_BUCKETS: usize = log_linear(END_NS) + 1;
 
 /// ICMP echo, measured or counted.
 pub const PROTOCOL_ICMP: u8 = Protocol::Icmp as u8;
@@ -40,24 +40,16 @@ pub struct RttKey {
     pub pad: u16,
 }
 
-/// `struct bpf_spin_lock` of `linux/bpf.h`. The kernel finds it in a map's type information by this
-/// name, locks it for programs, for readers and for writers that pass `BPF_F_LOCK`, and shows it as 0.
-#[repr(C)]
-#[allow(non_camel_case_types, reason = "the kernel looks for this name")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct bpf_spin_lock {
-    val: u32,
-}
-
 /// Round-trip times along one path. All times in nanoseconds.
 ///
-/// Programs on several CPUs write it, under its lock, and readers copy it under its lock
-/// (`BPF_F_LOCK`): all its fields are of one moment.
+/// Programs on several CPUs write it, one at a time: who has raised `lock` may, until it raises
+/// `version` too. The kernel copies a value for a reader from its first byte to its last, so a copy in
+/// which the two agree is of one moment: see [`RttRow::is_whole`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
-    /// Held by whoever writes or copies the row.
-    pub lock: bpf_spin_lock,
+    /// Number of times that the row was written, modulo 2^32. Raised after a write.
+    pub version: u32,
     /// ICMP sequence number of the last round trip, host byte order.
     pub last_sequence: u16,
     /// [`SOURCE_KERNEL`] or [`SOURCE_SOCKET`], of the last one.
@@ -98,8 +90,8 @@ pub struct RttRow {
     /// Log-linear histogram; see [`bucket`]. When a bucket is full, all are halved: the shape is
     /// kept, and older samples weigh less.
     pub histogram: [u16; HISTOGRAM_BUCKETS],
-    /// Explicit padding, zero.
-    pub pad2: [u8; 4],
+    /// Number of times that the row was locked for writing. Raised before a write.
+    pub lock: u64,
 }
 
 /// Times between a probe's arrival at the peer's uplink and its reply's departure, told by the peer's
@@ -210,7 +202,7 @@ pub struct Reply {
 impl RttRow {
     /// A row without samples.
     pub const EMPTY: Self = Self {
-        lock: bpf_spin_lock { val: 0 },
+        version: 0,
         last_sequence: 0,
         source: 0,
         pad: 0,
@@ -249,12 +241,41 @@ impl RttRow {
         received_host: 0,
         received_endpoint: 0,
         histogram: [0; HISTOGRAM_BUCKETS],
-        pad2: [0; 4],
+        lock: 0,
     };
+
+    /// Whether this copy of a row is of one moment, and not of before and after a write. To be asked of
+    /// copies only, and to be answered by another copy.
+    pub const fn is_whole(&self) -> bool {
+        self.version == self.lock as u32
+    }
+
+    /// Makes the row empty, but for what its writers count.
+    #[inline(always)]
+    pub fn clear(&mut self) {
+        *self = Self {
+            version: self.version,
+            lock: self.lock,
+            ..Self::EMPTY
+        };
+    }
 
     /// Adds one round trip of `rtt_ns`, measured at `now_ns`.
     #[inline(always)]
     pub fn record(&mut self, rtt_ns: u64, now_ns: u64, sequence: u16, source: u8) {
+        self.record_in(bucket(rtt_ns), rtt_ns, now_ns, sequence, source);
+    }
+
+    /// As [`Self::record`], with the round trip's [`bucket`] found before the row was locked.
+    #[inline(always)]
+    pub fn record_in(
+        &mut self,
+        bucket: usize,
+        rtt_ns: u64,
+        now_ns: u64,
+        sequence: u16,
+        source: u8,
+    ) {
         if self.samples == 0 {
             self.min_ns = rtt_ns;
             self.max_ns = rtt_ns;
@@ -273,13 +294,14 @@ impl RttRow {
         self.last_at_ns = now_ns;
         self.last_sequence = sequence;
         self.source = source;
-        self.count_bucket(bucket(rtt_ns));
+        self.count_bucket(bucket);
     }
 
-    /// Adds a round trip that the uplinks' programs measured, and what the reply told besides.
+    /// Adds a round trip that the uplinks' programs measured, which is of this [`bucket`], and what the
+    /// reply told besides.
     #[inline(always)]
-    pub fn record_reply(&mut self, reply: &Reply, now_ns: u64, sequence: u16) {
-        self.record(reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
+    pub fn record_reply(&mut self, bucket: usize, reply: &Reply, now_ns: u64, sequence: u16) {
+        self.record_in(bucket, reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
         if reply.remote_ns > 0 {
             self.remote.record(reply.remote_ns, reply.rtt_ns);
         }
@@ -317,7 +339,7 @@ impl RttRow {
 
     /// Several of the same at once, given in ascending order.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
-        // No more than 210 times 65 535.
+        // No more than 208 times 65 535.
         let total: u32 = self.histogram.iter().map(|&n| u32::from(n)).sum();
         if total == 0 {
             return None;
@@ -349,9 +371,15 @@ pub const fn bucket(ns: u64) -> usize {
     if ns < 1 << FIRST_OCTAVE {
         return 0;
     }
-    if ns >= 1 << END_OCTAVE {
+    if ns >= END_NS {
         return HISTOGRAM_BUCKETS - 1;
     }
+    log_linear(ns)
+}
+
+/// As [`bucket`], as if there were one for every value.
+#[inline(always)]
+const fn log_linear(ns: u64) -> usize {
     let octave = 63 - ns.leading_zeros();
     let sub = (ns >> (octave - SUB_BITS)) & ((1 << SUB_BITS) - 1);
     1 + (((octave - FIRST_OCTAVE) << SUB_BITS) as u64 + sub) as usize
@@ -363,7 +391,7 @@ pub const fn bucket_bounds(index: usize) -> (u64, u64) {
         return (0, 1 << FIRST_OCTAVE);
     }
     if index >= HISTOGRAM_BUCKETS - 1 {
-        return (1 << END_OCTAVE, u64::MAX);
+        return (END_NS, u64::MAX);
     }
     let octave = FIRST_OCTAVE + ((index - 1) >> SUB_BITS) as u32;
     let width = 1 << (octave - SUB_BITS);
@@ -389,6 +417,8 @@ pub const ACCOUNT_LOST: u32 = 1;
 /// The agent measured a round trip at its socket. One that the uplinks' programs measured stands, and
 /// nothing is counted.
 pub const ACCOUNT_SAMPLE: u32 = 2;
+/// The row shall be empty.
+pub const ACCOUNT_RESET: u32 = 3;
 
 /// `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
@@ -398,6 +428,8 @@ pub const ALREADY_ANSWERED: u32 = 1;
 pub const ALREADY_LOST: u32 = 2;
 /// `rtt_account` found no row for the key.
 pub const UNKNOWN_PEER: u32 = 3;
+/// `rtt_account` left the row as it is: others write it all the time. To be asked again.
+pub const BUSY: u32 = 4;
 
 /// What the agent tells `rtt_account`, as the "packet" of a test run. The space in front stands for
 /// the Ethernet header that the kernel asks of it.
@@ -408,9 +440,10 @@ pub struct AccountRequest {
     pub ethernet: [u8; 16],
     /// The row.
     pub key: RttKey,
-    /// [`ACCOUNT_LOST`] or [`ACCOUNT_SAMPLE`].
+    /// [`ACCOUNT_LOST`], [`ACCOUNT_SAMPLE`] or [`ACCOUNT_RESET`].
     pub operation: u32,
-    /// The round trip of a sample, nanoseconds.
+    /// The round trip of a sample, nanoseconds. Where the uplinks' programs had measured one, the answer
+    /// has theirs.
     pub rtt_ns: u64,
     /// Which echo probe it was; all zero for probes of other protocols, which are not followed one
     /// by one.
@@ -426,6 +459,7 @@ mod tests {
 
     #[test]
     fn buckets_are_contiguous_and_hold_their_bounds() {
+        assert_eq!(HISTOGRAM_BUCKETS, 208);
         for index in 0..HISTOGRAM_BUCKETS {
             let (low, high) = bucket_bounds(index);
             assert_eq!(bucket(low), index, "low end of {index}");

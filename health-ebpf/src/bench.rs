@@ -8,36 +8,85 @@
 )]
 
 use aya_ebpf::bindings::{TC_ACT_OK, TC_ACT_SHOT};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::{Array, ProgramArray};
 use aya_ebpf::programs::TcContext;
+use health_common::addr::Addr;
+use health_common::ct::{TUPLE_OUT, Tuple4};
+use health_common::echo::Ipv4Header;
+use health_common::probe::{MESSAGE_LEN, Path};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
+use health_ebpf::conntrack::{self, Tracked, Traffic};
 use health_ebpf::endpoint::{self, Stateless};
-use health_ebpf::frame::Frame;
+use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
+use health_ebpf::maps::HEALTH_CT4;
+use health_ebpf::rtt;
 
-/// Bytes of a packet that the programs under test change: Ethernet, IPv6 and echo header.
-const HEADERS: usize = 62;
+/// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
+const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
+/// Those of the shorter packets that are put to the test: an ICMP probe, a TCP segment with timestamps
+/// and no data, and ARP.
+const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
+const SEGMENT4_LEN: usize = L4_AT4 + 32;
+const ARP_LEN: usize = 42;
+/// How many packets take turns at most.
+const PACKETS: u32 = 1_024;
 
-/// The first bytes of the packet under test, restored before each pass.
+/// The packets under test, of which one is restored before each pass.
 #[map]
-static BENCH_HEADERS: Array<[u8; HEADERS]> = Array::with_max_entries(1, 0);
+static BENCH_PACKETS: Array<[u8; PACKET_LEN]> = Array::with_max_entries(PACKETS, 0);
+
+/// Which packet is next, and how many there are.
+#[map]
+static BENCH_TURN: Array<[u32; 2]> = Array::with_max_entries(1, 0);
 
 /// Slot 0: the program under test.
 #[map]
 static BENCH_PROGRAM: ProgramArray = ProgramArray::with_max_entries(1, 0);
 
-/// Restores the packet and goes on to the program under test. A repeated test run reuses one buffer,
-/// so without this each pass would see the last one's reply.
+/// Restores the next packet and goes on to the program under test. A repeated test run reuses one
+/// buffer, so without this each pass would see the last one's reply, and all the same probe.
 #[classifier]
 fn bench_front(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
-    let (Some(headers), Some(bytes)) = (BENCH_HEADERS.get(0), frame.at::<[u8; HEADERS]>(0)) else {
+    let Some(packet) = next_packet() else {
         return TC_ACT_SHOT;
     };
-    *bytes = *headers;
+    let restored = restore::<PACKET_LEN>(&frame, packet)
+        || restore::<PROBE4_LEN>(&frame, packet)
+        || restore::<SEGMENT4_LEN>(&frame, packet)
+        || restore::<ARP_LEN>(&frame, packet);
+    if !restored {
+        return TC_ACT_SHOT;
+    }
     frame.set_mark(0);
     // SAFETY: the map holds classifiers only; the kernel checks their kind.
     unsafe { BENCH_PROGRAM.tail_call(&ctx, 0) };
     TC_ACT_SHOT
+}
+
+#[inline(always)]
+fn next_packet() -> Option<&'static [u8; PACKET_LEN]> {
+    let turn = BENCH_TURN.get_ptr_mut(0)?;
+    // SAFETY: a map value stays valid memory for the program's run, and one test run has it alone.
+    let [next, count] = unsafe { &mut *turn };
+    let packet = BENCH_PACKETS.get(*next);
+    *next += 1;
+    if *next >= *count {
+        *next = 0;
+    }
+    packet
+}
+
+/// Puts back the first `N` bytes; `false` when the packet is shorter.
+#[inline(always)]
+fn restore<const N: usize>(frame: &Frame, packet: &[u8; PACKET_LEN]) -> bool {
+    let (Some(bytes), Some(packet)) = (frame.at::<[u8; N]>(0), packet.first_chunk::<N>()) else {
+        return false;
+    };
+    *bytes = *packet;
+    true
 }
 
 /// Does nothing: the floor.
@@ -50,6 +99,62 @@ fn bench_empty(_ctx: TcContext) -> i32 {
 #[classifier]
 fn bench_echo_stateless(ctx: TcContext) -> i32 {
     endpoint::to_endpoint::<Stateless>(&Frame::new(&ctx)).code()
+}
+
+/// One step of a probe's way: reads the clock.
+#[classifier]
+fn bench_clock(_ctx: TcContext) -> i32 {
+    // SAFETY: a helper without arguments.
+    match unsafe { bpf_ktime_get_ns() } {
+        0 => TC_ACT_SHOT,
+        _ => TC_ACT_OK,
+    }
+}
+
+/// One step of a probe's way: adds a round trip to the row of the peer that sent the packet.
+#[classifier]
+fn bench_record(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return TC_ACT_SHOT;
+    };
+    let key = RttKey {
+        peer: Addr::v4(ip.saddr_be),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    match rtt::record(&key, 20_000, 1, SOURCE_KERNEL) {
+        true => TC_ACT_OK,
+        false => TC_ACT_SHOT,
+    }
+}
+
+/// One step of a probe's way: updates the conntrack entry of its flow.
+#[classifier]
+fn bench_track(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+        return TC_ACT_SHOT;
+    };
+    let tuple = Tuple4 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: 0,
+        protocol: ip.protocol,
+        direction: TUPLE_OUT,
+        pad: 0,
+    };
+    let traffic = Traffic {
+        rx_bytes: frame.length(),
+        timeout_secs: 60,
+        ..Traffic::default()
+    };
+    match conntrack::track(&HEALTH_CT4, &tuple, traffic) {
+        Tracked::Full => TC_ACT_SHOT,
+        Tracked::Established | Tracked::New => TC_ACT_OK,
+    }
 }
 
 #[unsafe(link_section = "license")]

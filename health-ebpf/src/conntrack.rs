@@ -38,7 +38,18 @@ pub enum Tracked {
 pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
     // Milliseconds of error do not matter in seconds, and this clock costs a fraction of the exact one.
     // SAFETY: a helper without arguments.
-    let now = (unsafe { bpf_ktime_get_coarse_ns() } / 1_000_000_000) as u32;
+    track_at(map, tuple, traffic, unsafe { bpf_ktime_get_coarse_ns() })
+}
+
+/// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
+#[inline(always)]
+pub fn track_at<K>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    traffic: Traffic,
+    now_ns: u64,
+) -> Tracked {
+    let now = (now_ns / 1_000_000_000) as u32;
     if let Some(entry) = map.get_ptr_mut(tuple) {
         // SAFETY: a map value stays valid memory for the program's run.
         unsafe { update(entry, traffic, now) };

@@ -103,6 +103,15 @@ impl<'a> Frame<'a> {
         ))
     }
 
+    /// How many full-sized segments the device cuts the packet into (GSO), given how many bytes follow the
+    /// transport header; 0 for a packet that leaves as it is.
+    #[inline(always)]
+    pub fn full_segments(&self, data_len: u32) -> u32 {
+        // SAFETY: as above.
+        let size = unsafe { (*self.skb()).gso_size };
+        data_len.checked_div(size).unwrap_or(0)
+    }
+
     /// Makes the first `len` bytes readable and writable in place; `false` when there are not as many.
     /// Pointers from before are void afterwards.
     #[inline(always)]

@@ -10,11 +10,13 @@
 
 pub mod conntrack;
 pub mod endpoint;
+pub mod flow;
 pub mod frame;
 pub mod maps;
 pub mod metrics;
 pub mod netdev;
 pub mod rtt;
+pub mod tcp;
 pub mod turnround;
 
 /// Never reached: the verifier proves that no program panics.

@@ -10,9 +10,10 @@
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
+use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Kept;
 use health_ebpf::frame::Frame;
-use health_ebpf::{endpoint, netdev, rtt};
+use health_ebpf::{endpoint, netdev, rtt, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
@@ -45,6 +46,16 @@ fn rtt_account(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
     match frame.at::<AccountRequest>(0) {
         Some(request) => rtt::account(request) as i32,
+        None => UNKNOWN_PEER as i32,
+    }
+}
+
+/// Never attached: the agent runs it to ask about the connection of a probe that was answered.
+#[classifier]
+fn tcp_account(ctx: TcContext) -> i32 {
+    let frame = Frame::new(&ctx);
+    match frame.at::<ConnectionRequest>(0) {
+        Some(request) => tcp::account(request) as i32,
         None => UNKNOWN_PEER as i32,
     }
 }

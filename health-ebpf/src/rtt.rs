@@ -1,30 +1,35 @@
 //! Stamping probes, matching replies, and keeping the rows of `HEALTH_RTT`.
 
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 use core::ptr;
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::helpers::generated::{bpf_spin_lock, bpf_spin_unlock};
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::inflight::{Fate, Inflight, fate, is_younger, same_probe, slot, ticket};
-use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId, ProbeMessage};
 use health_common::rtt::{
-    ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST, AccountRequest,
-    PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER,
+    ACCOUNT_LOST, ACCOUNT_RESET, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST,
+    AccountRequest, BUSY, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER, bucket,
 };
 
-use crate::conntrack;
-use crate::maps::{HEALTH_INFLIGHT, HEALTH_RTT};
+use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
 use crate::turnround::utc_now_ns;
+use crate::{conntrack, flow};
 
-/// Notes when a probe to `peer` left. Called last, so that the stamp is as late as it can be.
+/// How often the lock of a row is tried. It is held for some ten nanoseconds, but by a virtual CPU that
+/// may have been taken off in the midst.
+const LOCK_ATTEMPTS: u32 = 64;
+
+/// Notes that a probe to `peer` leaves, and returns the time: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
-pub fn stamp(peer: Addr, message: &ProbeMessage) {
+pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) -> u64 {
     let ProbeMessage { echo, payload } = message;
     let id = payload.id(echo.sequence_be);
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&peer, id.sequence)) else {
-        return;
+        return now_ns;
     };
     let ticket = ticket(id, payload.path, Fate::InFlight);
     // SAFETY: a map value stays valid memory for the program's run. The fields are of one probe for
@@ -33,27 +38,28 @@ pub fn stamp(peer: Addr, message: &ProbeMessage) {
         let last = ticket_of(slot);
         // A packet can cross two uplinks, a bridge and its port; an old one sent once more is not
         // measured again.
-        if same_probe(last, ticket) && last != ticket {
-            return;
+        if last == ticket || !same_probe(last, ticket) {
+            (*slot).peer = peer;
+            (*slot).local = local;
+            (*slot).tag = payload.tag;
+            (*slot).rtt_ns = 0;
+            (*slot).sent_ns = now_ns;
+            set_ticket(slot, ticket);
         }
-        (*slot).peer = peer;
-        (*slot).tag = payload.tag;
-        (*slot).rtt_ns = 0;
-        (*slot).sent_ns = bpf_ktime_get_ns();
-        set_ticket(slot, ticket);
     }
+    now_ns
 }
 
-/// Matches a reply of `peer` that came at `now_ns`.
+/// Matches a reply of `peer` that came at `now_ns`. `false` where it makes no sample.
 #[inline(always)]
-pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_ns: u64) -> Reason {
+pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_ns: u64) -> bool {
     let ProbeMessage { echo, payload } = message;
     let id = payload.id(echo.sequence_be);
     if id.session != config.session {
-        return Reason::ProbeUnmatched;
+        return false;
     }
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&peer, id.sequence)) else {
-        return Reason::ProbeUnmatched;
+        return false;
     };
     let wanted = ticket(id, payload.path, Fate::InFlight);
     // SAFETY: as in `stamp`.
@@ -64,17 +70,18 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     let is_genuine = is_latest && probe.tag == payload.tag
         || payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be);
     if !is_genuine || is_latest && probe.peer != peer {
-        return Reason::ProbeUnmatched;
+        return false;
     }
+    let Some(row) = row(peer, payload.path, PROTOCOL_ICMP) else {
+        return false;
+    };
     let rtt_ns = now_ns.saturating_sub(probe.sent_ns);
     let mut reply = payload.reply(rtt_ns);
     if payload.tells_arrival(&reply) {
         payload.add_delays(&mut reply, utc_now_ns(config));
     }
-    let Some(row) = row(peer, payload.path, PROTOCOL_ICMP) else {
-        return Reason::ProbeUnmatched;
-    };
-    locked(row, |row| {
+    let bucket = bucket_of(rtt_ns);
+    let is_sample = locked(row, |row| {
         // SAFETY: as in `stamp`; fates change under the lock of the row alone.
         let latest = unsafe { ticket_of(slot) };
         let fate = if same_probe(latest, wanted) {
@@ -88,13 +95,13 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
         };
         match fate {
             Some(Fate::InFlight) => {
-                row.record_reply(&reply, now_ns, id.sequence);
+                row.record_reply(bucket, &reply, now_ns, id.sequence);
                 // SAFETY: as above.
                 unsafe {
                     (*slot).rtt_ns = rtt_ns;
                     set_ticket(slot, ticket(id, payload.path, Fate::Answered));
                 }
-                return Reason::ProbeMatched;
+                return true;
             }
             Some(Fate::Answered | Fate::AnsweredLate) => row.duplicates += 1,
             Some(Fate::Lost) => {
@@ -105,8 +112,10 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
             // Not stamped as it left, by another way: the agent counts it.
             None => {}
         }
-        Reason::ProbeUnmatched
-    })
+        false
+    });
+    // Of a busy row nothing was changed: the agent's own measurement of this probe will be counted.
+    is_sample == Some(true)
 }
 
 /// Counts a probe of `peer`'s agent that arrived here.
@@ -127,19 +136,19 @@ pub fn received(peer: Addr, path: u8) {
 }
 
 /// Adds a round trip of another kind than an echo probe's, measured at `now_ns`, to the row under `key`.
-/// `false` when there is none.
+/// `false` when there is none, or others write it all the time.
 #[inline(always)]
 pub fn record(key: &RttKey, rtt_ns: u64, now_ns: u64, source: u8) -> bool {
     let Some(row) = HEALTH_RTT.get_ptr_mut(key) else {
         return false;
     };
-    locked(row, |row| row.record(rtt_ns, now_ns, 0, source));
-    true
+    let bucket = bucket_of(rtt_ns);
+    locked(row, |row| row.record_in(bucket, rtt_ns, now_ns, 0, source)).is_some()
 }
 
 /// Does what the agent asks of a row; the result is the classifier's return value.
 #[inline(always)]
-pub fn account(request: &AccountRequest) -> u32 {
+pub fn account(request: &mut AccountRequest) -> u32 {
     let AccountRequest {
         key,
         operation,
@@ -147,33 +156,53 @@ pub fn account(request: &AccountRequest) -> u32 {
         probe,
         ..
     } = *request;
-    let Some(row) = HEALTH_RTT.get_ptr_mut(&key) else {
+    let Some(row) = HEALTH_RTT.get_ptr_mut(key) else {
         return UNKNOWN_PEER;
     };
     let fate = match operation {
         ACCOUNT_LOST => Fate::Lost,
         ACCOUNT_SAMPLE => Fate::Answered,
+        ACCOUNT_RESET => return locked(row, RttRow::clear).map_or(BUSY, |()| ACCOUNTED),
         _ => return UNKNOWN_PEER,
     };
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&key.peer, probe.sequence)) else {
         return UNKNOWN_PEER;
     };
-    locked(row, |row| {
-        if probe != ProbeId::default() {
+    // SAFETY: a helper without arguments.
+    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let bucket = bucket_of(rtt_ns);
+    let is_followed = probe != ProbeId::default();
+    let result = locked(row, |row| {
+        if is_followed {
             // SAFETY: as in `stamp`.
-            match unsafe { decide(slot, &key, probe, fate) } {
-                ACCOUNTED => {}
-                refused => return refused,
+            let decision = unsafe { decide(slot, &key, probe, fate) };
+            if decision != ACCOUNTED {
+                return decision;
             }
         }
-        match fate {
-            Fate::Lost => row.lost += 1,
-            _ => row.record(rtt_ns, now_ns, probe.sequence, SOURCE_SOCKET),
+        if operation == ACCOUNT_LOST {
+            row.lost += 1;
+        } else {
+            row.record_in(bucket, rtt_ns, now_ns, probe.sequence, SOURCE_SOCKET);
         }
         ACCOUNTED
-    })
+    });
+    let result = result.unwrap_or(BUSY);
+    if is_followed {
+        // SAFETY: as in `stamp`.
+        let probe = unsafe { &*slot };
+        // The rest of what a reply changes; not done when it is matched, where it would cost each as much
+        // as the rest together.
+        if probe.sent_ns != 0 && probe.fate() == Some(Fate::Answered) && result != BUSY {
+            if let Some(config) = HEALTH_CONFIG.get(0) {
+                flow::received(&probe.local, &probe.peer, config, now_ns);
+            }
+            if result == ALREADY_ANSWERED {
+                request.rtt_ns = probe.rtt_ns;
+            }
+        }
+    }
+    result
 }
 
 /// Sets a probe's fate unless it has one.
@@ -205,18 +234,57 @@ unsafe fn decide(slot: *mut Inflight, key: &RttKey, probe: ProbeId, to: Fate) ->
     ACCOUNTED
 }
 
-/// Changes a row under its lock. In between, the kernel allows no calls.
+/// Changes a row while nobody else does. `None` when it stayed locked: nothing was changed.
 #[inline(always)]
-fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> T {
-    // SAFETY: a map value stays valid memory for the program's run, and whoever else writes or copies
-    // it holds its lock.
+fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<T> {
+    // SAFETY: a map value stays valid memory for the program's run, and other writers wait for the
+    // lock; readers tell a copy that was taken in between.
     unsafe {
-        let lock = (&raw mut (*row).lock).cast();
-        bpf_spin_lock(lock);
+        let (lock, version) = (&raw mut (*row).lock, &raw mut (*row).version);
+        let mut attempts = 0;
+        let locked = loop {
+            let last = ptr::read_volatile(lock);
+            if ptr::read_volatile(version) == last as u32 && raise(lock, last) {
+                break last + 1;
+            }
+            attempts += 1;
+            if attempts == LOCK_ATTEMPTS {
+                return None;
+            }
+        };
         let result = change(&mut *row);
-        bpf_spin_unlock(lock);
-        result
+        // Orders what was changed before the version, for the compiler and for all CPUs.
+        atomic_or::<u64, u64, { AtomicOrdering::SeqCst }>(lock, 0);
+        ptr::write_volatile(version, locked as u32);
+        Some(result)
     }
+}
+
+/// Adds one to a lock, unless another CPU was first.
+///
+/// # Safety
+///
+/// `lock` must point to the lock of a row.
+#[inline(always)]
+unsafe fn raise(lock: *mut u64, last: u64) -> bool {
+    // SAFETY: the caller's promise. For why an intrinsic see `conntrack::add`.
+    let (seen, _) = unsafe {
+        atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+            lock,
+            last,
+            last + 1,
+        )
+    };
+    seen == last
+}
+
+/// The histogram bucket of a round trip.
+#[inline(always)]
+fn bucket_of(rtt_ns: u64) -> usize {
+    let bucket = bucket(rtt_ns);
+    // SAFETY: a reference. Volatile: LLVM forgets the range that it knows, and so leaves in the
+    // comparison from which the verifier learns it.
+    unsafe { ptr::read_volatile(&raw const bucket) }
 }
 
 /// # Safety
@@ -239,7 +307,7 @@ unsafe fn set_ticket(slot: *mut Inflight, ticket: u64) {
 
 #[inline(always)]
 fn row(peer: Addr, path: u8, protocol: u8) -> Option<*mut RttRow> {
-    HEALTH_RTT.get_ptr_mut(&RttKey {
+    HEALTH_RTT.get_ptr_mut(RttKey {
         peer,
         path,
         protocol,

@@ -2,11 +2,9 @@
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_ktime_get_tai_ns;
-use core::mem::offset_of;
 use health_common::checksum;
 use health_common::config::DatapathConfig;
-use health_common::echo::EchoHeader;
-use health_common::probe::{ASK_ONE_WAY, ProbeMessage, ProbePayload, Times};
+use health_common::probe::{ASK_ONE_WAY, ProbeMessage, Times};
 
 use crate::frame::Frame;
 
@@ -65,9 +63,10 @@ pub fn utc_now_ns(config: &DatapathConfig) -> u64 {
 #[inline(always)]
 fn write(frame: &Frame, offset: usize, message: &ProbeMessage, times: Times) -> bool {
     let before = Times::from(&message.payload);
-    let check = checksum::replace(message.echo.check, &before.words(), &times.words());
-    let times_at =
-        offset + offset_of!(ProbeMessage, payload) + offset_of!(ProbePayload, turnround_be);
-    // The times first: what makes them writable makes the checksum writable too.
-    frame.store(times_at, &times) && frame.store(offset + offset_of!(EchoHeader, check), &check)
+    // The whole message in one call: what the call costs does not depend on its length.
+    let mut changed = *message;
+    changed.echo.check = checksum::replace(message.echo.check, &before.words(), &times.words());
+    changed.payload.turnround_be = times.turnround_be;
+    changed.payload.arrived_be = times.arrived_be;
+    frame.store(offset, &changed)
 }

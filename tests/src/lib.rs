@@ -7,6 +7,7 @@ pub mod bench;
 pub mod packet;
 pub mod ping;
 pub mod process;
+pub mod relay;
 pub mod snapshot;
 pub mod testrun;
 pub mod wait;

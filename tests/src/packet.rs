@@ -1,6 +1,6 @@
 //! Packets built byte by byte, by code of its own: nothing here is shared with what it tests.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Ethernet type of IPv4.
 pub const IPV4: u16 = 0x0800;
@@ -137,6 +137,92 @@ impl Ipv6 {
         message[2..4].copy_from_slice(&check.to_be_bytes());
         message
     }
+}
+
+/// A TCP segment in the making.
+#[derive(Clone, Debug, Default)]
+pub struct Tcp {
+    /// Source port.
+    pub source: u16,
+    /// Destination port.
+    pub destination: u16,
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// FIN 1, SYN 2, RST 4, ACK 16.
+    pub flags: u8,
+    /// Options, a multiple of four bytes, 40 at most.
+    pub options: Vec<u8>,
+    /// Data.
+    pub data: Vec<u8>,
+}
+
+impl Tcp {
+    /// Header, options and data, checksum filled in.
+    pub fn segment(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
+        let header_len = 20 + self.options.len();
+        let mut segment = self.source.to_be_bytes().to_vec();
+        segment.extend(self.destination.to_be_bytes());
+        segment.extend(self.sequence.to_be_bytes());
+        segment.extend(self.acknowledgement.to_be_bytes());
+        segment.extend([
+            ((header_len / 4) << 4) as u8,
+            self.flags,
+            0xff,
+            0xff,
+            0,
+            0,
+            0,
+            0,
+        ]);
+        segment.extend(&self.options);
+        segment.extend(&self.data);
+        let octets = |address| match address {
+            IpAddr::V4(v4) => v4.octets().to_vec(),
+            IpAddr::V6(v6) => v6.octets().to_vec(),
+        };
+        let check = checksum(&[
+            &octets(source),
+            &octets(destination),
+            &(segment.len() as u32).to_be_bytes(),
+            &[0, 0, 0, 6],
+            &segment,
+        ]);
+        segment[16..18].copy_from_slice(&check.to_be_bytes());
+        segment
+    }
+
+    /// The same in an IP packet and an Ethernet frame.
+    pub fn frame(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
+        let segment = self.segment(source, destination);
+        let (ethertype, packet) = match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                let ip = Ipv4 {
+                    protocol: 6,
+                    ..Ipv4::icmp(source, destination)
+                };
+                (IPV4, ip.packet(&segment))
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                let ip = Ipv6 {
+                    next_header: 6,
+                    ..Ipv6::icmp(source, destination)
+                };
+                (IPV6, ip.packet(&segment))
+            }
+            _ => panic!("{source} and {destination} are of two IP versions"),
+        };
+        ethernet([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], ethertype, &packet)
+    }
+}
+
+/// Options of most segments: two fillers and the timestamps.
+pub fn timestamps(value: u32, echo: u32) -> Vec<u8> {
+    let mut options = vec![1, 1, 8, 10];
+    options.extend(value.to_be_bytes());
+    options.extend(echo.to_be_bytes());
+    options
 }
 
 /// An ICMP message without its checksum: type, code, identifier, sequence number, payload.

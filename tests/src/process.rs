@@ -2,10 +2,11 @@
 
 use std::fmt::Display;
 use std::io::{self, Write as _};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use nix::unistd::Pid;
 
 use crate::wait_for;
 
@@ -99,6 +100,49 @@ pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<Ran>
         .wait_with_output()
         .with_context(|| format!("cannot wait for {shown}"))?;
     Ok(Ran::from_output(shown, output))
+}
+
+/// A program that runs until this is dropped, which kills it.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Running {
+    /// Starts it, with no input; what it prints on standard output is thrown away.
+    pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let shown = shown(command);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map(Self)
+            .with_context(|| format!("cannot run {shown}"))
+    }
+
+    /// Waits for its end; fails if it failed.
+    pub fn success(mut self) -> anyhow::Result<()> {
+        let status = self.0.wait().context("cannot wait for a process")?;
+        ensure!(
+            status.success(),
+            "process {} ended with {status}",
+            self.0.id()
+        );
+        Ok(())
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        // A process id is a positive i32 that the standard library hands out as u32.
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
+            tell(format_args!("cannot end process {}: {error}", self.0.id()));
+        }
+    }
 }
 
 /// Prints a line on standard error. Unlike `eprintln!` it does not panic when nobody reads there any

@@ -23,6 +23,10 @@ pub const REDIRECT: i32 = 7;
 /// The device that test runs pretend to be at: the loopback.
 pub const IFINDEX: u32 = 1;
 
+/// Size of `struct __sk_buff`, and where its `gso_size` is (`linux/bpf.h`).
+const SK_BUFF_LEN: usize = 192;
+const SK_BUFF_GSO_SIZE: usize = 176;
+
 /// What became of a packet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
@@ -107,13 +111,36 @@ impl TestRun {
             .unwrap_or_else(|| panic!("the kernel takes no test run of {} bytes", packet.len()))
     }
 
+    /// Runs a program on a packet that the device is to cut into segments of `size` bytes of data (GSO).
+    pub fn run_offloaded(&self, program: &str, packet: &[u8], size: u32) -> Outcome {
+        let mut context = [0; SK_BUFF_LEN];
+        context[SK_BUFF_GSO_SIZE..][..4].copy_from_slice(&size.to_ne_bytes());
+        self.run_in_context(program, packet, Some(&context))
+            .unwrap_or_else(|| {
+                panic!(
+                    "the kernel takes no such test run of {} bytes",
+                    packet.len()
+                )
+            })
+    }
+
     /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run: it wants
     /// the IP header that the Ethernet type announces.
     pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
+        self.run_in_context(program, packet, None)
+    }
+
+    fn run_in_context(
+        &self,
+        program: &str,
+        packet: &[u8],
+        context: Option<&[u8]>,
+    ) -> Option<Outcome> {
         let mut out = vec![0; packet.len() + 256];
         let options = TestRunOptions {
             data_in: Some(packet),
             data_out: Some(&mut out),
+            ctx_in: context,
             ..TestRunOptions::new()
         };
         let result = match self.program(program).test_run(options) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use aya::maps::{HashMap, MapInfo};
+use aya::programs::links::{FdLink, PinnedLink};
 use nix::sys::signal::Signal;
 use tests::ping::Summary;
 use tests::{Bed, Node, wait_for};
@@ -116,5 +117,39 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
         flows.as_array().is_some_and(|flows| !flows.is_empty()),
         "{flows}"
     );
+    Ok(())
+}
+
+/// The new version set the pins aside, made its own, and was killed before or while it attached its
+/// programs. Then the old one is started again.
+#[test]
+#[ignore = "needs root"]
+fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<()> {
+    let (bed, target) = bed()?;
+    let node = bed.node(1);
+    let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 8 {target}"))?;
+    let aside = node.pins().with_file_name(format!("{}_old", node.name()));
+    for attached in [None, Some("to_endpoint_lxc_health")] {
+        let starts = node.logged(&["agent is up"])?.len();
+        node.kill_agent(Signal::SIGKILL)?;
+        fs::rename(node.pins(), &aside)?;
+        fs::create_dir_all(node.pins().join("links"))?;
+        let pin = node.pins().join("HEALTH_CT4");
+        HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
+        if let Some(name) = attached {
+            PinnedLink::from_pin(aside.join("links").join(name))
+                .map(FdLink::from)?
+                .pin(node.pins().join("links").join(name))?;
+        }
+        node.start_agent()?;
+        wait_for("the agent to have taken over", SOON, || {
+            Ok((node.logged(&["agent is up"])?.len() > starts).then_some(()))
+        })?;
+        assert_eq!(MapInfo::from_pin(&pin)?.value_size(), 56);
+        assert!(!aside.exists(), "{} is still there", aside.display());
+    }
+    let summary = summary(pinging)?;
+    assert!(summary.transmitted > 1_000, "{summary:?}");
+    assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())
 }

@@ -1,13 +1,15 @@
 //! Each program on crafted packets: whole packets are compared, byte by byte, and the maps.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use health_agent::mesh::rtt_store::{LossOutcome, RttStore as _};
+use health_agent::datapath::rtt::KernelRtt;
+use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
-use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
+use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun};
 
 const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
@@ -822,7 +824,17 @@ fn a_probe_and_its_reply_make_a_round_trip() {
         bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, sequence));
     }
     let row = rtt.row(key).expect("the map").expect("the row");
-    assert_eq!((row.samples, row.late), (3, 2));
+    assert_eq!((row.samples, row.duplicates, row.late), (3, 1, 0));
+    assert_eq!(bed.counted(Reason::ProbeUnmatched), 2);
+    // The agent hears of the answers, and conntrack through it.
+    for sequence in 1..=3 {
+        let Ok(Measured::ByKernel(rtt_ns)) = rtt.answered(key, number(sequence), 1) else {
+            panic!("probe {sequence} was stamped");
+        };
+        assert!((row.min_ns..=row.max_ns).contains(&rtt_ns));
+    }
+    let again = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!((again.samples, again.sum_ns), (3, row.sum_ns));
 
     // The agent's own echoes are host-local in NAT and outbound in conntrack.
     let flows = bed.maps().conntrack().expect("the flows");
@@ -862,9 +874,12 @@ fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
     );
     assert_eq!(
         rtt.lost(key, number(1)).expect("an answer"),
-        LossOutcome::AlreadyAnswered
+        LossOutcome::AlreadyLost
     );
-    bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 1));
+    // Its answer is late, and what comes after that a duplicate.
+    for _ in 0..2 {
+        bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 1));
+    }
     bed.run("to_netdev", &probe(Path::Endpoint, 8, PROBE_ID, 2));
     bed.run("from_netdev", &probe(Path::Endpoint, 0, PROBE_ID, 2));
     assert_eq!(
@@ -878,8 +893,8 @@ fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
     rtt.sample(key, 5_000).expect("counted");
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!(
-        (row.samples, row.lost, row.late, row.last_ns),
-        (2, 2, 1, 5_000)
+        (row.samples, row.lost, row.late, row.duplicates, row.last_ns),
+        (2, 2, 1, 1, 5_000)
     );
 }
 
@@ -907,10 +922,541 @@ fn other_peoples_pings_are_not_stamped() {
         IPV4,
         &Ipv4::icmp(HEALTH, PEER).packet(&echo4(8, 0, PROBE_ID, 1, b"")),
     );
-    for packet in [probe(Path::Host, 8, PROBE_ID + 1, 1), foreign, short] {
+    let own = probe_number(1);
+    let others = [
+        Probe {
+            key: [KEY[0], 0],
+            ..own
+        },
+        Probe {
+            key: [0; 2],
+            turnround: ARRIVAL | 5,
+            ..own
+        },
+    ];
+    let mut packets = vec![foreign, short];
+    for other in others {
+        for kind in [8, 0] {
+            let ip = Ipv4::icmp(PEER, HEALTH);
+            packets.push(ethernet(
+                HOST_MAC,
+                MAC,
+                IPV4,
+                &ip.packet(&other.message4(kind)),
+            ));
+            let ip = Ipv6::icmp(PEER6, HEALTH6);
+            let kind6 = if kind == 8 { 128 } else { 129 };
+            packets.push(ethernet(
+                HOST_MAC,
+                MAC,
+                IPV6,
+                &ip.packet(&other.message6(kind6, &ip)),
+            ));
+        }
+    }
+    for packet in packets {
         assert_eq!(bed.run("to_netdev", &packet), untouched(&packet));
         assert_eq!(bed.run("from_netdev", &packet), untouched(&packet));
     }
-    assert_eq!(bed.counted(Reason::ProbeStamped), 0);
-    assert_eq!(rtt.row(key).expect("the map").expect("the row").late, 0);
+    for reason in [
+        Reason::ProbeStamped,
+        Reason::ProbeMatched,
+        Reason::ProbeArrived,
+        Reason::ProbeReturned,
+    ] {
+        assert_eq!(bed.counted(reason), 0, "{reason:?}");
+    }
+    assert!(bed.maps().inflight().expect("the probes").is_empty());
+    assert_eq!(rtt.row(key).expect("the map"), Some(RttRow::EMPTY));
+}
+
+/// Marks a time of arrival on the wire.
+const ARRIVAL: u64 = 1 << 63;
+
+fn host_row(bed: &TestRun) -> (KernelRtt, RttKey) {
+    row_of(bed, PEER.into())
+}
+
+fn row_of(bed: &TestRun, peer: IpAddr) -> (KernelRtt, RttKey) {
+    let rtt = bed.datapath.rtt().expect("the rows");
+    let key = RttKey {
+        peer: peer.into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    rtt.ensure(key).expect("a row");
+    (rtt, key)
+}
+
+/// The packet of a message between two hosts of a VLAN or none, and of either IP version.
+fn uplink_packet(
+    v6: bool,
+    tags: &[(u16, u16)],
+    outbound: bool,
+    probe: &Probe,
+    kind: u8,
+) -> Vec<u8> {
+    let frame = if v6 {
+        let (from, to) = if outbound {
+            (HEALTH6, PEER6)
+        } else {
+            (PEER6, HEALTH6)
+        };
+        let ip = Ipv6::icmp(from, to);
+        let kind = if kind == 8 { 128 } else { 129 };
+        ethernet(MAC, HOST_MAC, IPV6, &ip.packet(&probe.message6(kind, &ip)))
+    } else {
+        let (from, to) = if outbound {
+            (HEALTH, PEER)
+        } else {
+            (PEER, HEALTH)
+        };
+        ethernet(
+            MAC,
+            HOST_MAC,
+            IPV4,
+            &Ipv4::icmp(from, to).packet(&probe.message4(kind)),
+        )
+    };
+    tagged(&frame, tags)
+}
+
+const TAGS: [&[(u16, u16)]; 4] = [
+    &[],
+    &[(0x8100, 5)],
+    &[(0x88a8, 7), (0x8100, 0x6005)],
+    &[(0x8100, 7), (0x8100, 5)],
+];
+
+#[test]
+#[ignore = "needs root"]
+fn probes_are_measured_on_vlans_too() {
+    for v6 in [false, true] {
+        for tags in TAGS {
+            let bed = bed();
+            let peer = if v6 { PEER6.into() } else { PEER.into() };
+            let (rtt, key) = row_of(&bed, peer);
+            let probe = probe_number(1);
+            let out = uplink_packet(v6, tags, true, &probe, 8);
+            assert_eq!(bed.run("to_netdev", &out), untouched(&out), "{tags:?}");
+            let back = uplink_packet(v6, tags, false, &probe, 0);
+            assert_eq!(bed.run("from_netdev", &back), untouched(&back), "{tags:?}");
+            let row = rtt.row(key).expect("the map").expect("the row");
+            assert_eq!(row.samples, 1, "IPv6 {v6} {tags:?}");
+        }
+        // A third tag is nothing that this datapath looks behind.
+        let bed = bed();
+        let three = [(0x88a8, 1), (0x8100, 2), (0x8100, 3)];
+        let out = uplink_packet(v6, &three, true, &probe_number(1), 8);
+        assert_eq!(bed.run("to_netdev", &out), untouched(&out));
+        assert_eq!(bed.counted(Reason::ProbeStamped), 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_peers_probe_is_told_how_long_it_stayed() {
+    for v6 in [false, true] {
+        for tags in TAGS {
+            for damage in [0, 0x20] {
+                let bed = bed();
+                let peer = if v6 { PEER6.into() } else { PEER.into() };
+                let (rtt, key) = row_of(&bed, peer);
+                let theirs = Probe {
+                    id: 77,
+                    session: 99,
+                    path: Path::Endpoint as u8,
+                    ..probe_number(3)
+                };
+                let mut request = uplink_packet(v6, tags, false, &theirs, 8);
+                // In the reserved bytes, which nothing but the checksum covers.
+                let damaged_at = request.len() - 18;
+                request[damaged_at] ^= damage;
+                let arrived = bed.run("from_netdev", &request);
+                assert_eq!(arrived.code, GO_ON);
+                let at = request.len() - 16;
+                let field = |bytes: &[u8]| {
+                    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+                };
+                let since = field(&arrived.bytes);
+                assert!(since & ARRIVAL != 0, "{since:#x}");
+                let mut expected = uplink_packet(
+                    v6,
+                    tags,
+                    false,
+                    &Probe {
+                        turnround: since,
+                        ..theirs
+                    },
+                    8,
+                );
+                // As wrong as it was: the checksum is that of the message without the damage.
+                expected[damaged_at] ^= damage;
+                assert_eq!(arrived.bytes, expected, "IPv6 {v6} {tags:?}");
+
+                let mut reply = uplink_packet(
+                    v6,
+                    tags,
+                    true,
+                    &Probe {
+                        turnround: since,
+                        ..theirs
+                    },
+                    0,
+                );
+                reply[damaged_at] ^= damage;
+                let left = bed.run("to_netdev", &reply);
+                let stay = field(&left.bytes);
+                assert!((1..60_000_000_000).contains(&stay), "{stay}");
+                let mut expected = uplink_packet(
+                    v6,
+                    tags,
+                    true,
+                    &Probe {
+                        turnround: stay,
+                        ..theirs
+                    },
+                    0,
+                );
+                expected[damaged_at] ^= damage;
+                assert_eq!(left.bytes, expected);
+                // Once more, by another uplink: it carries a duration now.
+                assert_eq!(bed.run("to_netdev", &left.bytes), untouched(&left.bytes));
+
+                let row = rtt.row(key).expect("the map").expect("the row");
+                assert_eq!((row.received_host, row.received_endpoint), (0, 1));
+                assert_eq!(bed.counted(Reason::ProbeArrived), 1);
+                assert_eq!(bed.counted(Reason::ProbeReturned), 1);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_reply_tells_the_remote_hosts_part_and_no_more_than_can_be() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let reply = |sequence, turnround| {
+        let probe = Probe {
+            turnround,
+            ..probe_number(sequence)
+        };
+        bed.run(
+            "to_netdev",
+            &uplink_packet(false, &[], true, &probe_number(sequence), 8),
+        );
+        bed.run("from_netdev", &uplink_packet(false, &[], false, &probe, 0));
+        rtt.row(key).expect("the map").expect("the row")
+    };
+    let row = reply(1, 0);
+    assert_eq!((row.samples, row.remote.samples), (1, 0));
+    assert_eq!(row.remote.network_share(), None);
+    let row = reply(2, 100);
+    assert_eq!(
+        (row.samples, row.remote.samples, row.remote.last_ns),
+        (2, 1, 100)
+    );
+    assert_eq!(
+        (row.remote.sum_ns, row.remote.rtt_sum_ns),
+        (100, row.last_ns)
+    );
+    // Longer than the whole, or a time of arrival that nobody replaced.
+    for (sequence, lie) in [(3, 3_600_000_000_000), (4, ARRIVAL | 1), (5, u64::MAX)] {
+        let row = reply(sequence, lie);
+        assert_eq!(
+            (row.samples, row.remote.samples),
+            (u64::from(sequence), 1),
+            "{lie:#x}"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn one_way_delays_are_told_where_clocks_can_be_in_step() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let utc_ns = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.expect("a time after 1970").as_nanos() as u64
+    };
+    let reply = |sequence, flags, arrived: u64| {
+        let probe = Probe {
+            flags,
+            ..probe_number(sequence)
+        };
+        bed.run("to_netdev", &uplink_packet(false, &[], true, &probe, 8));
+        let probe = Probe {
+            turnround: 100,
+            arrived,
+            ..probe
+        };
+        bed.run("from_netdev", &uplink_packet(false, &[], false, &probe, 0));
+        rtt.row(key).expect("the map").expect("the row")
+    };
+    let tai_offset_ns = health_agent::net::clock::state()
+        .expect("the clock's state")
+        .tai_offset_ns();
+    let row = reply(1, 0, utc_ns() + tai_offset_ns);
+    assert_eq!(row.one_way.samples, 0, "not asked for");
+    let row = reply(2, 1, utc_ns() + tai_offset_ns);
+    assert_eq!(row.one_way.samples, 1);
+    let (forward, back) = (row.one_way.forward, row.one_way.back);
+    assert_eq!(forward.last_ns + back.last_ns + 100, row.last_ns as i64);
+    assert_eq!(
+        (forward.min_ns, forward.smoothed_ns),
+        (forward.last_ns, forward.last_ns)
+    );
+    // The other clock jumped, or never was set.
+    for (sequence, arrived) in [
+        (3, utc_ns() + 3_600_000_000_000),
+        (4, utc_ns() - 3_600_000_000_000),
+        (5, 5),
+        (6, u64::MAX),
+        (7, 1 << 63),
+        (8, 0),
+    ] {
+        let row = reply(sequence, 1, arrived);
+        assert_eq!(
+            (row.samples, row.one_way.samples),
+            (u64::from(sequence), 1),
+            "{arrived}"
+        );
+    }
+    // A peer answers when it was asked.
+    let theirs = Probe {
+        flags: 1,
+        id: 77,
+        ..probe_number(9)
+    };
+    let request = uplink_packet(false, &[], false, &theirs, 8);
+    let arrived = bed.run("from_netdev", &request).bytes;
+    let field = arrived[arrived.len() - 8..]
+        .try_into()
+        .expect("eight bytes");
+    let told = u64::from_be_bytes(field) - tai_offset_ns;
+    assert!(told.abs_diff(utc_ns()) < 60_000_000_000, "{told}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn replies_that_lie_make_no_sample_and_are_delivered() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, 1));
+    let honest = probe(Path::Host, 0, PROBE_ID, 1);
+    let own = probe_number(1);
+    let ip = Ipv4::icmp(PEER, HEALTH);
+    let of = |ip: &Ipv4, message: &[u8]| ethernet(HOST_MAC, MAC, IPV4, &ip.packet(message));
+    let mut lies = Vec::new();
+    // Each bit of the message and of the header's addresses turned over.
+    for at in 14 + 12..honest.len() {
+        for bit in [0x01, 0x80] {
+            let mut damaged = honest.clone();
+            damaged[at] ^= bit;
+            lies.push(damaged);
+        }
+    }
+    for probe in [
+        Probe {
+            session: SESSION + 1,
+            ..own
+        },
+        Probe { round: 1, ..own },
+        Probe { sequence: 2, ..own },
+        Probe { path: 2, ..own },
+        Probe { path: 0, ..own },
+        Probe { key: [1, 2], ..own },
+    ] {
+        lies.push(of(&ip, &probe.message4(0)));
+    }
+    // From another address than it was sent to.
+    lies.push(of(&Ipv4::icmp(GATEWAY, HEALTH), &own.message4(0)));
+    for options in 1..=10 {
+        let ip = Ipv4 {
+            options: vec![1; options * 4],
+            ..ip.clone()
+        };
+        lies.push(of(&ip, &own.message4(0)));
+    }
+    for fragment in [0x2000, 0x0001] {
+        let ip = Ipv4 {
+            fragment,
+            ..ip.clone()
+        };
+        lies.push(of(&ip, &own.message4(0)));
+    }
+    let mut longer = own.payload();
+    longer.push(0);
+    lies.push(of(&ip, &echo4(0, 0, PROBE_ID, 1, &longer)));
+    lies.push(of(&ip, &echo4(0, 1, PROBE_ID, 1, &own.payload())));
+    for len in 34..honest.len() {
+        lies.push(honest[..len].to_vec());
+    }
+    for packet in lies {
+        assert_eq!(bed.run("from_netdev", &packet), untouched(&packet));
+        let row = rtt.row(key).expect("the map").expect("the row");
+        assert_eq!(
+            (row.samples, row.duplicates, row.late),
+            (0, 0, 0),
+            "{packet:?}"
+        );
+    }
+    bed.run("from_netdev", &honest);
+    assert_eq!(rtt.row(key).expect("the map").expect("the row").samples, 1);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_icmpv6_reply_with_a_wrong_checksum_or_extension_headers_makes_no_sample() {
+    let bed = bed();
+    let (rtt, key) = row_of(&bed, PEER6.into());
+    let own = probe_number(1);
+    bed.run("to_netdev", &uplink_packet(true, &[], true, &own, 8));
+    let honest = uplink_packet(true, &[], false, &own, 0);
+    let mut damaged = honest.clone();
+    damaged[14 + 40 + 2] ^= 1;
+    let extension = |next_header| {
+        let ip = Ipv6 {
+            next_header,
+            ..Ipv6::icmp(PEER6, HEALTH6)
+        };
+        let header = [58, 0, 1, 4, 0, 0, 0, 0];
+        let message = own.message6(129, &Ipv6::icmp(PEER6, HEALTH6));
+        ethernet(
+            MAC,
+            HOST_MAC,
+            IPV6,
+            &ip.packet(&[&header[..], &message].concat()),
+        )
+    };
+    let mut lies = vec![damaged];
+    lies.extend([0, 43, 44, 60, 135].map(extension));
+    lies.extend((54..honest.len()).map(|len| honest[..len].to_vec()));
+    for packet in lies {
+        assert_eq!(bed.run("from_netdev", &packet), untouched(&packet));
+        assert_eq!(
+            rtt.row(key).expect("the map"),
+            Some(RttRow::EMPTY),
+            "{packet:?}"
+        );
+    }
+    assert_eq!(bed.counted(Reason::ProbeDamaged), 1);
+    bed.run("from_netdev", &honest);
+    assert_eq!(rtt.row(key).expect("the map").expect("the row").samples, 1);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn sequence_numbers_that_wrap_are_told_apart() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let of_round = |round| Probe {
+        round,
+        ..probe_number(1)
+    };
+    bed.run(
+        "to_netdev",
+        &uplink_packet(false, &[], true, &of_round(u16::MAX), 8),
+    );
+    bed.run(
+        "to_netdev",
+        &uplink_packet(false, &[], true, &of_round(0), 8),
+    );
+    // The answer to the first comes when its number is the second's.
+    bed.run(
+        "from_netdev",
+        &uplink_packet(false, &[], false, &of_round(u16::MAX), 0),
+    );
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!((row.samples, row.late, row.duplicates), (0, 1, 0));
+    bed.run(
+        "from_netdev",
+        &uplink_packet(false, &[], false, &of_round(0), 0),
+    );
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!((row.samples, row.late, row.duplicates), (1, 1, 0));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_dead_agent_left_in_flight_is_lost_once() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    for sequence in 1..=3 {
+        bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, sequence));
+    }
+    bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 2));
+    assert_eq!(bed.maps().inflight().expect("the probes").len(), 2);
+    assert_eq!(rtt.give_up_leftovers().expect("the maps"), 2);
+    assert_eq!(rtt.give_up_leftovers().expect("the maps"), 0);
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!((row.samples, row.lost), (1, 2));
+    assert!(bed.maps().inflight().expect("the probes").is_empty());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_answer_that_the_uplink_did_not_see_is_counted_once() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, 1));
+    for sequence in [1, 2] {
+        let measured = rtt.answered(key, number(sequence), 7_000);
+        assert_eq!(measured.expect("a row"), Measured::AtSocket);
+    }
+    // It comes by the uplink after all.
+    bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 1));
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!(
+        (row.samples, row.duplicates, row.source),
+        (2, 1, SOURCE_SOCKET)
+    );
+    assert_eq!(
+        rtt.lost(key, number(2)).expect("an answer"),
+        LossOutcome::AlreadyAnswered
+    );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rows_are_whole_while_several_cpus_write_them_and_resets_lose_nothing_else() {
+    const PASSES: u64 = 20_000;
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let writes_left = AtomicU64::new(2);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            let (left, bed) = (&writes_left, &bed);
+            scope.spawn(move || {
+                let rtt = bed.datapath.rtt().expect("the rows");
+                for _ in 0..PASSES {
+                    // One value only, so that every whole row agrees with itself.
+                    rtt.sample(key, 5_000).expect("counted");
+                }
+                left.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        while writes_left.load(Ordering::Relaxed) > 0 {
+            let row = rtt.row(key).expect("the map").expect("the row");
+            assert_eq!(row.sum_ns, row.samples * 5_000, "{row:?}");
+            let counted: u64 = row.histogram.iter().map(|&n| u64::from(n)).sum();
+            assert_eq!(counted, row.samples, "{row:?}");
+        }
+    });
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!(row.samples, 2 * PASSES);
+    assert_eq!(bed.maps().reset_rtt(&[key]).expect("a reset"), 1);
+    let row = rtt.row(key).expect("the map").expect("the row");
+    assert_eq!(
+        row,
+        RttRow {
+            version: row.version,
+            lock: row.lock,
+            ..RttRow::EMPTY
+        }
+    );
+    assert!(row.lock > 2 * PASSES);
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use aya::programs::{SchedClassifier, TcAttachType};
 use nix::sys::signal::Signal;
+use tests::process::run_with_input;
 use tests::{Bed, Node, wait_for};
 
 const REPAIR: Duration = Duration::from_secs(2);
@@ -21,7 +22,10 @@ struct Broken {
 
 impl Broken {
     fn start() -> anyhow::Result<Self> {
-        let bed = Bed::builder().nodes(2).start()?;
+        Self::of(Bed::builder().nodes(2).start()?)
+    }
+
+    fn of(bed: Bed) -> anyhow::Result<Self> {
         bed.wait_all_reachable(Duration::from_secs(5))?;
         let endpoint = bed.node(1).health_ipv4()?;
         let pins = files(&bed.node(1).pins())?;
@@ -241,14 +245,122 @@ fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
     }
     node.start_agent()?;
     wait_for("programs on both devices", Duration::from_secs(5), || {
-        for device in ["eth0", "up0"] {
-            for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-                let query = || SchedClassifier::query_tcx(device, direction);
-                let (_, programs) = node.run_in(query)??;
-                let count = programs.len();
-                anyhow::ensure!(count == 1, "{count} programs at {direction:?} of {device}");
-            }
-        }
+        anyhow::ensure!(programs(node, "eth0")? == 2 && programs(node, "up0")? == 2);
         Ok(Some(()))
     })
+}
+
+/// How many programs a device has.
+fn programs(node: &Node, device: &str) -> anyhow::Result<usize> {
+    let mut count = 0;
+    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+        let query = || SchedClassifier::query_tcx(device, direction);
+        let (_, programs) = node.run_in(query)??;
+        count += programs.len();
+    }
+    Ok(count)
+}
+
+/// Makes devices, by commands of `ip`.
+fn ip(node: &Node, commands: &[&str]) -> anyhow::Result<()> {
+    commands
+        .iter()
+        .try_for_each(|command| node.exec(&format!("ip {command}")).map(drop))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
+    let make = "link add name up1 type veth peer name peer1";
+    let bed = Bed::builder()
+        .nodes(2)
+        .without_agents()
+        .agent_args("--device eth0 --device up1")
+        .start()?;
+    for node in bed.nodes() {
+        ip(node, &[make])?;
+        node.start_agent()?;
+    }
+    bed.wait_all_reachable(Duration::from_secs(5))?;
+    let node = bed.node(1);
+    assert_eq!(programs(node, "up1")?, 2);
+    ip(node, &["link delete up1"])?;
+    wait_for("the missing uplink to be told", REPAIR, || {
+        Ok((!node.logged(&["there is no uplink up1"])?.is_empty()).then_some(()))
+    })?;
+
+    let broken = Broken::of(bed)?;
+    broken.breaks("lxc_health was gone", |node| {
+        ip(node, &["link delete lxc_health"])
+    })?;
+    let node = broken.node();
+    ip(node, &[make])?;
+    wait_for("programs on the new device", REPAIR, || {
+        Ok((programs(node, "up1")? == 2).then_some(()))
+    })?;
+    broken.bed.wait_all_reachable(Duration::from_secs(5))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    let node = broken.node();
+    let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
+    // The agent may be quicker to make its own again.
+    wait_for("the name to be taken", REPAIR, || {
+        run_with_input(node.command("ip").args(["-batch", "-"]), foreign)?.success()?;
+        Ok(Some(()))
+    })?;
+    wait_for("the repair to fail", REPAIR, || {
+        Ok((!node.logged(&["is not this agent's"])?.is_empty()).then_some(()))
+    })?;
+    assert_eq!(programs(node, "lxc_health")?, 0);
+    ip(node, &["link delete lxc_health"])?;
+    // Pauses have grown by now.
+    wait_for("the endpoint", Duration::from_secs(5), || {
+        broken.is_healthy().map(Some)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<()> {
+    let broken = Broken::start()?;
+    let node = broken.node();
+    let address = node.ipv4();
+    let (delete, add) = (
+        format!("address delete {address}/24 dev eth0"),
+        format!("address add {address}/24 dev br0"),
+    );
+    let bridge = [
+        "link add name br0 type bridge",
+        "link set eth0 master br0",
+        "link set br0 up",
+        &add,
+    ];
+    ip(node, &[&delete])?;
+    ip(node, &bridge)?;
+    wait_for("programs on the bridge alone", REPAIR, || {
+        anyhow::ensure!(programs(node, "br0")? == 2 && programs(node, "eth0")? == 0);
+        Ok(Some(()))
+    })?;
+    broken.bed.wait_all_reachable(Duration::from_secs(8))?;
+
+    ip(node, &["link delete br0"])?;
+    let missing = format!("no device has this node's address {address}");
+    wait_for("the missing address to be told", REPAIR, || {
+        Ok((!node.logged(&[&missing])?.is_empty()).then_some(()))
+    })?;
+    ip(node, &["link delete lxc_health"])?;
+    wait_for("the endpoint without an uplink", REPAIR, || {
+        anyhow::ensure!(!node.logged(&["lxc_health was gone"])?.is_empty());
+        Ok((programs(node, "lxc_health")? == 2).then_some(()))
+    })?;
+    // Another device of the same name.
+    ip(node, &bridge)?;
+    wait_for("programs on the new bridge", REPAIR, || {
+        Ok((programs(node, "br0")? == 2).then_some(()))
+    })?;
+    broken.bed.wait_all_reachable(Duration::from_secs(8))
 }

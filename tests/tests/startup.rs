@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use aya::programs::{SchedClassifier, TcAttachType};
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::run_within;
@@ -84,6 +85,20 @@ impl Start {
 /// A node without an agent.
 fn bed() -> anyhow::Result<Bed> {
     Bed::builder().nodes(1).without_agents().start()
+}
+
+/// All files below a folder.
+fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        match path.is_dir() {
+            true => found.extend(files(&path)?),
+            false => found.push(path),
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// A registry of one node with these addresses and pod CIDRs, in YAML's flow style.
@@ -227,6 +242,29 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The prober's sockets are opened last, when all else is made.
+#[test]
+#[ignore = "needs root"]
+fn no_raw_sockets() -> anyhow::Result<()> {
+    let start = Start::new()?
+        .wrapped(&["setpriv", "--bounding-set", "-net_raw"])
+        .with("--log-level warn");
+    let bed = bed()?;
+    start.fails(bed.node(1), &["raw", "Operation not permitted"])?;
+
+    let node = bed.node(1);
+    node.start_agent()?;
+    bed.wait_all_reachable(SOON)?;
+    let target = node.health_ipv4()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    let pins = files(&node.pins())?;
+    let ran = run_within(SOON, &mut start.command(node))?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert_eq!(files(&node.pins())?, pins);
+    assert!(node.pings(target)?);
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_a_killed_agent_left_is_taken_over() -> anyhow::Result<()> {
@@ -255,6 +293,50 @@ fn an_unknown_interface() -> anyhow::Result<()> {
     Start::new()?
         .with("--device nosuch0")
         .fails(bed()?.node(1), &["nosuch0", "eth0"])
+}
+
+/// bpffs takes no dots, and links are pinned under another name before they take that of their hook.
+#[test]
+#[ignore = "needs root"]
+fn devices_of_any_name() -> anyhow::Result<()> {
+    let devices = ["eth0", "a", "a_new", "a.b_new", "a+b_new", "a+2eb_new"];
+    let flags: String = devices.map(|name| format!(" --device {name}")).concat();
+    let bed = Bed::builder()
+        .nodes(1)
+        .without_agents()
+        .agent_args(&flags)
+        .start()?;
+    let node = bed.node(1);
+    for (number, name) in devices.iter().enumerate().skip(1) {
+        node.exec(&format!(
+            "ip link add name {name} type veth peer name peer{number}"
+        ))?;
+    }
+    let programs = || -> anyhow::Result<Vec<u32>> {
+        let query = |device: &&str| -> anyhow::Result<u32> {
+            let query = || SchedClassifier::query_tcx(device, TcAttachType::Egress);
+            let (_, programs) = node.run_in(query)??;
+            anyhow::ensure!(programs.len() == 1, "{} at {device}", programs.len());
+            Ok(programs[0].id())
+        };
+        devices.iter().map(query).collect()
+    };
+    let mut former = Vec::new();
+    for _ in 0..2 {
+        node.start_agent()?;
+        bed.wait_all_reachable(SOON)?;
+        let serving = programs()?;
+        assert!(serving.iter().all(|id| *id == serving[0]), "{serving:?}");
+        assert_ne!(serving, former);
+        former = serving;
+        let listed = node.listing("bpf prog list")?.to_string();
+        for device in devices {
+            assert!(listed.contains(&format!("\"{device}/egress\"")), "{listed}");
+        }
+        assert_eq!(files(&node.pins().join("links"))?.len(), 14);
+        node.kill_agent(Signal::SIGKILL)?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -17,12 +17,22 @@ pub(crate) struct Args {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N")]
     peers: Vec<u32>,
+    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
+    /// and then it watches for false verdicts while there is no fault
+    #[arg(long, value_name = "KIND")]
+    fault: Vec<String>,
     /// Faults of each kind that `detection` makes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Probes that `rtt` accounts for
+    #[arg(long, value_name = "N")]
+    probes: Option<u64>,
+    /// Part of `rtt` to run, all without; may be repeated
+    #[arg(long, value_name = "NAME")]
+    part: Vec<String>,
 }
 
 pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
@@ -45,7 +55,17 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     for peers in &args.peers {
         bench.arg(format!("--peers={peers}"));
     }
-    for (flag, value) in [("--faults", args.faults), ("--minutes", args.minutes)] {
+    for kind in &args.fault {
+        bench.arg(format!("--fault={kind}"));
+    }
+    for part in &args.part {
+        bench.arg(format!("--part={part}"));
+    }
+    for (flag, value) in [
+        ("--faults", args.faults.map(u64::from)),
+        ("--minutes", args.minutes.map(u64::from)),
+        ("--probes", args.probes),
+    ] {
         if let Some(value) = value {
             bench.arg(format!("{flag}={value}"));
         }

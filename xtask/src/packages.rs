@@ -52,6 +52,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("taskset", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("fping", "fping"),
+    tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
     tool(
         "prometheus-blackbox-exporter",

@@ -6,9 +6,10 @@ mod node;
 mod own;
 mod routes;
 mod state;
+mod uplinks;
 mod watch;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,13 +27,14 @@ pub use self::cleanup::cleanup;
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
+use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
 use crate::config::{Config, Location};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::hello::{self, Responder};
-use crate::mesh::{Mesh, MeshOptions};
+use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
 use crate::net::netlink;
 use crate::nodes::{self, Node, Registry};
@@ -115,7 +117,7 @@ impl Agent {
             None => own::wait(&*registry, config, &source).await?,
         };
         let netlink = netlink::open().context("cannot open a netlink socket")?;
-        let uplinks = node::uplinks(&netlink, config, &own).await?;
+        let (uplinks, found) = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
@@ -127,10 +129,44 @@ impl Agent {
             Monitor::start(scrapes, metrics_page(exporter.clone()))
                 .context("cannot serve GET /metrics")?,
         ];
-        let node = NodeDatapath::establish(config, &own, uplinks, &netlink).await?;
+        let node = NodeDatapath::establish(config, &own, &netlink, uplinks, found).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
-        exporter.maps_are_there()?;
+        let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
+        let (host_responder, mesh) = match probing {
+            Ok(started) => started,
+            Err(error) => {
+                node.take_back().await;
+                return Err(error);
+            }
+        };
+        source.set_mesh(mesh);
+        registry.publish(own::with_health_addresses(
+            &own,
+            &node.health_addresses().borrow(),
+        ));
+        info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
+        Ok(Self {
+            health_addresses: node.health_addresses(),
+            node,
+            source,
+            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
+            registry,
+            own,
+            host_responder,
+            monitors,
+        })
+    }
 
+    /// Starts what asks and answers for this node. The mesh ends when nobody keeps its handle.
+    fn start_probing(
+        config: &Config,
+        own: &Node,
+        registry: &dyn Registry,
+        exporter: &Exporter<AgentSource, Location>,
+        node: &NodeDatapath,
+        listeners: Vec<TcpListener>,
+    ) -> anyhow::Result<(Responder, MeshHandle)> {
+        exporter.maps_are_there()?;
         let host_responder = Responder::start(listeners, node.health_addresses())
             .context("cannot start the responder of GET /hello")?;
         let mut local_addresses = own.addresses.clone();
@@ -139,11 +175,14 @@ impl Agent {
             MeshOptions {
                 local: own.full_name(),
                 local_addresses,
-                uplinks: node.uplinks.clone(),
+                uplinks: node.uplinks().to_vec(),
                 intervals: config.probe_intervals(),
                 rate: config.probe_rate,
                 timeout: config.probe_timeout,
+                path_mtu_interval: config.path_mtu_interval.0,
                 loss_threshold: f64::from(config.loss_threshold) / 100.0,
+                passive_rtt: config.passive_rtt,
+                passive_relief: config.passive_relief,
                 port: config.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,
@@ -155,23 +194,8 @@ impl Agent {
             Arc::new(node.datapath.rtt()?),
             node.health_addresses(),
         )?;
-        source.set_mesh(mesh);
         own::remember(config)?;
-        registry.publish(own::with_health_addresses(
-            &own,
-            &node.health_addresses().borrow(),
-        ));
-        info!(node = own.full_name(), uplinks = ?node.uplinks, "agent is up");
-        Ok(Self {
-            health_addresses: node.health_addresses(),
-            node,
-            source,
-            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
-            registry,
-            own,
-            host_responder,
-            monitors,
-        })
+        Ok((host_responder, mesh))
     }
 
     /// Watches over everything until a signal comes, then stops in order.
@@ -241,17 +265,11 @@ fn healthz_page(source: Arc<AgentSource>) -> Page {
 fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
     let answer = move |headers: &HeaderMap| {
         let format = Format::accepted(headers);
-        match exporter.scrape(format) {
-            Ok(body) => Answer {
-                status: StatusCode::OK,
-                content_type: format.content_type(),
-                body: body.into(),
-            },
-            Err(error) => Answer {
-                status: StatusCode::INTERNAL_SERVER_ERROR,
-                content_type: "text/plain",
-                body: error.to_string().into(),
-            },
+        let exporter = exporter.clone();
+        Answer {
+            status: StatusCode::OK,
+            content_type: format.content_type(),
+            body: Box::new(move |out| exporter.scrape(format, out)),
         }
     };
     Page {

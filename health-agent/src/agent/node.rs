@@ -6,19 +6,20 @@ use std::net::IpAddr;
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
-use health_common::config::DatapathConfig;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
 use health_common::siphash::SipKey;
 use tokio::sync::watch;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::addresses;
+use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
-use crate::config::Config;
+use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Datapath, Hook, log};
-use crate::endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec};
+use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
 use crate::net::netlink::Handle;
@@ -33,15 +34,24 @@ pub(super) struct NodeDatapath {
     pub(super) endpoint: HealthEndpoint,
     pub(super) datapath: Datapath,
     pub(super) responder: Responder,
-    pub(super) uplinks: Vec<String>,
     pub(super) icmp_id: u16,
     /// Session of the probes.
     pub(super) session: u32,
     pub(super) probe_key: SipKey,
+    /// By how much `CLOCK_TAI` was ahead of UTC when the programs were told.
+    tai_offset_ns: u64,
     /// What was repaired since the start, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
+    uplinks: Uplinks,
+    /// What the endpoint is to be made from.
     spec: HealthEndpointSpec,
+    /// Whether the endpoint was made from it.
+    is_planned: bool,
+    before: Before,
     port: u16,
+    /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
+    has_device: bool,
+    passive_rtt: bool,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
     /// Whether the responder is still in the namespace of an endpoint before this one.
@@ -55,42 +65,53 @@ impl NodeDatapath {
     pub(super) async fn establish(
         config: &Config,
         own: &Node,
-        uplinks: Vec<String>,
         netlink: &Handle,
+        uplinks: Uplinks,
+        found: Found,
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
             node_addresses: own.addresses.clone(),
             pod_cidrs: own.pod_cidrs.clone(),
+            unusable_addresses: found.unusable,
             fixed_addresses: own.health_addresses.clone(),
-            mtu_device: uplinks.first().cloned(),
-            uplinks,
+            mtu_device: found.devices.first().cloned(),
+            uplinks: found.devices,
             state_dir: config.location.state_dir.clone(),
         };
         loader::require_unused(&config.location)?;
-        let had_endpoint = link::by_name(netlink, DEVICE).await?.is_some();
-        let had_pins = config.location.pins().exists();
-        let saved = health::saved_state(&spec.state_dir);
+        let before = Before {
+            location: config.location.clone(),
+            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
+            pins: config.location.pins().exists(),
+            state: health::saved_state(&spec.state_dir),
+        };
         let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
-        let result = Self::make(config, spec.clone(), endpoint);
-        if result.is_err() {
-            if !had_pins && let Err(error) = loader::remove_pins(&config.location) {
-                warn!(%error, "cannot undo the start");
-            }
-            if !had_endpoint {
-                health::take_back(&spec, saved.as_ref()).await;
+        match Self::make(config, uplinks, spec.clone(), before.clone(), endpoint) {
+            Ok(node) => Ok(node),
+            Err(error) => {
+                before.restore(&spec).await;
+                Err(error)
             }
         }
-        result
+    }
+
+    /// Removes what was made where nothing was before, for a start that fails later. What a former
+    /// agent left goes on serving.
+    pub(super) async fn take_back(self) {
+        let Self { before, spec, .. } = self;
+        before.restore(&spec).await;
     }
 
     /// Makes all that goes with the endpoint.
     fn make(
         config: &Config,
+        uplinks: Uplinks,
         spec: HealthEndpointSpec,
+        before: Before,
         endpoint: HealthEndpoint,
     ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
@@ -108,13 +129,18 @@ impl NodeDatapath {
             endpoint,
             datapath,
             responder,
-            uplinks: spec.uplinks.clone(),
             icmp_id: rand::random(),
             session: rand::random_range(1..=u32::MAX),
             probe_key: probe_key::of_mesh(config.probe_key_file.as_deref())?,
+            tai_offset_ns: 0,
             repairs: BTreeMap::new(),
+            uplinks,
             spec,
+            is_planned: true,
+            before,
             port: config.health_port,
+            has_device: true,
+            passive_rtt: config.passive_rtt,
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -129,10 +155,43 @@ impl NodeDatapath {
         self.health_addresses.subscribe()
     }
 
+    /// Names of the uplinks.
+    pub(super) fn uplinks(&self) -> &[String] {
+        &self.spec.uplinks
+    }
+
+    /// Looks which uplinks there are. What follows from that is done with the repairs, which need no
+    /// uplink that is missing.
+    pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let Found {
+            devices,
+            unusable,
+            missing,
+        } = self.uplinks.look().await?;
+        outcome.missing = missing;
+        if devices != self.spec.uplinks {
+            info!(uplinks = ?devices, "the uplinks have changed");
+        }
+        let spec = HealthEndpointSpec {
+            unusable_addresses: unusable,
+            mtu_device: devices.first().cloned(),
+            uplinks: devices,
+            ..self.spec.clone()
+        };
+        if spec != self.spec {
+            self.spec = spec;
+            self.is_planned = false;
+        }
+        Ok(())
+    }
+
     /// Puts the health endpoint in order. The programs and the responder follow where the device or the
     /// namespace was made anew.
     pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        if !self.endpoint.check().await?.is_empty() {
+        let faults = self.endpoint.check().await?;
+        let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
+        self.has_device = !faults.iter().any(lost);
+        if !self.is_planned || !faults.is_empty() {
             let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
             outcome.repaired.extend(repaired.iter().map(|repair| {
                 let cause = repair.0.cause();
@@ -142,6 +201,8 @@ impl NodeDatapath {
             // A number may come again, a namespace does not.
             self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
             self.endpoint = endpoint;
+            self.is_planned = true;
+            self.has_device = true;
             self.is_followed = false;
         }
         if !self.is_followed {
@@ -169,6 +230,10 @@ impl NodeDatapath {
 
     /// Puts pins and attached programs in order.
     pub(super) fn repair_datapath(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        // The kernel is told of leap seconds when its clock is first set, or when there is another.
+        if clock::state()?.tai_offset_ns() != self.tai_offset_ns {
+            self.configure()?;
+        }
         if !self.datapath.pins_are_there() {
             for name in self.datapath.repair_pins()? {
                 outcome.repaired.push(Repaired {
@@ -176,6 +241,12 @@ impl NodeDatapath {
                     what: format!("the pin of {name} was removed"),
                 });
             }
+        }
+        let hooks = self.hooks();
+        if hooks != self.datapath.hooks()
+            && let Err(error) = self.datapath.attach(&hooks)
+        {
+            outcome.fail(error.into());
         }
         for fault in self.datapath.hook_faults() {
             match self.datapath.repair_hook(&fault) {
@@ -191,10 +262,17 @@ impl NodeDatapath {
     }
 
     fn hooks(&self) -> Vec<Hook> {
-        let endpoint = Hook::endpoint(self.endpoint.ifname());
+        let endpoint = self
+            .has_device
+            .then(|| Hook::endpoint(self.endpoint.ifname()));
         endpoint
             .into_iter()
-            .chain(self.uplinks.iter().flat_map(|device| Hook::uplink(device)))
+            .flatten()
+            .chain(
+                self.uplinks()
+                    .iter()
+                    .flat_map(|device| Hook::uplink(device)),
+            )
             .collect()
     }
 
@@ -215,60 +293,50 @@ impl NodeDatapath {
             .map(|addr| (addr, info))
             .collect();
         self.datapath.set_endpoints(&endpoints)?;
+        self.tai_offset_ns = clock::state()?.tai_offset_ns();
         self.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
-            pad: 0,
+            health_port_be: self.port.to_be(),
             probe_key: self.probe_key,
             session: self.session,
             ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
             health_ifindex: endpoint.ifindex(),
             pad2: 0,
-            tai_offset_ns: clock::state()?.tai_offset_ns(),
+            tai_offset_ns: self.tai_offset_ns,
             gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
             gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),
             health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
             health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
             health_mac: endpoint.mac().0,
-            pad3: 0,
+            flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
         })?;
         Ok(())
     }
 }
 
-/// The devices that lead to other nodes: those asked for, or those that carry the node's addresses.
-pub(super) async fn uplinks(
-    netlink: &Handle,
-    config: &Config,
-    own: &Node,
-) -> anyhow::Result<Vec<String>> {
-    for device in &config.devices {
-        if link::by_name(netlink, device).await?.is_none() {
-            let known: Vec<_> = link::list(netlink)
-                .await?
-                .into_iter()
-                .map(|link| link.name)
-                .collect();
-            anyhow::bail!(
-                "--device {device}: there is no such interface; there are: {}",
-                known.join(", ")
-            );
+/// What was there before [`NodeDatapath::establish`].
+#[derive(Clone, Debug)]
+struct Before {
+    location: Location,
+    /// Whether there was a device of the health endpoint's name.
+    endpoint: bool,
+    /// Whether there was a folder of pins.
+    pins: bool,
+    /// What was kept of the health endpoint.
+    state: Option<health::State>,
+}
+
+impl Before {
+    /// Removes what is there now and was not then.
+    async fn restore(self, spec: &HealthEndpointSpec) {
+        if !self.pins
+            && let Err(error) = loader::remove_pins(&self.location)
+        {
+            warn!(%error, "cannot undo the start");
+        }
+        if !self.endpoint {
+            health::take_back(spec, self.state.as_ref()).await;
         }
     }
-    let carrying = link::carrying(netlink, &own.addresses).await?;
-    for addr in &own.addresses {
-        anyhow::ensure!(
-            carrying.iter().any(|(_, carried)| carried.contains(addr)),
-            "no interface has this node's address {addr}; correct it in {}",
-            config.registry
-        );
-    }
-    if !config.devices.is_empty() {
-        return Ok(config.devices.clone());
-    }
-    Ok(carrying
-        .into_iter()
-        .filter(|(link, _)| !link.loopback)
-        .map(|(link, _)| link.name)
-        .collect())
 }

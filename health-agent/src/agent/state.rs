@@ -14,8 +14,8 @@ use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, HealthStatus, NodeList, ProbeEvent, RegistryState, SelfStatus,
-    TargetHistory, go_duration,
+    AgentState, Endpoint, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent,
+    RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::datapath::dump::Pinned;
@@ -38,7 +38,7 @@ pub(super) struct AgentSource {
 #[derive(Default)]
 struct Repairs {
     looked: Option<Instant>,
-    failure: Option<String>,
+    problem: Option<String>,
 }
 
 impl AgentSource {
@@ -86,7 +86,7 @@ impl AgentSource {
     fn observed_datapath(&self) -> Observation {
         let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
         let age = repairs.looked.unwrap_or(self.started).elapsed();
-        Observation::aged("datapath", repairs.failure.clone(), age)
+        Observation::aged("datapath", repairs.problem.clone(), age)
     }
 
     fn observed_maps(&self) -> Observation {
@@ -141,7 +141,7 @@ impl AgentSource {
         }
         let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
         repairs.looked = Some(Instant::now());
-        repairs.failure.clone_from(&outcome.failure);
+        repairs.problem = outcome.problem();
     }
 }
 
@@ -164,6 +164,19 @@ impl Source for AgentSource {
             },
             MeshHandle::report,
         )
+    }
+
+    fn status_head(&self) -> HealthStatus<()> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.report_head(),
+            None => self.status().head(),
+        }
+    }
+
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        if let Some(mesh) = self.mesh.get() {
+            mesh.each_node(each);
+        }
     }
 
     fn write_status(&self, out: impl io::Write) -> io::Result<()> {
@@ -210,6 +223,18 @@ impl Source for AgentSource {
             })
             .map_err(io::Error::other)?;
         taken
+    }
+
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let mesh = self.mesh.get();
+        mesh.map_or_else(Vec::new, |mesh| mesh.path_mtus(node))
+    }
+
+    async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        match self.mesh.get() {
+            Some(mesh) => mesh.probe_path_mtus(node).await,
+            None => Vec::new(),
+        }
     }
 
     fn nodes(&self) -> NodeList {

@@ -29,6 +29,8 @@ pub(super) struct Outcome {
     pub(super) repaired: Vec<Repaired>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
+    /// What others took away and have to bring back.
+    pub(super) missing: Vec<String>,
 }
 
 impl Outcome {
@@ -45,11 +47,25 @@ impl Outcome {
         }
         failure.push_str(&text);
     }
+
+    /// All that is not as it shall be, in words.
+    pub(super) fn problem(&self) -> Option<String> {
+        let problems: Vec<&str> = self
+            .missing
+            .iter()
+            .chain(&self.failure)
+            .map(String::as_str)
+            .collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
+    }
 }
 
 /// Looks at everything and puts it right.
 pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
     let mut outcome = Outcome::default();
+    if let Err(error) = node.look_at_uplinks(&mut outcome).await {
+        outcome.fail(error);
+    }
     if let Err(error) = node.repair_endpoint(&mut outcome).await {
         outcome.fail(error);
     }
@@ -68,7 +84,7 @@ pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
 pub(super) struct Backoff {
     pause: Option<Duration>,
     next: Option<Instant>,
-    last_failure: Option<String>,
+    last_problem: Option<String>,
 }
 
 impl Backoff {
@@ -77,21 +93,22 @@ impl Backoff {
         self.next.is_none_or(|next| Instant::now() >= next)
     }
 
-    /// Takes note of how a look went, and logs a failure when it is a new one.
+    /// Takes note of how a look went, and logs what is wrong when that is new. What is missing is looked
+    /// for without pauses.
     pub(super) fn note(&mut self, outcome: &Outcome) {
-        let Some(failure) = &outcome.failure else {
-            *self = Self::default();
-            return;
-        };
-        let pause = self
-            .pause
-            .map_or(PERIOD, |pause| (pause * 2).min(LONGEST_PAUSE));
-        if self.last_failure.as_ref() != Some(failure) {
-            error!(cause = failure, retry_in = ?pause, "cannot repair");
+        let problem = outcome.problem();
+        self.pause = outcome.failure.as_ref().map(|_| {
+            self.pause
+                .map_or(PERIOD, |pause| (pause * 2).min(LONGEST_PAUSE))
+        });
+        self.next = self.pause.map(|pause| Instant::now() + pause);
+        if let Some(problem) = &problem
+            && self.last_problem.as_ref() != Some(problem)
+        {
+            let retry_in = self.pause.unwrap_or(PERIOD);
+            error!(cause = problem, ?retry_in, "cannot repair");
         }
-        self.pause = Some(pause);
-        self.next = Some(Instant::now() + pause);
-        self.last_failure = Some(failure.clone());
+        self.last_problem = problem;
     }
 }
 
@@ -116,5 +133,26 @@ mod tests {
         assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
         backoff.note(&Outcome::default());
         assert!(backoff.is_due());
+    }
+
+    #[test]
+    fn what_is_missing_is_told_and_looked_for_without_pauses() {
+        let missing = Outcome {
+            missing: vec!["there is no uplink eth1".to_owned()],
+            ..Outcome::default()
+        };
+        let mut backoff = Backoff::default();
+        backoff.note(&missing);
+        assert!(backoff.is_due());
+        let both = Outcome {
+            failure: Some("no".to_owned()),
+            ..missing
+        };
+        assert_eq!(
+            both.problem().as_deref(),
+            Some("there is no uplink eth1; no")
+        );
+        backoff.note(&both);
+        assert!(!backoff.is_due());
     }
 }

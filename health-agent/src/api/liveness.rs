@@ -171,19 +171,18 @@ impl Liveness {
     /// The answer to `GET /healthz`: 503 for a failure, else 200.
     pub fn answer(&self) -> Answer {
         match serde_json::to_string(self) {
-            Ok(body) => Answer {
-                status: match self.state {
+            Ok(body) => {
+                let status = match self.state {
                     Level::Failure => StatusCode::SERVICE_UNAVAILABLE,
                     Level::Ok | Level::Warning => StatusCode::OK,
-                },
-                content_type: "application/json",
-                body: body.into(),
-            },
-            Err(error) => Answer {
-                status: StatusCode::INTERNAL_SERVER_ERROR,
-                content_type: "text/plain",
-                body: error.to_string().into(),
-            },
+                };
+                Answer::of_text(status, "application/json", body)
+            }
+            Err(error) => Answer::of_text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "text/plain",
+                error.to_string(),
+            ),
         }
     }
 }
@@ -248,7 +247,9 @@ mod tests {
     fn judged(observations: Vec<Observation>) -> (Liveness, StatusCode) {
         let liveness = Liveness::judge(observations, Timestamp::from_second(1_000).unwrap());
         let answer = liveness.answer();
-        let body: Liveness = serde_json::from_slice(&answer.body).unwrap();
+        let mut written = Vec::new();
+        (answer.body)(&mut written).unwrap();
+        let body: Liveness = serde_json::from_slice(&written).unwrap();
         assert_eq!(body, liveness);
         (liveness, answer.status)
     }

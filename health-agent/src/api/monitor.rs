@@ -1,13 +1,13 @@
 //! Serves what monitoring asks for over TCP: one page, such as `/metrics` or `/healthz`, on each
 //! address.
 
+use std::fmt::Display;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -18,6 +18,7 @@ use nix::errno::Errno;
 use tracing::info;
 
 use super::serve::{Limits, Server, has_body};
+use super::streamed;
 use crate::config::ListenAddress;
 use crate::net::listen;
 
@@ -94,15 +95,28 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT))
 }
 
+/// Writes a body. May take as long as the reader does.
+pub type WriteBody = Box<dyn FnOnce(&mut dyn io::Write) -> io::Result<()> + Send>;
+
 /// An answer to `GET`.
-#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The status.
     pub status: StatusCode,
     /// The body's media type.
     pub content_type: &'static str,
-    /// The body.
-    pub body: Bytes,
+    /// Writes the body.
+    pub body: WriteBody,
+}
+
+impl Answer {
+    /// With a body that is there.
+    pub fn of_text(status: StatusCode, content_type: &'static str, text: String) -> Self {
+        Self {
+            status,
+            content_type,
+            body: Box::new(move |out| out.write_all(text.as_bytes())),
+        }
+    }
 }
 
 /// Makes an answer to a request with these headers; may block.
@@ -153,14 +167,18 @@ fn router(page: Page) -> Router {
 }
 
 async fn respond(headers: HeaderMap, page: Arc<Page>) -> Response {
+    let failed = |error: &dyn Display| {
+        (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+    };
     match tokio::task::spawn_blocking(move || (page.answer)(&headers)).await {
-        Ok(answer) => (
-            answer.status,
-            [(CONTENT_TYPE, answer.content_type)],
-            answer.body,
-        )
-            .into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+        Ok(answer) => match streamed::body(move |out| (answer.body)(out)).await {
+            Ok(body) => {
+                let content_type = [(CONTENT_TYPE, answer.content_type)];
+                (answer.status, content_type, body).into_response()
+            }
+            Err(error) => failed(&error),
+        },
+        Err(error) => failed(&error),
     }
 }
 
@@ -183,11 +201,8 @@ mod tests {
         let any = ListenAddress::Address(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let listeners = bind("--metrics-address", &any).unwrap();
         let address = listeners[0].local_addr().unwrap();
-        let answer = |_: &HeaderMap| Answer {
-            status: StatusCode::OK,
-            content_type: "text/plain",
-            body: "fine".into(),
-        };
+        let answer =
+            |_: &HeaderMap| Answer::of_text(StatusCode::OK, "text/plain", "fine".to_owned());
         let page = Page {
             path: "/page",
             answer: Box::new(answer),

@@ -1,6 +1,7 @@
 //! Serves the API.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::fs;
 use std::future::Future;
 use std::io;
@@ -27,7 +28,7 @@ use super::serve::{Limits, Server, has_body};
 use super::streamed;
 use super::types::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
-    NodeList, ProbeEvent, RegistryState, TargetHistory,
+    NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
 use crate::mesh::IgnoredReplyCounts;
@@ -55,11 +56,25 @@ pub trait Source: Send + Sync + 'static {
     fn write_status(&self, out: impl io::Write) -> io::Result<()> {
         Ok(serde_json::to_writer(out, &self.status())?)
     }
+    /// The same without the nodes.
+    fn status_head(&self) -> HealthStatus<()> {
+        self.status().head()
+    }
+    /// Gives the nodes of the last results to `each` one by one, which may take less than the whole
+    /// report.
+    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        self.status().nodes.iter().for_each(each);
+    }
     /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
     fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
     /// Probes all nodes now, and tells what comes out as it comes. The last event is
     /// [`ProbeEvent::Done`], with the probe timeout at the latest.
     fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
+    /// How large packets to the addresses of one node (`cluster/node`) or of all may be.
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry>;
+    /// Finds that out anew; ends after 25 s at the latest, with what is known then.
+    fn probe_path_mtus(&self, node: Option<&str>)
+    -> impl Future<Output = Vec<PathMtuEntry>> + Send;
     /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
     fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
     /// Calls `each` with every row of round-trip times, as the kernel holds them, and ends with its
@@ -113,6 +128,23 @@ struct Api<S> {
 
 type Shared<S> = State<Arc<Api<Arc<S>>>>;
 
+impl<S> Api<S> {
+    /// A place among the requests that take as long as probes do.
+    fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.probe_requests
+            .clone()
+            .try_acquire_owned()
+            .map_err(|_| {
+                Refusal(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!(
+                        "{PROBE_REQUESTS} requests to probe nodes are under way; try again later"
+                    ),
+                )
+            })
+    }
+}
+
 fn router<S: Source>(source: Arc<S>) -> Router {
     let api = Api {
         source,
@@ -134,11 +166,15 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 12] {
+fn routes<S: Source>() -> [Route<S>; 13] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
         ("/v1beta/status/probe", put(probe)),
+        (
+            "/v1beta/status/path-mtu",
+            get(path_mtus).put(probe_path_mtus),
+        ),
         ("/v1beta/hello", get(hello)),
         ("/v1beta/cluster/nodes", get(cluster_nodes)),
         ("/v1/nodes", get(nodes)),
@@ -187,7 +223,7 @@ async fn answer<T: Serialize>(
     Ok(json(StatusCode::OK, body))
 }
 
-fn cannot_write(error: serde_json::Error) -> Refusal {
+fn cannot_write(error: impl Display) -> Refusal {
     Refusal(
         StatusCode::INTERNAL_SERVER_ERROR,
         format!("cannot write the answer: {error}"),
@@ -233,9 +269,10 @@ fn load_average() -> io::Result<LoadAverage> {
     }
 }
 
-async fn status<S: Source>(State(api): Shared<S>) -> Response {
-    let body = streamed::body(move |out| api.source.write_status(out));
-    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
+async fn status<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let body = streamed::body(move |out| api.source.write_status(out)).await;
+    let body = body.map_err(cannot_write)?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 #[derive(Deserialize)]
@@ -250,12 +287,7 @@ async fn probe<S: Source>(
     query: Result<Query<ProbeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(query) = query?;
-    let Ok(place) = api.probe_requests.clone().try_acquire_owned() else {
-        return Err(Refusal(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("{PROBE_REQUESTS} requests to probe all nodes are under way; try again later"),
-        ));
-    };
+    let place = api.place()?;
     if query.stream {
         Ok(event_lines(api.source.probe_events(), place))
     } else {
@@ -329,38 +361,67 @@ async fn nodes<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HistoryQuery {
+struct NodeQuery {
     node: Option<String>,
+}
+
+async fn path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    answer(move || {
+        let paths = api.source.path_mtus(node.as_deref());
+        of_known_node(&*api.source, node, paths)
+    })
+    .await
+}
+
+async fn probe_path_mtus<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(NodeQuery { node }) = query?;
+    let _place = api.place()?;
+    let paths = api.source.probe_path_mtus(node.as_deref()).await;
+    answer(move || of_known_node(&*api.source, node, paths)).await
 }
 
 async fn history<S: Source>(
     State(api): Shared<S>,
-    query: Result<Query<HistoryQuery>, QueryRejection>,
+    query: Result<Query<NodeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let Query(HistoryQuery { node }) = query?;
+    let Query(NodeQuery { node }) = query?;
     answer(move || {
         let history = api.source.history(node.as_deref());
-        match node {
-            Some(node) if history.is_empty() && !is_known(&api.source.nodes(), &node) => {
-                Err(Refusal(
-                    StatusCode::NOT_FOUND,
-                    format!("no node '{node}'; `health-agent node list` shows those there are"),
-                ))
-            }
-            _ => Ok(history),
-        }
+        of_known_node(&*api.source, node, history)
     })
     .await
 }
 
 async fn rtt<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
-    let body = streamed::begun(move |out| super::rtt::write_all(&*api.source, out));
+    let body = streamed::body(move |out| super::rtt::write_all(&*api.source, out));
     match body.await {
         Ok(body) => Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response()),
         Err(error) => Err(Refusal(
             StatusCode::SERVICE_UNAVAILABLE,
             format!("cannot read the round-trip times: {error}"),
         )),
+    }
+}
+
+/// What there is to tell of `node`, or of all; nothing at all if there is no such node.
+fn of_known_node<T>(
+    source: &impl Source,
+    node: Option<String>,
+    told: Vec<T>,
+) -> Result<Vec<T>, Refusal> {
+    match node {
+        Some(node) if told.is_empty() && !is_known(&source.nodes(), &node) => Err(Refusal(
+            StatusCode::NOT_FOUND,
+            format!("no node '{node}'; `health-agent node list` shows those there are"),
+        )),
+        _ => Ok(told),
     }
 }
 
@@ -453,6 +514,12 @@ mod tests {
             unreachable!()
         }
         fn probe_events(&self) -> mpsc::Receiver<ProbeEvent> {
+            unreachable!()
+        }
+        fn path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
+            unreachable!()
+        }
+        async fn probe_path_mtus(&self, _: Option<&str>) -> Vec<PathMtuEntry> {
             unreachable!()
         }
         fn history(&self, _: Option<&str>) -> Vec<TargetHistory> {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::mem;
 
 use axum::body::{Body, Bytes};
-use futures_util::stream::{self, Stream, StreamExt as _};
+use futures_util::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 
 /// What is handed over at once, bytes: so much that to wake the other side costs little beside it.
@@ -15,61 +15,57 @@ const SLACK: usize = 16 << 10;
 /// Pieces that may wait for the client.
 const PIECES: usize = 1;
 
-/// A piece; `None` behind the last one.
-type Piece = io::Result<Option<Bytes>>;
-
-/// The body that `write` makes, on a thread where it may take its time. An error cuts the connection
-/// off, so that nobody takes a part for the whole. Must be called in a tokio runtime.
-pub(super) fn body(write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static) -> Body {
-    Body::from_stream(stream_of(start(write)))
+/// A part of a body.
+enum Piece {
+    /// More follows.
+    More(Bytes),
+    /// The rest of it.
+    Last(Bytes),
 }
 
-/// The same, once there is something of it: the error of a `write` that fails before.
-pub(super) async fn begun(
+/// The body that `write` makes, on a thread where it may take its time. A short one has a length; an
+/// error behind the first piece of a long one cuts the connection off, so that nobody takes a part for
+/// the whole.
+pub(super) async fn body(
     write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
 ) -> io::Result<Body> {
-    let mut pieces = start(write);
-    let Some(first) = next(&mut pieces).await? else {
-        return Ok(Body::empty());
-    };
-    let first = stream::once(async { Ok(first) });
-    Ok(Body::from_stream(first.chain(stream_of(pieces))))
-}
-
-fn start(
-    write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
-) -> mpsc::Receiver<Piece> {
-    let (sender, pieces) = mpsc::channel(PIECES);
+    let (sender, mut pieces) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
         let mut out = Pieces {
             next: Vec::with_capacity(PIECE + SLACK),
             sender,
         };
-        let written = write(&mut out).and_then(|()| out.flush());
+        let written = write(&mut out);
+        let last = written.map(|()| Piece::Last(out.next.into()));
         // Without a reader there is nobody to tell.
-        let _ = out.sender.blocking_send(written.map(|()| None));
+        let _ = out.sender.blocking_send(last);
     });
-    pieces
+    let first = match received(pieces.recv().await)? {
+        Piece::Last(whole) => return Ok(whole.into()),
+        Piece::More(first) => first,
+    };
+    let rest = stream::try_unfold(Some(pieces), async |pieces| {
+        let Some(mut pieces) = pieces else {
+            return Ok(None);
+        };
+        Ok(Some(match received(pieces.recv().await)? {
+            Piece::More(piece) => (piece, Some(pieces)),
+            Piece::Last(piece) => (piece, None),
+        }))
+    });
+    let first = stream::once(async { Ok::<_, io::Error>(first) });
+    Ok(Body::from_stream(first.chain(rest)))
 }
 
-/// The next piece; `None` when there are no more.
-async fn next(pieces: &mut mpsc::Receiver<Piece>) -> Piece {
-    // Whoever writes ends without a word when it panics.
-    let ended = || Err(io::ErrorKind::UnexpectedEof.into());
-    pieces.recv().await.unwrap_or_else(ended)
-}
-
-fn stream_of(pieces: mpsc::Receiver<Piece>) -> impl Stream<Item = io::Result<Bytes>> {
-    stream::try_unfold(pieces, async |mut pieces| {
-        let piece = next(&mut pieces).await?;
-        Ok(piece.map(|piece| (piece, pieces)))
-    })
+/// Whoever writes ends without a word when it panics.
+fn received(piece: Option<io::Result<Piece>>) -> io::Result<Piece> {
+    piece.unwrap_or_else(|| Err(io::Error::other("writing it failed half way")))
 }
 
 /// Hands over what is written to it.
 pub(super) struct Pieces {
     next: Vec<u8>,
-    sender: mpsc::Sender<Piece>,
+    sender: mpsc::Sender<io::Result<Piece>>,
 }
 
 impl Write for Pieces {
@@ -89,66 +85,64 @@ impl Write for Pieces {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.next.is_empty() {
-            return Ok(());
-        }
         let next = mem::replace(&mut self.next, Vec::with_capacity(PIECE + SLACK));
-        let sent = self.sender.blocking_send(Ok(Some(next.into())));
+        let sent = self.sender.blocking_send(Ok(Piece::More(next.into())));
         sent.map_err(|_| io::ErrorKind::BrokenPipe.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::HttpBody as _;
+
     use super::*;
 
-    #[tokio::test]
-    async fn a_body_is_what_was_written() {
-        let written: Vec<u8> = (0..1_000_000_u32).flat_map(u32::to_ne_bytes).collect();
-        let body = body({
-            let written = written.clone();
-            move |out| {
-                written
-                    .chunks(1_000)
-                    .try_for_each(|chunk| out.write_all(chunk))
-            }
-        });
-        let received = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        assert!(received == written);
+    async fn bytes(
+        write: impl FnOnce(&mut Pieces) -> io::Result<()> + Send + 'static,
+    ) -> Result<Bytes, axum::Error> {
+        let body = body(write).await.map_err(axum::Error::new)?;
+        axum::body::to_bytes(body, usize::MAX).await
     }
 
     #[tokio::test]
-    async fn an_error_before_the_first_piece_is_told_and_a_later_one_cuts_the_body_off() {
-        let error = begun(|out| {
+    async fn a_body_is_what_was_written() {
+        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 10 * PIECE + 1] {
+            let written: Vec<u8> = (0..length).map(|i| i as u8).collect();
+            let parts = written.clone();
+            let received = bytes(move |out| parts.chunks(999).try_for_each(|c| out.write_all(c)));
+            assert!(received.await.unwrap() == written, "{length}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_short_body_tells_its_length() {
+        let short = body(|out| out.write_all(&[1; 1000])).await.unwrap();
+        assert_eq!(short.size_hint().exact(), Some(1000));
+    }
+
+    #[tokio::test]
+    async fn an_error_before_the_first_piece_is_told() {
+        let error = body(|out| {
             out.write_all(b"not yet a piece")?;
             Err(io::Error::other("no maps"))
         });
         assert_eq!(error.await.unwrap_err().to_string(), "no maps");
-        let whole = begun(|out| out.write_all(&[7; 3 * PIECE])).await.unwrap();
-        let received = axum::body::to_bytes(whole, usize::MAX).await.unwrap();
-        assert!(received == vec![7; 3 * PIECE]);
-        let cut = begun(|out| {
-            out.write_all(&[0; PIECE])?;
-            Err(io::Error::other("no more"))
-        });
-        let cut = cut.await.unwrap();
-        axum::body::to_bytes(cut, usize::MAX).await.unwrap_err();
     }
 
     #[tokio::test]
     async fn no_part_is_taken_for_the_whole() {
-        let failed = body(|out| {
-            out.write_all(&[0; PIECE])?;
-            Err(io::Error::other("no more"))
-        });
-        axum::body::to_bytes(failed, usize::MAX).await.unwrap_err();
-        let panicked = body(|out| {
-            out.write_all(&[0; PIECE])?;
-            panic!("in the middle")
-        });
-        axum::body::to_bytes(panicked, usize::MAX)
-            .await
-            .unwrap_err();
+        for length in [1, 2 * PIECE] {
+            let failed = bytes(move |out| {
+                out.write_all(&vec![0; length])?;
+                Err(io::Error::other("no more"))
+            });
+            failed.await.unwrap_err();
+            let panicked = bytes(move |out| {
+                out.write_all(&vec![0; length])?;
+                panic!("in the middle")
+            });
+            panicked.await.unwrap_err();
+        }
     }
 
     #[tokio::test]
@@ -163,7 +157,7 @@ mod tests {
             ended.send(error.kind()).unwrap();
             Err(error)
         });
-        drop(body);
+        drop(body.await.unwrap());
         assert_eq!(end.await.unwrap(), io::ErrorKind::BrokenPipe);
     }
 }

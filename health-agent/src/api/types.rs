@@ -1,5 +1,6 @@
-//! What the API speaks. Everything under `/v1beta` has the paths, field names and types of Cilium's
-//! health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional additions.
+//! What the API speaks. Everything under `/v1beta` but `status/path-mtu` has the paths, field names and
+//! types of Cilium's health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional
+//! additions.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,6 +31,26 @@ pub struct HealthStatus<N = Vec<NodeStatus>> {
     pub local: SelfStatus,
     /// All known nodes, this one included, sorted by name.
     pub nodes: N,
+}
+
+impl<N> HealthStatus<N> {
+    /// What it says besides the nodes.
+    pub fn head(self) -> HealthStatus<()> {
+        let Self {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: _,
+        } = self;
+        HealthStatus {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: (),
+        }
+    }
 }
 
 /// The node that reports.
@@ -108,12 +129,61 @@ pub struct PathStatus {
     /// Protocols that it is not probed by.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub off: Vec<Protocol>,
+    /// How large packets to it may be, if that is less than this host sends.
+    #[serde(rename = "pathMtu", skip_serializing_if = "Option::is_none", default)]
+    pub path_mtu: Option<Box<PathMtuStatus>>,
+}
+
+/// How large packets along a path may be, in bytes of IP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathMtuStatus {
+    /// The largest that gets through.
+    pub mtu: u32,
+    /// The largest that this host sends: by the device's MTU and the route's.
+    pub local_mtu: u32,
+    /// The device that they leave by.
+    pub device: String,
+    /// What becomes of larger ones that this host sends.
+    pub larger: LargerPackets,
+    /// The router that rejects them.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rejected_by: Option<IpAddr>,
+    /// When that was seen (RFC 3339).
+    pub last_probed: Timestamp,
+}
+
+/// What becomes of packets that are larger than a path's MTU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LargerPackets {
+    /// This host sends none.
+    None,
+    /// A router tells their sender that they are too big.
+    Rejected,
+    /// They are lost without a word.
+    Vanish,
+}
+
+/// One path of `GET` and `PUT /v1beta/status/path-mtu`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PathMtuEntry {
+    /// `cluster/node`.
+    pub node: String,
+    /// The node's address.
+    pub ip: IpAddr,
+    /// Whether it is being probed on request.
+    pub probing: bool,
+    /// What was seen last; absent before the first time.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub path_mtu: Option<PathMtuStatus>,
 }
 
 /// The last result of one protocol on one path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectivityStatus {
-    /// Round trip in nanoseconds; 0 without an answer.
+    /// Round trip in nanoseconds, for HTTP that of the connection's handshake; 0 without an answer.
     pub latency: i64,
     /// Empty: answered. Else what went wrong.
     pub status: String,
@@ -123,13 +193,20 @@ pub struct ConnectivityStatus {
     /// Where the round trip was stamped: `kernel` or `socket`.
     #[serde(rename = "rttSource", skip_serializing_if = "Option::is_none", default)]
     pub rtt_source: Option<RttSource>,
-    /// For HTTP: time until the connection stood, nanoseconds.
+    /// For HTTP: time until the connection stood for the agent, nanoseconds.
     #[serde(
         rename = "connectLatency",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub connect_latency: Option<i64>,
+    /// For HTTP: time until the answer was there, nanoseconds.
+    #[serde(
+        rename = "totalLatency",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub total_latency: Option<i64>,
     /// Probes without an answer since the last answer, the waiting ones included; 0 for a success.
     #[serde(
         rename = "consecutiveFailures",

@@ -1,5 +1,7 @@
 //! `health-agent config`: the settings that the agent runs with.
 
+use std::path::Path;
+
 use clap::Args;
 
 use super::output::{OutputArgs, comma_separated, table};
@@ -46,7 +48,18 @@ fn config_table(config: &Config) -> String {
         ("probe", comma_separated(&config.probes)),
         ("probe-rate", config.probe_rate.to_string()),
         ("probe-timeout", duration_text(config.probe_timeout)),
+        ("path-mtu-interval", config.path_mtu_interval.to_string()),
         ("loss-threshold", config.loss_threshold.to_string()),
+        (
+            "passive-rtt",
+            if config.passive_rtt { "on" } else { "off" }.to_owned(),
+        ),
+        ("passive-relief", config.passive_relief.to_string()),
+        (
+            "probe-key-file",
+            comma_separated(config.probe_key_file.as_deref().map(Path::display).as_ref()),
+        ),
+        ("one-way", config.one_way.to_string()),
         (
             "socket-group",
             comma_separated(config.socket_group.as_ref()),

@@ -9,6 +9,7 @@ pub mod exit;
 pub mod logging;
 mod node;
 mod output;
+mod path_mtu;
 pub mod run;
 mod screen;
 mod status;
@@ -116,6 +117,8 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
+    /// Find out how large packets to other nodes may be
+    PathMtu(path_mtu::PathMtuArgs),
     /// Look at the nodes and at the registries that they come from
     #[command(subcommand)]
     Node(node::NodeCommand),
@@ -140,6 +143,7 @@ impl Command {
         match self {
             Self::Run(args) => crate::agent::run(args.config(location)?).await?,
             Self::Status(args) => return Ok(args.execute(&client, &location).await?),
+            Self::PathMtu(args) => args.execute(&client).await?,
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&client, &location).await?,

@@ -13,7 +13,8 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+    Config, Interval, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster,
+    parse_duration,
 };
 
 /// The registry of an agent that was told of none.
@@ -78,9 +79,20 @@ pub struct RunArgs {
     /// How long a probe waits for its answer, at most 20s and --probe-interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     probe_timeout: Duration,
+    /// Time between two looks at the MTU of the path to an address, 1s to 24h, or off
+    #[arg(long, value_name = "DURATION", default_value = "10m")]
+    path_mtu_interval: Interval,
     /// Part of a target's probes, in percent, whose loss degrades it
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     loss_threshold: u8,
+    /// Measure round trips of the TCP connections that there are to nodes and health endpoints
+    #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
+          value_parser = on_or_off)]
+    passive_rtt: bool,
+    /// Probe an address by ICMP so many times less often while such a connection shows that it
+    /// answers, 1 to 5
+    #[arg(long, value_name = "FACTOR", default_value_t = 1)]
+    passive_relief: u8,
     /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
     /// ICMP probes [default: a key that everybody knows]
     #[arg(long, value_name = "FILE")]
@@ -129,7 +141,10 @@ impl RunArgs {
             probes: self.probes,
             probe_rate: self.probe_rate,
             probe_timeout: self.probe_timeout,
+            path_mtu_interval: self.path_mtu_interval,
             loss_threshold: self.loss_threshold,
+            passive_rtt: self.passive_rtt,
+            passive_relief: self.passive_relief,
             probe_key_file: self.probe_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,
@@ -138,6 +153,14 @@ impl RunArgs {
             healthz_address: self.healthz_address,
         };
         Ok(config.validated()?)
+    }
+}
+
+fn on_or_off(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write on or off"),
     }
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
-pub use self::probing::{ProbeChoice, ProbeChoiceError, ProbeIntervals};
+pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
 /// Longest instance name, bytes: it becomes part of folder and namespace names.
@@ -28,7 +28,11 @@ const MAX_SOCKET_PATH_LEN: usize = 107;
 
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
+const MIN_PATH_MTU_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
+/// What is left of the probes still tells an outage from loss within minutes.
+const MAX_PASSIVE_RELIEF: u8 = 5;
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -168,8 +172,15 @@ pub struct Config {
     /// How long a probe waits for its answer.
     #[serde(rename = "probe-timeout-ns", with = "duration::nanoseconds")]
     pub probe_timeout: Duration,
+    /// Time between two looks at the MTU of the path to an address.
+    pub path_mtu_interval: Interval,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
+    /// Whether round trips of the TCP connections to nodes and health endpoints are measured.
+    pub passive_rtt: bool,
+    /// How many times less often an address is probed by ICMP while such a connection shows that it
+    /// answers; 1 for no less often.
+    pub passive_relief: u8,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -267,6 +278,20 @@ impl Config {
                 format!("must be 1 to {MAX_PROBE_RATE} probes a second"),
             ));
         }
+        if !(1..=MAX_PASSIVE_RELIEF).contains(&self.passive_relief) {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                format!("must be 1 to {MAX_PASSIVE_RELIEF}"),
+            ));
+        }
+        if self.passive_relief > 1 && !self.passive_rtt {
+            return Err(InvalidSetting::new(
+                "--passive-relief",
+                self.passive_relief,
+                "needs --passive-rtt on, which tells what traffic there is",
+            ));
+        }
         within(
             "--probe-timeout",
             self.probe_timeout,
@@ -283,6 +308,14 @@ impl Config {
                     duration_text(shortest)
                 ),
             ));
+        }
+        if let Some(interval) = self.path_mtu_interval.0 {
+            within(
+                "--path-mtu-interval",
+                interval,
+                MIN_PATH_MTU_INTERVAL,
+                MAX_PATH_MTU_INTERVAL,
+            )?;
         }
         if !(1..=100).contains(&self.loss_threshold) {
             return Err(InvalidSetting::new(
@@ -394,7 +427,10 @@ mod tests {
             probes: Vec::new(),
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            path_mtu_interval: Interval(Some(Duration::from_secs(600))),
             loss_threshold: 5,
+            passive_rtt: true,
+            passive_relief: 1,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -412,7 +448,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 31] = [
+        let cases: [(&str, &str, Change); 34] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -465,7 +501,15 @@ mod tests {
                 c.probes = vec!["http=99ms".parse().expect("a choice")];
             }),
             ("--probe-rate", "0", |c| c.probe_rate = 0),
+            ("--path-mtu-interval", "999ms", |c| {
+                c.path_mtu_interval = Interval(Some(Duration::from_millis(999)));
+            }),
             ("--loss-threshold", "101", |c| c.loss_threshold = 101),
+            ("--passive-relief", "6", |c| c.passive_relief = 6),
+            ("--passive-relief", "2", |c| {
+                c.passive_rtt = false;
+                c.passive_relief = 2;
+            }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];
             }),

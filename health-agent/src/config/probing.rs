@@ -158,6 +158,53 @@ impl TryFrom<String> for ProbeChoice {
     }
 }
 
+/// Time between two looks at something, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Interval(pub Option<Duration>);
+
+impl fmt::Display for Interval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(interval) => f.write_str(&duration_text(interval)),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+impl From<Interval> for String {
+    fn from(interval: Interval) -> Self {
+        interval.to_string()
+    }
+}
+
+/// The text is no [`Interval`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write it like 10m or 1m30s, or off")]
+pub struct IntervalError;
+
+impl FromStr for Interval {
+    type Err = IntervalError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self(None)),
+            text => {
+                let interval = parse_duration(text).map_err(|_| IntervalError)?;
+                Ok(Self(Some(interval)))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for Interval {
+    type Error = IntervalError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +222,17 @@ mod tests {
         }
         for bad in ["", "http", "=1s", "tcp=1s", "icmp=", "icmp=on", "icmp=10"] {
             assert_eq!(bad.parse::<ProbeChoice>(), Err(ProbeChoiceError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_interval_may_be_off() {
+        for text in ["10m0s", "1s", "off"] {
+            let interval: Interval = text.parse().expect(text);
+            assert_eq!(interval.to_string(), text);
+        }
+        for bad in ["", "10", "never", "-1s"] {
+            assert_eq!(bad.parse::<Interval>(), Err(IntervalError), "{bad}");
         }
     }
 

@@ -13,7 +13,7 @@ use tracing::debug;
 
 use super::layout::LINK_PINS;
 use super::loader::{classifier, file_error, program_error, set_aside};
-use super::{Datapath, DatapathError, sys};
+use super::{Datapath, DatapathError, link_pin, sys};
 
 /// Which way packets go that a program sees, from the device's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,9 +80,8 @@ impl Hook {
             .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
     }
 
-    /// Name of the link's pin. Device names may have dots, which bpffs keeps for itself.
     fn pin_name(&self) -> String {
-        format!("{}_{}", self.program, self.device.replace('.', "+"))
+        link_pin::name(self.program, &self.device)
     }
 }
 
@@ -144,6 +143,11 @@ impl Datapath {
         self.remove_set_aside()
     }
 
+    /// The hooks of the last [`Datapath::attach`].
+    pub fn hooks(&self) -> &[Hook] {
+        &self.hooks
+    }
+
     /// What is wrong with the hooks of the last [`Datapath::attach`].
     pub fn hook_faults(&self) -> Vec<HookFault> {
         self.hooks
@@ -185,8 +189,7 @@ impl Datapath {
     }
 
     fn take_over_or_attach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
-        let pin = self.link_pin(hook);
-        let aside = set_aside(&self.pins).join(LINK_PINS).join(hook.pin_name());
+        let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let on_device = |error| match program_error("attach", hook.program)(error) {
             DatapathError::Program {
                 what,
@@ -202,7 +205,9 @@ impl Datapath {
             other => other,
         };
         let program = classifier(&mut self.ebpf, hook.program)?;
-        let former = take_over(program, hook, &pin).or_else(|| take_over(program, hook, &aside));
+        let former = folders
+            .iter()
+            .find_map(|folder| take_over(program, hook, folder));
         let link = match former {
             Some(link) => link,
             None => {
@@ -227,7 +232,7 @@ impl Datapath {
     /// Pins a link under its hook's name, in place of what stands there.
     fn pin_link(&self, hook: &Hook, link: FdLink) -> Result<PinnedLink, DatapathError> {
         let path = self.link_pin(hook);
-        let fresh = path.with_file_name(format!("{}_new", hook.pin_name()));
+        let fresh = path.with_file_name(link_pin::fresh(&hook.pin_name()));
         let _ = fs::remove_file(&fresh);
         let pinned = link.pin(&fresh).map_err(|source| DatapathError::Pin {
             path: fresh.clone(),
@@ -259,14 +264,22 @@ impl Datapath {
     }
 }
 
-/// Gives the link pinned at `path` this program; `None` when there is no such link, or its device is
-/// gone or has another name by now: a link stays with its device, and its pin tells the old name.
-fn take_over(program: &mut SchedClassifier, hook: &Hook, path: &Path) -> Option<FdLink> {
+/// Gives this program to the link that a former one of its name has on the hook's device, if one is
+/// pinned in the folder. The pin's name says nothing of the device: a link stays with its device when
+/// that gets another name, and another device may have the old one by now.
+fn take_over(program: &mut SchedClassifier, hook: &Hook, folder: &Path) -> Option<FdLink> {
     let device = if_nametoindex(hook.device.as_str()).ok()?;
-    if sys::device_of_link(path).ok()? != Some(device) {
-        return None;
-    }
-    let former = FdLink::from(PinnedLink::from_pin(path).ok()?);
+    let is_there = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let of_program = name.and_then(link_pin::parse).map(|(program, _)| program);
+        of_program == Some(hook.program)
+            && sys::device_of_link(path).is_ok_and(|found| found == Some(device))
+    };
+    let path = fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(is_there)?;
+    let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
         let id = program

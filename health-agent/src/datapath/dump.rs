@@ -22,8 +22,7 @@ use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
 
 use super::layout::{self, LINK_PINS, MapLayout, PROGRAM_PINS};
-use super::rtt;
-use super::sys::{self, BPF_F_LOCK};
+use super::{link_pin, rtt, sys};
 use crate::config::Location;
 
 /// Why a dump could not be made.
@@ -219,25 +218,52 @@ impl Pinned {
 
     /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
-        self.each(&layout::RTT, |key: RttKey, row: RttRow| each(&key, &row))
+        let mut torn = Vec::new();
+        self.each(&layout::RTT, |key: RttKey, row: RttRow| {
+            if row.is_whole() {
+                each(&key, &row);
+            } else {
+                torn.push(key);
+            }
+        })?;
+        if torn.is_empty() {
+            return Ok(());
+        }
+        let pin = self.dir.join(layout::RTT.name);
+        let (map, _) = open_map(&pin)?;
+        let failed = |source| DumpError::Kernel {
+            what: "read",
+            path: pin.clone(),
+            source,
+        };
+        let rows = Map::from_map_data(map)
+            .and_then(HashMap::try_from)
+            .map_err(|error| failed(io::Error::other(error)))?;
+        for key in torn {
+            if let Some(row) = rtt::read_row(&rows, &key).map_err(failed)? {
+                each(&key, &row);
+            }
+        }
+        Ok(())
     }
 
     /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
     /// have one.
     pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
-        let pin = self.dir.join(layout::RTT.name);
-        let (map, _) = open_layout(&pin, &layout::RTT)?;
-        let failed = |source| DumpError::Kernel {
-            what: "reset rows of",
-            path: pin.clone(),
-            source,
-        };
-        let mut rows = Map::from_map_data(map)
-            .and_then(HashMap::try_from)
-            .map_err(|error| failed(io::Error::other(error)))?;
+        let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
+        let account = rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
+            what: "open",
+            path: path.clone(),
+            source: io::Error::other(error),
+        })?;
         let mut reset = 0;
         for &key in keys {
-            reset += usize::from(rtt::reset(&mut rows, key).map_err(failed)?);
+            let done = account.reset(key).map_err(|source| DumpError::Kernel {
+                what: "reset rows with",
+                path: path.clone(),
+                source,
+            })?;
+            reset += usize::from(done);
         }
         Ok(reset)
     }
@@ -395,22 +421,15 @@ impl Pinned {
         mut each: impl FnMut(K, V),
     ) -> Result<(), DumpError> {
         let pin = self.dir.join(layout.name);
-        let (map, info) = open_layout(&pin, layout)?;
+        let (map, info) = open_map(&pin)?;
+        if (info.key_size(), info.value_size()) != (layout.key_size, layout.value_size) {
+            return Err(DumpError::OtherLayout(pin));
+        }
         walk(&map, &info, &pin, &mut |key, value| {
             if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
                 each(key, value);
             }
         })
-    }
-}
-
-/// Opens a map of a known layout.
-fn open_layout(pin: &Path, layout: &MapLayout) -> Result<(MapData, aya::maps::MapInfo), DumpError> {
-    let (map, info) = open_map(pin)?;
-    if (info.key_size(), info.value_size()) == (layout.key_size, layout.value_size) {
-        Ok((map, info))
-    } else {
-        Err(DumpError::OtherLayout(pin.to_owned()))
     }
 }
 
@@ -456,12 +475,7 @@ fn walk(
         key: info.key_size() as usize,
         value,
     };
-    let flags = if pin.ends_with(layout::RTT.name) {
-        BPF_F_LOCK
-    } else {
-        0
-    };
-    sys::walk(map.fd().as_fd(), size, flags, each).map_err(failed)
+    sys::walk(map.fd().as_fd(), size, each).map_err(failed)
 }
 
 /// The map's kind as bpftool names it.
@@ -493,23 +507,13 @@ fn memory(map: &MapData) -> u64 {
     .unwrap_or_default()
 }
 
-/// `to_netdev_eth0` -> `eth0/egress`; see `Hook` for how pins of links are named.
+/// `to_netdev_eth0` -> `eth0/egress`.
 fn hook_of(pin_name: &str) -> String {
-    layout::PROGRAMS
-        .iter()
-        .find_map(|program| {
-            let device = pin_name
-                .strip_prefix(program)?
-                .strip_prefix('_')?
-                .replace('+', ".");
-            let direction = if program.starts_with("to_") {
-                "egress"
-            } else {
-                "ingress"
-            };
-            Some(format!("{device}/{direction}"))
-        })
-        .unwrap_or_else(|| pin_name.to_owned())
+    match link_pin::parse(pin_name) {
+        Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),
+        Some((_, device)) => format!("{device}/ingress"),
+        None => pin_name.to_owned(),
+    }
 }
 
 /// The files in a folder of the bpffs, by name; none when there is no folder.

@@ -8,6 +8,7 @@ use health_common::inflight::Inflight;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::tcp::{Flow, FlowKey, Peer};
 
 /// What is known about one map before it is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +19,6 @@ pub struct MapLayout {
     pub key_size: u32,
     /// Size of a value (for per-CPU maps: of one CPU's), bytes.
     pub value_size: u32,
-    /// Whether values have a lock, under which they are read as a whole.
-    pub locked: bool,
 }
 
 const fn map<K, V>(name: &'static str) -> MapLayout {
@@ -27,7 +26,6 @@ const fn map<K, V>(name: &'static str) -> MapLayout {
         name,
         key_size: size_of::<K>() as u32,
         value_size: size_of::<V>() as u32,
-        locked: false,
     }
 }
 
@@ -40,12 +38,13 @@ pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
 /// IPv6 translations.
 pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
 /// Round-trip times.
-pub const RTT: MapLayout = MapLayout {
-    locked: true,
-    ..map::<RttKey, RttRow>("HEALTH_RTT")
-};
+pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
 /// Probes by IP version and sequence number.
 pub const INFLIGHT: MapLayout = map::<u32, Inflight>("HEALTH_INFLIGHT");
+/// Addresses whose TCP connections are timed.
+pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS");
+/// TCP connections that are timed.
+pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.
@@ -54,18 +53,24 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 9] = [
-    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ENDPOINTS, METRICS, CONFIG,
+pub const MAPS: [MapLayout; 11] = [
+    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, PEERS, TCP, ENDPOINTS, METRICS, CONFIG,
 ];
 
 /// All programs that are pinned.
-pub const PROGRAMS: [&str; 5] = [
+pub const PROGRAMS: [&str; 6] = [
     "to_endpoint",
     "from_endpoint",
     "to_netdev",
     "from_netdev",
-    "rtt_account",
+    RTT_ACCOUNT,
+    TCP_ACCOUNT,
 ];
+
+/// The program that writes rows of round-trip times on behalf of others.
+pub const RTT_ACCOUNT: &str = "rtt_account";
+/// The program that counts the handshakes of HTTP probes.
+pub const TCP_ACCOUNT: &str = "tcp_account";
 
 /// Subfolder of an instance's pins that holds its programs.
 pub const PROGRAM_PINS: &str = "programs";

@@ -15,7 +15,8 @@ use health_common::endpoint::EndpointInfo;
 use tracing::{info, warn};
 
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
-use super::rtt::KernelRtt;
+use super::rtt::{Account, KernelRtt};
+use super::tcp::Connections;
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
@@ -46,17 +47,13 @@ impl Datapath {
     /// not pinned yet. Nothing is attached or replaced before [`Datapath::attach`].
     ///
     /// Pinned maps of another layout are set aside in a folder named `INSTANCE_old`; they serve until
-    /// the new programs are attached.
+    /// the new programs are attached. After an upgrade that did not get so far, the version before it
+    /// finds its own maps there.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
         let pins = location.pins();
         // Of a folder that is set aside the lock is of no use any more.
         let former = lock(&pins)?;
-        if has_other_layout(&pins) {
-            let aside = set_aside(&pins);
-            warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
-            remove_tree(&aside)?;
-            fs::rename(&pins, &aside).map_err(file_error("rename", &pins))?;
-        }
+        make_room(&pins)?;
         make_folders(&pins)?;
         drop(former);
         let lock = locked(&pins)?;
@@ -121,13 +118,19 @@ impl Datapath {
     /// The rows of round-trip times, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
-        let inflight = typed(&self.pins, &layout::INFLIGHT, Array::try_from)?;
-        let slots = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
+        let inflight = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
             .map_err(map_error("open", layout::INFLIGHT.name))?;
-        let path = self.pins.join(PROGRAM_PINS).join("rtt_account");
+        let account = Account::open(&self.pins.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT))
+            .map_err(program_error("open", layout::RTT_ACCOUNT))?;
+        Ok(KernelRtt::new(rows, inflight, account, self.connections()?))
+    }
+
+    fn connections(&self) -> Result<Connections, DatapathError> {
+        let peers = typed(&self.pins, &layout::PEERS, HashMap::try_from)?;
+        let path = self.pins.join(PROGRAM_PINS).join(layout::TCP_ACCOUNT);
         let account =
-            SchedClassifier::from_pin(&path).map_err(program_error("open", "rtt_account"))?;
-        Ok(KernelRtt::new(rows, inflight, slots, account))
+            SchedClassifier::from_pin(&path).map_err(program_error("open", layout::TCP_ACCOUNT))?;
+        Ok(Connections::new(peers, account))
     }
 
     /// Pins again what has lost its pin; the names of what had.
@@ -208,6 +211,42 @@ impl Datapath {
     }
 }
 
+/// Sees to it that there are no maps of another layout in the folder of pins, and that all links that
+/// serve stay pinned: there, or in the folder set aside.
+fn make_room(pins: &Path) -> Result<(), DatapathError> {
+    let aside = set_aside(pins);
+    if has_other_layout(pins) {
+        warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
+        if !aside.exists() {
+            return fs::rename(pins, &aside).map_err(file_error("rename", pins));
+        }
+        // A change of layout did not come to its end. The links of the programs before it are aside;
+        // here are those that it has taken over by then, which are the same, and those it made.
+        move_links(pins, &aside)?;
+        remove_tree(pins)?;
+    }
+    if !pins.exists() && aside.exists() && !has_other_layout(&aside) {
+        fs::rename(&aside, pins).map_err(file_error("rename", &aside))?;
+    }
+    Ok(())
+}
+
+/// Moves all pinned links from one instance's folder to another, in place of those of the same name.
+fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
+    let (from, to) = (from.join(LINK_PINS), to.join(LINK_PINS));
+    let entries = match fs::read_dir(&from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(file_error("read", &from))?,
+    };
+    make_folder(&to)?;
+    for entry in entries {
+        let entry = entry.map_err(file_error("read", &from))?;
+        let path = entry.path();
+        fs::rename(&path, to.join(entry.file_name())).map_err(file_error("rename", &path))?;
+    }
+    Ok(())
+}
+
 /// Removes all pins of an instance, which detaches and frees everything that has no other user.
 /// Returns what was removed.
 pub fn remove_pins(location: &Location) -> Result<Vec<PathBuf>, DatapathError> {
@@ -259,18 +298,21 @@ fn lock(pins: &Path) -> Result<Option<File>, DatapathError> {
 }
 
 fn make_folders(pins: &Path) -> Result<(), DatapathError> {
-    for folder in [
+    [
         pins.to_owned(),
         pins.join(PROGRAM_PINS),
         pins.join(LINK_PINS),
-    ] {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-            .map_err(file_error("create", &folder))?;
-    }
-    Ok(())
+    ]
+    .iter()
+    .try_for_each(|folder| make_folder(folder))
+}
+
+fn make_folder(folder: &Path) -> Result<(), DatapathError> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(file_error("create", folder))
 }
 
 /// Whether there are pinned maps that these programs would misread.

@@ -1,13 +1,16 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
 pub mod attach;
+pub mod clock;
 pub mod dump;
 pub mod kernel;
 pub mod layout;
+mod link_pin;
 pub mod loader;
 pub mod log;
 pub mod rtt;
 mod sys;
+mod tcp;
 
 use std::io;
 use std::path::PathBuf;

@@ -1,99 +1,182 @@
-//! Rows of round-trip times: read from the map under their locks, written by asking a kernel program to.
+//! Rows of round-trip times: read from the map, each as of one moment, and written by asking a kernel
+//! program to.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use aya::TestRunOptions;
-use aya::maps::{Array, HashMap, MapData, MapError};
+use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
-use health_common::inflight::{Fate, Inflight, same_probe, slot, ticket};
-use health_common::probe::{ProbeId, Protocol};
+use health_common::inflight::{Fate, Inflight};
+use health_common::probe::{Path as PathKind, ProbeId, Protocol};
 use health_common::rtt::{
-    ACCOUNT_LOST, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST, AccountRequest,
-    RttKey, RttRow,
+    ACCOUNT_LOST, ACCOUNT_RESET, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST,
+    AccountRequest, BUSY, RttKey, RttRow, UNKNOWN_PEER,
 };
 
-use super::sys::{self, BPF_F_LOCK};
-use crate::mesh::rtt_store::{LossOutcome, Measured, RttStore};
+use super::sys;
+use super::tcp::Connections;
+use crate::mesh::rtt_store::{Connection, LossOutcome, Measured, RttStore};
+
+/// How often a row is read or asked for that others write at the same moment. They are done within a
+/// microsecond, unless their virtual CPU was taken off.
+const ATTEMPTS: u32 = 10_000;
 
 /// `HEALTH_RTT` and `HEALTH_INFLIGHT`, and the program that writes them on the agent's behalf.
 pub struct KernelRtt {
-    maps: Mutex<Maps>,
-    /// `HEALTH_INFLIGHT` once more, to be read as a whole.
-    slots: MapData,
-    account: SchedClassifier,
-}
-
-struct Maps {
-    rows: HashMap<MapData, RttKey, RttRow>,
-    inflight: Array<MapData, Inflight>,
+    rows: Mutex<HashMap<MapData, RttKey, RttRow>>,
+    inflight: MapData,
+    account: Account,
+    connections: Connections,
 }
 
 impl KernelRtt {
     pub(super) fn new(
         rows: HashMap<MapData, RttKey, RttRow>,
-        inflight: Array<MapData, Inflight>,
-        slots: MapData,
-        account: SchedClassifier,
+        inflight: MapData,
+        account: Account,
+        connections: Connections,
     ) -> Self {
         Self {
-            maps: Mutex::new(Maps { rows, inflight }),
-            slots,
+            rows: Mutex::new(rows),
+            inflight,
             account,
+            connections,
         }
     }
 
-    fn maps(&self) -> MutexGuard<'_, Maps> {
-        // The guard holds file descriptors: nothing a panic could leave half changed.
-        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What `rtt_account` says to a request.
-    fn account(&self, request: &AccountRequest) -> io::Result<u32> {
-        let options = TestRunOptions {
-            data_in: Some(sys::bytes_of(request)),
-            ..TestRunOptions::new()
-        };
-        let result = self.account.test_run(options).map_err(program_io)?;
-        Ok(result.return_value)
+    fn rows(&self) -> MutexGuard<'_, HashMap<MapData, RttKey, RttRow>> {
+        // The guard holds a file descriptor: nothing a panic could leave half changed.
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_loss(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome> {
-        let answer = self.account(&AccountRequest {
+        let answer = self.account.ask(AccountRequest {
             key,
             operation: ACCOUNT_LOST,
             probe,
             ..AccountRequest::default()
         })?;
         Ok(match answer {
-            ACCOUNTED => LossOutcome::Counted,
-            ALREADY_ANSWERED => LossOutcome::AlreadyAnswered,
-            ALREADY_LOST => LossOutcome::AlreadyLost,
-            _ => LossOutcome::UnknownPeer,
+            Answer::Done => LossOutcome::Counted,
+            Answer::AlreadyAnswered { .. } => LossOutcome::AlreadyAnswered,
+            Answer::AlreadyLost => LossOutcome::AlreadyLost,
+            Answer::NoRow => LossOutcome::UnknownPeer,
         })
     }
 
-    /// The round trip of a probe that the uplinks' programs answered, nanoseconds.
-    fn stamped_rtt(&self, key: RttKey, probe: ProbeId) -> io::Result<Option<u64>> {
-        let slot = self
-            .maps()
-            .inflight
-            .get(&slot(&key.peer, probe.sequence), 0)
-            .map_err(map_io)?;
-        let answered = slot.peer == key.peer
-            && slot.fate() == Some(Fate::Answered)
-            && same_probe(slot.ticket, ticket(probe, key.path, Fate::Answered));
-        Ok((answered && slot.rtt_ns > 0).then_some(slot.rtt_ns))
+    /// The probes that wait for their answer, by slot.
+    fn waiting(&self) -> io::Result<Vec<(u32, Inflight)>> {
+        let size = sys::EntrySize {
+            key: size_of::<u32>(),
+            value: size_of::<Inflight>(),
+        };
+        let mut waiting = Vec::new();
+        sys::walk(self.inflight.fd().as_fd(), size, &mut |slot, probe| {
+            if let (Some(slot), Some(probe)) = (sys::read(slot), sys::read::<Inflight>(probe))
+                && probe.fate() == Some(Fate::InFlight)
+            {
+                waiting.push((slot, probe));
+            }
+        })?;
+        Ok(waiting)
     }
+}
+
+/// The pinned program `rtt_account`.
+pub(super) struct Account(SchedClassifier);
+
+/// What `rtt_account` did with a request.
+enum Answer {
+    Done,
+    /// The uplinks' programs had answered it, after this round trip.
+    AlreadyAnswered {
+        rtt_ns: u64,
+    },
+    AlreadyLost,
+    NoRow,
+}
+
+impl Account {
+    /// Opens the program's pin.
+    pub(super) fn open(pin: &Path) -> Result<Self, ProgramError> {
+        SchedClassifier::from_pin(pin).map(Self)
+    }
+
+    fn ask(&self, request: AccountRequest) -> io::Result<Answer> {
+        patiently(|| {
+            let mut answer = [0; size_of::<AccountRequest>()];
+            let options = TestRunOptions {
+                data_in: Some(sys::bytes_of(&request)),
+                data_out: Some(&mut answer),
+                ..TestRunOptions::new()
+            };
+            let result = self.0.test_run(options).map_err(program_io)?;
+            Ok(match result.return_value {
+                ACCOUNTED => Some(Answer::Done),
+                ALREADY_ANSWERED => {
+                    let answer = sys::read::<AccountRequest>(&answer);
+                    Some(Answer::AlreadyAnswered {
+                        rtt_ns: answer.map_or(0, |answer| answer.rtt_ns),
+                    })
+                }
+                ALREADY_LOST => Some(Answer::AlreadyLost),
+                UNKNOWN_PEER => Some(Answer::NoRow),
+                BUSY => None,
+                other => {
+                    let text = format!("rtt_account of another version: it returned {other}");
+                    return Err(io::Error::other(text));
+                }
+            })
+        })
+    }
+
+    /// Makes a row empty. `false` when there is none.
+    pub(super) fn reset(&self, key: RttKey) -> io::Result<bool> {
+        let answer = self.ask(AccountRequest {
+            key,
+            operation: ACCOUNT_RESET,
+            ..AccountRequest::default()
+        })?;
+        Ok(matches!(answer, Answer::Done))
+    }
+}
+
+/// Reads a row as of one moment; `None` when there is none.
+pub(super) fn read_row(
+    rows: &HashMap<MapData, RttKey, RttRow>,
+    key: &RttKey,
+) -> io::Result<Option<RttRow>> {
+    patiently(|| match rows.get(key, 0) {
+        Ok(row) => Ok(row.is_whole().then_some(Some(row))),
+        Err(MapError::KeyNotFound) => Ok(Some(None)),
+        Err(error) => Err(map_io(error)),
+    })
+}
+
+/// Repeats what finds a row busy.
+pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -> io::Result<T> {
+    for _ in 0..ATTEMPTS {
+        if let Some(result) = attempt()? {
+            return Ok(result);
+        }
+        thread::yield_now();
+    }
+    Err(io::Error::new(
+        io::ErrorKind::TimedOut,
+        "the row is being written all the time",
+    ))
 }
 
 impl RttStore for KernelRtt {
     fn ensure(&self, key: RttKey) -> io::Result<()> {
         const BPF_NOEXIST: u64 = 1;
         match self
-            .maps()
-            .rows
+            .rows()
             .insert(key, RttRow::EMPTY, BPF_NOEXIST)
             .map_err(map_io)
         {
@@ -103,37 +186,26 @@ impl RttStore for KernelRtt {
     }
 
     fn remove(&self, key: RttKey) -> io::Result<()> {
-        match self.maps().rows.remove(&key) {
-            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-            Err(error) => Err(map_io(error)),
+        match self.rows().remove(&key).map_err(map_io) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
         }
     }
 
     fn reset(&self, key: RttKey) -> io::Result<bool> {
-        reset(&mut self.maps().rows, key)
+        self.account.reset(key)
     }
 
     fn keys(&self) -> io::Result<Vec<RttKey>> {
-        self.maps()
-            .rows
-            .keys()
-            .collect::<Result<_, _>>()
-            .map_err(map_io)
+        self.rows().keys().collect::<Result<_, _>>().map_err(map_io)
     }
 
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>> {
-        match self.maps().rows.get(&key, BPF_F_LOCK) {
-            Ok(row) => Ok(Some(row)),
-            Err(MapError::KeyNotFound) => Ok(None),
-            Err(error) => Err(map_io(error)),
-        }
+        read_row(&self.rows(), &key)
     }
 
     fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {
-        if let Some(rtt_ns) = self.stamped_rtt(key, probe)? {
-            return Ok(Measured::ByKernel(rtt_ns));
-        }
-        let answer = self.account(&AccountRequest {
+        let answer = self.account.ask(AccountRequest {
             key,
             operation: ACCOUNT_SAMPLE,
             rtt_ns: at_socket_ns,
@@ -141,8 +213,11 @@ impl RttStore for KernelRtt {
             ..AccountRequest::default()
         })?;
         match answer {
-            ACCOUNTED | ALREADY_ANSWERED | ALREADY_LOST => Ok(Measured::AtSocket),
-            _ => Err(io::ErrorKind::NotFound.into()),
+            Answer::AlreadyAnswered { rtt_ns } if rtt_ns > 0 => Ok(Measured::ByKernel(rtt_ns)),
+            Answer::Done | Answer::AlreadyAnswered { .. } | Answer::AlreadyLost => {
+                Ok(Measured::AtSocket)
+            }
+            Answer::NoRow => Err(io::ErrorKind::NotFound.into()),
         }
     }
 
@@ -151,15 +226,15 @@ impl RttStore for KernelRtt {
     }
 
     fn sample(&self, key: RttKey, rtt_ns: u64) -> io::Result<()> {
-        let answer = self.account(&AccountRequest {
+        let answer = self.account.ask(AccountRequest {
             key,
             operation: ACCOUNT_SAMPLE,
             rtt_ns,
             ..AccountRequest::default()
         })?;
         match answer {
-            ACCOUNTED => Ok(()),
-            _ => Err(io::ErrorKind::NotFound.into()),
+            Answer::NoRow => Err(io::ErrorKind::NotFound.into()),
+            _ => Ok(()),
         }
     }
 
@@ -167,64 +242,52 @@ impl RttStore for KernelRtt {
         self.count_loss(key, ProbeId::default())
     }
 
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
+        self.connections.count(key, connection, at_socket_ns)
+    }
+
+    fn follow(&self, peer: IpAddr, path: PathKind) -> io::Result<()> {
+        self.connections.follow(peer, path)
+    }
+
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        self.connections.unfollow(peer)
+    }
+
+    fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        self.connections.followed()
+    }
+
     fn give_up_leftovers(&self) -> io::Result<u64> {
-        let size = sys::EntrySize {
-            key: size_of::<u32>(),
-            value: size_of::<Inflight>(),
-        };
-        let mut leftovers = Vec::new();
-        sys::walk(self.slots.fd().as_fd(), size, 0, &mut |index, probe| {
-            if let (Some(index), Some(probe)) =
-                (sys::read::<u32>(index), sys::read::<Inflight>(probe))
-                && probe.fate() == Some(Fate::InFlight)
-            {
-                leftovers.push((index, probe));
-            }
-        })?;
         let mut given_up = 0;
-        for (index, probe) in leftovers {
+        for (slot, probe) in self.waiting()? {
             let key = RttKey {
                 peer: probe.peer,
                 path: probe.path(),
                 protocol: Protocol::Icmp as u8,
                 pad: 0,
             };
-            match self.count_loss(key, probe.id(index))? {
-                LossOutcome::Counted => given_up += 1,
-                // The row went with its peer; the slot is all that is left.
-                LossOutcome::UnknownPeer => self
-                    .maps()
-                    .inflight
-                    .set(index, Inflight::default(), 0)
-                    .map_err(map_io)?,
-                LossOutcome::AlreadyAnswered | LossOutcome::AlreadyLost => {}
+            if self.count_loss(key, probe.id(slot))? == LossOutcome::Counted {
+                given_up += 1;
             }
         }
         Ok(given_up)
     }
 }
 
-/// Makes a row empty under its lock. `false` when there is none.
-pub(super) fn reset(rows: &mut HashMap<MapData, RttKey, RttRow>, key: RttKey) -> io::Result<bool> {
-    const BPF_EXIST: u64 = 2;
-    match rows
-        .insert(key, RttRow::EMPTY, BPF_EXIST | BPF_F_LOCK)
-        .map_err(map_io)
-    {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn map_io(error: MapError) -> io::Error {
+pub(super) fn map_io(error: MapError) -> io::Error {
     match error {
         MapError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),
     }
 }
 
-fn program_io(error: ProgramError) -> io::Error {
+pub(super) fn program_io(error: ProgramError) -> io::Error {
     match error {
         ProgramError::SyscallError(error) => error.io_error,
         other => io::Error::other(other),

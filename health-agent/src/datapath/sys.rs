@@ -13,8 +13,6 @@ const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
 const BPF_LINK_TYPE_TCX: u32 = 11;
-/// Copies a value under the lock in it.
-pub(super) const BPF_F_LOCK: u64 = 4;
 /// The kernel-internal "not supported", which batches return where a map kind has none.
 const ENOTSUPP: i32 = 524;
 /// Entries asked for at once. A batch must hold the fullest hash bucket.
@@ -127,18 +125,17 @@ pub(super) struct EntrySize {
     pub(super) value: usize,
 }
 
-/// Calls `each` with every entry, read with `flags`: 0, or [`BPF_F_LOCK`] where values have a lock.
-/// Entries that live through the walk are seen at least once; others may or may not be.
+/// Calls `each` with every entry. Entries that live through the walk are seen at least once; others may
+/// or may not be.
 pub(super) fn walk(
     map: BorrowedFd<'_>,
     size: EntrySize,
-    flags: u64,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> io::Result<()> {
-    match walk_in_batches(map, size, flags, each) {
+    match walk_in_batches(map, size, each) {
         // Not all kinds of map have batches.
         Err(error) if matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL)) => {
-            walk_one_by_one(map, size, flags, each)
+            walk_one_by_one(map, size, each)
         }
         other => other,
     }
@@ -147,7 +144,6 @@ pub(super) fn walk(
 fn walk_in_batches(
     map: BorrowedFd<'_>,
     size: EntrySize,
-    flags: u64,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> io::Result<()> {
     let mut room = BATCH;
@@ -165,7 +161,6 @@ fn walk_in_batches(
             values: values.as_mut_ptr() as u64,
             count: room,
             map_fd: map.as_raw_fd() as u32,
-            elem_flags: flags,
             ..BatchAttr::default()
         };
         let end = match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
@@ -199,7 +194,6 @@ fn walk_in_batches(
 fn walk_one_by_one(
     map: BorrowedFd<'_>,
     size: EntrySize,
-    flags: u64,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> io::Result<()> {
     let map_fd = map.as_raw_fd() as u32;
@@ -222,7 +216,6 @@ fn walk_one_by_one(
             map_fd,
             key: next.as_ptr() as u64,
             value_or_next_key: value.as_mut_ptr() as u64,
-            flags,
             ..ElementAttr::default()
         };
         match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {

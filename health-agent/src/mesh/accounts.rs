@@ -2,25 +2,31 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::rtt::RttKey;
+use health_common::rtt::{PROTOCOL_TCP, RttKey};
 
+use super::http::Hello;
 use super::icmp::Probe;
 use super::rtt_store::{LossOutcome, Measured, RttStore};
 use super::target::TargetKey;
 use crate::api::types::RttSource;
+use crate::datapath::clock;
 
 /// The rows of the targets. What the store refuses is logged: a probe's result does not depend on
 /// its being counted.
 pub(super) struct Accounts {
     store: Arc<dyn RttStore>,
+    /// Whether connections to the targets' addresses are followed.
+    passive: bool,
 }
 
 impl Accounts {
-    /// Accounts that begin empty: what probes of agents before this one are still open is counted.
-    pub(super) fn new(store: Arc<dyn RttStore>) -> io::Result<Self> {
+    /// Accounts that begin empty: what probes of agents before this one are still open is counted. With
+    /// `passive`, all connections to targets' addresses are followed.
+    pub(super) fn new(store: Arc<dyn RttStore>, passive: bool) -> io::Result<Self> {
         let leftovers = store.give_up_leftovers()?;
         if leftovers > 0 {
             tracing::info!(
@@ -28,34 +34,89 @@ impl Accounts {
                 "an agent before this one left probes; counted as lost"
             );
         }
-        Ok(Self { store })
+        Ok(Self { store, passive })
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
     pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
-        let failures = targets.filter_map(|key| self.store.ensure(key.into()).err());
+        let failures = targets.filter_map(|key| self.open_one(key).err());
         let (count, last) = failures.fold((0, None), |(count, _), error| (count + 1, Some(error)));
         if let Some(error) = last {
             tracing::warn!(targets = count, %error, "no round-trip rows for some targets");
         }
     }
 
-    /// Removes a target's row.
+    fn open_one(&self, key: TargetKey) -> io::Result<()> {
+        self.store.ensure(key.into())?;
+        if self.passive {
+            self.store.follow(key.address, key.path)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a target's row, and that of the connections to its address.
     pub(super) fn close(&self, key: TargetKey) {
-        if let Err(error) = self.store.remove(key.into()) {
+        let removed = self
+            .store
+            .unfollow(key.address)
+            .and_then(|()| self.store.remove(passive_key(key)))
+            .and_then(|()| self.store.remove(key.into()));
+        if let Err(error) = removed {
             tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
         }
     }
 
     /// Removes the rows of all other targets, which went while no agent ran.
     pub(super) fn keep_only(&self, targets: impl Iterator<Item = TargetKey>) -> io::Result<()> {
-        let known: HashSet<RttKey> = targets.map(RttKey::from).collect();
+        let mut known: HashSet<RttKey> = HashSet::new();
+        let mut followed: HashSet<IpAddr> = HashSet::new();
+        for key in targets {
+            known.insert(key.into());
+            if self.passive {
+                known.insert(passive_key(key));
+                followed.insert(key.address);
+            }
+        }
+        for peer in self.store.followed()? {
+            if !followed.contains(&peer) {
+                self.store.unfollow(peer)?;
+            }
+        }
         for key in self.store.keys()? {
             if !known.contains(&key) {
                 self.store.remove(key)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether a connection to the target's address was answered in the last `time`.
+    pub(super) fn had_traffic(&self, key: TargetKey, time: Duration) -> bool {
+        let row = self.store.row(passive_key(key));
+        let last_at_ns = row.ok().flatten().map(|row| row.last_at_ns);
+        last_at_ns.is_some_and(|at| clock::now_ns().saturating_sub(at) <= nanos(time))
+    }
+
+    /// An HTTP probe was answered. Returns the round trip of its connection's handshake: as the uplink's
+    /// programs timed it, or else as the agent saw it.
+    pub(super) fn connected(&self, target: TargetKey, hello: &Hello) -> (Duration, RttSource) {
+        let at_socket = (hello.connect, RttSource::Socket);
+        let Some(connection) = hello.connection else {
+            self.sample(target, hello.connect);
+            return at_socket;
+        };
+        let key = RttKey::from(target);
+        let counted = self.or_with_row(key, || {
+            self.store.connected(key, &connection, nanos(hello.connect))
+        });
+        match counted {
+            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measured::AtSocket) => at_socket,
+            Err(error) => {
+                tracing::debug!(peer = %target.address, %error, "round trip not counted");
+                at_socket
+            }
+        }
     }
 
     /// An ICMP probe was answered. Returns the round trip as the uplink's programs measured it, or
@@ -123,6 +184,15 @@ impl Accounts {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
+/// The row of the connections to a target's address.
+fn passive_key(target: TargetKey) -> RttKey {
+    RttKey {
+        protocol: PROTOCOL_TCP,
+        ..target.into()
+    }
+}
+
+/// A time as the rows hold it.
+pub(super) fn nanos(duration: Duration) -> u64 {
     duration.as_nanos().try_into().unwrap_or(u64::MAX)
 }

@@ -27,6 +27,11 @@ impl Budget {
         }
     }
 
+    /// The time between two probes in the long run.
+    pub(super) fn period(&self) -> Duration {
+        self.period
+    }
+
     /// When a probe may be sent.
     pub(super) fn ready(&self) -> Duration {
         (self.used_until + self.period).saturating_sub(self.advance)

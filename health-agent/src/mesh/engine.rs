@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::sleep_until;
 
-use super::accounts::Accounts;
+use super::accounts::{Accounts, nanos};
 use super::budget::Budget;
 use super::confirm::{Confirmation, Due, Judgement};
 use super::failure::Failure;
@@ -21,12 +21,13 @@ use super::handle::{MeshError, MeshOptions, Shared};
 use super::http::{self, Hello};
 use super::icmp::{IcmpEvent, IcmpProber, Mark, Probe};
 use super::learned::Learned;
-use super::results::{Answer, Unanswered};
+use super::path_mtu::{Looked, PathMtu, PathMtuOptions, PathMtuProber};
+use super::relief::Relief;
+use super::results::{Answer, HttpTimes, Unanswered};
 use super::rtt_store::RttStore;
-use super::schedule::Schedule;
+use super::schedule::{DueTarget, Schedule};
 use super::sweep::{Sweep, SweepEvent};
 use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
-use crate::api::types::RttSource;
 use crate::nodes::{Node, NodeSet};
 
 /// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
@@ -60,6 +61,11 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(super) enum Command {
     /// Probe all targets.
     Probe(mpsc::UnboundedSender<SweepEvent>),
+    /// Find the MTU of the paths to this node, by its full name, or to all; `done` is dropped then.
+    ProbePathMtu {
+        node: Option<String>,
+        done: oneshot::Sender<()>,
+    },
     /// End.
     Shutdown(oneshot::Sender<()>),
 }
@@ -83,6 +89,7 @@ pub(super) struct Engine {
     schedule: Schedule,
     confirmation: Confirmation,
     budget: Budget,
+    relief: Relief,
     /// The nodes that `targets` was made of.
     set: Arc<NodeSet>,
     targets: Targets,
@@ -93,6 +100,7 @@ pub(super) struct Engine {
     icmp: IcmpProber,
     /// Taken in after each batch; kept for its memory.
     icmp_events: Vec<IcmpEvent>,
+    path_mtu: PathMtuProber,
     http: JoinSet<HttpDone>,
     http_places: usize,
     /// Due, while there is no place.
@@ -126,12 +134,24 @@ impl Engine {
             shared.ignored.clone(),
         )
         .map_err(MeshError::RawSocket)?;
+        let path_mtu = PathMtuProber::open(
+            &options.local,
+            PathMtuOptions {
+                interval: options.path_mtu_interval,
+                rate: options.rate,
+                timeout: options.timeout,
+            },
+            other_id(options.icmp_id),
+            shared.ignored.clone(),
+        )
+        .map_err(MeshError::RawSocket)?;
         let mut engine = Self {
             schedule: Schedule::new(&options.local, options.rate),
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
+            relief: Relief::new(options.passive_relief),
             learned: Learned::load(&options.state_dir),
-            accounts: Accounts::new(store).map_err(MeshError::RttStore)?,
+            accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
             options,
             shared,
             nodes,
@@ -142,6 +162,7 @@ impl Engine {
             rebuild_took: Duration::ZERO,
             icmp,
             icmp_events: Vec::new(),
+            path_mtu,
             http: JoinSet::new(),
             http_places: http_places(),
             http_waiting: VecDeque::new(),
@@ -171,6 +192,9 @@ impl Engine {
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Probe(waiter)) => self.sweep(waiter),
+                    Some(Command::ProbePathMtu { node, done }) => {
+                        self.probe_path_mtu(node.as_deref(), done);
+                    }
                     Some(Command::Shutdown(done)) => {
                         finished = Some(done);
                         break;
@@ -181,6 +205,7 @@ impl Engine {
                 Ok(()) = self.nodes.changed() => self.rebuild(),
                 Ok(()) = self.local_health.changed() => self.rebuild(),
                 _ = self.icmp.readable() => {}
+                () = self.path_mtu.ready() => {}
                 Some(done) = self.http.join_next() => self.http_done(done),
                 () = sleep_until(wake) => {}
             }
@@ -215,6 +240,7 @@ impl Engine {
         self.icmp.flush(&mut self.icmp_events);
         self.take_icmp_events();
         self.begin_http();
+        self.look_at_paths();
         self.end_sweep();
     }
 
@@ -242,9 +268,11 @@ impl Engine {
             }
             let next = scheduled.then(|| self.schedule.pop_due(now, &mut self.budget));
             match next.flatten() {
-                Some(id) => {
+                Some(due) => {
                     sent = true;
-                    self.begin(id);
+                    if !self.is_left_out(due) {
+                        self.begin(due.id);
+                    }
                 }
                 None if !confirms => break,
                 None => {}
@@ -277,6 +305,7 @@ impl Engine {
                 .map(|due| due.max(self.send_at)),
             self.confirmation.next_due(&self.budget),
             self.icmp.next_expiry(),
+            self.path_mtu.next_due(&self.budget),
             self.rebuild_at,
             sweep,
         ]
@@ -302,6 +331,32 @@ impl Engine {
         }
     }
 
+    /// Whether a probe that is due is not needed: connections to its address were answered within the
+    /// last interval, and nothing is wrong with the node. HTTP tells of the agent, which they do not.
+    fn is_left_out(&mut self, due: DueTarget) -> bool {
+        let Some(&target) = self.targets.get(due.id) else {
+            return false;
+        };
+        if !due.routine || target.key.protocol != Protocol::Icmp || self.sweep.is_some() {
+            return false;
+        }
+        let Self {
+            relief,
+            accounts,
+            confirmation,
+            shared,
+            ..
+        } = self;
+        let key = target.key;
+        let interval = self.options.intervals.get(key.path, key.protocol);
+        let interval = self.schedule.effective(interval.unwrap_or_default());
+        relief.leave_out(due.id, || {
+            let results = shared.results();
+            let is_well = |id| results.is_reachable(id) == Some(true) && !confirmation.in_doubt(id);
+            results.targets_of(target.node).all(is_well) && accounts.had_traffic(key, interval)
+        })
+    }
+
     fn begin(&mut self, id: TargetId) {
         match self.targets.get(id).map(|target| target.key.protocol) {
             Some(Protocol::Icmp) => self.begin_icmp(id),
@@ -316,6 +371,7 @@ impl Engine {
             let expiry = now + self.options.timeout;
             let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
+            self.relief.forget(id);
             self.icmp.push(probe, &mut self.icmp_events);
         }
     }
@@ -337,7 +393,7 @@ impl Engine {
                     let answer = Answer {
                         rtt,
                         source,
-                        connect: None,
+                        http: None,
                     };
                     if self.answered(probe.id, probe.sent, answer) {
                         let now = self.now();
@@ -409,11 +465,14 @@ impl Engine {
         };
         match answer {
             Ok(hello) => {
-                self.accounts.sample(key, hello.total);
+                let (rtt, source) = self.accounts.connected(key, &hello);
                 let answer = Answer {
-                    rtt: hello.total,
-                    source: RttSource::Socket,
-                    connect: Some(hello.connect),
+                    rtt,
+                    source,
+                    http: Some(HttpTimes {
+                        connect_ns: nanos(hello.connect),
+                        total_ns: nanos(hello.total),
+                    }),
                 };
                 let reachable = self.answered(id, sent, answer);
                 let all_told =
@@ -433,9 +492,10 @@ impl Engine {
     /// Takes in an answer. Returns whether the target is reachable.
     fn answered(&mut self, id: TargetId, sent: Duration, answer: Answer) -> bool {
         let now = self.now();
-        let judgement = self.confirmation.answered(id, sent, answer.rtt, now);
+        let took = answer.took();
+        let judgement = self.confirmation.answered(id, sent, took, now);
         let mut results = self.shared.results_mut();
-        results.note(id, sent, Some(answer.rtt), now);
+        results.note(id, sent, Some(took), now);
         if judgement != Judgement::Reachable {
             drop(results);
             self.unchanged(id, sent);
@@ -533,6 +593,51 @@ impl Engine {
         true
     }
 
+    /// Goes on finding the MTU of paths.
+    fn look_at_paths(&mut self) {
+        let now = self.now();
+        let looked = self.path_mtu.turn(now, &mut self.budget);
+        for Looked { id, found } in looked {
+            let mut results = self.shared.results_mut();
+            let was_reduced = results.path_mtu(id).is_some_and(PathMtu::is_reduced);
+            if let Some(found) = &found
+                && found.is_reduced() != was_reduced
+                && let Some(target) = self.targets.get(id)
+            {
+                let node = self.node_name(target);
+                let address = target.key.address;
+                let (mtu, local_mtu) = (found.mtu, found.way.mtu);
+                if was_reduced {
+                    tracing::info!(node, %address, mtu, "full path MTU again");
+                } else {
+                    let told_by = found.told.map(|told| told.from.to_string());
+                    tracing::info!(node, %address, mtu, local_mtu, told_by, "reduced path MTU");
+                }
+            }
+            results.path_looked_at(id, found);
+            drop(results);
+            self.path_mtu.end_wait(id);
+        }
+    }
+
+    /// Finds the MTU of the paths to a node or to all for the sake of whoever holds the other end of `done`.
+    fn probe_path_mtu(&mut self, node: Option<&str>, done: oneshot::Sender<()>) {
+        let is_wanted = |target: &Target| {
+            node.is_none_or(|name| {
+                let known = self.set.nodes.get(target.node);
+                known.is_some_and(|known| known.full_name() == name)
+            })
+        };
+        let targets = self.targets.iter();
+        let ids: Vec<_> = targets
+            .filter(|(id, target)| self.path_mtu.has(*id) && is_wanted(target))
+            .map(|(id, _)| id)
+            .collect();
+        let now = self.now();
+        self.path_mtu.request(&ids, now, done);
+        self.shared.results_mut().await_paths(&ids);
+    }
+
     /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.
     fn sweep(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
         let now = self.now();
@@ -597,6 +702,22 @@ impl Engine {
         let changes = self.targets.replace(wanted);
         self.drop_targets(&changes.gone);
         self.add_targets(&changes.fresh);
+        let leaves_this_host = |target: &Target| {
+            let TargetKey {
+                address,
+                path,
+                protocol,
+            } = target.key;
+            // An endpoint's packets go the way of its host's.
+            (path, protocol) == (Path::Host, Protocol::Icmp)
+                && paths.get(target.node).is_some_and(|node| !node.local)
+                && !self.options.local_addresses.contains(&address)
+        };
+        let paths_out = self.targets.iter();
+        let paths_out = paths_out
+            .filter(|(_, target)| leaves_this_host(target))
+            .map(|(id, target)| (id, target.key.address));
+        self.path_mtu.set_paths(paths_out, begun);
         if let Some(sweep) = &mut self.sweep {
             let targets = &self.targets;
             sweep.renumber(paths.len(), |id| targets.get(id).map(|target| target.node));
@@ -621,6 +742,7 @@ impl Engine {
         for (id, key) in gone {
             self.schedule.remove(*id);
             self.confirmation.remove(*id);
+            self.relief.forget(*id);
             if let Some(sweep) = &mut self.sweep {
                 sweep.remove(*id);
             }
@@ -652,6 +774,11 @@ impl Engine {
     fn rate_time(&self, targets: usize) -> Duration {
         Duration::from_secs(targets as u64) / self.options.rate.max(1)
     }
+}
+
+/// A random ICMP identifier other than `id`.
+fn other_id(id: u16) -> u16 {
+    id.wrapping_add(rand::random_range(1..=u16::MAX))
 }
 
 /// How many HTTP probes may run at a time under the limit on open files.

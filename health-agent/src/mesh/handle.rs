@@ -1,5 +1,6 @@
 //! Starts a mesh, and speaks to a running one.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,7 +20,9 @@ use super::engine::{Command, Engine};
 use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
-use crate::api::types::{HealthStatus, NodeList, ProbeEvent, RegistryState, TargetHistory};
+use crate::api::types::{
+    HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+};
 use crate::config::ProbeIntervals;
 use crate::nodes::NodeSet;
 
@@ -27,6 +30,8 @@ use crate::nodes::NodeSet;
 const COMMANDS: usize = 16;
 /// Nodes that are written down without a pause for the prober: some 0.2 ms.
 const NODES_AT_A_TIME: usize = 64;
+/// Longest wait for the MTU of paths: below that of a client. A black hole takes some 15 s.
+const PATH_MTU_WAIT: Duration = Duration::from_secs(25);
 /// Events of a probe on request that may wait for a slow reader.
 const EVENTS: usize = 64;
 
@@ -45,8 +50,15 @@ pub struct MeshOptions {
     pub rate: u32,
     /// How long a probe waits for its answer.
     pub timeout: Duration,
+    /// Time between two looks at the MTU of a path; `None`: on request alone.
+    pub path_mtu_interval: Option<Duration>,
     /// The part of a target's probes, 0 to 1, whose loss degrades it.
     pub loss_threshold: f64,
+    /// Whether round trips of all connections to the targets' addresses are counted.
+    pub passive_rtt: bool,
+    /// How many times less often a target is probed by ICMP while a connection to its address is
+    /// answered; 1 for no less often.
+    pub passive_relief: u8,
     /// TCP port of the responders, on all nodes.
     pub port: u16,
     /// ICMP identifier, host byte order. As in `HEALTH_CONFIG`; random for each start.
@@ -110,22 +122,28 @@ impl Shared {
 /// The nodes of a report, in the order of the set in force.
 struct NodeStream<'a>(&'a Shared);
 
-impl Serialize for NodeStream<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut nodes = serializer.serialize_seq(None)?;
+impl NodeStream<'_> {
+    fn try_for_each<E>(&self, mut each: impl FnMut(&NodeStatus) -> Result<(), E>) -> Result<(), E> {
         let mut after = None;
         loop {
             let (some, last) =
                 self.0
                     .results()
                     .some_nodes(after.as_ref(), NODES_AT_A_TIME, self.0.now());
-            some.iter()
-                .try_for_each(|node| nodes.serialize_element(node))?;
+            some.iter().try_for_each(&mut each)?;
             match last {
                 Some(last) => after = Some(last),
-                None => return nodes.end(),
+                None => return Ok(()),
             }
         }
+    }
+}
+
+impl Serialize for NodeStream<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut nodes = serializer.serialize_seq(None)?;
+        self.try_for_each(|node| nodes.serialize_element(node))?;
+        nodes.end()
     }
 }
 
@@ -207,6 +225,20 @@ impl MeshHandle {
         Ok(serde_json::to_writer(out, &report)?)
     }
 
+    /// The last report without the nodes.
+    pub fn report_head(&self) -> HealthStatus<()> {
+        self.shared.results().report_of((), self.shared.now())
+    }
+
+    /// Gives the nodes of the last report to `each`, in the order of the report, with pauses for the
+    /// prober.
+    pub fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
+        let Ok(()) = NodeStream(&self.shared).try_for_each(|node| {
+            each(node);
+            Ok::<(), Infallible>(())
+        });
+    }
+
     /// How the node registries do.
     pub fn registries(&self) -> Vec<RegistryState> {
         self.shared.results().registries()
@@ -268,6 +300,25 @@ impl MeshHandle {
             let _ = sender.send(ProbeEvent::Done(mesh.report())).await;
         });
         receiver
+    }
+
+    /// What is known of the MTU of the paths to one node, by its full name, or to all.
+    pub fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        self.shared.results().path_mtus(node)
+    }
+
+    /// Finds them anew. Ends when that has been done, and after 25 s with what is known then.
+    pub async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let (done, wait) = oneshot::channel();
+        let command = Command::ProbePathMtu {
+            node: node.map(str::to_owned),
+            done,
+        };
+        // An error means that the mesh has ended; what was known stays true.
+        if self.commands.send(command).await.is_ok() {
+            let _ = tokio::time::timeout(PATH_MTU_WAIT, wait).await;
+        }
+        self.path_mtus(node)
     }
 
     /// Begins to probe all targets. The channel closes when that has ended, or the mesh has.

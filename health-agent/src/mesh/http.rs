@@ -7,8 +7,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
+use super::connect::connect;
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
+use super::rtt_store::Connection;
+use crate::datapath::clock;
 
 /// Longest response head that is read, bytes.
 const HEAD_LEN: usize = 2048;
@@ -24,17 +27,25 @@ pub(super) struct Hello {
     pub(super) connect: Duration,
     /// Until the response's head was read.
     pub(super) total: Duration,
+    /// The connection that it came by; `None` if its address is not known.
+    pub(super) connection: Option<Connection>,
     /// What the peer says of its health endpoint's addresses; `None` when it says nothing.
     pub(super) health_endpoint: Option<Vec<IpAddr>>,
 }
 
 /// Asks for `/hello` and gives up at `deadline`.
 pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hello, Failure> {
+    let begun_ns = clock::now_ns();
     let start = Instant::now();
-    let mut stream = timeout_at(deadline, TcpStream::connect(peer))
+    let mut stream = timeout_at(deadline, connect(peer))
         .await
         .map_err(|_| Failure::TimedOut)??;
     let connect = start.elapsed();
+    let connection = stream.local_addr().ok().map(|local| Connection {
+        local,
+        peer_port: peer.port(),
+        begun_ns,
+    });
     // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
     stream.set_zero_linger()?;
     let health_endpoint = timeout_at(deadline, exchange(&mut stream, peer))
@@ -43,6 +54,7 @@ pub(super) async fn get_hello(peer: SocketAddr, deadline: Instant) -> Result<Hel
     Ok(Hello {
         connect,
         total: start.elapsed(),
+        connection,
         health_endpoint,
     })
 }

@@ -1,15 +1,16 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
 //! One task owns all state (`engine`). The parts it is made of know nothing of each other:
-//! `target` says what to probe, `schedule` when, within a `budget`; `icmp` and `http` do it, `confirm`
+//! `target` says what to probe, `schedule` when, within a `budget`, `relief` when not; `icmp` and `http` do it, `confirm`
 //! tells a lost probe from an outage, `results` keeps what came out, with a `history` of each target,
 //! `diagnosis` says what it means, `accounts` counts it in the datapath's rows, and `learned` keeps the
-//! addresses that peers tell of themselves. A `handle` is what others hold of it; `sweep` is a request
+//! addresses that peers tell of themselves. `path_mtu` finds the MTU of paths. A `handle` is what others hold of it; `sweep` is a request
 //! to probe everything. [`hello`] is the side that answers.
 
 mod accounts;
 mod budget;
 mod confirm;
+mod connect;
 mod counters;
 mod diagnosis;
 mod engine;
@@ -20,7 +21,9 @@ mod history;
 mod http;
 mod icmp;
 mod learned;
+mod path_mtu;
 pub mod probe_key;
+mod relief;
 mod results;
 pub mod rtt_store;
 mod schedule;

@@ -1,8 +1,9 @@
 //! What the mesh needs of the datapath: rows of round-trip times, by peer.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 
-use health_common::probe::ProbeId;
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow};
 
 /// How the kernel took the report of a lost probe.
@@ -18,13 +19,24 @@ pub enum LossOutcome {
     UnknownPeer,
 }
 
-/// Whose measurement of an echo probe's round trip was counted.
+/// Whose measurement of a probe's round trip was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
     /// The uplinks' programs', nanoseconds.
     ByKernel(u64),
     /// The agent's own, at its socket.
     AtSocket,
+}
+
+/// A connection of this host to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Address and port on this side.
+    pub local: SocketAddr,
+    /// Port of the peer.
+    pub peer_port: u16,
+    /// When it was begun: `CLOCK_MONOTONIC`, nanoseconds.
+    pub begun_ns: u64,
 }
 
 /// Rows of `HEALTH_RTT`. A row must exist before the kernel counts anything in it.
@@ -62,4 +74,23 @@ pub trait RttStore: Send + Sync + 'static {
     /// gives them up, and no reply to them is matched any more. Returns how many there were. To be called
     /// before the first probe.
     fn give_up_leftovers(&self) -> io::Result<u64>;
+
+    /// Counts a probe that was answered over `connection`: the round trip of its handshake as it was timed
+    /// on the uplink, or else the one that the agent measured, nanoseconds. `NotFound` where there is no
+    /// row.
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured>;
+
+    /// Has the round trips of all connections to an address counted, in a row that comes with the first.
+    fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
+
+    /// Ends that. The row stays.
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()>;
+
+    /// The addresses whose connections are counted.
+    fn followed(&self) -> io::Result<Vec<IpAddr>>;
 }

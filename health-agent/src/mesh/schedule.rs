@@ -16,6 +16,15 @@ const FIRST_RETRY: Duration = Duration::from_millis(100);
 /// for early probes of targets that do not answer.
 const REGULAR_SHARE: f64 = 0.9;
 
+/// A target whose probe is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DueTarget {
+    /// Which one.
+    pub(super) id: TargetId,
+    /// Whether nothing but the end of its interval asks for the probe.
+    pub(super) routine: bool,
+}
+
 /// The times at which targets are due.
 ///
 /// In its steady state a target is due once an interval, at a phase that depends on who probes and
@@ -46,6 +55,8 @@ struct Times {
     due: Duration,
     /// Whether it is due before its regular time.
     early: bool,
+    /// Whether it is due for no other reason than that its interval is over.
+    routine: bool,
     /// Wait from the next probe to the one after it; `None` for a target that answers.
     retry: Option<Duration>,
 }
@@ -78,15 +89,14 @@ impl Schedule {
         now: Duration,
         spread: Duration,
     ) {
-        let mut hasher = DefaultHasher::new();
-        (&self.agent, key).hash(&mut hasher);
-        let phase = hasher.finish();
+        let phase = phase((&self.agent, key));
         let due = now + fraction(spread, phase);
         let times = Times {
             interval,
             phase,
             due,
             early: false,
+            routine: false,
             retry: Some(FIRST_RETRY),
         };
         self.targets.insert(id, times);
@@ -134,7 +144,7 @@ impl Schedule {
 
     /// A target that is due, if one is and `budget` allows a probe, which is then taken from it. It is
     /// next due at its regular time, or earlier while it does not answer.
-    pub(super) fn pop_due(&mut self, now: Duration, budget: &mut Budget) -> Option<TargetId> {
+    pub(super) fn pop_due(&mut self, now: Duration, budget: &mut Budget) -> Option<DueTarget> {
         if !budget.allows(now) {
             return None;
         }
@@ -143,15 +153,21 @@ impl Schedule {
         let &(_, id) = regular.or_else(|| self.early.first().filter(is_due))?;
         budget.take(now);
         let times = self.targets.get_mut(id)?;
+        let due = DueTarget {
+            id,
+            routine: times.routine,
+        };
         let interval = times.interval.mul_f64(self.stretch);
         let retry = times.retry.filter(|&wait| wait < interval);
         times.retry = retry.map(|wait| wait * 2);
         let regular = regular_after(now + interval / 2, interval, times.phase);
+        let settled = times.retry.is_none();
         match retry.map(|wait| now + wait).filter(|&at| at < regular) {
             Some(at) => self.set_due(id, at, true),
             None => self.set_due(id, regular, false),
         }
-        Some(id)
+        self.set_routine(id, settled);
+        Some(due)
     }
 
     /// The target answers: it is due at its regular times alone.
@@ -163,6 +179,7 @@ impl Schedule {
             let interval = times.interval.mul_f64(self.stretch);
             let regular = regular_after(now + interval / 2, interval, times.phase);
             self.set_due(id, regular, false);
+            self.set_routine(id, true);
         }
     }
 
@@ -170,6 +187,7 @@ impl Schedule {
     pub(super) fn retry(&mut self, id: TargetId, now: Duration) {
         if let Some(times) = self.targets.get_mut(id) {
             times.retry = Some(FIRST_RETRY);
+            times.routine = false;
             let at = now + FIRST_RETRY;
             if at < times.due {
                 self.set_due(id, at, true);
@@ -207,8 +225,15 @@ impl Schedule {
             self.targets[id] = Times {
                 due: at,
                 early,
+                routine: false,
                 ..times
             };
+        }
+    }
+
+    fn set_routine(&mut self, id: TargetId, routine: bool) {
+        if let Some(times) = self.targets.get_mut(id) {
+            times.routine = routine;
         }
     }
 
@@ -233,8 +258,15 @@ impl Schedule {
     }
 }
 
+/// The phase of something that is done once an interval, in units of `2^-64` of the interval.
+pub(super) fn phase(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
 /// The first time with this phase of the interval that is not before `earliest`.
-fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
+pub(super) fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
     let phase = fraction(interval, phase);
     let interval = interval.as_nanos().max(1);
     let past = earliest.saturating_sub(phase).as_nanos();
@@ -243,7 +275,7 @@ fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration
 }
 
 /// `part / 2^64` of `whole`.
-fn fraction(whole: Duration, part: u64) -> Duration {
+pub(super) fn fraction(whole: Duration, part: u64) -> Duration {
     // Below `whole` in nanoseconds; those fit 64 bits for 584 years.
     Duration::from_nanos(((whole.as_nanos() * u128::from(part)) >> 64) as u64)
 }
@@ -302,7 +334,13 @@ mod tests {
         }
 
         fn pop_due(&mut self, now: Duration) -> Option<TargetId> {
-            self.schedule.pop_due(now, &mut self.budget)
+            let due = self.schedule.pop_due(now, &mut self.budget)?;
+            Some(due.id)
+        }
+
+        fn pop_routine(&mut self, now: Duration) -> bool {
+            let due = self.schedule.pop_due(now, &mut self.budget);
+            due.expect("a target that is due").routine
         }
     }
 
@@ -355,6 +393,26 @@ mod tests {
         bed.pop_due(now + millis(100));
         bed.schedule.settle(target(1), now + millis(100));
         assert!(bed.next_due().unwrap() >= now + INTERVAL / 2);
+    }
+
+    #[test]
+    fn a_probe_is_routine_when_only_the_interval_asks_for_it() {
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, SPREAD);
+        let first = bed.next_due().unwrap();
+        assert!(!bed.pop_routine(first), "the first one");
+        assert!(!bed.pop_routine(bed.next_due().unwrap()), "unanswered");
+        bed.schedule.settle(target(1), first);
+        let mut now = bed.next_due().unwrap();
+        for _ in 0..2 {
+            assert!(bed.pop_routine(now));
+            now = bed.next_due().unwrap();
+        }
+        bed.schedule.pull_in(target(1), now - INTERVAL / 2);
+        assert!(!bed.pop_routine(now - INTERVAL / 2), "asked for");
+        now = bed.next_due().unwrap();
+        bed.schedule.retry(target(1), now - millis(1));
+        assert!(!bed.pop_routine(now), "no longer answered");
     }
 
     #[test]

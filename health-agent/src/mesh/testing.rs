@@ -6,19 +6,19 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use health_common::checksum;
-use health_common::probe::ProbeId;
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::rtt_store::{LossOutcome, Measured, RttStore};
+use super::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// A network namespace that lives as long as the value does.
 pub(super) struct Namespace(OwnedFd);
@@ -99,6 +99,9 @@ pub(super) struct MemoryStore {
     rows: Mutex<HashMap<RttKey, RttRow>>,
     /// Round trips of the probes that were stamped, by sequence number.
     stamped: Mutex<HashMap<(RttKey, u16), u64>>,
+    followed: Mutex<HashMap<IpAddr, Path>>,
+    /// The handshake of each connection as the programs on the uplink time it, nanoseconds; 0: they do not.
+    pub(super) handshake_ns: AtomicU64,
 }
 
 impl MemoryStore {
@@ -172,6 +175,38 @@ impl RttStore for MemoryStore {
 
     fn lost(&self, key: RttKey, _: ProbeId) -> io::Result<LossOutcome> {
         self.count_loss(key)
+    }
+
+    fn connected(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
+        assert_ne!(connection.local.port(), 0);
+        let handshake_ns = self.handshake_ns.load(Ordering::Relaxed);
+        if handshake_ns == 0 {
+            return self.sample(key, at_socket_ns).map(|()| Measured::AtSocket);
+        }
+        match self.rows.lock().unwrap().get_mut(&key) {
+            Some(row) => row.record(handshake_ns, 0, 0, SOURCE_KERNEL),
+            None => return Err(io::ErrorKind::NotFound.into()),
+        }
+        Ok(Measured::ByKernel(handshake_ns))
+    }
+
+    fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
+        self.followed.lock().unwrap().insert(peer, path);
+        Ok(())
+    }
+
+    fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        self.followed.lock().unwrap().remove(&peer);
+        Ok(())
+    }
+
+    fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        Ok(self.followed.lock().unwrap().keys().copied().collect())
     }
 
     fn give_up_leftovers(&self) -> io::Result<u64> {

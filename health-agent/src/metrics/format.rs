@@ -79,16 +79,16 @@ impl Format {
 
 /// Takes OpenMetrics text, in pieces of any size, and writes classic text.
 #[derive(Debug)]
-pub(super) struct ClassicWriter<'a> {
-    out: &'a mut String,
+pub(super) struct ClassicWriter<'a, W> {
+    out: &'a mut W,
     /// The line that has begun.
     line: String,
     /// What the next family is, which is to stand below its name.
     help: String,
 }
 
-impl<'a> ClassicWriter<'a> {
-    pub(super) fn new(out: &'a mut String) -> Self {
+impl<'a, W: fmt::Write> ClassicWriter<'a, W> {
+    pub(super) fn new(out: &'a mut W) -> Self {
         Self {
             out,
             line: String::new(),
@@ -96,7 +96,7 @@ impl<'a> ClassicWriter<'a> {
         }
     }
 
-    fn end_line(&mut self) {
+    fn end_line(&mut self) -> fmt::Result {
         if let Some(rest) = self.line.strip_prefix("# HELP ") {
             self.help.clear();
             self.help
@@ -113,24 +113,25 @@ impl<'a> ClassicWriter<'a> {
                 kind => ("", kind),
             };
             for part in ["# HELP ", name, suffix, " ", &self.help] {
-                self.out.push_str(part);
+                self.out.write_str(part)?;
             }
             for part in ["# TYPE ", name, suffix, " ", kind, "\n"] {
-                self.out.push_str(part);
+                self.out.write_str(part)?;
             }
         } else if !self.line.starts_with('#') {
-            self.out.push_str(&self.line);
+            self.out.write_str(&self.line)?;
         }
         self.line.clear();
+        Ok(())
     }
 }
 
-impl fmt::Write for ClassicWriter<'_> {
+impl<W: fmt::Write> fmt::Write for ClassicWriter<'_, W> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for part in text.split_inclusive('\n') {
             self.line.push_str(part);
             if part.ends_with('\n') {
-                self.end_line();
+                self.end_line()?;
             }
         }
         Ok(())

@@ -14,12 +14,13 @@ mod summary;
 mod totals;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use health_common::rtt::{RttKey, RttRow};
 use jiff::Timestamp;
-use tracing::{debug, warn};
+use tracing::debug;
 
 pub use self::format::Format;
 
@@ -89,11 +90,22 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         Ok(())
     }
 
-    /// All metrics. Blocks for as long as the maps are read, and while another scrape is served: so many
-    /// scrapers at a time take no more memory than one.
-    pub fn scrape(&self, format: Format) -> Result<Vec<u8>, std::fmt::Error> {
+    /// Writes all metrics, which takes as long as `out` does, and at first as long as the maps are read,
+    /// by one scrape at a time. Of very many nodes text is never there as a whole; messages are.
+    pub fn scrape(&self, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
+        let snapshot = self.snapshot();
+        let written = render::write(snapshot, format, out);
+        // Scrapers that go away do so for reasons of their own.
+        if let Err(error) = &written {
+            debug!(%error, "metrics cannot be written down");
+        }
+        written
+    }
+
+    fn snapshot(&self) -> Snapshot {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut summary = Summary::new(&self.source.status(), self.per_target);
+        let mut summary = Summary::new(&self.source.status_head(), self.per_target);
+        self.source.each_node(&mut |node| summary.add(node));
         let mut maps_readable = false;
         let mut counters = Vec::new();
         let mut probes = Vec::new();
@@ -123,27 +135,20 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             .flat_map(|endpoint| endpoint.repairs)
             .collect();
         let config = self.source.config();
-        let body = render::body(
-            Snapshot {
-                summary,
-                registries: self.source.registries(),
-                ignored_replies: self.source.ignored_replies(),
-                healthy: self.source.state().state != "Failure",
-                configured_interval: config.probe_interval,
-                probe_rate: config.probe_rate,
-                repairs,
-                now: Timestamp::now(),
-                uptime: self.source.uptime(),
-                maps_readable,
-                counters,
-                probes,
-                before,
-            },
-            format,
-        );
-        if let Err(error) = &body {
-            warn!(%error, "metrics cannot be written down");
+        Snapshot {
+            summary,
+            registries: self.source.registries(),
+            ignored_replies: self.source.ignored_replies(),
+            healthy: self.source.state().state != "Failure",
+            configured_interval: config.probe_interval,
+            probe_rate: config.probe_rate,
+            repairs,
+            now: Timestamp::now(),
+            uptime: self.source.uptime(),
+            maps_readable,
+            counters,
+            probes,
+            before,
         }
-        body
     }
 }

@@ -2,12 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::metrics::{Direction, Reason};
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode, encode_eof, encode_registry};
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NativeHistogram,
     NativeHistogramBuckets, NoLabelSet, prometheus_protobuf,
@@ -28,7 +30,6 @@ use crate::datapath::dump::MetricRow;
 use crate::mesh::IgnoredReplyCounts;
 
 const PREFIX: &str = "health_agent";
-const OPEN_METRICS_END: &str = "# EOF\n";
 
 type Label<'a> = (&'static str, &'a str);
 
@@ -55,35 +56,64 @@ pub(super) struct Snapshot {
     pub(super) before: BTreeMap<Class, Histogram>,
 }
 
-/// The metrics in a format.
-pub(super) fn body(snapshot: Snapshot, format: Format) -> Result<Vec<u8>, fmt::Error> {
-    let summaries = snapshot.summaries();
+/// Writes the metrics: text while it is made, messages when all are made.
+pub(super) fn write(snapshot: Snapshot, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
+    let snapshot = Arc::new(snapshot);
     let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(snapshot));
-    let mut text = String::new();
-    match format {
-        Format::OpenMetrics => {
-            encode(&mut text, &registry)?;
-            text.truncate(text.len() - OPEN_METRICS_END.len());
+    registry.register_collector(Box::new(snapshot.clone()));
+    let mut text = TextWriter { out, failed: None };
+    let written = match format {
+        Format::OpenMetrics => write_open_metrics(&registry, &snapshot, &mut text),
+        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)
+            .and_then(|()| snapshot.write_summaries(&mut text)),
+        Format::Protobuf => return write_messages(&registry, &snapshot, text.out),
+    };
+    written.map_err(|error| {
+        text.failed
+            .take()
+            .unwrap_or_else(|| io::Error::other(error))
+    })
+}
+
+fn write_open_metrics(
+    registry: &Registry,
+    snapshot: &Snapshot,
+    out: &mut TextWriter<'_>,
+) -> fmt::Result {
+    encode_registry(out, registry)?;
+    snapshot.write_summaries(out)?;
+    encode_eof(out)
+}
+
+fn write_messages(
+    registry: &Registry,
+    snapshot: &Snapshot,
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
+    let families = prometheus_protobuf::encode(registry).map_err(io::Error::other)?;
+    let summaries = snapshot.summaries().map(SummaryFamily::message);
+    for family in families.into_iter().chain(summaries) {
+        // Prometheus' own library leaves out what has no sample, too.
+        if !family.metric.is_empty() {
+            out.write_all(&family.encode_length_delimited_to_vec())?;
         }
-        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)?,
-        Format::Protobuf => {
-            let mut families = prometheus_protobuf::encode(&registry)?;
-            families.extend(summaries.iter().map(SummaryFamily::message));
-            // Prometheus' own library leaves out what has no sample, too.
-            let families = families.iter().filter(|family| !family.metric.is_empty());
-            return Ok(families
-                .flat_map(Message::encode_length_delimited_to_vec)
-                .collect());
-        }
     }
-    for family in summaries {
-        family.write_text(&mut text)?;
+    Ok(())
+}
+
+/// Takes text, and keeps the error that ended the writing.
+struct TextWriter<'a> {
+    out: &'a mut dyn io::Write,
+    failed: Option<io::Error>,
+}
+
+impl fmt::Write for TextWriter<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.out.write_all(text.as_bytes()).map_err(|error| {
+            self.failed = Some(error);
+            fmt::Error
+        })
     }
-    if format == Format::OpenMetrics {
-        text.push_str(OPEN_METRICS_END);
-    }
-    Ok(text.into_bytes())
 }
 
 impl Collector for Snapshot {
@@ -351,6 +381,7 @@ impl Snapshot {
                     .encode_gauge(&(latency_ns as f64 / 1e9))?;
             }
         }
+        self.encode_path_mtus(encoder)?;
         let mut probes = family(
             encoder,
             "node_connectivity_probes",
@@ -369,6 +400,34 @@ impl Snapshot {
                     .collect();
                 labels.push(("result", result));
                 counter(&mut probes, &labels, count)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_path_mtus(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        for (index, name, help) in [
+            (
+                0,
+                "node_path_mtu_bytes",
+                "The largest packet that gets through to an address, where this host sends larger ones",
+            ),
+            (
+                1,
+                "node_local_mtu_bytes",
+                "The largest packet that this host sends to such an address",
+            ),
+        ] {
+            let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
+            for peer in &self.summary.peers {
+                for address in &peer.addresses {
+                    let Some(mtu) = address.path_mtu.map(|mtus| mtus[index]) else {
+                        continue;
+                    };
+                    let [cluster, name, _] = peer.target();
+                    let labels = [cluster, name, ("address", &address.ip.to_string())];
+                    mtus.encode_family(&labels)?.encode_gauge(&u64::from(mtu))?;
+                }
             }
         }
         Ok(())
@@ -441,34 +500,36 @@ impl Snapshot {
         by_target
     }
 
-    fn summaries(&self) -> Vec<SummaryFamily> {
-        let by_target = self.by_target();
-        let all = by_target
-            .iter()
-            .map(|((path, protocol), (probes, recent))| {
-                let labels = vec![
-                    ("type", (*path).to_owned()),
-                    ("protocol", (*protocol).to_owned()),
-                ];
-                let quantiles = Quantiles::of(recent, probes.sum_ns, probes.answered);
-                (labels, quantiles)
-            });
-        let of_targets = self.targets().filter_map(|(peer, address, target)| {
-            let labels = self.target_labels(peer, address, target).to_vec();
-            Some((labels, target.quantiles.clone()?))
+    fn summaries(&self) -> impl Iterator<Item = SummaryFamily<'_>> {
+        let all = self.by_target().into_iter();
+        let all = all.map(|((path, protocol), (probes, recent))| {
+            let labels = vec![("type", path.to_owned()), ("protocol", protocol.to_owned())];
+            let quantiles = Quantiles::of(&recent, probes.sum_ns, probes.answered);
+            (labels, quantiles)
         });
-        vec![
+        let of_targets = self.targets().filter_map(|(peer, address, target)| {
+            let quantiles = target.quantiles.clone()?;
+            let labels = self.target_labels(peer, address, target).to_vec();
+            Some((labels, quantiles))
+        });
+        [
             SummaryFamily {
                 name: format!("{PREFIX}_node_health_rtt_seconds"),
                 help: "Round trips to all nodes, quantiles of the last ten minutes",
-                summaries: all.collect(),
+                summaries: Box::new(all),
             },
             SummaryFamily {
                 name: format!("{PREFIX}_node_connectivity_rtt_seconds"),
                 help: "Round trips to a target as the pinned map holds them",
-                summaries: of_targets.collect(),
+                summaries: Box::new(of_targets),
             },
         ]
+        .into_iter()
+    }
+
+    fn write_summaries(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        self.summaries()
+            .try_for_each(|family| family.write_text(out))
     }
 
     fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -662,13 +723,19 @@ fn histogram(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], probes: &Prob
 
 #[cfg(test)]
 mod tests {
-    use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
     use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 
     use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
-    use crate::api::types::{HealthStatus, RejectedEntry};
+    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
+
+    fn text(snapshot: Snapshot, format: Format) -> String {
+        let mut text = Vec::new();
+        write(snapshot, format, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
 
     fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         let mut row = RttRow::EMPTY;
@@ -678,7 +745,7 @@ mod tests {
             remote_ns: 500_000,
             ..Reply::default()
         };
-        row.record_reply(&reply, 0, 0);
+        row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0);
         row.lost = 4;
         row.late = 1;
         row.duplicates = 3;
@@ -687,7 +754,7 @@ mod tests {
             ..samples::key(2)
         };
         let mut totals = Totals::default();
-        let mut summary = Summary::new(report, per_target);
+        let mut summary = samples::summary(report, per_target);
         let rows = samples::Rows(vec![(samples::key(2), row), (passive, row)]);
         totals.read(&rows, &mut summary).unwrap();
         let registry = RegistryState {
@@ -736,14 +803,10 @@ mod tests {
         }
     }
 
-    fn text(snapshot: Snapshot, format: Format) -> Result<String, fmt::Error> {
-        Ok(String::from_utf8(body(snapshot, format)?).unwrap())
-    }
-
     fn shown(change: impl FnOnce(&mut Snapshot)) -> String {
         let mut snapshot = snapshot(&samples::report(), false);
         change(&mut snapshot);
-        text(snapshot, Format::OpenMetrics).unwrap()
+        text(snapshot, Format::OpenMetrics)
     }
 
     #[test]
@@ -855,7 +918,7 @@ mod tests {
     fn a_peers_series_go_with_it() {
         let mut report = samples::report();
         report.nodes.retain(|node| node.name != "default/n2");
-        let text = text(snapshot(&report, false), Format::OpenMetrics).unwrap();
+        let text = text(snapshot(&report, false), Format::OpenMetrics);
         assert_eq!(series_of_targets(&text), [""; 0]);
         assert!(
             text.contains("health_agent_unreachable_nodes 0\n"),
@@ -870,9 +933,8 @@ mod tests {
             let label = format!("target_node_name=\"{name}\"");
             text.lines().filter(|line| line.contains(&label)).count()
         };
-        let text_of = |report: &HealthStatus, per_target| {
-            text(snapshot(report, per_target), Format::Classic).unwrap()
-        };
+        let text_of =
+            |report: &HealthStatus, per_target| text(snapshot(report, per_target), Format::Classic);
         let few = text_of(&report, false);
         assert_eq!(of_node(&few, "n1"), 0);
         // Its diagnosis, its status, what fails; a latency by ICMP alone, two counts of that, and three
@@ -905,14 +967,15 @@ mod tests {
     #[test]
     fn messages_hold_the_same_as_text_and_native_buckets() {
         let report = samples::report();
-        let bytes = body(snapshot(&report, true), Format::Protobuf).unwrap();
+        let mut bytes = Vec::new();
+        write(snapshot(&report, true), Format::Protobuf, &mut bytes).unwrap();
         let mut rest = &bytes[..];
         let mut families = BTreeMap::new();
         while !rest.is_empty() {
             let family = model::MetricFamily::decode_length_delimited(&mut rest).unwrap();
             families.insert(family.name.clone(), family);
         }
-        let text = text(snapshot(&report, true), Format::Classic).unwrap();
+        let text = text(snapshot(&report, true), Format::Classic);
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let described = text
             .lines()
@@ -934,6 +997,28 @@ mod tests {
         assert_eq!((summary.quantile.len(), summary.sample_count), (3, 2));
     }
 
+    #[test]
+    fn a_reduced_path_mtu_is_shown_beside_what_this_host_sends() {
+        let mut report = samples::report();
+        let path = &mut report.nodes[1].host.primary_address;
+        path.path_mtu = Some(Box::new(PathMtuStatus {
+            mtu: 1400,
+            local_mtu: 1500,
+            device: "eth0".to_owned(),
+            larger: LargerPackets::Vanish,
+            rejected_by: None,
+            last_probed: Timestamp::UNIX_EPOCH,
+        }));
+        let text = text(snapshot(&report, false), Format::Classic);
+        let labels = "target_cluster=\"default\",target_node_name=\"n2\",address=\"10.0.0.2\"";
+        for line in [
+            format!("health_agent_node_path_mtu_bytes{{{labels}}} 1400"),
+            format!("health_agent_node_local_mtu_bytes{{{labels}}} 1500"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+        }
+    }
+
     /// Names in a column of code spans, such as "| `a`, `b` | ...", at the start of a line.
     fn documented() -> BTreeSet<String> {
         let page = include_str!("../../../docs/metrics.md");
@@ -952,7 +1037,7 @@ mod tests {
     fn the_page_on_metrics_lists_exactly_those_there_are() {
         let mut report = samples::report();
         report.local.diagnosis = report.nodes[1].diagnosis.clone();
-        let text = text(snapshot(&report, true), Format::Classic).unwrap();
+        let text = text(snapshot(&report, true), Format::Classic);
         let described: BTreeSet<String> = text
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())

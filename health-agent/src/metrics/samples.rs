@@ -7,6 +7,7 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
 use jiff::Timestamp;
 
 use super::Maps;
+use super::summary::Summary;
 use crate::api::types::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
     SelfStatus,
@@ -35,6 +36,7 @@ pub(super) fn result(status: &str) -> Option<ConnectivityStatus> {
         last_probed: Timestamp::UNIX_EPOCH,
         rtt_source: None,
         connect_latency: None,
+        total_latency: None,
         consecutive_failures: 0,
         last_change: None,
         degraded: None,
@@ -52,6 +54,7 @@ pub(super) fn path(
         icmp,
         http,
         off: Vec::new(),
+        path_mtu: None,
     }
 }
 
@@ -95,4 +98,11 @@ pub(super) fn report() -> HealthStatus {
         ],
         ..HealthStatus::default()
     }
+}
+
+/// A report with its nodes in numbers.
+pub(super) fn summary(report: &HealthStatus, per_target: bool) -> Summary {
+    let mut summary = Summary::new(report, per_target);
+    report.nodes.iter().for_each(|node| summary.add(node));
+    summary
 }

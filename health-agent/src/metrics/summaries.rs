@@ -6,31 +6,34 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as m
 
 use super::recent::Quantiles;
 
+/// Labels, and what they belong to.
+type Labelled = (Vec<(&'static str, String)>, Quantiles);
+
 /// Summaries that differ in their labels.
-#[derive(Clone, Debug)]
-pub(super) struct SummaryFamily {
+pub(super) struct SummaryFamily<'a> {
     /// The full name.
     pub(super) name: String,
     /// What it is.
     pub(super) help: &'static str,
-    /// Labels, and what they belong to.
-    pub(super) summaries: Vec<(Vec<(&'static str, String)>, Quantiles)>,
+    /// Made one by one: there may be very many.
+    pub(super) summaries: Box<dyn Iterator<Item = Labelled> + 'a>,
 }
 
-impl SummaryFamily {
+impl SummaryFamily<'_> {
     /// Writes it as text, which is the same in OpenMetrics and in the classic format; nothing without
     /// summaries.
-    pub(super) fn write_text(&self, out: &mut String) -> fmt::Result {
+    pub(super) fn write_text(self, out: &mut impl Write) -> fmt::Result {
         let name = &self.name;
-        if self.summaries.is_empty() {
+        let mut summaries = self.summaries.peekable();
+        if summaries.peek().is_none() {
             return Ok(());
         }
         writeln!(out, "# HELP {name} {}\n# TYPE {name} summary", self.help)?;
-        for (labels, quantiles) in &self.summaries {
+        for (labels, quantiles) in summaries {
             let mut all = String::new();
             for (label, value) in labels {
                 let comma = if all.is_empty() { "" } else { "," };
-                write!(all, "{comma}{label}=\"{}\"", escaped(value))?;
+                write!(all, "{comma}{label}=\"{}\"", escaped(&value))?;
             }
             for (quantile, seconds) in &quantiles.values {
                 writeln!(out, "{name}{{{all},quantile=\"{quantile}\"}} {seconds}")?;
@@ -42,11 +45,11 @@ impl SummaryFamily {
     }
 
     /// The same as a message.
-    pub(super) fn message(&self) -> model::MetricFamily {
-        let metrics = self.summaries.iter().map(|(labels, quantiles)| {
-            let labels = labels.iter().map(|(name, value)| model::LabelPair {
-                name: (*name).to_owned(),
-                value: value.clone(),
+    pub(super) fn message(self) -> model::MetricFamily {
+        let metrics = self.summaries.map(|(labels, quantiles)| {
+            let labels = labels.into_iter().map(|(name, value)| model::LabelPair {
+                name: name.to_owned(),
+                value,
             });
             let values = quantiles.values.iter();
             let values = values.map(|&(quantile, value)| model::Quantile { quantile, value });
@@ -62,7 +65,7 @@ impl SummaryFamily {
             }
         });
         model::MetricFamily {
-            name: self.name.clone(),
+            name: self.name,
             help: self.help.to_owned(),
             r#type: model::MetricType::Summary.into(),
             metric: metrics.collect(),
@@ -85,10 +88,10 @@ mod tests {
 
     #[test]
     fn text_has_quantiles_sum_and_count() {
-        let family = |summaries| SummaryFamily {
+        let family = |summaries: Vec<Labelled>| SummaryFamily {
             name: "rtt_seconds".to_owned(),
             help: "Round trips",
-            summaries,
+            summaries: Box::new(summaries.into_iter()),
         };
         let quantiles = Quantiles {
             values: vec![(0.5, 0.000_02), (0.99, 1.5)],

@@ -92,6 +92,8 @@ pub(super) struct Address {
     pub(super) address_type: &'static str,
     /// What came of each protocol.
     pub(super) protocols: [Target; 2],
+    /// The largest packet that gets through, bytes, and the largest that this host sends, which is larger.
+    pub(super) path_mtu: Option<[u32; 2]>,
 }
 
 /// One protocol on one address.
@@ -152,14 +154,17 @@ pub(super) struct Summary {
     pub(super) causes: BTreeMap<String, usize>,
     /// Failing and degraded nodes, or all.
     pub(super) peers: Vec<Peer>,
+    /// Whether all of them are.
+    per_target: bool,
     places: HashMap<(Addr, u8), Place>,
 }
 
 impl Summary {
-    /// Of `report`; with `per_target` each node gets series of its own.
-    pub(super) fn new(report: &HealthStatus, per_target: bool) -> Self {
+    /// Of a report, whose nodes are still to be added; with `per_target` each of them gets series of its
+    /// own.
+    pub(super) fn new<N>(report: &HealthStatus<N>, per_target: bool) -> Self {
         let (cluster, name) = split_name(&report.local.name);
-        let mut summary = Self {
+        Self {
             cluster: cluster.to_owned(),
             name: name.to_owned(),
             cause: cause(report.local.diagnosis.as_ref()),
@@ -169,15 +174,13 @@ impl Summary {
             nodes: BTreeMap::new(),
             causes: BTreeMap::new(),
             peers: Vec::new(),
+            per_target,
             places: HashMap::new(),
-        };
-        for node in &report.nodes {
-            summary.add(node, per_target);
         }
-        summary
     }
 
-    fn add(&mut self, node: &NodeStatus, per_target: bool) {
+    /// Adds a node of the report.
+    pub(super) fn add(&mut self, node: &NodeStatus) {
         let (cluster, name) = split_name(&node.name);
         match self.nodes.get_mut(cluster) {
             Some(count) => *count += 1,
@@ -204,7 +207,7 @@ impl Summary {
                 Reachability::Unreachable | Reachability::Degraded
             )
         };
-        let is_shown = per_target || cause.is_some() || groups().any(ails);
+        let is_shown = self.per_target || cause.is_some() || groups().any(ails);
         let mut peer = is_shown.then(|| Peer {
             cluster: cluster.to_owned(),
             name: name.to_owned(),
@@ -237,6 +240,10 @@ impl Summary {
                             Target::new("icmp", shown.icmp.as_ref()),
                             Target::new("http", shown.http.as_ref()),
                         ],
+                        path_mtu: shown
+                            .path_mtu
+                            .as_ref()
+                            .map(|seen| [seen.mtu, seen.local_mtu]),
                     });
                 }
                 self.places.insert((shown.ip.into(), path as u8), place);

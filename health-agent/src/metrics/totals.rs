@@ -227,11 +227,11 @@ fn class(key: &RttKey, summary: &Summary) -> Option<Class> {
 mod tests {
     use health_common::rtt::{Reply, SOURCE_KERNEL, bucket};
 
-    use super::super::samples::{Rows, key, report};
+    use super::super::samples::{self, Rows, key, report};
     use super::*;
 
     fn add(totals: &mut Totals, rows: &[(RttKey, RttRow)]) {
-        let mut summary = Summary::new(&report(), false);
+        let mut summary = samples::summary(&report(), false);
         totals.read(&Rows(rows.to_vec()), &mut summary).unwrap();
     }
 
@@ -333,9 +333,9 @@ mod tests {
             ..Reply::default()
         };
         let mut row = RttRow::EMPTY;
-        row.record_reply(&reply(20_000, 4_000), 1, 1);
+        row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1);
         let mut totals = Totals::starting_from(&Rows(vec![(key(2), row)])).unwrap();
-        row.record_reply(&reply(30_000, 6_000), 2, 2);
+        row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2);
         row.record(50_000, 3, 3, SOURCE_KERNEL);
         row.duplicates = 2;
         add(&mut totals, &[(key(2), row)]);

@@ -9,6 +9,7 @@ pub mod hostns;
 pub mod link;
 pub mod listen;
 pub mod mac;
+pub mod mtu;
 pub mod neighbour;
 pub mod netlink;
 pub mod netns;

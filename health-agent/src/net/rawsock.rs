@@ -1,7 +1,9 @@
-//! Raw sockets under tokio.
+//! Raw sockets under tokio, and an option of theirs that no library has.
 
 use std::io;
+use std::os::fd::AsRawFd;
 
+use nix::errno::Errno;
 use socket2::Socket;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -12,4 +14,33 @@ pub fn watch_readable(socket: Socket) -> io::Result<AsyncFd<Socket>> {
     // SAFETY: a `Socket` owns its descriptor, names the same one each time and keeps it open until
     // it is dropped, which `AsyncFd` does after it has deregistered it.
     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+/// Has what is sent leave whole or not at all: IPv4 with the don't-fragment bit, IPv6 not fragmented by
+/// this host. The MTU of the device alone limits it (`EMSGSIZE`), not what the kernel knows of the path:
+/// `IP_PMTUDISC_PROBE` of ip(7), and the same of ipv6(7).
+pub fn probe_mtu(socket: &Socket, is_ipv6: bool) -> io::Result<()> {
+    let (level, option, value) = match is_ipv6 {
+        false => (
+            libc::IPPROTO_IP,
+            libc::IP_MTU_DISCOVER,
+            libc::IP_PMTUDISC_PROBE,
+        ),
+        true => (
+            libc::IPPROTO_IPV6,
+            libc::IPV6_MTU_DISCOVER,
+            libc::IPV6_PMTUDISC_PROBE,
+        ),
+    };
+    // SAFETY: the descriptor is open, and the option's value is an int that outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    Errno::result(result).map(drop).map_err(io::Error::from)
 }

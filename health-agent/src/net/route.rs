@@ -176,10 +176,25 @@ pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
 /// The route that packets to an address take, whoever made it and in whichever table it is, the
 /// host's own addresses included; `None` where there is none that delivers.
 pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, RouteError> {
+    look_up(handle, address, RouteFlags::FibMatch).await
+}
+
+/// The number of the device that packets to an address leave by; of a route with several next hops, the
+/// one that is chosen for it.
+pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, RouteError> {
+    let route = look_up(handle, address, RouteFlags::empty()).await?;
+    Ok(route.and_then(|route| route.device))
+}
+
+async fn look_up(
+    handle: &Handle,
+    address: IpAddr,
+    flags: RouteFlags,
+) -> Result<Option<Route>, RouteError> {
     let mut request = RouteMessage::default();
     request.header.address_family = family(address);
     request.header.destination_prefix_length = full_length(address);
-    request.header.flags = RouteFlags::FibMatch;
+    request.header.flags = flags;
     request
         .attributes
         .push(RouteAttribute::Destination(address.into()));

@@ -11,10 +11,11 @@ use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, HealthStatus,
-    HistoryWindow, NodeEntry, NodeList, NodeStatus, PathKind, PathStatus, ProbeEvent, Protocol,
-    RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
+    HistoryWindow, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
+    PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry, RttSource,
+    SelfStatus, TargetHistory,
 };
-use health_agent::config::{Config, ListenAddress, Location, RegistrySpec};
+use health_agent::config::{Config, Interval, ListenAddress, Location, RegistrySpec};
 use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use tempfile::TempDir;
@@ -46,6 +47,7 @@ impl Fixture {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: status.is_empty().then_some(RttSource::Kernel),
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: u32::from(!status.is_empty()) * 3,
             last_change: self
                 .is_troubled
@@ -65,6 +67,7 @@ impl Fixture {
                 icmp: icmp.map(result),
                 http: Some(result("")),
                 off: vec![],
+                path_mtu: self.is_troubled.then(|| Box::new(path_mtu())),
             },
             secondary_addresses: if self.is_troubled {
                 vec![PathStatus {
@@ -72,6 +75,7 @@ impl Fixture {
                     icmp: Some(result("")),
                     http: None,
                     off: vec![Protocol::Http],
+                    path_mtu: None,
                 }]
             } else {
                 vec![]
@@ -93,6 +97,17 @@ impl Fixture {
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
+    }
+}
+
+fn path_mtu() -> PathMtuStatus {
+    PathMtuStatus {
+        mtu: 1400,
+        local_mtu: 1500,
+        device: "eth0".into(),
+        larger: LargerPackets::Rejected,
+        rejected_by: Some("172.30.0.254".parse().unwrap()),
+        last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
     }
 }
 
@@ -160,11 +175,28 @@ impl Source for Fixture {
                 forward_ns: -7,
                 back_ns: 16_307,
             };
-            row.record_reply(&reply, 1, 1);
+            row.record_reply(rtt::bucket(reply.rtt_ns), &reply, 1, 1);
             row.record(100_000_000_000, 2, 2, rtt::SOURCE_SOCKET);
         }
         each(&key("172.30.0.1", RttPath::Host, rtt::PROTOCOL_ICMP), &row)?;
         each(&key("fd00::9", RttPath::Endpoint, rtt::PROTOCOL_TCP), &row)
+    }
+
+    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let entry = |number: u8| PathMtuEntry {
+            node: format!("default/hnode{number}"),
+            ip: format!("172.30.0.{number}").parse().unwrap(),
+            probing: false,
+            path_mtu: self.is_troubled.then(path_mtu),
+        };
+        let entries = (2..=self.registered).map(entry);
+        entries
+            .filter(|entry| node.is_none_or(|node| node == entry.node))
+            .collect()
+    }
+
+    async fn probe_path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        self.path_mtus(node)
     }
 
     fn nodes(&self) -> NodeList {
@@ -227,10 +259,13 @@ impl Source for Fixture {
             probes: Vec::new(),
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
+            path_mtu_interval: Interval(None),
             loss_threshold: 5,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
+            passive_rtt: true,
+            passive_relief: 1,
             metrics_per_target: false,
             metrics_address: ListenAddress::Off,
             healthz_address: ListenAddress::Localhost(9879),

@@ -21,6 +21,8 @@ use crate::testrun::{Bpffs, TestRun};
 const ECHOES: u32 = 300_000;
 /// Runs of each side, alternating.
 const ROUNDS: u32 = 7;
+/// Passes in one test run.
+const PASSES: u32 = 1_000_000;
 /// All runs on one CPU, so that none pays for waking another.
 const CPU: &str = "1";
 
@@ -71,6 +73,7 @@ async fn alternate() -> anyhow::Result<(f64, f64)> {
     let spec = HealthEndpointSpec {
         instance: INSTANCE.to_owned(),
         node_addresses: vec![NODE.into()],
+        unusable_addresses: Vec::new(),
         pod_cidrs: vec!["10.244.1.0/24".parse()?],
         fixed_addresses: Vec::new(),
         mtu_device: None,
@@ -206,13 +209,13 @@ fn program_figures() -> anyhow::Result<Vec<Figure>> {
     ] {
         let mut bed = TestRun::load();
         bed.set_health_endpoint((health4, health6), MAC, HOST_MAC, DatapathConfig::default());
-        let mut cost = ProgramCost::new(&bed, packet)?;
+        let mut cost = ProgramCost::new(&bed, &[packet])?;
         let program = bed.program("to_endpoint");
         let (mut empty, mut stateless, mut full) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
-            empty.push(cost.measure_own("bench_empty", EMPTY_CODE)?);
-            stateless.push(cost.measure_own("bench_echo_stateless", REDIRECT_CODE)?);
-            full.push(cost.measure(&program, REDIRECT_CODE)?);
+            empty.push(cost.measure_own("bench_empty", PASSES, EMPTY_CODE)?);
+            stateless.push(cost.measure_own("bench_echo_stateless", PASSES, REDIRECT_CODE)?);
+            full.push(cost.measure(&program, PASSES, REDIRECT_CODE)?);
         }
         let empty = median(empty);
         figures.push(Figure {

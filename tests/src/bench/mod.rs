@@ -1,12 +1,16 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
+mod cluster;
 mod detection;
 mod echo;
 mod mesh;
 mod program_cost;
 mod report;
 mod requests;
+mod responder;
+mod rtt;
+mod tap;
 mod usage;
 
 pub use report::{Figure, Machine, Report, Target};
@@ -27,10 +31,16 @@ pub struct Benchmark {
 pub struct Options {
     /// Numbers of peers; the benchmark's own choice if empty.
     pub peers: Vec<u32>,
+    /// Kinds of faults by their names; all of them, and times without faults, if empty.
+    pub kinds: Vec<String>,
     /// Faults of each kind; the benchmark's own choice without.
     pub faults: Option<u32>,
     /// Minutes under random loss; the benchmark's own choice without.
     pub minutes: Option<u32>,
+    /// Probes to account for; the benchmark's own choice without.
+    pub probes: Option<u64>,
+    /// Parts of the benchmark by name; all if empty.
+    pub parts: Vec<String>,
 }
 
 /// All benchmarks.
@@ -54,5 +64,10 @@ pub const ALL: &[Benchmark] = &[
         name: "mesh",
         about: "One agent against up to 50 000 simulated peers, side by side with other probers",
         run: mesh::run,
+    },
+    Benchmark {
+        name: "rtt",
+        about: "Round trips stamped in the kernel: how right, how complete, at what cost",
+        run: rtt::run,
     },
 ];

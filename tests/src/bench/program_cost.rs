@@ -1,86 +1,122 @@
 //! What one run of a program costs, by test runs that restore the packet before each pass.
 //!
-//! A front program copies the headers back and calls the program under test; the same run with an empty
-//! program behind the front is subtracted. A bare repeated run would feed a program its own output.
+//! A front program copies the next packet of a set back and calls the program under test; the same run
+//! with an empty program behind the front is subtracted. A bare repeated run would feed a program its
+//! own output.
 
-use aya::maps::{Array, ProgramArray};
+use anyhow::{Context as _, ensure};
+use aya::maps::{Array, MapData, ProgramArray};
 use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Ebpf, EbpfLoader, TestRunOptions};
 use health_agent::datapath::BENCH_PROGRAMS;
+use health_common::probe::MESSAGE_LEN;
 
 use crate::testrun::TestRun;
 
-/// Bytes that the front program restores.
-const HEADERS: usize = 62;
-/// Passes in one run.
-const PASSES: u32 = 1_000_000;
+/// Bytes of a packet that the front program restores: those of an ICMPv6 probe.
+const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
+/// How many packets take turns at most.
+pub(super) const PACKETS: u32 = 1_024;
+/// The front and what is measured beside the datapath's own programs.
+const OWN_PROGRAMS: [&str; 6] = [
+    "bench_front",
+    "bench_empty",
+    "bench_echo_stateless",
+    "bench_clock",
+    "bench_record",
+    "bench_track",
+];
 
 /// The benchmark programs, on the maps of a loaded datapath.
 pub(super) struct ProgramCost {
     ebpf: Ebpf,
     front: SchedClassifier,
-    slot: ProgramArray<aya::maps::MapData>,
+    slot: ProgramArray<MapData>,
+    packets: Array<MapData, [u8; PACKET_LEN]>,
+    turn: Array<MapData, [u32; 2]>,
+    /// The first packet: the others are as long.
     packet: Vec<u8>,
+    count: u32,
 }
 
 impl ProgramCost {
-    /// Loads the benchmark programs; each pass will start with `packet`.
-    pub(super) fn new(bed: &TestRun, packet: Vec<u8>) -> anyhow::Result<Self> {
+    /// Loads the benchmark programs; each pass will start with the next of `packets`, which are all of
+    /// one length.
+    pub(super) fn new(bed: &TestRun, packets: &[Vec<u8>]) -> anyhow::Result<Self> {
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(bed.location.pins())
             .load(BENCH_PROGRAMS)?;
-        for name in ["bench_front", "bench_empty", "bench_echo_stateless"] {
+        for name in OWN_PROGRAMS {
             classifier(&mut ebpf, name)?.load()?;
         }
         let pin = bed.location.pins().join("bench_front");
         classifier(&mut ebpf, "bench_front")?.pin(&pin)?;
         let front = SchedClassifier::from_pin(&pin)?;
-        let headers = ebpf
-            .map_mut("BENCH_HEADERS")
-            .ok_or_else(|| anyhow::anyhow!("no BENCH_HEADERS"))?;
-        let mut first = [0_u8; HEADERS];
-        anyhow::ensure!(
-            packet.len() >= HEADERS,
-            "the packet is shorter than what is restored"
-        );
-        first.copy_from_slice(&packet[..HEADERS]);
-        Array::<_, [u8; HEADERS]>::try_from(headers)?.set(0, first, 0)?;
-        let slot = ebpf
-            .take_map("BENCH_PROGRAM")
-            .ok_or_else(|| anyhow::anyhow!("no BENCH_PROGRAM"))?;
-        Ok(Self {
-            slot: ProgramArray::try_from(slot)?,
+        std::fs::remove_file(&pin)?;
+        let mut map = |name: &str| {
+            let map = ebpf.take_map(name);
+            map.with_context(|| format!("no map {name}"))
+        };
+        let mut cost = Self {
+            slot: ProgramArray::try_from(map("BENCH_PROGRAM")?)?,
+            packets: Array::try_from(map("BENCH_PACKETS")?)?,
+            turn: Array::try_from(map("BENCH_TURN")?)?,
             ebpf,
             front,
-            packet,
-        })
+            packet: Vec::new(),
+            count: 0,
+        };
+        cost.set_packets(packets)?;
+        Ok(cost)
     }
 
-    /// Nanoseconds a pass with a program of the benchmarks behind the front.
-    pub(super) fn measure_own(&mut self, name: &str, expected: u32) -> anyhow::Result<f64> {
+    /// Measures with other packets from now on.
+    pub(super) fn set_packets(&mut self, packets: &[Vec<u8>]) -> anyhow::Result<()> {
+        let first = packets.first().context("no packet to measure with")?;
+        for (index, packet) in (0..).zip(packets) {
+            ensure!(packet.len() == first.len(), "packets of several lengths");
+            let mut bytes = [0; PACKET_LEN];
+            let restored = packet.len().min(PACKET_LEN);
+            bytes[..restored].copy_from_slice(&packet[..restored]);
+            self.packets.set(index, bytes, 0)?;
+        }
+        self.packet.clone_from(first);
+        self.count = packets.len().try_into()?;
+        Ok(())
+    }
+
+    /// Nanoseconds a pass with a program of the benchmarks behind the front, over `passes`.
+    pub(super) fn measure_own(
+        &mut self,
+        name: &str,
+        passes: u32,
+        expected: u32,
+    ) -> anyhow::Result<f64> {
         let fd = classifier(&mut self.ebpf, name)?.fd()?.try_clone()?;
         self.slot.set(0, &fd, 0)?;
-        self.run(expected)
+        self.run(passes, expected)
     }
 
-    /// Nanoseconds a pass with another program behind the front.
+    /// Nanoseconds a pass with another program behind the front, over `passes`.
     pub(super) fn measure(
         &mut self,
         program: &SchedClassifier,
+        passes: u32,
         expected: u32,
     ) -> anyhow::Result<f64> {
         self.slot.set(0, program.fd()?, 0)?;
-        self.run(expected)
+        self.run(passes, expected)
     }
 
-    fn run(&self, expected: u32) -> anyhow::Result<f64> {
+    fn run(&mut self, passes: u32, expected: u32) -> anyhow::Result<f64> {
+        self.turn.set(0, [0, self.count], 0)?;
         let options = TestRunOptions {
             data_in: Some(&self.packet),
-            repeat: PASSES,
+            repeat: passes,
             ..TestRunOptions::new()
         };
         let result = self.front.test_run(options)?;
-        anyhow::ensure!(
+        ensure!(
             result.return_value == expected,
             "returned {}, not {expected}",
             result.return_value
@@ -93,6 +129,6 @@ impl ProgramCost {
 fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> anyhow::Result<&'a mut SchedClassifier> {
     let program = ebpf
         .program_mut(name)
-        .ok_or_else(|| anyhow::anyhow!("no program {name}"))?;
+        .with_context(|| format!("no program {name}"))?;
     Ok(program.try_into()?)
 }

@@ -7,6 +7,8 @@ use std::thread;
 use anyhow::Context as _;
 use serde::Serialize;
 
+use crate::process::tell;
+
 /// What a figure is held against.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -15,9 +17,13 @@ pub enum Target {
     AtMost(f64),
     /// Our figure divided by the other's may be this at most.
     RatioAtMost(f64),
+    /// Our figure divided by the other's must be this at least.
+    RatioAtLeast(f64),
+    /// Our figure must be the other's.
+    Equal,
 }
 
-/// One measured figure. Smaller is better.
+/// One measured figure. Smaller is better, unless the target says otherwise.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// What was measured.
@@ -43,7 +49,19 @@ impl Figure {
         match self.target? {
             Target::AtMost(limit) => Some(self.ours <= limit),
             Target::RatioAtMost(limit) => self.ratio().map(|ratio| ratio <= limit),
+            Target::RatioAtLeast(limit) => self.ratio().map(|ratio| ratio >= limit),
+            Target::Equal => self.other.map(|other| self.ours == other),
         }
+    }
+}
+
+impl Figure {
+    /// Prints it on standard error: a run may take minutes, and what is known so far is told on the way.
+    pub(super) fn tell(&self) {
+        tell(format_args!(
+            "  {}: {:.2} {}",
+            self.name, self.ours, self.unit
+        ));
     }
 }
 
@@ -143,6 +161,8 @@ fn row(figure: &Figure) -> [String; COLUMNS.len()] {
         None => "-".to_owned(),
         Some(Target::AtMost(limit)) => format!("<= {}", with_unit(limit)),
         Some(Target::RatioAtMost(limit)) => format!("ratio <= {limit:.2}"),
+        Some(Target::RatioAtLeast(limit)) => format!("ratio >= {limit:.2}"),
+        Some(Target::Equal) => "equal".to_owned(),
     };
     let verdict = match figure.met() {
         None => "",
@@ -186,6 +206,13 @@ mod tests {
             Some(false)
         );
         assert_eq!(figure(25.1, None, None).met(), None);
+        let floor = Some(Target::RatioAtLeast(0.97));
+        assert_eq!(figure(9.7, Some(10.0), floor).met(), Some(true));
+        assert_eq!(figure(9.6, Some(10.0), floor).met(), Some(false));
+        let equal = Some(Target::Equal);
+        assert_eq!(figure(7.0, Some(7.0), equal).met(), Some(true));
+        assert_eq!(figure(6.0, Some(7.0), equal).met(), Some(false));
+        assert_eq!(figure(6.0, None, equal).met(), None);
     }
 
     #[test]

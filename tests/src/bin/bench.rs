@@ -17,12 +17,22 @@ struct Cli {
     /// Number of peers that `mesh` simulates; may be repeated, in ascending order
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     peers: Vec<u32>,
+    /// Kind of fault that `detection` makes, such as `link-down`; may be repeated. Without it: all kinds,
+    /// and then it watches for false verdicts while there is no fault
+    #[arg(long, value_name = "KIND")]
+    fault: Vec<String>,
     /// Faults of each kind that `detection` makes
     #[arg(long, value_name = "N")]
     faults: Option<u32>,
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Probes that `rtt` accounts for
+    #[arg(long, value_name = "N")]
+    probes: Option<u64>,
+    /// Part of `rtt` to run, all without; may be repeated
+    #[arg(long, value_name = "NAME")]
+    part: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -51,8 +61,11 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         })?;
     let report = (benchmark.run)(&Options {
         peers: cli.peers.clone(),
+        kinds: cli.fault.clone(),
         faults: cli.faults,
         minutes: cli.minutes,
+        probes: cli.probes,
+        parts: cli.part.clone(),
     })?;
     if cli.json {
         println!("{}", serde_json::to_string_pretty(&report)?);

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::bail;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::super::output::comma_separated;
-use super::super::status::figures::{Figures, read_history, rtt_rows};
-use super::super::status::{Detail, UnknownNode, is_named, node_text, reachability_word};
-use super::{GetArgs, registries};
+use super::super::status::figures::{Figures, read_history, read_path_mtus, rtt_rows};
+use super::super::status::{Detail, node_text, reachability_word};
+use super::{GetArgs, find, registries};
 use crate::api::client::Client;
 use crate::api::types::{
     HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
@@ -47,6 +46,7 @@ pub(super) async fn print(
     let name = find(&args.name, known.chain(probed))?;
     let mut history = read_history(client).await?;
     history.retain(|target| target.node == name);
+    let path_mtus = read_path_mtus(client).await?;
     let cluster = name.rsplit_once('/').map_or("", |(cluster, _)| cluster);
     let index = status.nodes.iter().position(|node| node.name == name);
     let details = NodeDetails {
@@ -64,27 +64,10 @@ pub(super) async fn print(
             rtt: rtt_rows(location),
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
+            path_mtus,
         };
         text(details, &status, figures, Timestamp::now())
     })
-}
-
-/// The full name of the one node that `wanted` means.
-fn find<'a>(wanted: &str, names: impl Iterator<Item = &'a String>) -> anyhow::Result<String> {
-    let mut found: Vec<&str> = names
-        .map(String::as_str)
-        .filter(|name| is_named(name, wanted))
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    match found[..] {
-        [] => Err(UnknownNode(wanted.to_owned()).into()),
-        [one] => Ok(one.to_owned()),
-        _ => bail!(
-            "node {wanted:?} is in several clusters: give one of {}",
-            found.join(", ")
-        ),
-    }
 }
 
 /// The entry, and the verbose report about the node.
@@ -134,6 +117,7 @@ mod tests {
             last_probed: "2026-11-21T03:00:00Z".parse().unwrap(),
             rtt_source: None,
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: 0,
             last_change: None,
             degraded: None,
@@ -162,6 +146,7 @@ mod tests {
                         icmp: Some(result("")),
                         http: Some(result("Connection refused")),
                         off: vec![],
+                        path_mtu: None,
                     },
                     secondary_addresses: vec![],
                 },
@@ -188,6 +173,7 @@ mod tests {
             rtt: Err("no maps are pinned".into()),
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
+            path_mtus: BTreeMap::new(),
         };
         let now = "2026-11-21T03:00:10Z".parse().unwrap();
         text(details, &HealthStatus::default(), figures, now)

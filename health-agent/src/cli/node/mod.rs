@@ -3,10 +3,12 @@
 mod get;
 mod registries;
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 
 use super::output::{OutputArgs, comma_separated, table};
+use super::status::{UnknownNode, is_named};
 use crate::api::client::Client;
 use crate::api::types::{NodeEntry, NodeList};
 use crate::config::Location;
@@ -70,6 +72,27 @@ impl NodeCommand {
                 registries::text(registries, Timestamp::now())
             }),
         }
+    }
+}
+
+/// The full name of the one node that `wanted` means.
+pub(super) fn find<'a>(
+    wanted: &str,
+    names: impl Iterator<Item = &'a String>,
+) -> anyhow::Result<String> {
+    let mut found: Vec<&str> = names
+        .map(String::as_str)
+        .filter(|name| is_named(name, wanted))
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    match found[..] {
+        [] => Err(UnknownNode(wanted.to_owned()).into()),
+        [one] => Ok(one.to_owned()),
+        _ => bail!(
+            "node {wanted:?} is in several clusters: give one of {}",
+            found.join(", ")
+        ),
     }
 }
 

@@ -2,6 +2,7 @@
 //! became of the probes of the last minute, ten minutes and hour.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -12,7 +13,8 @@ use super::view::Target;
 use crate::api::client::{Client, ClientError};
 use crate::api::rtt::RttFigures;
 use crate::api::types::{
-    HistoryWindow, PathKind, Protocol, TargetHistory, go_duration, short_duration,
+    HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory, go_duration,
+    short_duration,
 };
 use crate::config::Location;
 use crate::datapath::dump::Pinned;
@@ -29,6 +31,8 @@ pub(crate) struct Figures {
     pub(crate) history: BTreeMap<String, Vec<TargetHistory>>,
     /// How many of a target's last results are shown.
     pub(crate) last_results: usize,
+    /// How large packets to nodes' addresses may be.
+    pub(crate) path_mtus: BTreeMap<IpAddr, PathMtuStatus>,
 }
 
 impl Figures {
@@ -42,6 +46,7 @@ impl Figures {
             rtt: rtt_rows(location),
             history,
             last_results: 0,
+            path_mtus: read_path_mtus(client).await?,
         })
     }
 
@@ -66,6 +71,17 @@ impl Figures {
         }
         lines
     }
+}
+
+/// The MTU of all paths, as far as it is known.
+pub(crate) async fn read_path_mtus(
+    client: &Client,
+) -> Result<BTreeMap<IpAddr, PathMtuStatus>, ClientError> {
+    let paths: Vec<PathMtuEntry> = client.get("/v1beta/status/path-mtu").await?;
+    let known = paths.into_iter();
+    Ok(known
+        .filter_map(|path| Some((path.ip, path.path_mtu?)))
+        .collect())
 }
 
 /// The history of all targets; of none where the agent keeps none.

@@ -12,6 +12,7 @@ pub(super) fn ok(latency: i64) -> Option<ConnectivityStatus> {
         last_probed: "2026-11-21T02:59:58.7Z".parse().unwrap(),
         rtt_source: None,
         connect_latency: None,
+        total_latency: None,
         consecutive_failures: 0,
         last_change: None,
         degraded: None,
@@ -44,6 +45,7 @@ fn path(
         icmp,
         http,
         off: Vec::new(),
+        path_mtu: None,
     }
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use super::figures::Figures;
 use super::view::{Changes, Tally, Target, View};
 use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathKind,
-    PathStatus, Protocol, Reachability, RttSource, go_duration,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, LargerPackets, NodeStatus,
+    PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource, go_duration,
 };
 use crate::cli::output::{NONE, comma_separated, indent, table};
+use crate::cli::path_mtu::larger as larger_packets;
 use crate::config::{duration_text, parse_duration};
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
@@ -242,6 +243,11 @@ impl Report<'_> {
                 self.out.push_str(&indent(8, &lines));
             }
         }
+        if let (Detail::Verbose(figures), PathKind::Host) = (self.detail, kind)
+            && let Some(seen) = figures.path_mtus.get(&address.ip)
+        {
+            writeln!(self.out, "      {}", path_mtu(seen))?;
+        }
         Ok(())
     }
 
@@ -262,7 +268,7 @@ impl Report<'_> {
     }
 }
 
-/// Where the round trip was stamped, and when the connection stood.
+/// Where the round trip was stamped, and when connection and answer were there.
 fn origin(result: &ConnectivityStatus) -> String {
     let source = result.rtt_source.map(|source| match source {
         RttSource::Kernel => "kernel".to_owned(),
@@ -271,7 +277,10 @@ fn origin(result: &ConnectivityStatus) -> String {
     let connect = result
         .connect_latency
         .map(|ns| format!("connected in {}", go_duration(ns)));
-    let notes: Vec<String> = source.into_iter().chain(connect).collect();
+    let total = result
+        .total_latency
+        .map(|ns| format!("answered in {}", go_duration(ns)));
+    let notes: Vec<String> = source.into_iter().chain(connect).chain(total).collect();
     if notes.is_empty() || !result.is_ok() {
         String::new()
     } else {
@@ -293,6 +302,18 @@ fn times(result: &ConnectivityStatus) -> String {
     }
     text.push(')');
     text
+}
+
+/// `Path MTU:   1400, larger packets vanish; eth0: 1500   (Last probed: ...)`.
+fn path_mtu(seen: &PathMtuStatus) -> String {
+    let larger = match seen.larger {
+        LargerPackets::None => String::new(),
+        _ => format!(", larger packets {}", larger_packets(seen)),
+    };
+    format!(
+        "Path MTU:   {}{larger}; {}: {}   (Last probed: {:.0})",
+        seen.mtu, seen.device, seen.local_mtu, seen.last_probed
+    )
 }
 
 fn probe_time(status: &HealthStatus) -> String {
@@ -361,7 +382,7 @@ mod tests {
     use crate::cli::status::fixture::{degraded, failed, status};
     use crate::cli::status::view::Filter;
     use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
@@ -383,6 +404,7 @@ mod tests {
             rtt: Ok(RttRows::new()),
             history: BTreeMap::new(),
             last_results: 0,
+            path_mtus: BTreeMap::new(),
         }
     }
 
@@ -448,7 +470,7 @@ Nodes:
             remote_ns: 600,
             ..Reply::default()
         };
-        row.record_reply(&reply, 2, 2);
+        row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2);
         row.lost = 1;
         let ip: IpAddr = "172.30.0.2".parse().unwrap();
         let key = RttKey {
@@ -475,10 +497,26 @@ Nodes:
             }],
             last_results_ns: vec![Some(1_000), None],
         };
+        let seen = |mtu, larger| PathMtuStatus {
+            mtu,
+            local_mtu: 1500,
+            device: "eth0".into(),
+            larger,
+            rejected_by: (mtu < 1500).then(|| "10.0.0.9".parse().unwrap()),
+            last_probed: "2026-11-21T02:50:00.7Z".parse().unwrap(),
+        };
         let figures_of_one = Figures {
             rtt: Ok([(key, row)].into()),
             history: [("default/hnode2".to_owned(), vec![history])].into(),
             last_results: 0,
+            path_mtus: [
+                (ip, seen(1400, LargerPackets::Rejected)),
+                (
+                    "fd00:30::2".parse().unwrap(),
+                    seen(1500, LargerPackets::None),
+                ),
+            ]
+            .into(),
         };
         let text = full(&all(&status), &Detail::Verbose(figures_of_one), None);
         assert_eq!(
@@ -494,9 +532,11 @@ Nodes:
         network 80%, in the peer's host mean=600ns last=600ns max=600ns
         1m: 6 probes, 0 lost, p50=1µs max=3µs
       HTTP to agent:   OK, RTT=2µs (socket, connected in 900ns)   (Last probed: 2026-11-21T02:59:58Z)
+      Path MTU:   1400, larger packets rejected by 10.0.0.9; eth0: 1500   (Last probed: 2026-11-21T02:50:00Z)
     Secondary connectivity to fd00:30::2:
       ICMP to stack:   Connection timed out   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-21T02:59:30Z, probes without an answer: 7)
       HTTP to agent:   OK, RTT=4µs   (Last probed: 2026-11-21T02:59:58Z)
+      Path MTU:   1500; eth0: 1500   (Last probed: 2026-11-21T02:50:00Z)
     Endpoint connectivity to 10.244.2.7:
       ICMP to stack:   OK, RTT=5µs   (Last probed: 2026-11-21T02:59:58Z)
       HTTP to agent:   OK, RTT=6µs   (Last probed: 2026-11-21T02:59:58Z)

@@ -46,12 +46,15 @@ pub const INNER_DEVICE: &str = "health0";
 const LISTEN_BACKLOG: i32 = 1024;
 
 /// What to make a health endpoint from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthEndpointSpec {
     /// The agent's instance.
     pub instance: String,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
+    /// Those of them that are on no device for now, so that nothing can be sent from them. The others
+    /// must be this host's.
+    pub unusable_addresses: Vec<IpAddr>,
     /// Prefixes that endpoints' addresses come from. The endpoint has an address of each family
     /// that occurs here.
     pub pod_cidrs: Vec<IpNet>,

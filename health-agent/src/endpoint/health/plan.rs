@@ -77,7 +77,8 @@ impl Plan {
         spec: &HealthEndpointSpec,
         past: &Past,
     ) -> Result<Self, HealthError> {
-        let devices = node_devices(host, &spec.node_addresses).await?;
+        let usable: Vec<IpAddr> = usable_addresses(spec).collect();
+        let devices = node_devices(host, &usable).await?;
         let uplinks = uplinks(&devices, spec)?;
         let mtu = mtu(&devices, spec.mtu_device.as_deref())?;
         let stacks = stacks(host, spec, past).await?;
@@ -188,6 +189,11 @@ impl Plan {
     }
 }
 
+fn usable_addresses(spec: &HealthEndpointSpec) -> impl Iterator<Item = IpAddr> {
+    let unusable = |address: &&IpAddr| !spec.unusable_addresses.contains(address);
+    spec.node_addresses.iter().filter(unusable).copied()
+}
+
 /// All devices, as soon as each of the node's addresses is usable on one.
 async fn node_devices(
     host: &Handle,
@@ -294,7 +300,7 @@ async fn stacks(
         stacks.push(Stack {
             address,
             gateway: pool.gateway(),
-            node: spec.node_addresses.iter().find(of_family).copied(),
+            node: usable_addresses(spec).find(|address| of_family(&address)),
         });
     }
     if stacks.is_empty() {

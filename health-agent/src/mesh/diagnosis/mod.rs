@@ -18,7 +18,7 @@
 //! | `rejected` | unheard, and a host address is rejected: by an ICMP error, a firewall or a route of this host |
 //! | `no-route` | unheard, and a router or this host has no route to a host address |
 //! | `one-family-only` | all addresses of one family are silent, those of the other all answer |
-//! | `rejected` | a target is; also a connection that is unreachable where ICMP is answered |
+//! | `rejected` | a target is; also a connection that this host calls unreachable where ICMP is answered |
 //! | `agent-down` | HTTP is answered nowhere, and refused or accepted without an answer somewhere |
 //! | `no-route` | a target has none |
 //! | `endpoint-datapath-down` | a host address is up, an endpoint address unheard or reported unreachable by its host |
@@ -28,12 +28,15 @@
 //! | `port-filtered` | ICMP is answered, HTTP dropped silently; if it is so everywhere, the agent may hang instead |
 //! | `icmp-filtered` | HTTP is answered, ICMP is not |
 //! | `loss` | all answer; more losses than the threshold, and than chance makes of it |
+//! | `path-mtu` | all answer; packets larger than the path's MTU vanish |
 //! | `latency-shift` | all answer; round trips are well above those before |
+//! | `path-mtu` | all answer; a router tells of an MTU that is lower than this host's |
 //! | `endpoint-address-unknown` | all answer; nobody tells the addresses of the endpoint |
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
 
 pub(super) mod isolation;
+mod path_mtu;
 mod peer;
 mod reason;
 #[cfg(test)]
@@ -48,8 +51,10 @@ use serde::{Deserialize, Serialize};
 
 use super::failure::Failure;
 use super::history::{Loss, Trend};
+use super::path_mtu::PathMtu;
 use super::target::{Protocol, TargetKey};
 use isolation::Isolation;
+use path_mtu::Told;
 use peer::Picture;
 
 /// A latency has shifted when this many times the usual one.
@@ -93,6 +98,8 @@ pub(super) enum Cause {
     BadAnswer,
     /// Too many probes are lost.
     Loss,
+    /// Packets as large as this host sends them do not get through.
+    PathMtu,
     /// Answers take longer than they used to.
     LatencyShift,
     /// It is not known where the health endpoint is.
@@ -116,6 +123,7 @@ impl fmt::Display for Cause {
             Self::PortRefused => "port-refused",
             Self::BadAnswer => "bad-answer",
             Self::Loss => "loss",
+            Self::PathMtu => "path-mtu",
             Self::LatencyShift => "latency-shift",
             Self::EndpointAddressUnknown => "endpoint-address-unknown",
         })
@@ -212,6 +220,8 @@ pub(super) struct TargetFacts<'a> {
     pub(super) verdict: Verdict<'a>,
     /// Looked at when it is reachable.
     pub(super) trend: Trend,
+    /// The MTU of the path to it, where that was looked for.
+    pub(super) path_mtu: Option<&'a PathMtu>,
 }
 
 /// The confirmed verdict on a target.
@@ -269,8 +279,14 @@ impl Context<'_> {
             }
         }
         if !down {
-            return self
-                .diagnose_degraded(peer)
+            let (loss, shift) = match self.diagnose_degraded(peer) {
+                Some(diagnosis) if diagnosis.cause == Cause::Loss => (Some(diagnosis), None),
+                other => (None, other),
+            };
+            return loss
+                .or_else(|| path_mtu::diagnose(peer, Told::ByNobody))
+                .or(shift)
+                .or_else(|| path_mtu::diagnose(peer, Told::ByRouter))
                 .or_else(|| self.diagnose_unknown_endpoint(peer));
         }
         let picture = Picture::new(self, peer);

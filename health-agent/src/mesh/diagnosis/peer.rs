@@ -65,7 +65,7 @@ impl<'a> Address<'a> {
                 Reason::Silent
             }
             (Reason::Unreachable, Finding::Down(of_icmp, _)) => of_icmp,
-            // A firewall that rejects all: Linux makes a refusal of its port unreachable.
+            // A firewall that rejects all, connections with a reset.
             (Reason::Refused, Finding::Down(of_icmp @ Reason::Rejected(_), _)) => of_icmp,
             _ => reason,
         };
@@ -230,27 +230,33 @@ impl<'a> Picture<'a> {
             n if n > 2 && n == all.len() => "any of its addresses".to_owned(),
             _ => list(&silent),
         };
-        let resolution = hosts.iter().any(|a| a.icmp.is(&[Reason::NextHopSilent]));
+        let resolution = hosts
+            .iter()
+            .any(|a| a.reasons().any(|reason| reason == Reason::NextHopSilent));
         let icmp = all.iter().any(|a| a.icmp.is_some());
         let http = all.iter().any(|a| a.http.is_some());
-        let message = match (icmp, http) {
-            (true, true) if resolution => format!(
-                "node down: {name} answers neither ICMP nor HTTP on {on}, and the next hop on the way \
-                 to it does not answer ARP or neighbor discovery; check its power and its link"
+        let port = self.context.port;
+        let (not, check) = match (icmp, http) {
+            (true, true) => (
+                "answers neither ICMP nor HTTP",
+                "check its power, its kernel and its link".to_owned(),
             ),
-            (true, true) => format!(
-                "node down: {name} answers neither ICMP nor HTTP on {on}; check its power, its kernel \
-                 and its link"
+            (true, false) => (
+                "does not answer ICMP",
+                "HTTP is not probed, so a filter of ICMP would look the same".to_owned(),
             ),
-            (true, false) => format!(
-                "node down: {name} does not answer ICMP on {on}; HTTP is not probed, so a filter of \
-                 ICMP would look the same"
+            (false, _) => (
+                "does not answer HTTP",
+                format!("ICMP is not probed, so a filter of port {port} would look the same"),
             ),
-            (false, _) => format!(
-                "node down: {name} does not answer HTTP on {on}; ICMP is not probed, so a filter of \
-                 port {} would look the same",
-                self.context.port
-            ),
+        };
+        let message = if resolution {
+            format!(
+                "node down: {name} {not} on {on}, and the next hop on the way to it does not answer \
+                 ARP or neighbor discovery; check its power and its link"
+            )
+        } else {
+            format!("node down: {name} {not} on {on}; {check}")
         };
         self.diagnosis(Cause::NodeDown, message)
     }

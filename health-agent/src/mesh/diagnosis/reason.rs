@@ -42,7 +42,7 @@ impl Reason {
             Failure::Os(errno) => match errno {
                 Errno::ECONNREFUSED if !icmp => Self::Refused,
                 Errno::ECONNRESET | Errno::ECONNABORTED | Errno::EPIPE if !icmp => Self::BadAnswer,
-                // To a connection, also what routers and firewalls say.
+                // To a connection, also what routers and firewalls say, where the kernel does not tell who.
                 Errno::EHOSTUNREACH | Errno::ENETUNREACH if !icmp => Self::Unreachable,
                 // EINVAL: a route of the kind `blackhole`.
                 Errno::EHOSTUNREACH | Errno::ENETUNREACH | Errno::ENETDOWN | Errno::EINVAL => {
@@ -51,12 +51,12 @@ impl Reason {
                 Errno::EACCES | Errno::EPERM => Self::Rejected(None),
                 _ => Self::LocalError,
             },
-            Failure::Icmp(error) => Self::of_icmp(context, icmp, error),
+            Failure::Icmp(error) => Self::of_icmp(context, error),
         }
     }
 
     /// RFC 792 and RFC 1812 section 5.2.7.1; RFC 4443 section 3.
-    fn of_icmp(context: &Context<'_>, echo: bool, error: &IcmpError) -> Self {
+    fn of_icmp(context: &Context<'_>, error: &IcmpError) -> Self {
         let from = error.from;
         match (from.is_ipv4(), error.kind, error.code) {
             (true, 3, 1) | (false, 1, 3) if context.local_addresses.contains(&from) => {
@@ -66,9 +66,9 @@ impl Reason {
             // Packets in a loop.
             (true, 11, _) | (false, 3, _) => Self::NoRoute(Some(from)),
             (true, 3, 9 | 10 | 13) | (false, 1, 1 | 5 | 6) => Self::Rejected(Some(from)),
-            // An echo has neither port nor protocol that could be missing: a firewall's `reject`.
-            (true, 3, 2 | 3) | (false, 1, 4) if echo => Self::Rejected(Some(from)),
-            (true, 3, 2 | 3) | (false, 1, 4) => Self::Refused,
+            // A firewall's `reject`: an echo has neither port nor protocol that could be missing, and
+            // where no port listens, TCP answers with a reset.
+            (true, 3, 2 | 3) | (false, 1, 4) => Self::Rejected(Some(from)),
             _ => Self::Silent,
         }
     }

@@ -1,11 +1,16 @@
 //! What is diagnosed of which results.
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 
 use super::super::failure::IcmpError;
 use super::super::history::Latency;
+use super::super::path_mtu::TooBig;
 use super::isolation::{Scope, Survey};
 use super::*;
+use crate::net::mtu::WayOut;
+use jiff::Timestamp;
 use nix::errno::Errno;
 
 const HOST4: &str = "172.30.0.3";
@@ -73,6 +78,7 @@ fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
                     Given::Down(failure) => Verdict::Unreachable(failure),
                 },
                 trend: Trend::default(),
+                path_mtu: None,
             });
         }
     }
@@ -158,12 +164,11 @@ fn a_node_is_down_when_nothing_is_heard_of_it() {
         Cause::NodeDown,
         "on 172.30.0.3;",
     );
-    // The neighbor does not answer ARP; connections say that there is no route.
+    // The neighbor does not answer ARP.
     let no_arp = || icmp(3, 1, SELF4);
-    let unreachable = || os(Errno::EHOSTUNREACH);
     let rows = [
-        (HOST4, no_arp(), unreachable()),
-        (ENDPOINT4, silent(), unreachable()),
+        (HOST4, no_arp(), no_arp()),
+        (ENDPOINT4, silent(), os(Errno::EHOSTUNREACH)),
     ];
     is(
         &rows,
@@ -206,6 +211,11 @@ fn with_one_protocol_a_silent_node_may_be_a_filter() {
         &[(HOST4, Off, silent()), (ENDPOINT4, Off, silent())],
         Cause::NodeDown,
         "ICMP is not probed, so a filter of port 4240 would look the same",
+    );
+    is(
+        &[(HOST4, Off, icmp(3, 1, SELF4))],
+        Cause::NodeDown,
+        "does not answer HTTP on 172.30.0.3, and the next hop on the way to it does not answer ARP",
     );
     // Without a host address that is probed, the host may be well.
     is(
@@ -439,14 +449,36 @@ fn a_rejection_is_told_with_its_sender() {
         "rejected: 192.0.2.1 rejects ICMP to 172.30.0.3 and 10.244.3.7 of default/n3: \
          Communication prohibited (from 192.0.2.1); check its firewall and policies",
     );
-    // What Linux makes of a firewall's default `reject`.
+    // A firewall's default `reject`, and one with resets.
+    for http in [icmp(3, 3, HOST4), refused()] {
+        is(
+            &[
+                (HOST4, icmp(3, 3, HOST4), http.clone()),
+                (ENDPOINT4, icmp(3, 3, HOST4), http.clone()),
+            ],
+            Cause::Rejected,
+            "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
+        );
+    }
+    // One error is enough, though all else is silent.
+    for (icmp, http) in [
+        (icmp(3, 13, HOST4), silent()),
+        (silent(), icmp(3, 13, HOST4)),
+    ] {
+        is(
+            &[(HOST4, silent(), silent()), (ENDPOINT4, icmp, http)],
+            Cause::Rejected,
+            "the node itself (172.30.0.3) rejects",
+        );
+    }
+    // The port alone.
     is(
         &[
-            (HOST4, icmp(3, 3, HOST4), refused()),
-            (ENDPOINT4, icmp(3, 3, HOST4), refused()),
+            (HOST4, Up, icmp(3, 3, HOST4)),
+            (ENDPOINT4, Up, icmp(3, 3, HOST4)),
         ],
         Cause::Rejected,
-        "the node itself (172.30.0.3) rejects ICMP and HTTP to 172.30.0.3 and 10.244.3.7",
+        "the node itself (172.30.0.3) rejects HTTP to 172.30.0.3 and 10.244.3.7",
     );
     is(
         &[(HOST4, Up, os(Errno::EHOSTUNREACH)), (ENDPOINT4, Up, Up)],
@@ -647,6 +679,86 @@ fn a_shift_is_a_multiple_and_more_than_noise() {
     let mut alternating = shifted(9000, 1000);
     alternating.usual.as_mut().unwrap().p90 = Duration::from_millis(9);
     assert!(!degraded(0, alternating));
+}
+
+fn reduced(mtu: u32, told_by: Option<&str>) -> PathMtu {
+    PathMtu {
+        mtu,
+        way: Arc::new(WayOut {
+            device: "eth0".to_owned(),
+            device_mtu: 1500,
+            mtu: 1500,
+        }),
+        told: told_by.map(|from| TooBig {
+            from: ip(from),
+            next_hop_mtu: mtu,
+        }),
+        probed: Timestamp::UNIX_EPOCH,
+    }
+}
+
+/// What is said of a peer whose paths are like that, and which is degraded by `trend`.
+fn diagnose_paths(paths: [Option<&PathMtu>; 2], trend: Trend) -> Option<Diagnosis> {
+    let rows = [(HOST4, Up, Up), (HOST6, Up, Up), (ENDPOINT4, Up, Up)];
+    let mut targets = targets(&rows);
+    targets[0].path_mtu = paths[0];
+    targets[2].path_mtu = paths[1];
+    targets[0].trend = trend;
+    with_context(|context| context.diagnose(&peer(&targets), None))
+}
+
+#[test]
+fn a_path_that_takes_less_than_this_host_sends_is_said() {
+    let full = reduced(1500, None);
+    assert_eq!(diagnose_paths([Some(&full), None], Trend::default()), None);
+
+    let (told, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
+    let diagnosis = diagnose_paths([Some(&told), None], Trend::default()).unwrap();
+    assert_eq!(diagnosis.cause, Cause::PathMtu);
+    assert_eq!(
+        diagnosis.message,
+        "path MTU: 192.0.2.1 takes packets of 1400 bytes at most to default/n3 on 172.30.0.3, though \
+         eth0 takes 1500; connections have to find that out one by one; correct the MTU on the way, \
+         or set that of the route to 1400"
+    );
+    assert_eq!(
+        diagnosis.evidence,
+        [
+            "path to 172.30.0.3: packets of 1400 bytes are answered, those of 1401 rejected by \
+             192.0.2.1: packet too big, next-hop MTU 1400; eth0 takes 1500"
+        ]
+    );
+
+    // A black hole is worse.
+    let diagnosis = diagnose_paths([Some(&told), Some(&silent)], Trend::default()).unwrap();
+    assert_eq!(
+        diagnosis.message,
+        "path MTU: packets of more than 1404 bytes to default/n3 on fd00:30::3 vanish, though eth0 \
+         takes 1500 and nobody says that they are too big, so connections hang when they carry \
+         much; correct the MTU on the way, or let ICMP \"packet too big\" pass"
+    );
+    assert_eq!(diagnosis.evidence.len(), 2);
+    assert_eq!(
+        diagnosis.evidence[1],
+        "path to fd00:30::3: packets of 1404 bytes are answered, those of 1405 lost without an \
+         ICMP error; eth0 takes 1500"
+    );
+}
+
+#[test]
+fn loss_is_worse_than_a_black_hole_and_that_than_a_shift_and_that_than_a_known_mtu() {
+    let (told, silent) = (reduced(1400, Some(ROUTER)), reduced(1404, None));
+    let cause = |path, trend| diagnose_paths([Some(path), None], trend).unwrap().cause;
+    let shift = shifted(9000, 1000);
+    assert_eq!(cause(&silent, lost(30, 60)), Cause::Loss);
+    assert_eq!(cause(&silent, shift), Cause::PathMtu);
+    assert_eq!(cause(&told, shift), Cause::LatencyShift);
+    // A failure is worse than all of them.
+    let rows = [(HOST4, Up, refused()), (ENDPOINT4, Up, refused())];
+    let mut targets = targets(&rows);
+    targets[0].path_mtu = Some(&silent);
+    let diagnosis = with_context(|context| context.diagnose(&peer(&targets), None));
+    assert_eq!(diagnosis.unwrap().cause, Cause::AgentDown);
 }
 
 #[test]

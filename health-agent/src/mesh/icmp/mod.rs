@@ -2,6 +2,7 @@
 
 mod filter;
 mod inflight;
+pub(super) mod sized;
 mod socket;
 mod wire;
 
@@ -255,6 +256,7 @@ impl FamilyProber {
                 sequence,
                 destination,
                 error,
+                next_hop_mtu: _,
             } => {
                 let to_it = |probe: &Probe| probe.key.address == destination;
                 if let Some(probe) = inflight.take(sequence, to_it) {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, setsockopt,
-    sockopt,
+    ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, sendto,
+    setsockopt, sockopt,
 };
 use nix::time::{ClockId, clock_gettime};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -99,6 +99,29 @@ impl IcmpSocket {
             MsgFlags::MSG_DONTWAIT,
         )?;
         Ok((sent.count(), before))
+    }
+
+    /// Has requests leave whole, however large, or not at all: see [`rawsock::probe_mtu`].
+    pub(super) fn unfragmented(self) -> io::Result<Self> {
+        rawsock::probe_mtu(self.socket.get_ref(), self.family == Family::V6)?;
+        Ok(self)
+    }
+
+    /// Sends one request as an IP packet of `size` bytes.
+    pub(super) fn send_sized(
+        &self,
+        address: IpAddr,
+        sequence: u16,
+        size: usize,
+    ) -> Result<(), Errno> {
+        let packet = wire::sized_request(self.family, self.mark, sequence, size);
+        sendto(
+            self.socket.as_raw_fd(),
+            &packet,
+            &SockaddrStorage::from(SocketAddr::new(address, 0)),
+            MsgFlags::MSG_DONTWAIT,
+        )
+        .map(drop)
     }
 
     /// Waits until something has come since the last wait. [`Self::drain`] must follow: what is

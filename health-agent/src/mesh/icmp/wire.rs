@@ -34,6 +34,14 @@ impl Family {
         }
     }
 
+    /// Length of an IP header without options or extension headers, bytes.
+    const fn header_len(self) -> usize {
+        match self {
+            Self::V4 => IPV4_MIN_HEADER_LEN,
+            Self::V6 => IPV6_HEADER_LEN,
+        }
+    }
+
     pub(super) const fn echo_request(self) -> u8 {
         match self {
             Self::V4 => 8,
@@ -88,6 +96,8 @@ pub(super) enum Message {
         destination: IpAddr,
         /// What happened to it.
         error: IcmpError,
+        /// Where it was too big: the MTU of the sender's next hop, bytes; 0 if it does not say.
+        next_hop_mtu: Option<u32>,
     },
 }
 
@@ -114,6 +124,20 @@ pub(super) fn request(
         let check = !checksum::fold(checksum::sum(&words));
         packet[2..4].copy_from_slice(&check.to_ne_bytes());
     }
+    packet
+}
+
+/// The same as an IP packet of `size` bytes in all, without the IP header; of zeros behind the payload
+/// of a probe, which change no checksum. Not shorter than a probe.
+pub(super) fn sized_request(family: Family, mark: Mark, sequence: u16, size: usize) -> Vec<u8> {
+    let number = ProbeId {
+        session: mark.session,
+        round: 0,
+        sequence,
+    };
+    let mut packet = request(family, mark, number, Path::Host).to_vec();
+    let len = size.saturating_sub(family.header_len());
+    packet.resize(len.max(REQUEST_LEN), 0);
     packet
 }
 
@@ -172,7 +196,19 @@ pub(super) fn parse(family: Family, mark: Mark, from: IpAddr, packet: &[u8]) -> 
         sequence: echo_sequence(quoted_icmp, mark)?,
         destination,
         error: IcmpError { kind, code, from },
+        next_hop_mtu: next_hop_mtu(family, kind, code, icmp),
     })
+}
+
+/// What an error says that calls a packet too big (RFC 1191 section 4, RFC 4443 section 3.2). An IPv4 one
+/// may have the length of what it quotes in the same word (RFC 4884 section 4.1).
+fn next_hop_mtu(family: Family, kind: u8, code: u8, icmp: &[u8]) -> Option<u32> {
+    let word = icmp.get(4..ICMP_HEADER_LEN)?;
+    match (family, kind, code) {
+        (Family::V4, 3, 4) => Some(u32::from(u16::from_be_bytes([word[2], word[3]]))),
+        (Family::V6, 2, _) => Some(u32::from_be_bytes(word.try_into().ok()?)),
+        _ => None,
+    }
 }
 
 fn ipv4_header_len(packet: &[u8]) -> Option<usize> {
@@ -276,6 +312,7 @@ mod tests {
                     code: 1,
                     from
                 },
+                next_hop_mtu: None,
             })
         );
         let udp = ipv4(
@@ -300,8 +337,52 @@ mod tests {
                     code: 3,
                     from
                 },
+                next_hop_mtu: None,
             })
         );
+    }
+
+    #[test]
+    fn a_request_of_any_size_is_a_valid_one() {
+        for (size, len) in [(1500, 1480), (1401, 1381), (REQUEST_LEN + 20, REQUEST_LEN)] {
+            let mut packet = sized_request(Family::V4, MARK, 5, size);
+            assert_eq!(packet.len(), len);
+            packet.resize(len.next_multiple_of(2), 0);
+            let sum: u64 = packet
+                .chunks_exact(2)
+                .map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])))
+                .sum();
+            assert_eq!(sum % 0xffff, 0, "{size}");
+        }
+        assert_eq!(sized_request(Family::V6, MARK, 5, 1500).len(), 1460);
+    }
+
+    #[test]
+    fn a_router_tells_the_mtu_of_its_next_hop() {
+        let mtu_of = |family, from: &str, packet: &[u8]| {
+            let from = from.parse().unwrap();
+            match parse(family, MARK, from, packet) {
+                Some(Message::Error { next_hop_mtu, .. }) => next_hop_mtu,
+                other => panic!("{other:?}"),
+            }
+        };
+        let request4 = request(Family::V4, MARK, number(5), Path::Host);
+        let quoted = ipv4(1, [10, 9, 9, 9], 0, &request4[..8]);
+        // With the length of the quoted packet, in words.
+        let mut icmp = error(3, 4, &quoted);
+        icmp[4..8].copy_from_slice(&[0, 7, 0x05, 0x78]);
+        let received = ipv4(1, [10, 0, 0, 1], 0, &icmp);
+        assert_eq!(mtu_of(Family::V4, "10.0.0.9", &received), Some(1400));
+        let old_router = ipv4(1, [10, 0, 0, 1], 0, &error(3, 4, &quoted));
+        assert_eq!(mtu_of(Family::V4, "10.0.0.9", &old_router), Some(0));
+        let unreachable = ipv4(1, [10, 0, 0, 1], 0, &error(3, 1, &quoted));
+        assert_eq!(mtu_of(Family::V4, "10.0.0.9", &unreachable), None);
+
+        let to: Ipv6Addr = "fd00::77".parse().unwrap();
+        let quoted = ipv6(58, to, &request(Family::V6, MARK, number(6), Path::Host));
+        let mut icmp = error(2, 0, &quoted);
+        icmp[4..8].copy_from_slice(&1280_u32.to_be_bytes());
+        assert_eq!(mtu_of(Family::V6, "fd00::9", &icmp), Some(1280));
     }
 
     proptest! {

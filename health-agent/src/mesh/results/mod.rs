@@ -4,19 +4,21 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use health_common::probe::Path;
 use jiff::Timestamp;
-use slotmap::SecondaryMap;
+use slotmap::{SecondaryMap, SparseSecondaryMap};
 
 use super::diagnosis::isolation::{Isolation, Survey};
 use super::diagnosis::{Context, Degraded, PeerFacts, TargetFacts, Thresholds, Verdict};
 use super::failure::Failure;
 use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
+use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 use crate::api::types::{self, RttSource};
 use crate::config::ProbeIntervals;
@@ -54,6 +56,10 @@ pub(super) struct Results {
     /// In the order of `set.nodes`.
     nodes: Vec<NodeTargets>,
     known: SecondaryMap<TargetId, Known>,
+    /// Of few of all targets.
+    path_mtus: SparseSecondaryMap<TargetId, PathMtu>,
+    /// Targets whose path MTU somebody waits for.
+    awaited_paths: HashSet<TargetId>,
     /// Results that a history may hold.
     most_results: usize,
     newest: Option<Timestamp>,
@@ -105,7 +111,7 @@ struct Known {
     history: History,
     smoothed: Option<Duration>,
     degraded: Option<Degraded>,
-    /// When its verdict changed, or whether and why it is degraded.
+    /// When its verdict changed, whether and why it is degraded, or what is known of its path's MTU.
     revision: u64,
 }
 
@@ -129,12 +135,30 @@ struct TargetResult {
 /// An answer to a probe.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// The round trip.
+    /// The round trip; for HTTP that of the connection's handshake.
     pub(super) rtt: Duration,
     /// Where it was stamped.
     pub(super) source: RttSource,
-    /// For HTTP: until the connection stood.
-    pub(super) connect: Option<Duration>,
+    /// For HTTP: what the agent saw.
+    pub(super) http: Option<HttpTimes>,
+}
+
+/// How long an HTTP probe took. Nanoseconds, which take half the room: there is one for each target.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HttpTimes {
+    /// Until the connection stood.
+    pub(super) connect_ns: u64,
+    /// Until the answer was there.
+    pub(super) total_ns: u64,
+}
+
+impl Answer {
+    /// Until the answer was there. This is what the target is judged by: the handshake is the work of the
+    /// peer's kernel alone.
+    pub(super) fn took(&self) -> Duration {
+        self.http
+            .map_or(self.rtt, |times| Duration::from_nanos(times.total_ns))
+    }
 }
 
 /// A failure that was confirmed.
@@ -165,6 +189,8 @@ impl Results {
             set: Arc::default(),
             nodes: Vec::new(),
             known: SecondaryMap::new(),
+            path_mtus: SparseSecondaryMap::new(),
+            awaited_paths: HashSet::new(),
             most_results: most_results(0),
             newest: None,
             revision: 0,
@@ -221,6 +247,8 @@ impl Results {
     /// Forgets a target.
     pub(super) fn remove(&mut self, id: TargetId) {
         self.known.remove(id);
+        self.path_mtus.remove(id);
+        self.awaited_paths.remove(&id);
         self.revision += 1;
     }
 
@@ -291,6 +319,32 @@ impl Results {
         unanswered: Unanswered,
     ) {
         self.record(id, sent, probed, Err(Box::new(unanswered)));
+    }
+
+    /// The MTU of a target's path as it was seen last.
+    pub(super) fn path_mtu(&self, id: TargetId) -> Option<&PathMtu> {
+        self.path_mtus.get(id)
+    }
+
+    /// Somebody waits for the MTU of these targets' paths.
+    pub(super) fn await_paths(&mut self, ids: &[TargetId]) {
+        self.awaited_paths.extend(ids);
+    }
+
+    /// A target's path was looked at. If that told nothing certain, what was known stays.
+    pub(super) fn path_looked_at(&mut self, id: TargetId, found: Option<PathMtu>) {
+        self.awaited_paths.remove(&id);
+        let Some(found) = found else {
+            return;
+        };
+        let is_reduced = found.is_reduced();
+        let before = self.path_mtus.insert(id, found);
+        if (is_reduced || before.is_some_and(|before| before.is_reduced()))
+            && let Some(known) = self.known.get_mut(id)
+        {
+            self.revision += 1;
+            known.revision = self.revision;
+        }
     }
 
     /// The targets of the node with this index in the set in force.
@@ -473,8 +527,12 @@ impl Results {
         for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
             for targets in addresses {
                 for (protocol, id) in targets.protocols() {
-                    facts.push(match id.and_then(|id| self.known.get(id)) {
-                        Some(known) => known.facts(now),
+                    let known = id.and_then(|id| Some((id, self.known.get(id)?)));
+                    facts.push(match known {
+                        Some((id, known)) => TargetFacts {
+                            path_mtu: self.path_mtu(id),
+                            ..known.facts(now)
+                        },
                         None => TargetFacts {
                             key: TargetKey {
                                 address: targets.address,
@@ -483,6 +541,7 @@ impl Results {
                             },
                             verdict: Verdict::Off,
                             trend: Trend::default(),
+                            path_mtu: None,
                         },
                     });
                 }
@@ -550,6 +609,7 @@ impl Known {
             key: self.key,
             verdict,
             trend,
+            path_mtu: None,
         }
     }
 

@@ -7,11 +7,13 @@ use health_common::probe::Path;
 use super::super::diagnosis::Diagnosis;
 use super::super::diagnosis::isolation::Isolation;
 use super::super::history::{WINDOWS, Window};
+use super::super::path_mtu::PathMtu;
 use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
 use crate::api::types::{
-    self, AddressGroupStatus, ConnectivityStatus, HealthStatus, HistoryWindow, NodeEntry, NodeList,
-    NodeStatus, PathKind, PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
+    self, AddressGroupStatus, ConnectivityStatus, HealthStatus, HistoryWindow, LargerPackets,
+    NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus, PathStatus,
+    RegistryState, RejectedEntry, SelfStatus, TargetHistory,
 };
 use crate::config::duration_text;
 use crate::nodes::SourceState;
@@ -121,7 +123,32 @@ impl Results {
                 .filter(|(protocol, _)| is_off(*protocol))
                 .map(|(_, shown)| shown)
                 .collect(),
+            path_mtu: targets
+                .icmp
+                .and_then(|id| self.path_mtu(id))
+                .filter(|seen| seen.is_reduced())
+                .map(|seen| Box::new(path_mtu_status(seen))),
         }
+    }
+
+    /// The MTU of the paths to the node with this full name or to all, this node's own left out.
+    pub(in crate::mesh) fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {
+        let wanted = |known: &&NodeTargets| {
+            !known.paths.local && node.is_none_or(|name| known.paths.name == name)
+        };
+        let mut entries = Vec::new();
+        for node in self.nodes.iter().filter(wanted) {
+            entries.extend(node.host.iter().filter_map(|address| {
+                let id = address.icmp?;
+                Some(PathMtuEntry {
+                    node: node.paths.name.clone(),
+                    ip: address.address,
+                    probing: self.awaited_paths.contains(&id),
+                    path_mtu: self.path_mtu(id).map(path_mtu_status),
+                })
+            }));
+        }
+        entries
     }
 
     /// What became of the probes of the last hour, of the node with this full name or of all.
@@ -181,6 +208,7 @@ impl Known {
             last_probed: result.probed,
             rtt_source: None,
             connect_latency: None,
+            total_latency: None,
             consecutive_failures: 0,
             last_change: Some(result.changed),
             degraded: None,
@@ -189,7 +217,8 @@ impl Known {
             Ok(answer) => ConnectivityStatus {
                 latency: nanos(answer.rtt),
                 rtt_source: Some(answer.source),
-                connect_latency: answer.connect.map(nanos),
+                connect_latency: answer.http.map(|times| signed(times.connect_ns)),
+                total_latency: answer.http.map(|times| signed(times.total_ns)),
                 degraded: self.degraded.map(|degraded| degraded.to_string()),
                 ..status
             },
@@ -215,6 +244,21 @@ impl Known {
         results
             .map(|result| result.rtt.map(unsigned_nanos))
             .collect()
+    }
+}
+
+fn path_mtu_status(seen: &PathMtu) -> PathMtuStatus {
+    PathMtuStatus {
+        mtu: seen.mtu,
+        local_mtu: seen.way.mtu,
+        device: seen.way.device.clone(),
+        larger: match seen.told {
+            _ if !seen.is_reduced() => LargerPackets::None,
+            Some(_) => LargerPackets::Rejected,
+            None => LargerPackets::Vanish,
+        },
+        rejected_by: seen.told.map(|told| told.from),
+        last_probed: seen.probed,
     }
 }
 
@@ -255,7 +299,11 @@ fn shown_window(length: Duration, window: &Window) -> HistoryWindow {
 }
 
 fn nanos(duration: Duration) -> i64 {
-    duration.as_nanos().try_into().unwrap_or(i64::MAX)
+    signed(unsigned_nanos(duration))
+}
+
+fn signed(nanos: u64) -> i64 {
+    nanos.try_into().unwrap_or(i64::MAX)
 }
 
 fn unsigned_nanos(duration: Duration) -> u64 {

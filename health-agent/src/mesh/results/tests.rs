@@ -20,6 +20,9 @@ fn options() -> MeshOptions {
         intervals: ProbeIntervals::all(Duration::from_secs(10)),
         rate: 1000,
         timeout: SECOND,
+        path_mtu_interval: None,
+        passive_rtt: true,
+        passive_relief: 1,
         loss_threshold: 0.05,
         port: 4240,
         icmp_id: 1,
@@ -63,7 +66,7 @@ fn answered(results: &mut Results, id: TargetId, second: u64) {
     let answer = Answer {
         rtt: Duration::from_micros(1),
         source: RttSource::Socket,
-        connect: None,
+        http: None,
     };
     results.note(id, sent, Some(answer.rtt), sent);
     results.answered(id, sent, probed, answer);

@@ -1,22 +1,16 @@
 //! The probes of one node and their answers, as they pass its uplink, stamped by the kernel.
 
 use std::collections::HashMap;
-use std::io::{ErrorKind, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use health_agent::api::types::Protocol;
-use nix::errno::Errno;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
-use nix::sys::time::TimeSpec;
-use socket2::{Domain, Socket, Type};
 
 use crate::Node;
+use crate::bench::tap::Tap;
 use crate::process::tell;
 
 const PORT: u16 = 4240;
@@ -28,11 +22,6 @@ const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 /// How a good answer to an HTTP probe begins.
 const GOOD_ANSWER: &[u8] = b"HTTP/1.1 200 ";
-/// Bytes of a packet that are looked at, and room for packets that wait.
-const SNAP_LEN: usize = 256;
-const RECEIVE_BUFFER: usize = 8 << 20;
-/// Time between two looks whether to end.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is probed.
 pub(super) type Target = (IpAddr, Protocol);
@@ -61,9 +50,7 @@ pub(super) struct Capture {
 impl Capture {
     /// Notes the probes of `node` from now on.
     pub(super) fn start(node: &Node) -> anyhow::Result<Self> {
-        let socket = node
-            .run_in(open)?
-            .with_context(|| format!("cannot capture packets of {}", node.name()))?;
+        let tap = Tap::open(node)?;
         let probes = Arc::new(Mutex::new(Probes::new()));
         let stop = Arc::new(AtomicBool::new(false));
         let own = node.ipv4();
@@ -71,7 +58,7 @@ impl Capture {
             let (probes, stop) = (probes.clone(), stop.clone());
             move || {
                 while !stop.load(Ordering::Relaxed) {
-                    match receive(&socket) {
+                    match tap.receive() {
                         Ok(Some((at, packet))) => {
                             if let Some(packet) = Packet::read(own, &packet) {
                                 note(&mut lock(&probes), &packet, at);
@@ -127,43 +114,6 @@ impl Drop for Capture {
 
 fn lock(probes: &Mutex<Probes>) -> MutexGuard<'_, Probes> {
     probes.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A socket that gets all packets of the calling thread's namespace, from their IP header on.
-fn open() -> std::io::Result<Socket> {
-    let all = i32::from((libc::ETH_P_ALL as u16).to_be());
-    let socket = Socket::new(Domain::PACKET, Type::DGRAM, Some(all.into()))?;
-    setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
-    setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
-    socket.set_read_timeout(Some(PAUSE))?;
-    Ok(socket)
-}
-
-/// The next packet and when the kernel saw it; `None` if there is none for a while.
-fn receive(socket: &Socket) -> Result<Option<(Duration, Vec<u8>)>, Errno> {
-    let mut buffer = [0; SNAP_LEN];
-    let mut slices = [IoSliceMut::new(&mut buffer)];
-    let mut control = nix::cmsg_space!(TimeSpec);
-    let received = recvmsg::<()>(
-        socket.as_raw_fd(),
-        &mut slices,
-        Some(&mut control),
-        MsgFlags::empty(),
-    );
-    let message = match received {
-        Ok(message) => message,
-        Err(errno) if std::io::Error::from(errno).kind() == ErrorKind::WouldBlock => {
-            return Ok(None);
-        }
-        Err(Errno::EINTR) => return Ok(None),
-        Err(errno) => return Err(errno),
-    };
-    let stamp = message.cmsgs()?.find_map(|control| match control {
-        ControlMessageOwned::ScmTimestampns(at) => Some(Duration::from(at)),
-        _ => None,
-    });
-    let len = message.bytes;
-    Ok(stamp.map(|at| (at, buffer[..len].to_vec())))
 }
 
 /// What a packet has to do with probes.

@@ -50,6 +50,18 @@ impl Fault {
         }
     }
 
+    /// The kind that goes by such a name on the command line: `link-down`.
+    pub(super) fn by_name(name: &str) -> anyhow::Result<Self> {
+        let named = |fault: Self| fault.name().replace(' ', "-");
+        Self::ALL
+            .into_iter()
+            .find(|fault| named(*fault) == name)
+            .with_context(|| {
+                let names = Self::ALL.map(named).join(", ");
+                format!("no kind of fault {name}; there are: {names}")
+            })
+    }
+
     /// The diagnosis that it is to get.
     pub(super) fn cause(self) -> &'static str {
         match self {

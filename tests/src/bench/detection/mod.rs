@@ -53,6 +53,15 @@ const PHASE_STEP: f64 = 0.618_034;
 const LIMIT_MS: f64 = 1000.0;
 
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
+    let named: Vec<Fault> = options
+        .kinds
+        .iter()
+        .map(|name| Fault::by_name(name))
+        .collect::<anyhow::Result<_>>()?;
+    let kinds = match named.as_slice() {
+        [] => &Fault::ALL[..],
+        named => named,
+    };
     let faults = options.faults.unwrap_or(FAULTS);
     let minutes = options.minutes.unwrap_or(LOSS_MINUTES);
     let bed = Bed::builder()
@@ -77,7 +86,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let capture = Capture::start(bed.node(1))?;
     let watch = Watch::start(bed.node(1), PAUSE);
     let mut false_verdicts = Falsehoods::default();
-    for fault in Fault::ALL {
+    for &fault in kinds {
         tell(format_args!("{}, {faults} times", fault.name()));
         let observer = Observer {
             capture: &capture,
@@ -99,6 +108,9 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         add(figure);
     }
 
+    if !named.is_empty() {
+        return Report::new(figures, faults);
+    }
     if minutes > 0 {
         tell(format_args!("{LOSS_PERCENT} % of all packets lost"));
         bed.wait_all_reachable(RECOVERY_PATIENCE)?;

@@ -12,8 +12,8 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use nix::unistd::Pid;
 
-use super::cluster::Cluster;
 use crate::Node;
+use crate::bench::cluster::Cluster;
 use crate::bench::usage::cpu_time;
 
 /// What one prober did and used in a while.

@@ -1,9 +1,7 @@
 //! What the mesh costs one agent, from a hundred peers to fifty thousand, and side by side with other
 //! probers: the time to the first report, the API's latency, memory, CPU time a probe.
 
-mod cluster;
 mod cost;
-mod responder;
 mod rivals;
 
 use std::sync::mpsc;
@@ -12,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 
-use self::cluster::{Cluster, Dead};
 use self::cost::Cost;
+use super::cluster::{Cluster, Dead};
 use super::requests::{Asker, get, quantile};
 use super::usage::Resident;
 use super::{Figure, Options, Report, Target};
@@ -62,7 +60,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     for &peers in sizes {
         let scale = Scale::measure(peers)?;
         let found = scale.figures(smaller.as_ref())?;
-        found.iter().for_each(tell_figure);
+        found.iter().for_each(Figure::tell);
         figures.extend(found);
         smaller = Some(scale);
     }
@@ -70,14 +68,6 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
         figures.extend(side_by_side(peers)?);
     }
     Report::new(figures, 1)
-}
-
-/// A run takes minutes: what is known so far is told on the way.
-fn tell_figure(figure: &Figure) {
-    tell(format_args!(
-        "  {}: {:.2} {}",
-        figure.name, figure.ours, figure.unit
-    ));
 }
 
 /// What one agent costs that probes so many peers, three of ten of them dead.

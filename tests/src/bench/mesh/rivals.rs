@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -13,15 +12,14 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use nix::unistd::Pid;
 use tempfile::NamedTempFile;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::cluster::{Cluster, PORT};
 use super::cost::{Cost, Sent};
-use crate::process::{shown, tell};
+use crate::bench::cluster::{Cluster, PORT};
+use crate::process::Running;
 use crate::wait_for;
 
 /// How long a program may take until it works.
@@ -156,37 +154,5 @@ impl Scrapes {
             }
         }
         Ok(())
-    }
-}
-
-/// A program that is killed on drop.
-struct Running(Child);
-
-impl Running {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
-        let shown = shown(command);
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .map(Self)
-            .with_context(|| format!("cannot run {shown}"))
-    }
-
-    fn pid(&self) -> Pid {
-        // A process id is a positive i32 that the standard library hands out as u32.
-        Pid::from_raw(self.0.id().cast_signed())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
-            tell(format_args!(
-                "bench: cannot end process {}: {error}",
-                self.0.id()
-            ));
-        }
     }
 }

@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(measured["node"], "default/hnode2");
         assert_eq!(measured["peer"], "172.30.0.2");
         assert_eq!(measured["mean-ns"], 50_000_010_000_u64);
-        let buckets = serde_json::json!([[18_432, 20_480, 1], [1_u64 << 36, null, 1]]);
+        let buckets = serde_json::json!([[18_432, 20_480, 1], [14_u64 << 32, null, 1]]);
         assert_eq!(measured["histogram-ns"], buckets);
         assert_eq!(silent["node"], serde_json::Value::Null);
         assert_eq!(silent["p50-ns"], serde_json::Value::Null);

@@ -83,7 +83,7 @@ fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
 #[cfg(test)]
 mod tests {
     use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, Reply, RttRow, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, Reply, RttRow, SOURCE_KERNEL, bucket};
 
     use super::super::select::tests::{key, names};
     use super::*;
@@ -107,7 +107,7 @@ mod tests {
             forward_ns: 9_000,
             back_ns: -1_200,
         };
-        measured.record_reply(&reply, 2, 2);
+        measured.record_reply(bucket(reply.rtt_ns), &reply, 2, 2);
         measured.lost = 1;
         measured.duplicates = 4;
         let mut silent = RttRow::EMPTY;

@@ -6,7 +6,7 @@
 //! echo is in the CPU time of the side that asks.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::responder::Responder;
 use crate::bed::Builder;
@@ -98,6 +98,11 @@ impl Cluster {
         self.bed.node(1)
     }
 
+    /// The whole rest of the cluster.
+    pub(super) fn rest(&self) -> &Node {
+        self.bed.node(2)
+    }
+
     pub(super) fn responder(&self) -> &Responder {
         &self.responder
     }
@@ -115,6 +120,17 @@ impl Cluster {
                 [host, endpoint]
             })
             .collect()
+    }
+}
+
+/// Whether a peer has this address.
+pub(super) fn is_peer(address: IpAddr) -> bool {
+    const PREFIX_LEN: u32 = 10;
+    match address {
+        IpAddr::V4(address) => {
+            (address.to_bits() ^ LIVING.hosts.to_bits()) >> (u32::BITS - PREFIX_LEN) == 0
+        }
+        IpAddr::V6(_) => false,
     }
 }
 
@@ -179,6 +195,12 @@ mod tests {
                 .iter()
                 .all(|peer| seen.insert(peer.host) && seen.insert(peer.endpoint))
         );
+        assert!(
+            peers
+                .iter()
+                .all(|peer| is_peer(peer.host.into()) && is_peer(peer.endpoint.into()))
+        );
+        assert!(!is_peer(OWN.into()));
         let dead = peers.iter().filter(|peer| peer.host >= DEAD.hosts);
         assert_eq!(dead.count(), 15_000);
         assert_eq!(

@@ -1,0 +1,123 @@
+//! The devices that lead to other nodes, as they come and go.
+
+use std::net::IpAddr;
+
+use crate::config::Config;
+use crate::net::link::{self, LinkError};
+use crate::net::netlink::Handle;
+use crate::nodes::Node;
+
+/// Which devices are uplinks: those asked for, or those that carry the node's addresses.
+#[derive(Debug)]
+pub(super) struct Uplinks {
+    netlink: Handle,
+    /// Names of those asked for.
+    asked: Vec<String>,
+    addresses: Vec<NodeAddress>,
+}
+
+/// An address of the node.
+#[derive(Debug)]
+struct NodeAddress {
+    address: IpAddr,
+    /// Names of the devices that carried it last. They stay uplinks while none does, as when a lease is
+    /// renewed.
+    devices: Vec<String>,
+}
+
+/// What there is at the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Names of the uplinks.
+    pub(super) devices: Vec<String>,
+    /// Addresses of the node that no device carries, or that cannot be used (yet).
+    pub(super) unusable: Vec<IpAddr>,
+    /// What should be there and is not, in words.
+    pub(super) missing: Vec<String>,
+}
+
+impl Uplinks {
+    /// At an agent's start all that is asked for must be there, and so must the node's addresses.
+    pub(super) async fn find(
+        netlink: &Handle,
+        config: &Config,
+        own: &Node,
+    ) -> anyhow::Result<(Self, Found)> {
+        for device in &config.devices {
+            if link::by_name(netlink, device).await?.is_none() {
+                let known: Vec<_> = link::list(netlink)
+                    .await?
+                    .into_iter()
+                    .map(|link| link.name)
+                    .collect();
+                anyhow::bail!(
+                    "--device {device}: there is no such interface; there are: {}",
+                    known.join(", ")
+                );
+            }
+        }
+        let carrying = link::carrying(netlink, &own.addresses).await?;
+        for addr in &own.addresses {
+            anyhow::ensure!(
+                carrying.iter().any(|(_, carried)| carried.contains(addr)),
+                "no interface has this node's address {addr}; correct it in {}",
+                config.registry
+            );
+        }
+        let addresses = own.addresses.iter().map(|&address| NodeAddress {
+            address,
+            devices: Vec::new(),
+        });
+        let mut uplinks = Self {
+            netlink: netlink.clone(),
+            asked: config.devices.clone(),
+            addresses: addresses.collect(),
+        };
+        let found = Found {
+            // The endpoint waits for them to be usable.
+            unusable: Vec::new(),
+            ..uplinks.look().await?
+        };
+        Ok((uplinks, found))
+    }
+
+    /// Looks what there is now. Costs a dump of all addresses, and a question for each uplink.
+    pub(super) async fn look(&mut self) -> Result<Found, LinkError> {
+        let all = link::addresses(&self.netlink).await?;
+        let mut found = Found::default();
+        for name in &self.asked {
+            match link::by_name(&self.netlink, name).await? {
+                Some(_) => found.devices.push(name.clone()),
+                None => found.missing.push(format!("there is no uplink {name}")),
+            }
+        }
+        for NodeAddress { address, devices } in &mut self.addresses {
+            let carriers: Vec<_> = all.iter().filter(|a| a.address == *address).collect();
+            if carriers.iter().all(|carrier| carrier.tentative) {
+                found.unusable.push(*address);
+            }
+            if carriers.is_empty() {
+                let missing = format!("no device has this node's address {address}");
+                found.missing.push(missing);
+            }
+            if !self.asked.is_empty() {
+                continue;
+            }
+            if !carriers.is_empty() {
+                devices.clear();
+            }
+            for carrier in carriers {
+                let link = link::by_index(&self.netlink, carrier.index).await?;
+                devices.extend(link.filter(|link| !link.loopback).map(|link| link.name));
+            }
+            for name in devices {
+                if !found.devices.contains(name)
+                    && link::by_name(&self.netlink, name).await?.is_some()
+                {
+                    found.devices.push(name.clone());
+                }
+            }
+        }
+        Ok(found)
+    }
+}

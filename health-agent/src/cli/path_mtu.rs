@@ -1,0 +1,136 @@
+//! `health-agent path-mtu`: how large packets to other nodes may be.
+
+use std::time::Duration;
+
+use clap::Args;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::node;
+use super::output::{NONE, OutputArgs, table};
+use crate::api::client::Client;
+use crate::api::types::{LargerPackets, NodeList, PathMtuEntry, PathMtuStatus};
+
+/// Pause before the agent is asked again for what it did not know yet.
+const PAUSE: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Packets are echo requests that must not be fragmented: a small one, one as large as the device or the
+route of this host allows, and if that is not answered, those in between. A path that rejects large
+packets or loses them is looked at twice, which takes up to half a minute.
+
+The agent does the same by itself, once in --path-mtu-interval; `health-agent status` tells what is
+wrong, and with --verbose what it saw last.
+
+Examples:
+  health-agent path-mtu
+  health-agent path-mtu host2
+  health-agent path-mtu -o json | jq '.[] | select(.pathMtu.larger == \"vanish\")'";
+
+/// Flags of `path-mtu`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct PathMtuArgs {
+    /// Only the paths to this node, `cluster/name` or a name that only one cluster has
+    #[arg(value_name = "NODE")]
+    node: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl PathMtuArgs {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let mut path = "/v1beta/status/path-mtu".to_owned();
+        if let Some(wanted) = &self.node {
+            let list: NodeList = client.get("/v1/nodes").await?;
+            let name = node::find(wanted, list.nodes.iter().map(|node| &node.name))?;
+            path += &format!("?node={}", utf8_percent_encode(&name, NON_ALPHANUMERIC));
+        }
+        let mut paths: Vec<PathMtuEntry> = client.put(&path).await?;
+        while paths.iter().any(|path| path.probing) {
+            tokio::time::sleep(PAUSE).await;
+            paths = client.get(&path).await?;
+        }
+        self.output.output.print_rows(&paths, paths_table)
+    }
+}
+
+fn paths_table(paths: &[PathMtuEntry]) -> String {
+    let rows = paths.iter().map(|path| {
+        let seen = path.path_mtu.as_ref();
+        let cell = |text: fn(&PathMtuStatus) -> String| seen.map_or_else(|| NONE.to_owned(), text);
+        [
+            path.node.clone(),
+            path.ip.to_string(),
+            cell(|seen| seen.device.clone()),
+            cell(|seen| seen.local_mtu.to_string()),
+            seen.map_or_else(|| "unknown".to_owned(), |seen| seen.mtu.to_string()),
+            cell(larger),
+            cell(|seen| format!("{:.0}", seen.last_probed)),
+        ]
+    });
+    let header = [
+        "NODE",
+        "ADDRESS",
+        "DEVICE",
+        "LOCAL MTU",
+        "PATH MTU",
+        "LARGER PACKETS",
+        "PROBED",
+    ];
+    table(header, rows)
+}
+
+/// What becomes of packets that are too large.
+pub(super) fn larger(seen: &PathMtuStatus) -> String {
+    match (seen.larger, seen.rejected_by) {
+        (LargerPackets::None, _) => NONE.to_owned(),
+        (LargerPackets::Rejected, Some(router)) => format!("rejected by {router}"),
+        (LargerPackets::Rejected, None) => "rejected".to_owned(),
+        (LargerPackets::Vanish, _) => "vanish".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str, ip: &str, path_mtu: Option<PathMtuStatus>) -> PathMtuEntry {
+        PathMtuEntry {
+            node: format!("default/{name}"),
+            ip: ip.parse().unwrap(),
+            probing: false,
+            path_mtu,
+        }
+    }
+
+    fn seen(mtu: u32, larger: LargerPackets) -> Option<PathMtuStatus> {
+        Some(PathMtuStatus {
+            mtu,
+            local_mtu: 1500,
+            device: "eth0".into(),
+            larger,
+            rejected_by: (larger == LargerPackets::Rejected).then(|| "10.0.0.9".parse().unwrap()),
+            last_probed: "2026-11-21T03:00:00.7Z".parse().unwrap(),
+        })
+    }
+
+    #[test]
+    fn each_path_takes_a_line() {
+        let paths = [
+            path("a", "10.0.0.1", seen(1500, LargerPackets::None)),
+            path("b", "10.0.0.2", seen(1400, LargerPackets::Rejected)),
+            path("c", "fd00::3", seen(1404, LargerPackets::Vanish)),
+            path("d", "10.0.0.4", None),
+        ];
+        assert_eq!(
+            paths_table(&paths),
+            "\
+NODE        ADDRESS    DEVICE   LOCAL MTU   PATH MTU   LARGER PACKETS         PROBED
+default/a   10.0.0.1   eth0     1500        1500       -                      2026-11-21T03:00:00Z
+default/b   10.0.0.2   eth0     1500        1400       rejected by 10.0.0.9   2026-11-21T03:00:00Z
+default/c   fd00::3    eth0     1500        1404       vanish                 2026-11-21T03:00:00Z
+default/d   10.0.0.4   -        -           unknown    -                      -
+"
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! Names of pinned links. Each tells its program and its device, and no two hooks share one.
+
+use super::layout;
+
+/// Ends the name of a pin that is about to take the place of another. Names of devices have no colon
+/// (`dev_valid_name`, net/core/dev.c).
+const FRESH: &str = ":new";
+
+/// The name for the link of a program on a device: `to_netdev_eth0`. bpffs keeps names with dots for
+/// itself, so `eth0.100` is `eth0+2e100`.
+pub(super) fn name(program: &str, device: &str) -> String {
+    let device = device.replace('+', "+2b").replace('.', "+2e");
+    format!("{program}_{device}")
+}
+
+/// The name under which a link is pinned before it takes the place of another of that name.
+pub(super) fn fresh(name: &str) -> String {
+    format!("{name}{FRESH}")
+}
+
+/// The program and the device of a pin's name.
+pub(super) fn parse(name: &str) -> Option<(&'static str, String)> {
+    let name = name.strip_suffix(FRESH).unwrap_or(name);
+    layout::PROGRAMS.iter().find_map(|program| {
+        let device = name.strip_prefix(program)?.strip_prefix('_')?;
+        Some((*program, device.replace("+2e", ".").replace("+2b", "+")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn usual_names_stand_as_they_are() {
+        assert_eq!(name("to_netdev", "eth0"), "to_netdev_eth0");
+        assert_eq!(parse("to_netdev_eth0:new"), parse("to_netdev_eth0"));
+        assert_eq!(parse("foreign_eth0"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn every_device_has_a_name_of_its_own_that_bpffs_takes(
+            device in "[a-z0-9._+%@-]{1,15}|eth0(_new)?|a\\.b_new|\\+2[be]",
+            program in prop::sample::select(&layout::PROGRAMS[..]),
+        ) {
+            let name = name(program, &device);
+            prop_assert!(!name.contains(['.', '/', ':']), "{name}");
+            let told = Some((program, device));
+            prop_assert_eq!(&parse(&name), &told);
+            prop_assert_eq!(&parse(&fresh(&name)), &told);
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections that the uplinks' programs time: whose, and what came of a probe's own.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use aya::TestRunOptions;
+use aya::maps::{HashMap, MapData};
+use aya::programs::{SchedClassifier, TestRun as _};
+use health_common::addr::Addr;
+use health_common::probe::Path;
+use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
+use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
+
+use super::rtt::{map_io, patiently, program_io};
+use super::sys;
+use crate::mesh::rtt_store::{Connection, Measured};
+
+/// `HEALTH_PEERS`, and the program that takes from `HEALTH_TCP`.
+pub(super) struct Connections {
+    peers: Mutex<HashMap<MapData, Addr, Peer>>,
+    account: SchedClassifier,
+}
+
+impl Connections {
+    pub(super) fn new(peers: HashMap<MapData, Addr, Peer>, account: SchedClassifier) -> Self {
+        Self {
+            peers: Mutex::new(peers),
+            account,
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<MapData, Addr, Peer>> {
+        // The guard holds a file descriptor: nothing a panic could leave half changed.
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts the round trip of a connection's handshake in the row under `key`.
+    pub(super) fn count(
+        &self,
+        key: RttKey,
+        connection: &Connection,
+        at_socket_ns: u64,
+    ) -> io::Result<Measured> {
+        let request = ConnectionRequest {
+            key,
+            flow: FlowKey {
+                peer: key.peer,
+                local: connection.local.ip().into(),
+                peer_port_be: connection.peer_port.to_be(),
+                local_port_be: connection.local.port().to_be(),
+            },
+            begun_ns: connection.begun_ns,
+            rtt_ns: at_socket_ns,
+            ..ConnectionRequest::default()
+        };
+        patiently(|| {
+            let mut answer = [0; size_of::<ConnectionRequest>()];
+            let options = TestRunOptions {
+                data_in: Some(sys::bytes_of(&request)),
+                data_out: Some(&mut answer),
+                ..TestRunOptions::new()
+            };
+            let result = self.account.test_run(options).map_err(program_io)?;
+            match result.return_value {
+                ACCOUNTED => {}
+                BUSY => return Ok(None),
+                _ => return Err(io::ErrorKind::NotFound.into()),
+            }
+            Ok(Some(match sys::read::<ConnectionRequest>(&answer) {
+                Some(answer) if answer.source == SOURCE_KERNEL => Measured::ByKernel(answer.rtt_ns),
+                _ => Measured::AtSocket,
+            }))
+        })
+    }
+
+    pub(super) fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {
+        let value = Peer {
+            path: path as u8,
+            ..Peer::default()
+        };
+        self.peers()
+            .insert(Addr::from(peer), value, 0)
+            .map_err(map_io)
+    }
+
+    pub(super) fn unfollow(&self, peer: IpAddr) -> io::Result<()> {
+        match self.peers().remove(&Addr::from(peer)).map_err(map_io) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    pub(super) fn followed(&self) -> io::Result<Vec<IpAddr>> {
+        let peers = self.peers();
+        let known = peers.keys().map(|key| key.map(Addr::to_ip));
+        known.collect::<Result<_, _>>().map_err(map_io)
+    }
+}

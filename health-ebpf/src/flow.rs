@@ -1,0 +1,149 @@
+//! Conntrack and NAT entries of this agent's own echo probes.
+
+use aya_ebpf::bindings::BPF_ANY;
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::echo::{
+    IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
+};
+use health_common::identity;
+use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
+use health_common::probe::MESSAGE_LEN;
+
+use crate::conntrack::{self, Tracked, Traffic};
+use crate::frame::Frame;
+use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
+
+const PACKET_LEN4: u32 = (IPV4_LEN + MESSAGE_LEN) as u32;
+const PACKET_LEN6: u32 = (IPV6_LEN + MESSAGE_LEN) as u32;
+
+/// Enters a probe that leaves at `now_ns`.
+#[inline(always)]
+pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, now_ns: u64) {
+    let tuple = out4(ip.saddr_be, ip.daddr_be, config);
+    let traffic = Traffic {
+        tx_bytes: PACKET_LEN4,
+        ifindex: frame.ifindex(),
+        ..traffic(config)
+    };
+    if conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns) != Tracked::New {
+        return;
+    }
+    let back = Tuple4 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: config.icmp_id_be,
+        direction: TUPLE_IN,
+        ..tuple
+    };
+    let entry = NatEntry4 {
+        created_ns: now_ns,
+        flags: NAT_HOST_LOCAL,
+        addr_be: ip.saddr_be,
+        port_be: config.icmp_id_be,
+        pad: [0; 3],
+    };
+    // Host-local entries only reserve the identifier: without room, nothing is translated wrongly.
+    let _ = HEALTH_NAT4.insert(tuple, entry, u64::from(BPF_ANY));
+    let _ = HEALTH_NAT4.insert(back, entry, u64::from(BPF_ANY));
+}
+
+/// As [`sent4`].
+#[inline(always)]
+pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig, now_ns: u64) {
+    let tuple = out6(ip.saddr_be, ip.daddr_be, config);
+    let traffic = Traffic {
+        tx_bytes: PACKET_LEN6,
+        ifindex: frame.ifindex(),
+        ..traffic(config)
+    };
+    if conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns) != Tracked::New {
+        return;
+    }
+    let back = Tuple6 {
+        saddr_be: ip.daddr_be,
+        daddr_be: ip.saddr_be,
+        sport_be: 0,
+        dport_be: config.icmp_id_be,
+        direction: TUPLE_IN,
+        ..tuple
+    };
+    let entry = NatEntry6 {
+        created_ns: now_ns,
+        flags: NAT_HOST_LOCAL,
+        addr_be: ip.saddr_be,
+        port_be: config.icmp_id_be,
+        pad: 0,
+    };
+    let _ = HEALTH_NAT6.insert(tuple, entry, u64::from(BPF_ANY));
+    let _ = HEALTH_NAT6.insert(back, entry, u64::from(BPF_ANY));
+}
+
+/// Enters a reply that came at `now_ns` from `peer_be` to this host's `local_be`.
+#[inline(always)]
+pub fn received4(local_be: u32, peer_be: u32, config: &DatapathConfig, now_ns: u64) {
+    let tuple = out4(local_be, peer_be, config);
+    let traffic = Traffic {
+        rx_bytes: PACKET_LEN4,
+        ..traffic(config)
+    };
+    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns);
+}
+
+/// As [`received4`].
+#[inline(always)]
+pub fn received6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig, now_ns: u64) {
+    let tuple = out6(local_be, peer_be, config);
+    let traffic = Traffic {
+        rx_bytes: PACKET_LEN6,
+        ..traffic(config)
+    };
+    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns);
+}
+
+/// As [`received4`], for either IP version.
+#[inline(always)]
+pub fn received(local: &Addr, peer: &Addr, config: &DatapathConfig, now_ns: u64) {
+    if peer.is_v4() {
+        received4(local.words_be[3], peer.words_be[3], config, now_ns);
+    } else {
+        received6(local.words_be, peer.words_be, config, now_ns);
+    }
+}
+
+#[inline(always)]
+fn out4(local_be: u32, peer_be: u32, config: &DatapathConfig) -> Tuple4 {
+    Tuple4 {
+        saddr_be: local_be,
+        daddr_be: peer_be,
+        sport_be: config.icmp_id_be,
+        dport_be: 0,
+        protocol: PROTOCOL_ICMP,
+        direction: TUPLE_OUT,
+        pad: 0,
+    }
+}
+
+#[inline(always)]
+fn out6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig) -> Tuple6 {
+    Tuple6 {
+        saddr_be: local_be,
+        daddr_be: peer_be,
+        sport_be: config.icmp_id_be,
+        dport_be: 0,
+        protocol: PROTOCOL_ICMPV6,
+        direction: TUPLE_OUT,
+        pad: 0,
+    }
+}
+
+#[inline(always)]
+fn traffic(config: &DatapathConfig) -> Traffic {
+    Traffic {
+        source_identity: identity::HOST,
+        timeout_secs: config.ct_any_timeout_secs,
+        ..Traffic::default()
+    }
+}

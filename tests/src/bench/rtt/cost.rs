@@ -1,0 +1,324 @@
+//! What the programs on the uplink cost a packet, by test runs.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::ensure;
+use health_agent::mesh::rtt_store::RttStore as _;
+use health_common::LAYOUT_VERSION;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey};
+
+use super::median;
+use crate::bench::program_cost::{PACKETS, ProgramCost};
+use crate::bench::{Figure, Target};
+use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet, payload, timestamps};
+use crate::testrun::{GO_ON, TestRun};
+
+/// Runs of each program, taking turns.
+const ROUNDS: u16 = 201;
+/// Passes in a run of packets that leave no trace.
+const PASSES: u32 = 10_000;
+
+const PROBE_LIMIT_NS: f64 = 100.0;
+const PASSIVE_LIMIT_NS: f64 = 100.0;
+const OTHER_LIMIT_NS: f64 = 20.0;
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const OWN4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
+const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
+const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
+const ICMP_ID: u16 = 0x4a11;
+const SESSION: u32 = 1;
+const HEALTH_PORT: u16 = 4240;
+/// The time in the peer's host that its replies tell.
+const TURNROUND_NS: u64 = 5_000;
+
+const OUT: &str = "to_netdev";
+const IN: &str = "from_netdev";
+const EMPTY: &str = "bench_empty";
+/// What the empty program returns, and what the programs under test do.
+const EMPTY_CODE: u32 = 0;
+const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let mut bed = TestRun::load();
+    bed.datapath.configure(DatapathConfig {
+        layout_version: LAYOUT_VERSION,
+        ct_any_timeout_secs: 60,
+        icmp_id_be: ICMP_ID.to_be(),
+        probe_key: DEFAULT_KEY,
+        session: SESSION,
+        health_port_be: HEALTH_PORT.to_be(),
+        flags: PASSIVE_RTT,
+        ..DatapathConfig::default()
+    })?;
+    let mut figures = Vec::new();
+    for probe in [Probe::V4, Probe::V6] {
+        figures.extend(probe_figures(&bed, probe)?);
+    }
+    figures.extend(step_figures(&bed)?);
+    figures.extend(passive_figures(&bed)?);
+    for (name, packet) in others() {
+        for program in [OUT, IN] {
+            figures.push(other_figure(&bed, program, name, &packet)?);
+        }
+    }
+    Ok(figures)
+}
+
+#[derive(Clone, Copy)]
+enum Probe {
+    V4,
+    V6,
+}
+
+impl Probe {
+    fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    fn peer(self) -> IpAddr {
+        match self {
+            Self::V4 => PEER4.into(),
+            Self::V6 => PEER6.into(),
+        }
+    }
+
+    /// The requests of one round, with sequence numbers of their own.
+    fn requests(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(true, id)).collect()
+    }
+
+    /// The replies to them.
+    fn replies(self, round: u16) -> Vec<Vec<u8>> {
+        ids(round).map(|id| self.packet(false, id)).collect()
+    }
+
+    fn packet(self, is_request: bool, id: ProbeId) -> Vec<u8> {
+        let mut payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id, Path::Host, 0);
+        if !is_request {
+            payload.turnround_be = TURNROUND_NS.to_be();
+        }
+        let payload = payload.to_bytes();
+        let (to, from) = match is_request {
+            true => (PEER_MAC, MAC),
+            false => (MAC, PEER_MAC),
+        };
+        match self {
+            Self::V4 => {
+                let (kind, ip) = match is_request {
+                    true => (8, Ipv4::icmp(OWN4, PEER4)),
+                    false => (0, Ipv4::icmp(PEER4, OWN4)),
+                };
+                let message = echo4(kind, 0, ICMP_ID, id.sequence, &payload);
+                ethernet(to, from, IPV4, &ip.packet(&message))
+            }
+            Self::V6 => {
+                let (kind, ip) = match is_request {
+                    true => (128, Ipv6::icmp(OWN6, PEER6)),
+                    false => (129, Ipv6::icmp(PEER6, OWN6)),
+                };
+                let message = ip.with_checksum(echo(kind, 0, ICMP_ID, id.sequence, &payload));
+                ethernet(to, from, IPV6, &ip.packet(&message))
+            }
+        }
+    }
+}
+
+fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
+    (0..).take(PACKETS as usize).map(move |sequence| ProbeId {
+        session: SESSION,
+        round,
+        sequence,
+    })
+}
+
+/// Stamping and matching. Each run stamps probes that were never there, and the next one matches the
+/// replies to them, so that each pass meets the maps as it would on the wire.
+fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
+    let rows = bed.datapath.rtt()?;
+    let key = RttKey {
+        peer: probe.peer().into(),
+        path: Path::Host as u8,
+        protocol: PROTOCOL_ICMP,
+        pad: 0,
+    };
+    rows.ensure(key)?;
+    let (to_netdev, from_netdev) = (bed.program(OUT), bed.program(IN));
+    let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
+    let (mut stamps, mut matches) = (Vec::new(), Vec::new());
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        cost.set_packets(&probe.requests(round))?;
+        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+        let stamp = cost.measure(&to_netdev, PACKETS, GO_ON_CODE)? - floor;
+        cost.set_packets(&probe.replies(round))?;
+        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+        let matched = cost.measure(&from_netdev, PACKETS, GO_ON_CODE)? - floor;
+        if round > 0 {
+            stamps.push(stamp);
+            matches.push(matched);
+        }
+    }
+    let samples = rows.row(key)?.map_or(0, |row| row.samples);
+    let expected = u64::from(PACKETS) * u64::from(ROUNDS + 1);
+    ensure!(
+        samples == expected,
+        "{samples} of {expected} probes were stamped and matched"
+    );
+    let figure = |what: &str, program: &str, values| {
+        anyhow::Ok(Figure {
+            name: format!(
+                "{what} an {} probe ({program}), known flow, {PACKETS} in flight, net",
+                probe.name()
+            ),
+            unit: "ns",
+            ours: median(values)?,
+            other: None,
+            target: Some(Target::AtMost(PROBE_LIMIT_NS)),
+        })
+    };
+    Ok(vec![
+        figure("stamping", OUT, stamps)?,
+        figure("matching", IN, matches)?,
+    ])
+}
+
+/// The median of what rounds, which are numbered, measure. The first one warms up.
+fn net(mut measure: impl FnMut(u16) -> anyhow::Result<f64>) -> anyhow::Result<f64> {
+    measure(0)?;
+    median((1..=ROUNDS).map(measure).collect::<anyhow::Result<_>>()?)
+}
+
+/// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
+fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
+    let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
+    let steps = [
+        ("bench_clock", "reading the clock"),
+        ("bench_record", "finding, locking and updating a row"),
+        ("bench_track", "updating a conntrack entry"),
+    ];
+    let mut figures = Vec::new();
+    for (program, what) in steps {
+        let net = net(|_| {
+            let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+            Ok(cost.measure_own(program, PASSES, EMPTY_CODE)? - floor)
+        })?;
+        figures.push(Figure {
+            name: format!("one step of it: {what}, net"),
+            unit: "ns",
+            ours: net,
+            other: None,
+            target: None,
+        });
+    }
+    Ok(figures)
+}
+
+/// Segments of TCP, each the next one of its connection. Of most segments no more becomes known than
+/// that they were there: at most one in ten milliseconds of a connection is timed.
+fn passive_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
+    const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+    bed.datapath.rtt()?.follow(PEER4.into(), Path::Host)?;
+    let cases = [
+        ("data to a peer", OUT, PEER4),
+        ("acknowledgement from a peer", IN, PEER4),
+        ("data to a stranger", OUT, STRANGER),
+        ("acknowledgement from a stranger", IN, STRANGER),
+    ];
+    let mut figures = Vec::new();
+    for (name, program, other) in cases {
+        let under_test = bed.program(program);
+        let mut cost = ProgramCost::new(bed, &segments(program, other, 0))?;
+        let net = net(|round| {
+            cost.set_packets(&segments(program, other, round))?;
+            let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+            Ok(cost.measure(&under_test, PACKETS, GO_ON_CODE)? - floor)
+        })?;
+        figures.push(Figure {
+            name: format!("TCP segment, known connection: {name} ({program}), net"),
+            unit: "ns",
+            ours: net,
+            other: None,
+            target: Some(Target::AtMost(PASSIVE_LIMIT_NS)),
+        });
+    }
+    Ok(figures)
+}
+
+/// The segments of one round on a connection to `other`: data that leaves, or acknowledgements of it.
+fn segments(program: &str, other: Ipv4Addr, round: u16) -> Vec<Vec<u8>> {
+    const DATA_LEN: u32 = 100;
+    const ACK: u8 = 16;
+    let first = u32::from(round) * PACKETS * DATA_LEN;
+    let (near, far) = (IpAddr::from(OWN4), IpAddr::from(other));
+    let segment = |end: u32| match program {
+        OUT => Tcp {
+            source: 40_000,
+            destination: 443,
+            sequence: end - DATA_LEN,
+            acknowledgement: 1,
+            flags: ACK,
+            options: timestamps(end, 1),
+            data: payload(DATA_LEN as usize),
+        }
+        .frame(near, far),
+        _ => Tcp {
+            source: 443,
+            destination: 40_000,
+            sequence: 1,
+            acknowledgement: end,
+            flags: ACK,
+            options: timestamps(1, end),
+            data: Vec::new(),
+        }
+        .frame(far, near),
+    };
+    (1..=PACKETS)
+        .map(|n| segment(first + n * DATA_LEN))
+        .collect()
+}
+
+/// Packets that are no probes.
+fn others() -> [(&'static str, Vec<u8>); 3] {
+    const UDP: u8 = 17;
+    let ipv4 = |protocol, payload: &[u8]| {
+        let ip = Ipv4 {
+            protocol,
+            ..Ipv4::icmp(OWN4, PEER4)
+        };
+        ethernet(PEER_MAC, MAC, IPV4, &ip.packet(payload))
+    };
+    let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1];
+    arp.extend([0; 20]);
+    [
+        ("UDP datagram", ipv4(UDP, &payload(60))),
+        (
+            "foreign ping",
+            ipv4(1, &echo4(8, 0, ICMP_ID + 1, 1, &payload(56))),
+        ),
+        ("ARP request", ethernet([0xff; 6], MAC, ARP, &arp)),
+    ]
+}
+
+fn other_figure(bed: &TestRun, program: &str, name: &str, packet: &[u8]) -> anyhow::Result<Figure> {
+    let under_test = bed.program(program);
+    let mut cost = ProgramCost::new(bed, &[packet.to_vec()])?;
+    let net = net(|_| {
+        let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+        Ok(cost.measure(&under_test, PASSES, GO_ON_CODE)? - floor)
+    })?;
+    Ok(Figure {
+        name: format!("another packet: {name} ({program}), net"),
+        unit: "ns",
+        ours: net,
+        other: None,
+        target: Some(Target::AtMost(OTHER_LIMIT_NS)),
+    })
+}

@@ -1,0 +1,102 @@
+//! Two namespaces and what joins them: a veth pair, or a relay between two. The far one owns a whole
+//! prefix, so there are as many peers as anybody likes.
+
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+use health_agent::net::netns::NetNs;
+
+use crate::bed::FABRIC;
+use crate::process::run;
+use crate::relay::{Handling, Relay};
+use crate::{Bed, Node};
+
+/// The device at both ends.
+pub(super) const DEVICE: &str = "up0";
+/// The near end's address.
+pub(super) const NEAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 1);
+/// The far end's address.
+pub(super) const FAR: Ipv4Addr = Ipv4Addr::new(10, 127, 0, 2);
+/// First address of the far end's /16 prefix.
+const PEERS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+/// The relay's devices: the peers of the near and of the far end's.
+const RELAYED: [&str; 2] = ["near0", "far0"];
+
+/// The two namespaces. Dropping it removes them.
+pub(super) struct Line {
+    // Before the bed, which holds its devices.
+    relay: Option<Relay>,
+    bed: Bed,
+}
+
+impl Line {
+    /// Joined by one veth pair.
+    pub(super) fn direct() -> anyhow::Result<Self> {
+        let bed = namespaces()?;
+        let far = bed.node(2).name();
+        bed.node(1).exec(&format!(
+            "ip link add {DEVICE} type veth peer name {DEVICE} netns {far}"
+        ))?;
+        address(&bed)?;
+        Ok(Self { relay: None, bed })
+    }
+
+    /// Joined by a relay.
+    pub(super) fn relayed(handling: Handling) -> anyhow::Result<Self> {
+        let bed = namespaces()?;
+        for (node, device) in bed.nodes().iter().zip(RELAYED) {
+            node.exec(&format!(
+                "ip link add {DEVICE} type veth peer name {device} netns {FABRIC}"
+            ))?;
+            let mut up = Command::new("ip");
+            run(up.args(["-netns", FABRIC, "link", "set", device, "up"]))?.success()?;
+        }
+        address(&bed)?;
+        let mut line = Self { relay: None, bed };
+        line.set_relay(handling)?;
+        Ok(line)
+    }
+
+    /// Has the relay handle packets differently from now on. Those on their way are lost.
+    pub(super) fn set_relay(&mut self, handling: Handling) -> anyhow::Result<()> {
+        // The old one ends before the new one begins.
+        self.relay = None;
+        self.relay = Some(Relay::start(&NetNs::open(FABRIC)?, RELAYED, handling)?);
+        Ok(())
+    }
+
+    /// Packets that the relay has swallowed.
+    pub(super) fn dropped(&self) -> u64 {
+        self.relay.as_ref().map_or(0, Relay::dropped)
+    }
+
+    pub(super) fn near(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    pub(super) fn far(&self) -> &Node {
+        self.bed.node(2)
+    }
+}
+
+/// So many addresses of the far end.
+pub(super) fn peers(count: u16) -> Vec<Ipv4Addr> {
+    (1..=count)
+        .map(|index| Ipv4Addr::from_bits(PEERS.to_bits() + u32::from(index)))
+        .collect()
+}
+
+fn namespaces() -> anyhow::Result<Bed> {
+    Bed::builder().nodes(2).without_agents().start()
+}
+
+fn address(bed: &Bed) -> anyhow::Result<()> {
+    for (node, address) in bed.nodes().iter().zip([NEAR, FAR]) {
+        node.exec(&format!("ip address add {address}/30 dev {DEVICE}"))?;
+        node.exec(&format!("ip link set {DEVICE} up"))?;
+    }
+    let (near, far) = (bed.node(1), bed.node(2));
+    near.exec(&format!("ip route add {PEERS}/16 via {FAR}"))?;
+    far.exec(&format!("ip route add local {PEERS}/16 dev lo"))?;
+    Ok(())
+}

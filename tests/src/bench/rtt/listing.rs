@@ -1,0 +1,93 @@
+//! Listing the rows of very many peers, by the command line as it is.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use aya::maps::{HashMap, Map, MapData};
+use health_agent::datapath::layout;
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+
+use super::median;
+use crate::bed::agent_binary;
+use crate::bench::{Figure, Target};
+use crate::process::Running;
+use crate::testrun::TestRun;
+
+const PEERS: u32 = 50_000;
+const ROUNDS: u32 = 11;
+/// Round trips in each row.
+const SAMPLES: u64 = 200;
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+const LISTING_LIMIT_MS: f64 = 150.0;
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let bed = TestRun::load();
+    fill(&bed)?;
+    let maps = bed.maps().maps()?;
+    let map = maps.iter().find(|map| map.name == layout::RTT.name);
+    let map = map.context("the map is not pinned")?;
+    ensure!(map.entries == Some(u64::from(2 * PEERS)), "{map:?}");
+    let mut times = Vec::new();
+    // The first round warms up.
+    for round in 0..=ROUNDS {
+        let start = Instant::now();
+        Running::start(&mut list(&bed)?)?.success()?;
+        let elapsed = start.elapsed();
+        if round > 0 {
+            times.push(elapsed.as_secs_f64() * 1e3);
+        }
+    }
+    Ok(vec![
+        Figure {
+            name: format!("{PEERS} peers, both paths: bpf rtt list -o json, median of {ROUNDS}"),
+            unit: "ms",
+            ours: median(times)?,
+            other: None,
+            target: Some(Target::AtMost(LISTING_LIMIT_MS)),
+        },
+        Figure {
+            name: format!("{PEERS} peers, both paths: memory of {}", map.name),
+            unit: "MiB",
+            ours: map.memory_bytes as f64 / f64::from(1 << 20),
+            other: None,
+            target: None,
+        },
+    ])
+}
+
+fn list(bed: &TestRun) -> anyhow::Result<Command> {
+    let mut command = Command::new(agent_binary()?);
+    command
+        .args(["--instance", &bed.location.instance, "--bpf-root"])
+        .arg(&bed.location.bpf_root)
+        .args(["bpf", "rtt", "list", "-o", "json"]);
+    Ok(command)
+}
+
+/// Rows as they would be after some time, no two alike.
+fn fill(bed: &TestRun) -> anyhow::Result<()> {
+    let map = MapData::from_pin(bed.location.pins().join(layout::RTT.name))?;
+    let mut rows: HashMap<_, RttKey, RttRow> = HashMap::try_from(Map::from_map_data(map)?)?;
+    for peer in 0..PEERS {
+        for path in [Path::Host, Path::Endpoint] {
+            let address = Ipv4Addr::from_bits(FIRST.to_bits() + 2 * peer + path as u32);
+            let key = RttKey {
+                peer: IpAddr::from(address).into(),
+                path: path as u8,
+                protocol: PROTOCOL_ICMP,
+                pad: 0,
+            };
+            let mut row = RttRow::EMPTY;
+            let base = 50_000 + u64::from(peer) * 7;
+            for sample in 0..SAMPLES {
+                let rtt_ns = base + (sample * sample * 37) % base;
+                row.record(rtt_ns, sample, sample as u16, SOURCE_KERNEL);
+            }
+            rows.insert(key, row, 0)?;
+        }
+    }
+    Ok(())
+}

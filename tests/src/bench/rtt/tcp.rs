@@ -1,0 +1,140 @@
+//! What the programs on the uplink cost a TCP segment, by test runs.
+
+use std::net::IpAddr;
+
+use aya::programs::SchedClassifier;
+use health_agent::mesh::rtt_store::RttStore as _;
+use health_common::LAYOUT_VERSION;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::probe::Path;
+
+use super::median;
+use crate::bench::program_cost::{PACKETS, ProgramCost};
+use crate::bench::{Figure, Target};
+use crate::packet::{Tcp, timestamps};
+use crate::testrun::{GO_ON, TestRun};
+
+/// Runs of each program, taking turns with the empty one.
+const ROUNDS: u32 = 201;
+const LIMIT_NS: f64 = 100.0;
+/// Bytes of data in each segment.
+const DATA_LEN: u32 = 100;
+const HEALTH_PORT: u16 = 4240;
+const ACK: u8 = 0x10;
+
+/// A connection of this host.
+struct Connection {
+    name: &'static str,
+    local: &'static str,
+    peer: &'static str,
+    /// Whether its round trips are measured.
+    is_followed: bool,
+}
+
+const CONNECTIONS: [Connection; 3] = [
+    Connection {
+        name: "to a peer by IPv4",
+        local: "172.30.0.1",
+        peer: "172.30.0.2",
+        is_followed: true,
+    },
+    Connection {
+        name: "to a peer by IPv6",
+        local: "fd00:30::1",
+        peer: "fd00:30::2",
+        is_followed: true,
+    },
+    Connection {
+        name: "to somebody else",
+        local: "172.30.0.1",
+        peer: "192.0.2.9",
+        is_followed: false,
+    },
+];
+
+/// What passive round trips cost segments that are not timed themselves, which is all of a connection but
+/// a hundred a second.
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let mut bed = TestRun::load();
+    bed.datapath.configure(DatapathConfig {
+        layout_version: LAYOUT_VERSION,
+        health_port_be: HEALTH_PORT.to_be(),
+        flags: PASSIVE_RTT,
+        ..DatapathConfig::default()
+    })?;
+    let rows = bed.datapath.rtt()?;
+    for connection in CONNECTIONS.iter().filter(|known| known.is_followed) {
+        rows.follow(connection.peer.parse()?, Path::Host)?;
+    }
+    let mut figures = Vec::new();
+    for connection in &CONNECTIONS {
+        for (what, program, is_outgoing, data_len) in [
+            ("data", "to_netdev", true, DATA_LEN),
+            ("acknowledgement", "to_netdev", true, 0),
+            ("data", "from_netdev", false, DATA_LEN),
+            ("acknowledgement", "from_netdev", false, 0),
+        ] {
+            let under_test = bed.program(program);
+            let segments = |round| connection.segments(round, is_outgoing, data_len);
+            figures.push(Figure {
+                name: format!("TCP {what} {} ({program}), net", connection.name),
+                unit: "ns",
+                ours: net_cost(&bed, &under_test, segments)?,
+                other: None,
+                target: Some(Target::AtMost(LIMIT_NS)),
+            });
+        }
+    }
+    Ok(figures)
+}
+
+/// Nanoseconds a segment: the median over all rounds, less the empty program's.
+fn net_cost(
+    bed: &TestRun,
+    program: &SchedClassifier,
+    segments: impl Fn(u32) -> anyhow::Result<Vec<Vec<u8>>>,
+) -> anyhow::Result<f64> {
+    let mut cost = ProgramCost::new(bed, &segments(0)?)?;
+    let mut values = Vec::new();
+    // The first round makes the connection known.
+    for round in 0..=ROUNDS {
+        cost.set_packets(&segments(round)?)?;
+        let floor = cost.measure_own("bench_empty", PACKETS, 0)?;
+        let full = cost.measure(program, PACKETS, GO_ON.cast_unsigned())?;
+        if round > 0 {
+            values.push(full - floor);
+        }
+    }
+    median(values)
+}
+
+impl Connection {
+    /// The segments of one round, each of which goes on where the last one ended.
+    fn segments(
+        &self,
+        round: u32,
+        is_outgoing: bool,
+        data_len: u32,
+    ) -> anyhow::Result<Vec<Vec<u8>>> {
+        let (local, peer): (IpAddr, IpAddr) = (self.local.parse()?, self.peer.parse()?);
+        let (source, destination, ports) = match is_outgoing {
+            true => (local, peer, (40_000, 443)),
+            false => (peer, local, (443, 40_000)),
+        };
+        let first = round.wrapping_mul(PACKETS);
+        Ok((0..PACKETS)
+            .map(|number| {
+                let segment = Tcp {
+                    source: ports.0,
+                    destination: ports.1,
+                    sequence: first.wrapping_add(number).wrapping_mul(data_len),
+                    acknowledgement: 1,
+                    flags: ACK,
+                    options: timestamps(round, round),
+                    data: vec![0; data_len as usize],
+                };
+                segment.frame(source, destination)
+            })
+            .collect())
+    }
+}

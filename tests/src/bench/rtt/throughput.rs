@@ -1,0 +1,57 @@
+//! iperf3 through the uplink's programs, against the same path without them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::line::{FAR, Line};
+use super::median;
+use super::prober::Prober;
+use crate::bench::{Figure, Target};
+use crate::process::{Running, tell};
+use crate::wait_for;
+
+/// Runs of each side, taking turns.
+const ROUNDS: u32 = 9;
+const SECONDS: u32 = 2;
+const PATIENCE: Duration = Duration::from_secs(10);
+const RATIO: f64 = 0.97;
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let line = Line::direct()?;
+    let mut prober = Prober::new(&line)?;
+    prober.follow(FAR)?;
+    let _server = Running::start(line.far().command("iperf3").arg("-s"))?;
+    // Warms up, too.
+    wait_for("iperf3 to serve", PATIENCE, || gigabits(&line).map(Some))?;
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 1..=ROUNDS {
+        tell(format_args!("  round {round} of {ROUNDS}"));
+        prober.attach()?;
+        let through = gigabits(&line)?;
+        prober.detach()?;
+        let past = gigabits(&line)?;
+        with.push(through);
+        without.push(past);
+    }
+    let samples = prober.followed_samples(FAR)?;
+    ensure!(samples > 0, "no round trip of the connections was counted");
+    Ok(vec![Figure {
+        name: format!("iperf3, one connection, median of {ROUNDS} (other: without the programs)"),
+        unit: "Gbit/s",
+        ours: median(with)?,
+        other: Some(median(without)?),
+        target: Some(Target::RatioAtLeast(RATIO)),
+    }])
+}
+
+/// What the far end received.
+fn gigabits(line: &Line) -> anyhow::Result<f64> {
+    let json = line
+        .near()
+        .exec(&format!("iperf3 -J -t {SECONDS} -c {FAR}"))?;
+    let result: serde_json::Value =
+        serde_json::from_str(&json).context("iperf3 is not understood")?;
+    let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.with_context(|| format!("iperf3 tells no throughput: {json}"))? / 1e9)
+}

@@ -1,0 +1,224 @@
+//! A wire between two devices that holds each packet for a set time, and may swallow some: what netem
+//! does where the kernel has it.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use health_agent::net::netns::NetNs;
+use nix::ifaddrs::getifaddrs;
+use nix::poll::{PollFd, PollFlags, poll};
+use nix::sys::socket::{bind, setsockopt, sockopt};
+use nix::{setsockopt_impl, sockopt_impl};
+use socket2::{Domain, Socket, Type};
+
+use crate::process::tell;
+
+/// Room for packets that wait in a socket, bytes.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// The longest packet: segments that are cut later, with all headers.
+const LONGEST: usize = 1 << 17;
+/// Length of the header that carries what is still to be done to a packet (`struct virtio_net_hdr`).
+const VNET_HEADER_LEN: usize = 10;
+/// Time between two looks whether to end.
+const PAUSE_MS: u8 = 100;
+
+sockopt_impl!(
+    /// Pass checksums and segments that are still to be made from one device to the other as they are.
+    VnetHeader,
+    SetOnly,
+    libc::SOL_PACKET,
+    libc::PACKET_VNET_HDR,
+    bool
+);
+
+/// Whether a frame is an IPv4 echo request.
+pub fn is_echo_request(frame: &[u8]) -> bool {
+    const TYPE_AT: usize = 12;
+    const PROTOCOL_AT: usize = 23;
+    const ICMP_AT: usize = 34;
+    frame.get(TYPE_AT..TYPE_AT + 2) == Some(&[8, 0])
+        && frame.get(PROTOCOL_AT) == Some(&1)
+        && frame.get(ICMP_AT) == Some(&8)
+}
+
+/// Tells packets to be lost from others, by their bytes from the Ethernet header on.
+type Drops = Box<dyn FnMut(&[u8]) -> bool + Send>;
+
+/// What a relay does to packets.
+pub struct Handling {
+    /// How long each packet is held, either way. Other than zero, it is waited for busily: on a CPU of
+    /// its own the relay is right to a microsecond.
+    hold: Duration,
+    /// Which packets are swallowed.
+    drops: Drops,
+}
+
+impl Handling {
+    /// Holds packets and loses none.
+    pub fn hold(hold: Duration) -> Self {
+        Self {
+            hold,
+            drops: Box::new(|_| false),
+        }
+    }
+
+    /// Passes packets on at once, but for those that `drops` picks by their bytes from the Ethernet
+    /// header on.
+    pub fn drop_if(drops: impl FnMut(&[u8]) -> bool + Send + 'static) -> Self {
+        Self {
+            hold: Duration::ZERO,
+            drops: Box::new(drops),
+        }
+    }
+}
+
+/// A thread that carries packets between two devices of a namespace. Ends when it is dropped.
+#[derive(Debug)]
+pub struct Relay {
+    dropped: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Relay {
+    /// Joins two devices of `netns`, which are up and have nothing else to do.
+    pub fn start(netns: &NetNs, devices: [&str; 2], handling: Handling) -> anyhow::Result<Self> {
+        let [a, b] = devices;
+        let ends = netns.run_in(|| anyhow::Ok([open(a)?, open(b)?]))??;
+        let dropped = Arc::new(AtomicU64::new(0));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("relay".to_owned()).spawn({
+            let (dropped, stop) = (dropped.clone(), stop.clone());
+            move || {
+                let mut wire = Wire::new(ends, handling, &dropped);
+                while !stop.load(Ordering::Relaxed) {
+                    if let Err(error) = wire.turn() {
+                        tell(format_args!("the relay ends: {error}"));
+                        return;
+                    }
+                }
+            }
+        })?;
+        Ok(Self {
+            dropped,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// Packets swallowed so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tell("the relay panicked");
+        }
+    }
+}
+
+/// A packet socket on one device of the calling thread's namespace.
+fn open(device: &str) -> anyhow::Result<Socket> {
+    let open = || {
+        let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all.into()))?;
+        let address = getifaddrs()?
+            .filter(|entry| entry.interface_name == device)
+            .find_map(|entry| entry.address?.as_link_addr().copied());
+        let address = address.context("there is no such device")?;
+        bind(socket.as_raw_fd(), &address)?;
+        setsockopt(&socket, VnetHeader, &true)?;
+        setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
+        socket.set_nonblocking(true)?;
+        anyhow::Ok(socket)
+    };
+    open().with_context(|| format!("cannot relay packets of {device}"))
+}
+
+/// Both directions between two sockets.
+struct Wire<'a> {
+    ends: [Socket; 2],
+    /// Packets received at an end, and when they are to leave at the other.
+    held: [VecDeque<(Instant, Vec<u8>)>; 2],
+    handling: Handling,
+    dropped: &'a AtomicU64,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Wire<'a> {
+    fn new(ends: [Socket; 2], handling: Handling, dropped: &'a AtomicU64) -> Self {
+        Self {
+            ends,
+            held: Default::default(),
+            handling,
+            dropped,
+            buffer: vec![0; LONGEST],
+        }
+    }
+
+    /// Takes in what has come and lets go what is due; waits a while if that is nothing.
+    fn turn(&mut self) -> std::io::Result<()> {
+        let mut received = false;
+        for end in 0..2 {
+            while let Some(len) = receive(&self.ends[end], &mut self.buffer)? {
+                received = true;
+                let packet = &self.buffer[..len];
+                if packet
+                    .get(VNET_HEADER_LEN..)
+                    .is_some_and(&mut self.handling.drops)
+                {
+                    self.dropped.fetch_add(1, Ordering::Relaxed);
+                } else {
+                    let due = Instant::now() + self.handling.hold;
+                    self.held[end].push_back((due, packet.to_vec()));
+                }
+            }
+        }
+        for end in 0..2 {
+            while let Some((_, packet)) =
+                self.held[end].pop_front_if(|(due, _)| *due <= Instant::now())
+            {
+                send(&self.ends[1 - end], &packet)?;
+            }
+        }
+        if self.handling.hold.is_zero() && !received {
+            let [a, b] = &self.ends;
+            let mut ends = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
+            poll(&mut ends, PAUSE_MS)?;
+        }
+        Ok(())
+    }
+}
+
+/// The length of the next packet; `None` if there is none.
+fn receive(mut socket: &Socket, buffer: &mut [u8]) -> std::io::Result<Option<usize>> {
+    match socket.read(buffer) {
+        Ok(len) => Ok(Some(len)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What the device cannot take is lost, as on any wire.
+fn send(socket: &Socket, packet: &[u8]) -> std::io::Result<()> {
+    match socket.send(packet) {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EAGAIN)) => {
+            Err(error)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,258 @@
+//! Paths that take smaller packets than this host sends: found on request and at the slow beat, whether
+//! a router tells of it or packets vanish, and never where nothing is wrong.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_agent::api::types::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
+use tests::bed::{FABRIC, Node};
+use tests::process::{run, run_with_input};
+use tests::{Bed, wait_for};
+
+const SOON: Duration = Duration::from_secs(10);
+/// A black hole is looked at for half a minute at most.
+const SEARCHED: Duration = Duration::from_secs(60);
+/// A namespace named like those of the nodes, so that the bed removes it with them.
+const ROUTER: &str = "hnode254";
+const ROUTER4: &str = "172.30.0.254";
+const ROUTER6: &str = "fd00:30::254";
+
+/// Runs `ip` in a namespace, words separated by blanks.
+fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
+    let words = words.split_whitespace();
+    run(Command::new("ip").args(["-n", namespace]).args(words))?.success()?;
+    Ok(())
+}
+
+fn sysctl(namespace: &str, setting: &str) -> anyhow::Result<()> {
+    let sysctl = ["netns", "exec", namespace, "sysctl", "-q", "-w", setting];
+    run(Command::new("ip").args(sysctl))?.success()?;
+    Ok(())
+}
+
+/// Makes a router with a port on the bridge that all nodes are on.
+fn add_router() -> anyhow::Result<()> {
+    run(Command::new("ip").args(["netns", "add", ROUTER]))?.success()?;
+    ip(
+        FABRIC,
+        &format!("link add {ROUTER} master br0 up type veth peer name eth0 netns {ROUTER}"),
+    )?;
+    ip(ROUTER, "link set lo up")?;
+    ip(ROUTER, "link set eth0 up")?;
+    ip(ROUTER, &format!("address add {ROUTER4}/24 dev eth0"))?;
+    ip(ROUTER, &format!("address add {ROUTER6}/64 dev eth0 nodad"))?;
+    sysctl(ROUTER, "net.ipv4.ip_forward=1")?;
+    sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
+}
+
+/// Leads what `from` sends to `to` over the router, by a link of its own with an MTU at either end.
+/// Answers go the way they always went.
+fn lead_over_router(from: &Node, to: &Node, router_mtu: u32, node_mtu: u32) -> anyhow::Result<()> {
+    let (name, ipv4) = (to.name(), to.ipv4());
+    let ipv6 = to.ipv6().context("the bed has IPv6")?;
+    ip(
+        ROUTER,
+        &format!(
+            "link add {name} mtu {router_mtu} type veth peer name eth1 mtu {node_mtu} netns {name}"
+        ),
+    )?;
+    // Whatever the machine's default is, a packet may come in where no route leads back.
+    for setting in ["conf.all.rp_filter=0", "conf.eth1.rp_filter=0"] {
+        sysctl(name, &format!("net.ipv4.{setting}"))?;
+    }
+    ip(name, "link set eth1 up")?;
+    ip(ROUTER, &format!("link set {name} up"))?;
+    ip(name, "address add fe80::2/64 dev eth1 nodad")?;
+    ip(ROUTER, &format!("address add fe80::1/64 dev {name} nodad"))?;
+    ip(ROUTER, &format!("route add {ipv4}/32 dev {name}"))?;
+    ip(
+        ROUTER,
+        &format!("route add {ipv6}/128 via fe80::2 dev {name}"),
+    )?;
+    let from = from.name();
+    ip(from, &format!("route add {ipv4}/32 via {ROUTER4} dev eth0"))?;
+    ip(
+        from,
+        &format!("route add {ipv6}/128 via {ROUTER6} dev eth0"),
+    )
+}
+
+/// What `path-mtu` finds, on request.
+fn probe(node: &Node, words: &str) -> anyhow::Result<Vec<PathMtuEntry>> {
+    let found = node.listing(&format!("path-mtu {words}"))?;
+    Ok(serde_json::from_value(found)?)
+}
+
+/// What was seen of the paths to all addresses of a node.
+fn paths_to<'a>(found: &'a [PathMtuEntry], to: &Node) -> anyhow::Result<Vec<&'a PathMtuStatus>> {
+    let paths: Option<Vec<_>> = found
+        .iter()
+        .filter(|entry| entry.node == to.full_name())
+        .map(|entry| entry.path_mtu.as_ref())
+        .collect();
+    let paths = paths.with_context(|| format!("not all is known: {found:#?}"))?;
+    ensure!(paths.len() == to.addresses().len(), "{found:#?}");
+    Ok(paths)
+}
+
+fn diagnosis(of: &Node, by: &Node) -> anyhow::Result<Option<Diagnosis>> {
+    let status = by.status()?;
+    let node = status.nodes.into_iter().find(|n| n.name == of.full_name());
+    Ok(node.context("the node is not in the report")?.diagnosis)
+}
+
+/// Probes that the map counts as lost.
+fn lost(node: &Node) -> anyhow::Result<u64> {
+    let rows = node.listing("bpf rtt list")?;
+    let rows = rows.as_array().context("no rows")?;
+    Ok(rows.iter().filter_map(|row| row["lost"].as_u64()).sum())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(4)
+        .ipv6(true)
+        .agent_args("--path-mtu-interval off")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let [prober, told, black_hole, straight] = [1, 2, 3, 4].map(|index| bed.node(index));
+    add_router()?;
+    lead_over_router(prober, told, 1400, 1400)?;
+    // The far end drops what is longer than its own MTU and a VLAN tag: nobody says so.
+    lead_over_router(prober, black_hole, 1500, 1400)?;
+    bed.wait_all_reachable(SOON)?;
+    let lost_before = lost(prober)?;
+
+    let found = probe(prober, "")?;
+    for path in paths_to(&found, straight)? {
+        assert_eq!((path.mtu, path.local_mtu), (1500, 1500), "{path:?}");
+        assert_eq!(path.larger, LargerPackets::None);
+    }
+    for path in paths_to(&found, told)? {
+        assert_eq!((path.mtu, path.local_mtu), (1400, 1500), "{path:?}");
+        assert_eq!(path.larger, LargerPackets::Rejected, "{path:?}");
+        assert_eq!(path.device, "eth0");
+        let router = path.rejected_by.context("who rejects them?")?.to_string();
+        assert!([ROUTER4, ROUTER6].contains(&router.as_str()), "{router}");
+    }
+    for path in paths_to(&found, black_hole)? {
+        assert_eq!((path.mtu, path.local_mtu), (1404, 1500), "{path:?}");
+        assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
+        assert_eq!(path.rejected_by, None);
+    }
+    ensure!(!found.iter().any(|path| path.node == prober.full_name()));
+
+    // It is said, and nothing else is the worse for it.
+    assert_eq!(diagnosis(straight, prober)?, None);
+    for (node, word) in [(told, ROUTER4), (black_hole, "vanish")] {
+        let said = diagnosis(node, prober)?.context("no diagnosis")?;
+        assert_eq!(said.cause, "path-mtu");
+        assert!(said.message.contains(word), "{}", said.message);
+        assert_eq!(said.evidence.len(), 2, "{:?}", said.evidence);
+    }
+    bed.wait_all_reachable(SOON)?;
+    assert_eq!(lost(prober)?, lost_before);
+
+    // A firewall that swallows the router's errors makes a black hole of it.
+    let swallow = "table inet swallow {\nchain out {\ntype filter hook output priority 0;\n\
+                   icmp type destination-unreachable drop;\nicmpv6 type packet-too-big drop;\n}\n}\n";
+    let mut nft = Command::new("ip");
+    nft.args(["netns", "exec", ROUTER, "nft", "-f", "-"]);
+    run_with_input(&mut nft, swallow)?.success()?;
+    for path in paths_to(&probe(prober, told.name())?, told)? {
+        assert_eq!(path.mtu, 1400, "{path:?}");
+        assert_eq!(path.larger, LargerPackets::Vanish, "{path:?}");
+    }
+
+    // What the kernel remembers of the path does not hide that it has become wider.
+    ip(ROUTER, &format!("link set {} mtu 1500", told.name()))?;
+    ip(told.name(), "link set eth1 mtu 1500")?;
+    for path in paths_to(&probe(prober, told.name())?, told)? {
+        assert_eq!(path.mtu, 1500, "{path:?}");
+    }
+    assert_eq!(diagnosis(told, prober)?, None);
+
+    // Nor is a path too narrow for a host that sends no larger packets.
+    ip(prober.name(), "link set eth0 mtu 1404")?;
+    for path in paths_to(&probe(prober, black_hole.name())?, black_hole)? {
+        assert_eq!((path.mtu, path.local_mtu), (1404, 1404), "{path:?}");
+    }
+    assert_eq!(diagnosis(black_hole, prober)?, None);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .agent_args("--path-mtu-interval 1s")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let (prober, peer) = (bed.node(1), bed.node(2));
+    wait_for("both paths to be looked at", SOON, || {
+        let shown = prober.cli("status --verbose --node hnode2")?.success()?;
+        let full = shown.matches("Path MTU:   1500; eth0: 1500").count();
+        Ok((full == 2).then_some(()))
+    })?;
+    assert_eq!(diagnosis(peer, prober)?, None);
+
+    add_router()?;
+    lead_over_router(prober, peer, 1400, 1400)?;
+    wait_for("the lower MTU to be found", SEARCHED, || {
+        let status = prober.status()?;
+        let node = status.nodes.iter().find(|n| n.name == peer.full_name());
+        let paths = node.context("no such node")?.host.paths();
+        let reduced = paths.filter_map(|path| path.path_mtu.as_ref());
+        Ok((reduced.filter(|seen| seen.mtu == 1400).count() == 2).then_some(()))
+    })?;
+    assert_eq!(
+        diagnosis(peer, prober)?.map(|said| said.cause).as_deref(),
+        Some("path-mtu")
+    );
+    let metrics = prober.exec("curl -s http://127.0.0.1:9962/metrics")?;
+    let series = format!(
+        "health_agent_node_path_mtu_bytes{{target_cluster=\"default\",target_node_name=\"hnode2\",\
+         address=\"{}\"}} 1400",
+        peer.ipv4()
+    );
+    assert!(metrics.contains(&series), "{metrics}");
+
+    ip(prober.name(), &format!("route del {}/32", peer.ipv4()))?;
+    let ipv6 = peer.ipv6().context("the bed has IPv6")?;
+    ip(prober.name(), &format!("route del {ipv6}/128"))?;
+    wait_for("the end of it to be told", SOON, || {
+        Ok(diagnosis(peer, prober)?.is_none().then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn another_mtu_of_the_device_is_noticed_at_once() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--path-mtu-interval 1h")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let (prober, peer) = (bed.node(1), bed.node(2));
+    let shows = |line: &str| -> anyhow::Result<Option<()>> {
+        let shown = prober.cli("status --verbose --node hnode2")?.success()?;
+        Ok(shown.contains(line).then_some(()))
+    };
+    probe(prober, "")?;
+    ensure!(shows("Path MTU:   1500; eth0: 1500")?.is_some());
+    ip(prober.name(), "link set eth0 mtu 1400")?;
+    wait_for("the lower MTU", SOON, || {
+        shows("Path MTU:   1400; eth0: 1400")
+    })?;
+    // The link of the other end and the bridge stay as they are.
+    ip(prober.name(), "link set eth0 mtu 9000")?;
+    wait_for("a black hole", SEARCHED, || {
+        Ok(diagnosis(peer, prober)?.filter(|said| said.cause == "path-mtu"))
+    })?;
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Each probe of an agent is accounted for once, whatever becomes of it on the way.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::ensure;
+use health_agent::config::Location;
+use health_agent::datapath::dump::Pinned;
+use health_agent::net::netns::NetNs;
+use nix::sys::signal::Signal;
+use tests::bed::{BPFFS, FABRIC};
+use tests::relay::{Handling, Relay, is_echo_request};
+use tests::{Bed, Node, wait_for};
+
+const SOON: Duration = Duration::from_secs(20);
+/// Where the source stands in an IPv4 packet behind its Ethernet header.
+const SOURCE: std::ops::Range<usize> = 26..30;
+/// Every so many echo requests of the node are lost.
+const ONE_OF: u64 = 3;
+
+/// What the relay between two nodes saw of the first one's echo requests.
+#[derive(Default)]
+struct Seen {
+    requests: AtomicU64,
+    /// Whether it loses some of them.
+    lossy: AtomicBool,
+}
+
+/// Two nodes whose agents probe each other by ICMP alone, joined by a relay that loses some of the
+/// first one's requests while `lossy` says so.
+fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<Seen>, Bed)> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .without_agents()
+        .agent_args("--probe http=off --probe-interval 100ms --probe-timeout 100ms")
+        .start()?;
+    let own = bed.node(1).ipv4();
+    let seen = Arc::new(Seen::default());
+    seen.lossy.store(lossy, Ordering::Relaxed);
+    let drops = {
+        let seen = seen.clone();
+        move |frame: &[u8]| {
+            if !is_echo_request(frame) || frame[SOURCE] != own.octets() {
+                return false;
+            }
+            let number = seen.requests.fetch_add(1, Ordering::Relaxed);
+            seen.lossy.load(Ordering::Relaxed) && number.is_multiple_of(ONE_OF)
+        }
+    };
+    for node in bed.nodes() {
+        bed.cut_off(node)?;
+    }
+    let devices = [bed.node(1).name(), bed.node(2).name()];
+    let relay = Relay::start(&NetNs::open(FABRIC)?, devices, Handling::drop_if(drops))?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    Ok((relay, seen, bed))
+}
+
+/// What a node's maps tell of a peer.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    samples: u64,
+    lost: u64,
+    inflight: u64,
+}
+
+impl Counts {
+    fn of(node: &Node, peer: IpAddr) -> anyhow::Result<Self> {
+        let pinned = Pinned::open(&Location {
+            instance: node.name().to_owned(),
+            runtime_dir: node.runtime_dir(),
+            state_dir: node.runtime_dir(),
+            bpf_root: BPFFS.into(),
+        })?;
+        let mut counts = Self::default();
+        pinned.each_rtt(&mut |key, row| {
+            if key.peer.to_ip() == peer {
+                counts.samples += row.samples;
+                counts.lost += row.lost;
+            }
+        })?;
+        let inflight = pinned.inflight()?;
+        let to_peer = inflight
+            .iter()
+            .filter(|(_, probe)| probe.peer.to_ip() == peer);
+        counts.inflight = to_peer.count() as u64;
+        Ok(counts)
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn as_many_probes_are_lost_as_were_dropped() -> anyhow::Result<()> {
+    const DROPPED: u64 = 10;
+    const ANSWERED: u64 = 20;
+    let (relay, seen, bed) = bed(false)?;
+    let (node, peer) = (bed.node(1), bed.node(2).ipv4().into());
+    wait_for("answers", SOON, || {
+        Ok((Counts::of(node, peer)?.samples >= ANSWERED).then_some(()))
+    })?;
+    assert_eq!(Counts::of(node, peer)?.lost, 0);
+
+    seen.lossy.store(true, Ordering::Relaxed);
+    wait_for("requests to be dropped", SOON, || {
+        Ok((relay.dropped() >= DROPPED).then_some(()))
+    })?;
+    seen.lossy.store(false, Ordering::Relaxed);
+    let lossy = wait_for("all of them to be given up", SOON, || {
+        let counts = Counts::of(node, peer)?;
+        Ok((counts.lost >= relay.dropped()).then_some(counts))
+    })?;
+    assert_eq!(lossy.lost, relay.dropped(), "{lossy:?}");
+
+    // Nothing is given up that was answered in the meantime, or a second time.
+    wait_for("more answers", SOON, || {
+        Ok((Counts::of(node, peer)?.samples >= lossy.samples + ANSWERED).then_some(()))
+    })?;
+    assert_eq!(Counts::of(node, peer)?.lost, relay.dropped());
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn samples_losses_and_probes_in_flight_are_all_that_were_sent() -> anyhow::Result<()> {
+    const REQUESTS: u64 = 60;
+    let (relay, seen, bed) = bed(true)?;
+    let (node, peer) = (bed.node(1), bed.node(2).ipv4().into());
+    let requests = || seen.requests.load(Ordering::Relaxed);
+    wait_for("enough requests", SOON, || {
+        Ok((requests() >= REQUESTS).then_some(()))
+    })?;
+    // With probes under way.
+    node.kill_agent(Signal::SIGKILL)?;
+    let counts = wait_for("the sum", SOON, || {
+        let counts = Counts::of(node, peer)?;
+        let sum = counts.samples + counts.lost + counts.inflight;
+        ensure!(sum == requests(), "{counts:?} of {} requests", requests());
+        Ok(Some(counts))
+    })?;
+    assert!(counts.samples > 0 && counts.lost > 0, "{counts:?}");
+    assert!(
+        counts.lost + counts.inflight >= relay.dropped(),
+        "{counts:?}"
+    );
+    Ok(())
+}
