@@ -426,8 +426,8 @@ fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> 
     )?;
     assert_eq!(quantile.len(), 2, "{quantile:?}");
     for expression in [
-        "health_agent_node_health_rtt_seconds%7Bquantile%3D%220.99%22%7D%3E0",
-        "health_agent_node_health_rtt_seconds_count%3E0",
+        "health_agent_node_health_rtt_seconds%7Bquantile%3D%220.99%22,protocol!%3D%22tcp%22%7D%3E0",
+        "health_agent_node_health_rtt_seconds_count%7Bprotocol!%3D%22tcp%22%7D%3E0",
     ] {
         let found = Prometheus::query(node, expression)?;
         assert_eq!(found.len(), 4, "{expression}: {found:?}");
