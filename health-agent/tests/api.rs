@@ -251,6 +251,35 @@ fn history_is_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
 }
 
 #[test]
+fn round_trip_times_are_rows_with_the_names_of_their_nodes() {
+    let agent = Agent::start(|fixture| fixture.peer = Some(""));
+    let (code, rows) = request(&agent, "get", "/v1/rtt");
+    assert_eq!(code, 200);
+    let [known, unknown] = &rows.as_array().unwrap()[..] else {
+        panic!("{rows}");
+    };
+    assert_eq!(known["node"], "default/hnode1");
+    assert_eq!(known["peer"], "172.30.0.1");
+    assert_eq!(known["protocol"], "ICMP");
+    assert_eq!(known["forward-last-ns"], -7);
+    assert_eq!(
+        known["histogram-ns"],
+        json!([[20_480, 22_528, 1], [14_u64 << 32, null, 1]])
+    );
+    assert_eq!(unknown["node"], Value::Null);
+
+    let agent = Agent::start(|fixture| fixture.peer = None);
+    let (code, body) = request(&agent, "get", "/v1/rtt");
+    assert_eq!(code, 503);
+    assert!(
+        body["error"]
+            .as_str()
+            .unwrap()
+            .contains("no maps are pinned")
+    );
+}
+
+#[test]
 fn path_mtus_are_told_of_all_nodes_of_one_and_of_none_that_is_unknown() {
     let agent = Agent::start(|fixture| fixture.registered = 3);
     let document = document(&agent);

@@ -1,4 +1,4 @@
-//! What monitoring sees: `/metrics` in both text formats, `/healthz`, and the alerts that follow.
+//! What monitoring sees: `/metrics` in all its formats, `/healthz`, and the alerts that follow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,12 +37,13 @@ fn get_as(
     path: &str,
     accept: &str,
 ) -> anyhow::Result<(u16, String, String)> {
+    // In HTTP/1.0 there are no chunks to put together.
     let response = node.run_in(|| -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: node\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.0\r\nHost: node\r\nAccept: {accept}\r\n\r\n"
         )?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
@@ -105,6 +106,7 @@ fn parse(text: &str) -> anyhow::Result<Samples> {
             let allowed: &[&str] = match *kinds.get(family).context("no type")? {
                 "counter" => &["_total"],
                 "gauge" => &[""],
+                "summary" => &["", "_sum", "_count"],
                 "info" => &["_info"],
                 "histogram" => &["_sum", "_count", "_bucket"],
                 kind => bail!("{family} is a {kind}"),
@@ -301,7 +303,7 @@ impl Prometheus {
     const PORT: u16 = 9090;
 
     /// Scrapes the node's agent each second, from within the node's namespace.
-    fn start(node: &Node) -> anyhow::Result<Self> {
+    fn start(node: &Node, flags: &str) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = folder.path().join("prometheus.yml");
         fs::write(
@@ -318,6 +320,7 @@ impl Prometheus {
             .arg(format!("--config.file={}", config.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().display()))
             .arg(format!("--web.listen-address=127.0.0.1:{}", Self::PORT))
+            .args(flags.split_whitespace())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -331,12 +334,16 @@ impl Prometheus {
 
     /// The samples that an expression has now.
     fn query(node: &Node, expression: &str) -> anyhow::Result<Vec<serde_json::Value>> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
-        let path = format!("/api/v1/query?query={expression}");
-        let (code, body) = get(node, address, &path)?;
-        ensure!(code == 200, "{code}: {body}");
-        let mut body: serde_json::Value = serde_json::from_str(&body)?;
+        let mut body = Self::get(node, &format!("query?query={expression}"))?;
         serde_json::from_value(body["data"]["result"].take()).context("no result")
+    }
+
+    /// What the server's API answers.
+    fn get(node: &Node, path: &str) -> anyhow::Result<serde_json::Value> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, Self::PORT));
+        let (code, body) = get(node, address, &format!("/api/v1/{path}"))?;
+        ensure!(code == 200, "{code}: {body}");
+        Ok(serde_json::from_str(&body)?)
     }
 }
 
@@ -354,7 +361,7 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
     let bed = Bed::builder().nodes(2).start()?;
     bed.wait_all_reachable(SOON)?;
     let node = bed.node(1);
-    let _server = Prometheus::start(node)?;
+    let _server = Prometheus::start(node, "")?;
     wait_for("the target to be up", Duration::from_secs(20), || {
         let up = Prometheus::query(node, "up")?;
         ensure!(up.len() == 1, "{up:?}");
@@ -374,6 +381,56 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
     ] {
         let found = Prometheus::query(node, expression)?;
         assert_eq!(found.len(), series, "{expression}: {found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--probe-interval 500ms --probe-timeout 200ms")
+        .start()?;
+    bed.wait_all_reachable(SOON)?;
+    let node = bed.node(1);
+    let _server = Prometheus::start(node, "--enable-feature=native-histograms")?;
+    let latency = "health_agent_node_health_connectivity_latency_seconds";
+    let found = wait_for("native histograms", Duration::from_secs(20), || {
+        let targets = Prometheus::get(node, "targets")?;
+        let error = &targets["data"]["activeTargets"][0]["lastError"];
+        ensure!(error.as_str().unwrap_or_default() == "", "{error}");
+        let found = Prometheus::query(node, latency)?;
+        ensure!(found.len() <= 4, "{found:?}");
+        Ok((found.len() == 4).then_some(found))
+    })?;
+    for sample in &found {
+        let histogram = &sample["histogram"][1];
+        let number = |value: &serde_json::Value| value.as_str().and_then(|v| v.parse::<f64>().ok());
+        let count = number(&histogram["count"]).context("no count")?;
+        let buckets = histogram["buckets"].as_array().context("no buckets")?;
+        let in_buckets: f64 = buckets.iter().filter_map(|bucket| number(&bucket[3])).sum();
+        assert_eq!(in_buckets, count, "{sample}");
+        assert!(count >= 2.0, "{sample}");
+        for bucket in buckets {
+            let (low, high) = (number(&bucket[1]), number(&bucket[2]));
+            let (low, high) = low.zip(high).context("no bounds")?;
+            // 2^(1/8): as fine as the rows.
+            assert!((high / low - 1.0905).abs() < 0.001, "{sample}");
+            assert!(high < 1.0, "{sample}");
+        }
+    }
+    let quantile = Prometheus::query(
+        node,
+        &format!("histogram_quantile(0.5,{latency}%7Btype%3D%22node%22%7D)%3E0"),
+    )?;
+    assert_eq!(quantile.len(), 2, "{quantile:?}");
+    for expression in [
+        "health_agent_node_health_rtt_seconds%7Bquantile%3D%220.99%22,protocol!%3D%22tcp%22%7D%3E0",
+        "health_agent_node_health_rtt_seconds_count%7Bprotocol!%3D%22tcp%22%7D%3E0",
+    ] {
+        let found = Prometheus::query(node, expression)?;
+        assert_eq!(found.len(), 4, "{expression}: {found:?}");
     }
     Ok(())
 }

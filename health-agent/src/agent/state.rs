@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use health_common::identity;
+use health_common::rtt::{RttKey, RttRow};
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
@@ -220,6 +221,20 @@ impl Source for AgentSource {
         self.mesh
             .get()
             .map_or_else(Vec::new, |mesh| mesh.history(node))
+    }
+
+    fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()> {
+        let mut taken = Ok(());
+        Pinned::open(&self.config.location)
+            .and_then(|pinned| {
+                pinned.each_rtt(&mut |key, row| {
+                    if taken.is_ok() {
+                        taken = each(key, row);
+                    }
+                })
+            })
+            .map_err(io::Error::other)?;
+        taken
     }
 
     fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {

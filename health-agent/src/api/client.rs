@@ -125,7 +125,16 @@ impl Client {
 
     /// Reads `path`, within 5 s.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
-        self.send(Method::GET, path, READ_TIMEOUT).await
+        self.get_within(path, READ_TIMEOUT).await
+    }
+
+    /// Reads `path`, within `limit`.
+    pub async fn get_within<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
+        self.send(Method::GET, path, limit).await
     }
 
     /// Has the agent do what `path` stands for, within 30 s.

@@ -4,6 +4,7 @@ pub mod client;
 pub mod liveness;
 pub mod monitor;
 mod node_feed;
+pub mod rtt;
 mod serve;
 pub mod server;
 pub mod socket;

@@ -18,6 +18,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, put};
 use futures_util::stream;
+use health_common::rtt::{RttKey, RttRow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -76,6 +77,9 @@ pub trait Source: Send + Sync + 'static {
     -> impl Future<Output = Vec<PathMtuEntry>> + Send;
     /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
     fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
+    /// Calls `each` with every row of round-trip times, as the kernel holds them, and ends with its
+    /// first error. May take as long as `each` does.
+    fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()>;
     /// The registry.
     fn nodes(&self) -> NodeList;
     /// How the node registries do.
@@ -166,7 +170,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 12] {
+fn routes<S: Source>() -> [Route<S>; 13] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -179,6 +183,7 @@ fn routes<S: Source>() -> [Route<S>; 12] {
         ("/v1beta/cluster/nodes", get(cluster_nodes)),
         ("/v1/nodes", get(nodes)),
         ("/v1/history", get(history)),
+        ("/v1/rtt", get(rtt)),
         ("/v1/endpoints", get(endpoints)),
         ("/v1/endpoints/{id}", get(endpoint)),
         ("/v1/config", get(config)),
@@ -398,6 +403,17 @@ async fn history<S: Source>(
     .await
 }
 
+async fn rtt<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let body = streamed::body(move |out| super::rtt::write_all(&*api.source, out));
+    match body.await {
+        Ok(body) => Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response()),
+        Err(error) => Err(Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("cannot read the round-trip times: {error}"),
+        )),
+    }
+}
+
 /// What there is to tell of `node`, or of all; nothing at all if there is no such node.
 fn of_known_node<T>(
     source: &impl Source,
@@ -511,6 +527,12 @@ mod tests {
             unreachable!()
         }
         fn history(&self, _: Option<&str>) -> Vec<TargetHistory> {
+            unreachable!()
+        }
+        fn each_rtt(
+            &self,
+            _: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>,
+        ) -> io::Result<()> {
             unreachable!()
         }
         fn nodes(&self) -> NodeList {

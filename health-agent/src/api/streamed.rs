@@ -121,6 +121,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_error_before_the_first_piece_is_told() {
+        let error = body(|out| {
+            out.write_all(b"not yet a piece")?;
+            Err(io::Error::other("no maps"))
+        });
+        assert_eq!(error.await.unwrap_err().to_string(), "no maps");
+    }
+
+    #[tokio::test]
     async fn no_part_is_taken_for_the_whole() {
         for length in [1, 2 * PIECE] {
             let failed = bytes(move |out| {

@@ -624,6 +624,13 @@ pub fn go_duration(ns: i64) -> String {
     format!("{sign}{text}")
 }
 
+/// The same of three digits: what is kept of round trips is not more exact.
+pub fn short_duration(ns: u64) -> String {
+    let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
+    let rounded = (ns.saturating_add(unit / 2)) / unit * unit;
+    go_duration(i64::try_from(rounded).unwrap_or(i64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

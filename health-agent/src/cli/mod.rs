@@ -13,6 +13,7 @@ mod path_mtu;
 pub mod run;
 mod screen;
 mod status;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -145,7 +146,7 @@ impl Command {
             Self::PathMtu(args) => args.execute(&client).await?,
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
-            Self::Bpf(command) => command.execute(&location)?,
+            Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Config(args) => args.execute(&client).await?,
             Self::Cleanup(args) => args.execute(&location).await?,
             Self::Completion(args) => args.execute()?,

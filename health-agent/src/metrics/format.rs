@@ -1,4 +1,5 @@
-//! The two text formats that scrapers speak, and which of them one asks for.
+//! The formats that scrapers speak, and which of them one asks for: two of text, and Prometheus'
+//! messages, the only ones that can hold native histograms.
 //!
 //! OpenMetrics is what the library writes. The classic format, 0.0.4, differs from it in comments
 //! alone: counters and infos are described by the full name of their samples, and there is neither a
@@ -16,12 +17,14 @@ pub enum Format {
     Classic,
     /// OpenMetrics 1.0.0.
     OpenMetrics,
+    /// Messages of Prometheus' `metrics.proto`, each behind its length.
+    Protobuf,
 }
 
 impl Format {
-    /// OpenMetrics for those who ask for it and do not like the classic format better.
+    /// What is liked best; of those liked equally, the one that can say more.
     pub fn accepted(headers: &HeaderMap) -> Self {
-        let (mut open_metrics, mut classic) = (0.0, 0.0);
+        let (mut protobuf, mut open_metrics, mut classic) = (0.0, 0.0, 0.0);
         for value in headers
             .get_all(ACCEPT)
             .iter()
@@ -40,24 +43,36 @@ impl Format {
                     ("application/openmetrics-text", None | Some("1.0.0" | "0.0.1")) => {
                         &mut open_metrics
                     }
+                    ("application/vnd.google.protobuf", None)
+                        if parameter("proto") == Some("io.prometheus.client.MetricFamily")
+                            && parameter("encoding") == Some("delimited") =>
+                    {
+                        &mut protobuf
+                    }
                     ("text/plain" | "text/*" | "*/*", None | Some("0.0.4")) => &mut classic,
                     _ => continue,
                 };
                 *best = best.max(quality);
             }
         }
-        if open_metrics > 0.0 && open_metrics >= classic {
+        if protobuf > 0.0 && protobuf >= open_metrics && protobuf >= classic {
+            Self::Protobuf
+        } else if open_metrics > 0.0 && open_metrics >= classic {
             Self::OpenMetrics
         } else {
             Self::Classic
         }
     }
 
-    /// The media type of text in this format.
+    /// The media type of this format.
     pub const fn content_type(self) -> &'static str {
         match self {
             Self::Classic => "text/plain; version=0.0.4; charset=utf-8",
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Protobuf => {
+                "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; \
+                 encoding=delimited"
+            }
         }
     }
 }
@@ -132,12 +147,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_metrics_is_for_those_who_ask_for_it() {
+    fn each_format_is_for_those_who_ask_for_it() {
         let prometheus = "application/openmetrics-text;version=1.0.0,\
                           application/openmetrics-text;version=0.0.1;q=0.75,\
                           text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+        let native = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;\
+                      encoding=delimited,application/openmetrics-text;version=1.0.0;q=0.8,\
+                      text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         for (accept, format) in [
             (prometheus, Format::OpenMetrics),
+            (native, Format::Protobuf),
+            (
+                native.replace("delimited", "text").as_str(),
+                Format::OpenMetrics,
+            ),
+            (
+                native.replace("delimited", "delimited;q=0.3").as_str(),
+                Format::OpenMetrics,
+            ),
             ("application/openmetrics-text", Format::OpenMetrics),
             (
                 "Application/OpenMetrics-Text; charset=utf-8",

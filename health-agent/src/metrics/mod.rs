@@ -4,14 +4,19 @@
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
 mod format;
+mod histogram;
+mod recent;
 mod render;
 #[cfg(test)]
 mod samples;
+mod summaries;
 mod summary;
 mod totals;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use health_common::rtt::{RttKey, RttRow};
 use jiff::Timestamp;
@@ -19,9 +24,11 @@ use tracing::debug;
 
 pub use self::format::Format;
 
+use self::histogram::Histogram;
+use self::recent::Recent;
 use self::render::Snapshot;
 use self::summary::Summary;
-use self::totals::Totals;
+use self::totals::{Class, Totals};
 use crate::api::server::Source;
 use crate::config::Location;
 use crate::datapath::dump::{DumpError, MetricRow, Pinned};
@@ -50,7 +57,14 @@ pub struct Exporter<S, M> {
     maps: M,
     /// Whether there are series for every target, not for failing ones alone.
     per_target: bool,
-    totals: Mutex<Option<Totals>>,
+    counted: Mutex<Option<Counted>>,
+}
+
+/// What was counted since the agent started.
+struct Counted {
+    totals: Totals,
+    /// The round trips by then, now and then.
+    recent: Recent<BTreeMap<Class, Histogram>>,
 }
 
 impl<S: Source, M: Maps> Exporter<S, M> {
@@ -61,20 +75,23 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             per_target: source.config().metrics_per_target,
             source,
             maps,
-            totals: Mutex::default(),
+            counted: Mutex::default(),
         }
     }
 
     /// Begins to show the maps. To be called before the first probe: what the rows hold by then was
     /// counted by former agents, and counters start with a process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
-        let totals = Totals::starting_from(&self.maps)?;
-        *self.totals.lock().unwrap_or_else(PoisonError::into_inner) = Some(totals);
+        let counted = Counted {
+            totals: Totals::starting_from(&self.maps)?,
+            recent: Recent::new(Instant::now(), BTreeMap::new()),
+        };
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(counted);
         Ok(())
     }
 
-    /// Writes all metrics as text, which takes as long as `out` does, and at first as long as the maps
-    /// are read, by one scrape at a time. Of very many nodes the text is never there as a whole.
+    /// Writes all metrics, which takes as long as `out` does, and at first as long as the maps are read,
+    /// by one scrape at a time. Of very many nodes text is never there as a whole; messages are.
     pub fn scrape(&self, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
         let snapshot = self.snapshot();
         let written = render::write(snapshot, format, out);
@@ -86,13 +103,14 @@ impl<S: Source, M: Maps> Exporter<S, M> {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let mut summary = Summary::new(&self.source.status_head(), self.per_target);
         self.source.each_node(&mut |node| summary.add(node));
         let mut maps_readable = false;
         let mut counters = Vec::new();
         let mut probes = Vec::new();
-        if let Some(totals) = &mut *totals {
+        let mut before = BTreeMap::new();
+        if let Some(Counted { totals, recent }) = &mut *counted {
             let read = totals
                 .read(&self.maps, &mut summary)
                 .and_then(|()| self.maps.counters());
@@ -103,7 +121,12 @@ impl<S: Source, M: Maps> Exporter<S, M> {
                 }
                 Err(error) => debug!(%error, "metrics without the maps"),
             }
-            probes = totals.by_class().collect();
+            let by_class = || totals.by_class();
+            probes = by_class()
+                .map(|(class, probes)| (class, probes.clone()))
+                .collect();
+            let now = by_class().map(|(class, probes)| (class, probes.histogram.clone()));
+            before = recent.mark(Instant::now(), &now.collect()).clone();
         }
         let repairs = self
             .source
@@ -126,6 +149,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             maps_readable,
             counters,
             probes,
+            before,
         }
     }
 }

@@ -1,19 +1,28 @@
-//! One scrape's metrics as text.
+//! One scrape's metrics as a scraper reads them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::metrics::{Direction, Reason};
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::text::{encode, encode_eof, encode_registry};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NativeHistogram,
+    NativeHistogramBuckets, NoLabelSet, prometheus_protobuf,
+};
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::histogram::DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHOLD;
 use prometheus_client::registry::Registry;
+use prost::Message;
 
 use super::format::{ClassicWriter, Format};
+use super::histogram::{Histogram, SCHEMA};
+use super::recent::Quantiles;
+use super::summaries::SummaryFamily;
 use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use crate::api::types::{Reachability, RegistryState};
@@ -44,18 +53,53 @@ pub(super) struct Snapshot {
     pub(super) maps_readable: bool,
     pub(super) counters: Vec<MetricRow>,
     pub(super) probes: Vec<(Class, Probes)>,
+    /// The round trips of each class that are too old for summaries.
+    pub(super) before: BTreeMap<Class, Histogram>,
 }
 
-/// Writes the metrics as text.
+/// Writes the metrics: text while it is made, messages when all are made.
 pub(super) fn write(snapshot: Snapshot, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
+    let snapshot = Arc::new(snapshot);
     let mut registry = Registry::with_prefix(PREFIX);
-    registry.register_collector(Box::new(snapshot));
-    let mut out = TextWriter { out, failed: None };
+    registry.register_collector(Box::new(snapshot.clone()));
+    let mut text = TextWriter { out, failed: None };
     let written = match format {
-        Format::OpenMetrics => encode(&mut out, &registry),
-        Format::Classic => encode(&mut ClassicWriter::new(&mut out), &registry),
+        Format::OpenMetrics => write_open_metrics(&registry, &snapshot, &mut text),
+        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)
+            .and_then(|()| snapshot.write_summaries(&mut text)),
+        Format::Protobuf => return write_messages(&registry, &snapshot, text.out),
     };
-    written.map_err(|error| out.failed.take().unwrap_or_else(|| io::Error::other(error)))
+    written.map_err(|error| {
+        text.failed
+            .take()
+            .unwrap_or_else(|| io::Error::other(error))
+    })
+}
+
+fn write_open_metrics(
+    registry: &Registry,
+    snapshot: &Snapshot,
+    out: &mut TextWriter<'_>,
+) -> fmt::Result {
+    encode_registry(out, registry)?;
+    snapshot.write_summaries(out)?;
+    encode_eof(out)
+}
+
+fn write_messages(
+    registry: &Registry,
+    snapshot: &Snapshot,
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
+    let families = prometheus_protobuf::encode(registry).map_err(io::Error::other)?;
+    let summaries = snapshot.summaries().map(SummaryFamily::message);
+    for family in families.into_iter().chain(summaries) {
+        // Prometheus' own library leaves out what has no sample, too.
+        if !family.metric.is_empty() {
+            out.write_all(&family.encode_length_delimited_to_vec())?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes text, and keeps the error that ended the writing.
@@ -414,62 +458,141 @@ impl Snapshot {
     }
 
     fn encode_latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut latency = family(
-            encoder,
-            "node_health_connectivity_latency_seconds",
-            "Round trips of answered probes",
-            MetricType::Histogram,
-        )?;
-        for (class, probes) in &self.probes {
-            let labels = [
-                ("source_cluster", self.summary.cluster.as_str()),
-                ("source_node_name", self.summary.name.as_str()),
-                ("type", class.path),
-                ("protocol", class.protocol),
-                ("address_type", class.address_type),
-            ];
-            latency
-                .encode_family(&labels)?
-                .encode_histogram::<NoLabelSet>(
-                    probes.sum_ns as f64 / 1e9,
-                    probes.answered,
-                    &probes.buckets(),
-                    None,
-                )?;
+        for (name, help, is_probed) in [
+            (
+                "node_health_connectivity_latency_seconds",
+                "Round trips of answered probes",
+                true,
+            ),
+            (
+                "node_tcp_latency_seconds",
+                "Round trips of TCP connections that there are",
+                false,
+            ),
+        ] {
+            let mut latency = family(encoder, name, help, MetricType::Histogram)?;
+            let probes = self.probes.iter();
+            for (class, probes) in probes.filter(|(class, _)| class.is_probed() == is_probed) {
+                let labels = [
+                    ("source_cluster", self.summary.cluster.as_str()),
+                    ("source_node_name", self.summary.name.as_str()),
+                    ("type", class.path),
+                    ("protocol", class.protocol),
+                    ("address_type", class.address_type),
+                ];
+                histogram(&mut latency, &labels, probes)?;
+            }
         }
         Ok(())
     }
 
-    fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        // Primary and secondary addresses together.
-        let mut by_target: BTreeMap<(&str, &str), [u64; 3]> = BTreeMap::new();
+    /// By path and protocol, primary and secondary addresses together.
+    fn by_target(&self) -> BTreeMap<(&'static str, &'static str), (Probes, Histogram)> {
+        let mut by_target: BTreeMap<_, (Probes, Histogram)> = BTreeMap::new();
         for (class, probes) in &self.probes {
-            let [answered, lost, late] = by_target.entry((class.path, class.protocol)).or_default();
-            *answered += probes.answered;
-            *lost += probes.lost;
-            *late += probes.late;
+            let target = (class.path, class.protocol);
+            let (sum, recent) = by_target.entry(target).or_default();
+            sum.add(probes);
+            recent.add(&match self.before.get(class) {
+                Some(before) => probes.histogram.since(before),
+                None => probes.histogram.clone(),
+            });
         }
+        by_target
+    }
+
+    fn summaries(&self) -> impl Iterator<Item = SummaryFamily<'_>> {
+        let all = self.by_target().into_iter();
+        let all = all.map(|((path, protocol), (probes, recent))| {
+            let labels = vec![("type", path.to_owned()), ("protocol", protocol.to_owned())];
+            let quantiles = Quantiles::of(&recent, probes.sum_ns, probes.answered);
+            (labels, quantiles)
+        });
+        let of_targets = self.targets().filter_map(|(peer, address, target)| {
+            let quantiles = target.quantiles.clone()?;
+            let labels = self.target_labels(peer, address, target).to_vec();
+            Some((labels, quantiles))
+        });
+        [
+            SummaryFamily {
+                name: format!("{PREFIX}_node_health_rtt_seconds"),
+                help: "Round trips to all nodes, quantiles of the last ten minutes",
+                summaries: Box::new(all),
+            },
+            SummaryFamily {
+                name: format!("{PREFIX}_node_connectivity_rtt_seconds"),
+                help: "Round trips to a target as the pinned map holds them",
+                summaries: Box::new(of_targets),
+            },
+        ]
+        .into_iter()
+    }
+
+    fn write_summaries(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        self.summaries()
+            .try_for_each(|family| family.write_text(out))
+    }
+
+    fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let by_target = self.by_target();
+        let probed = || {
+            let probed = self.probes.iter().filter(|(class, _)| class.is_probed());
+            let targets: BTreeSet<_> = probed
+                .map(|(class, _)| (class.path, class.protocol))
+                .collect();
+            let targets = targets.into_iter();
+            targets.filter_map(|target| Some((target, &by_target.get(&target)?.0)))
+        };
         let mut results = family(
             encoder,
             "node_health_probes",
             "Ended probes by result",
             MetricType::Counter,
         )?;
-        for ((path, protocol), [answered, lost, _]) in &by_target {
-            for (result, count) in [("answered", answered), ("lost", lost)] {
-                let labels = [("type", *path), ("protocol", protocol), ("result", result)];
-                counter(&mut results, &labels, *count)?;
+        for ((path, protocol), probes) in probed() {
+            for (result, count) in [("answered", probes.answered), ("lost", probes.lost)] {
+                let labels = [("type", path), ("protocol", protocol), ("result", result)];
+                counter(&mut results, &labels, count)?;
             }
         }
-        let mut late_replies = family(
-            encoder,
-            "node_health_late_replies",
-            "Replies to probes that were given up, and duplicates",
-            MetricType::Counter,
-        )?;
-        for ((path, protocol), [_, _, late]) in &by_target {
-            let labels = [("type", *path), ("protocol", protocol)];
-            counter(&mut late_replies, &labels, *late)?;
+        type Count = fn(&Probes) -> u64;
+        let counts: [(&'static str, &str, Count); 2] = [
+            (
+                "node_health_late_replies",
+                "Replies to probes that were given up",
+                |probes| probes.late,
+            ),
+            (
+                "node_health_duplicate_replies",
+                "More replies to probes that were answered",
+                |probes| probes.duplicates,
+            ),
+        ];
+        for (name, help, count) in counts {
+            let mut replies = family(encoder, name, help, MetricType::Counter)?;
+            for ((path, protocol), probes) in probed() {
+                let labels = [("type", path), ("protocol", protocol)];
+                counter(&mut replies, &labels, count(probes))?;
+            }
+        }
+        let times: [(&'static str, &str, Count); 2] = [
+            (
+                "node_health_remote_seconds",
+                "Time that probes spent in the hosts of peers, as far as these tell it",
+                |probes| probes.remote_ns,
+            ),
+            (
+                "node_health_remote_known_rtt_seconds",
+                "Round trips of the probes of which that time is known",
+                |probes| probes.remote_rtt_ns,
+            ),
+        ];
+        for (name, help, ns) in times {
+            let mut times = family(encoder, name, help, MetricType::Counter)?;
+            for ((path, protocol), probes) in probed().filter(|(_, p)| p.remote_rtt_ns > 0) {
+                let labels = [("type", path), ("protocol", protocol)];
+                counter(&mut times, &labels, ns(probes) as f64 / 1e9)?;
+            }
         }
         let mut ignored = family(
             encoder,
@@ -571,38 +694,79 @@ fn gauge(
     family(encoder, name, help, MetricType::Gauge)?.encode_gauge(value)
 }
 
-fn counter(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], count: u64) -> fmt::Result {
+fn counter(
+    family: &mut MetricEncoder<'_>,
+    labels: &[Label<'_>],
+    count: impl EncodeCounterValue,
+) -> fmt::Result {
     family
         .encode_family(&labels)?
         .encode_counter::<NoLabelSet, _, u64>(&count, None)
 }
 
+/// With native buckets where the format can hold them, and classic ones everywhere.
+fn histogram(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], probes: &Probes) -> fmt::Result {
+    const NONE: NativeHistogramBuckets = NativeHistogramBuckets {
+        spans: &[],
+        deltas: &[],
+    };
+    let native = probes.histogram.native();
+    family
+        .encode_family(&labels)?
+        .encode_histogram_with_native::<NoLabelSet>(
+            probes.sum_ns as f64 / 1e9,
+            probes.answered,
+            &probes.histogram.classic(),
+            None,
+            NativeHistogram {
+                schema: SCHEMA,
+                zero_threshold: DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHOLD,
+                zero_count: 0,
+                negative: NONE,
+                positive: NativeHistogramBuckets {
+                    spans: &native.spans,
+                    deltas: &native.deltas,
+                },
+                created: None,
+            },
+        )
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use health_common::rtt::{RttRow, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
+    use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 
     use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
+    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 
     fn text(snapshot: Snapshot, format: Format) -> String {
         let mut text = Vec::new();
         write(snapshot, format, &mut text).unwrap();
         String::from_utf8(text).unwrap()
     }
-    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 
     fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         let mut row = RttRow::EMPTY;
         row.record(20_000, 0, 0, SOURCE_KERNEL);
-        row.record(2_000_000, 0, 0, SOURCE_KERNEL);
+        let reply = Reply {
+            rtt_ns: 2_000_000,
+            remote_ns: 500_000,
+            ..Reply::default()
+        };
+        row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0);
         row.lost = 4;
         row.late = 1;
+        row.duplicates = 3;
+        let passive = RttKey {
+            protocol: PROTOCOL_TCP,
+            ..samples::key(2)
+        };
         let mut totals = Totals::default();
         let mut summary = samples::summary(report, per_target);
-        let rows = samples::Rows(vec![(samples::key(2), row)]);
+        let rows = samples::Rows(vec![(samples::key(2), row), (passive, row)]);
         totals.read(&rows, &mut summary).unwrap();
         let registry = RegistryState {
             registry: "etcd:http://[::1]:2379".to_owned(),
@@ -646,7 +810,11 @@ mod tests {
                     bytes: 98,
                 },
             ],
-            probes: totals.by_class().collect(),
+            probes: totals
+                .by_class()
+                .map(|(class, probes)| (class, probes.clone()))
+                .collect(),
+            before: BTreeMap::new(),
         }
     }
 
@@ -726,6 +894,22 @@ mod tests {
                 .to_owned(),
             "health_agent_node_health_late_replies_total{type=\"node\",protocol=\"icmp\"} 1"
                 .to_owned(),
+            "health_agent_node_health_duplicate_replies_total{type=\"node\",protocol=\"icmp\"} 3"
+                .to_owned(),
+            "health_agent_node_health_remote_seconds_total{type=\"node\",protocol=\"icmp\"} 0.0005"
+                .to_owned(),
+            "health_agent_node_health_remote_known_rtt_seconds_total{type=\"node\",\
+             protocol=\"icmp\"} 0.002"
+                .to_owned(),
+            "health_agent_node_health_rtt_seconds{type=\"node\",protocol=\"icmp\",\
+             quantile=\"0.5\"} 0.000019456"
+                .to_owned(),
+            "health_agent_node_health_rtt_seconds_count{type=\"node\",protocol=\"tcp\"} 2"
+                .to_owned(),
+            format!("health_agent_node_connectivity_rtt_seconds_sum{{{icmp}}} 0.00202"),
+            "health_agent_node_tcp_latency_seconds_count{source_cluster=\"default\",\
+             source_node_name=\"n1\",type=\"node\",protocol=\"tcp\",address_type=\"primary\"} 2"
+                .to_owned(),
             "health_agent_forward_count_total{reason=\"Echo answered\",direction=\"INGRESS\"} 3"
                 .to_owned(),
             "health_agent_forward_bytes_total{reason=\"Echo answered\",direction=\"INGRESS\"} 294"
@@ -769,8 +953,9 @@ mod tests {
             |report: &HealthStatus, per_target| text(snapshot(report, per_target), Format::Classic);
         let few = text_of(&report, false);
         assert_eq!(of_node(&few, "n1"), 0);
-        // Its diagnosis, its status, what fails; a latency by ICMP alone, and two counts of that.
-        assert_eq!(of_node(&few, "n2"), 6, "{few}");
+        // Its diagnosis, its status, what fails; a latency by ICMP alone, two counts of that, and three
+        // quantiles with sum and count.
+        assert_eq!(of_node(&few, "n2"), 11, "{few}");
         assert!(
             !few.contains("protocol=\"http\",address_type=\"primary\"} "),
             "{few}"
@@ -793,6 +978,39 @@ mod tests {
                 "no {line} in:\n{degraded}"
             );
         }
+    }
+
+    #[test]
+    fn messages_hold_the_same_as_text_and_native_buckets() {
+        let report = samples::report();
+        let mut bytes = Vec::new();
+        write(snapshot(&report, true), Format::Protobuf, &mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        let mut families = BTreeMap::new();
+        while !rest.is_empty() {
+            let family = model::MetricFamily::decode_length_delimited(&mut rest).unwrap();
+            families.insert(family.name.clone(), family);
+        }
+        let text = text(snapshot(&report, true), Format::Classic);
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let described = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .filter(|name| samples.iter().any(|sample| sample.starts_with(name)));
+        let named: BTreeSet<&str> = families.keys().map(String::as_str).collect();
+        assert_eq!(named, described.collect());
+
+        let latency = &families["health_agent_node_health_connectivity_latency_seconds"];
+        let histogram = latency.metric[0].histogram.clone().unwrap();
+        assert_eq!(histogram.schema, 3);
+        assert_eq!(histogram.sample_count, 2);
+        let spans: Vec<u32> = histogram.positive_span.iter().map(|s| s.length).collect();
+        assert_eq!(spans, [1, 1]);
+        assert_eq!(histogram.positive_delta, [1, 0]);
+        assert_eq!(histogram.bucket.last().unwrap().cumulative_count, 2);
+        let rtt = &families["health_agent_node_health_rtt_seconds"];
+        let summary = rtt.metric[0].summary.clone().unwrap();
+        assert_eq!((summary.quantile.len(), summary.sample_count), (3, 2));
     }
 
     #[test]

@@ -8,6 +8,8 @@ use health_common::addr::Addr;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
 
+use super::histogram::Histogram;
+use super::recent::Quantiles;
 use crate::api::types::{
     AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, Reachability,
 };
@@ -63,7 +65,7 @@ impl PathSummary {
 }
 
 /// A node with series of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Peer {
     /// Its cluster.
     pub(super) cluster: String,
@@ -80,7 +82,7 @@ pub(super) struct Peer {
 }
 
 /// A probed address of a [`Peer`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Address {
     /// The address.
     pub(super) ip: IpAddr,
@@ -95,7 +97,7 @@ pub(super) struct Address {
 }
 
 /// One protocol on one address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Target {
     /// `icmp` or `http`.
     pub(super) protocol: &'static str,
@@ -105,6 +107,8 @@ pub(super) struct Target {
     pub(super) latency_ns: Option<i64>,
     /// Answered and lost probes, as the row counts them.
     pub(super) counts: Option<(u64, u64)>,
+    /// The round trips in the row.
+    pub(super) quantiles: Option<Quantiles>,
 }
 
 impl Target {
@@ -116,6 +120,7 @@ impl Target {
                 .filter(|result| result.is_ok())
                 .map(|result| result.latency),
             counts: None,
+            quantiles: None,
         }
     }
 }
@@ -273,7 +278,10 @@ impl Summary {
             .get_mut(peer as usize)
             .and_then(|peer| peer.addresses.get_mut(address as usize))
         {
-            address.protocols[protocol].counts = Some((row.samples, row.lost));
+            let target = &mut address.protocols[protocol];
+            target.counts = Some((row.samples, row.lost));
+            let histogram = Histogram::from(&row.histogram);
+            target.quantiles = Some(Quantiles::of(&histogram, row.sum_ns, row.samples));
         }
     }
 }

@@ -4,183 +4,160 @@ use std::collections::{BTreeMap, HashMap};
 
 use health_common::probe::Path;
 use health_common::rtt::{
-    HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow, bucket_bounds,
+    HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow,
 };
 
 use super::Maps;
+use super::histogram::Histogram;
 use super::summary::{Summary, path_name};
 use crate::datapath::dump::DumpError;
-
-/// The lowest and the highest bound of a bucket, as powers of two, nanoseconds: 16.4 us and 17.2 s.
-/// Powers of two are bounds of the rows' own buckets, so that no count has to be split.
-const FIRST_BOUND: u32 = 14;
-const LAST_BOUND: u32 = 34;
-/// Number of buckets, that without a bound included.
-const BUCKETS: usize = (LAST_BOUND - FIRST_BOUND) as usize + 2;
-
-type Buckets = [u64; BUCKETS];
 
 /// What round trips are told apart by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Class {
     /// `node` or `endpoint`.
     pub(super) path: &'static str,
-    /// `icmp` or `http`.
+    /// `icmp`, `http` or `tcp`.
     pub(super) protocol: &'static str,
     /// `primary` or `secondary`.
     pub(super) address_type: &'static str,
 }
 
-/// What happened to the probes of one class since the agent started.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+impl Class {
+    /// Whether they are of probes, and not of connections that there are.
+    pub(super) fn is_probed(&self) -> bool {
+        self.protocol != TCP
+    }
+}
+
+const TCP: &str = "tcp";
+
+/// What came to the rows of one class since the agent started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probes {
     /// Answered in time, each with a round trip.
     pub(super) answered: u64,
     /// Given up.
     pub(super) lost: u64,
-    /// Replies to probes that were given up, and duplicates.
+    /// Replies to probes that were given up.
     pub(super) late: u64,
+    /// More replies to probes that were answered.
+    pub(super) duplicates: u64,
     /// Sum of the round trips, nanoseconds.
     pub(super) sum_ns: u64,
-    buckets: Buckets,
+    /// The part of them that is known to have been spent in peers' hosts, nanoseconds.
+    pub(super) remote_ns: u64,
+    /// Sum of those of which that is known, nanoseconds.
+    pub(super) remote_rtt_ns: u64,
+    /// The round trips.
+    pub(super) histogram: Histogram,
 }
 
 impl Probes {
-    /// Upper bound in seconds and count of each bucket; the last has no bound, which is infinite.
-    pub(super) fn buckets(&self) -> Vec<(f64, u64)> {
-        let bounds = (FIRST_BOUND..=LAST_BOUND).map(|power| (1_u64 << power) as f64 / 1e9);
-        bounds.chain([f64::INFINITY]).zip(self.buckets).collect()
-    }
-
-    fn of(row: &RttRow) -> Self {
-        let mut buckets = Buckets::default();
-        for (&count, &bucket) in row.histogram.iter().zip(&BUCKET_OF) {
-            buckets[usize::from(bucket)] += u64::from(count);
-        }
-        Self {
-            answered: row.samples,
-            lost: row.lost,
-            late: row.late,
-            sum_ns: row.sum_ns,
-            buckets,
-        }
-    }
-
-    fn add(&mut self, more: &Self) {
+    /// Adds what came besides.
+    pub(super) fn add(&mut self, more: &Self) {
         self.answered += more.answered;
         self.lost += more.lost;
         self.late += more.late;
+        self.duplicates += more.duplicates;
         self.sum_ns += more.sum_ns;
-        for (sum, more) in self.buckets.iter_mut().zip(more.buckets) {
-            *sum += more;
-        }
+        self.remote_ns += more.remote_ns;
+        self.remote_rtt_ns += more.remote_rtt_ns;
+        self.histogram.add(&more.histogram);
     }
 }
 
-/// A row as a scrape saw it: enough to tell what came since, in 72 bytes. Counts are kept modulo
-/// their width; the differences between two scrapes are small.
-#[derive(Clone, Copy, Debug)]
+/// A row as a scrape saw it: enough to tell what came since. Counts are kept modulo their width; the
+/// differences between two scrapes are small.
+#[derive(Clone, Debug)]
 struct Seen {
     sum_ns: u64,
+    remote_ns: u64,
+    remote_rtt_ns: u64,
     answered: u32,
     lost: u32,
     late: u32,
+    duplicates: u32,
     /// The scrape that saw it.
     round: u32,
-    buckets: [u16; BUCKETS],
+    /// The buckets that are not empty: most are.
+    buckets: Box<[(u8, u16)]>,
 }
 
 impl Seen {
-    fn new(probes: &Probes, round: u32) -> Self {
+    fn new(row: &RttRow, round: u32) -> Self {
+        let buckets = (0..).zip(row.histogram).filter(|(_, count)| *count > 0);
         Self {
-            sum_ns: probes.sum_ns,
-            answered: probes.answered as u32,
-            lost: probes.lost as u32,
-            late: probes.late as u32,
+            sum_ns: row.sum_ns,
+            remote_ns: row.remote.sum_ns,
+            remote_rtt_ns: row.remote.rtt_sum_ns,
+            answered: row.samples as u32,
+            lost: row.lost as u32,
+            late: row.late as u32,
+            duplicates: row.duplicates as u32,
             round,
-            buckets: probes.buckets.map(|count| count as u16),
+            buckets: buckets.collect(),
         }
     }
 
-    /// What came to the row since; all that is in it, when it was made anew.
-    fn until(&self, now: &Probes) -> Probes {
+    /// What came to `row` since; `None` when it was made anew.
+    fn until(&self, row: &RttRow) -> Option<Probes> {
         let since = |now: u64, before: u32| (now as u32).wrapping_sub(before);
-        let answered = since(now.answered, self.answered);
-        let lost = since(now.lost, self.lost);
-        let late = since(now.late, self.late);
+        let answered = since(row.samples, self.answered);
+        let lost = since(row.lost, self.lost);
+        let late = since(row.late, self.late);
+        let duplicates = since(row.duplicates, self.duplicates);
         // A count that fell differs by more than half of its range.
-        let fell = [answered, lost, late].iter().any(|&n| n > u32::MAX / 2);
-        if fell || now.sum_ns < self.sum_ns {
-            return Probes {
-                buckets: fitted(now.answered, &now.buckets, &now.buckets),
-                ..*now
-            };
+        let counts = [answered, lost, late, duplicates];
+        if counts.iter().any(|&n| n > u32::MAX / 2) {
+            return None;
         }
-        let mut grown = now.buckets;
-        for (grown, before) in grown.iter_mut().zip(self.buckets) {
-            *grown = u64::from((*grown as u16).wrapping_sub(before));
+        let mut histogram = row.histogram;
+        for &(index, before) in &self.buckets {
+            let count = &mut histogram[usize::from(index)];
+            *count = count.wrapping_sub(before);
         }
-        Probes {
+        Some(Probes {
             answered: answered.into(),
             lost: lost.into(),
             late: late.into(),
-            sum_ns: now.sum_ns - self.sum_ns,
-            buckets: fitted(answered.into(), &grown, &now.buckets),
-        }
+            duplicates: duplicates.into(),
+            sum_ns: row.sum_ns.checked_sub(self.sum_ns)?,
+            remote_ns: row.remote.sum_ns.checked_sub(self.remote_ns)?,
+            remote_rtt_ns: row.remote.rtt_sum_ns.checked_sub(self.remote_rtt_ns)?,
+            histogram: fitted(answered.into(), &histogram, &row.histogram),
+        })
+    }
+}
+
+/// All that is in a row.
+fn all_of(row: &RttRow) -> Probes {
+    Probes {
+        answered: row.samples,
+        lost: row.lost,
+        late: row.late,
+        duplicates: row.duplicates,
+        sum_ns: row.sum_ns,
+        remote_ns: row.remote.sum_ns,
+        remote_rtt_ns: row.remote.rtt_sum_ns,
+        histogram: fitted(row.samples, &row.histogram, &row.histogram),
     }
 }
 
 /// `grown`, if that is where all of `total` samples fell. It is not when the row was halved in
 /// between, which happens once in 65 535 samples; then they are shared out as all of the row's are.
-fn fitted(total: u64, grown: &Buckets, all: &Buckets) -> Buckets {
-    match grown.iter().sum::<u64>() {
-        sum if sum == total => *grown,
-        // The row was read while it was written.
-        sum if 0 < sum && sum < total => share_out(total, grown),
-        _ => share_out(total, all),
+fn fitted(
+    total: u64,
+    grown: &[u16; HISTOGRAM_BUCKETS],
+    all: &[u16; HISTOGRAM_BUCKETS],
+) -> Histogram {
+    let grown = Histogram::from(grown);
+    if grown.total() == total {
+        grown
+    } else {
+        Histogram::from(all).scaled(total)
     }
 }
-
-/// Parts of `total` in the proportion of `weights`, whose sum is `total`.
-fn share_out(total: u64, weights: &Buckets) -> Buckets {
-    let sum: u128 = weights.iter().map(|&weight| u128::from(weight)).sum();
-    let mut parts = weights.map(|weight| {
-        let part = (u128::from(total) * u128::from(weight)).checked_div(sum);
-        // At most `total`, since no weight exceeds their sum.
-        part.unwrap_or_default() as u64
-    });
-    let rest = total - parts.iter().sum::<u64>();
-    if let Some((largest, _)) = weights
-        .iter()
-        .enumerate()
-        .max_by_key(|(_, weight)| **weight)
-    {
-        parts[largest] += rest;
-    }
-    parts
-}
-
-/// The bucket here that holds each bucket of a row.
-const BUCKET_OF: [u8; HISTOGRAM_BUCKETS] = {
-    let mut table = [0; HISTOGRAM_BUCKETS];
-    let mut index = 0;
-    while index < HISTOGRAM_BUCKETS {
-        let (_, end) = bucket_bounds(index);
-        let power = match end.checked_next_power_of_two() {
-            Some(power) => power.ilog2(),
-            None => u64::BITS,
-        };
-        table[index] = if power < FIRST_BOUND {
-            0
-        } else if power > LAST_BOUND {
-            BUCKETS as u8 - 1
-        } else {
-            (power - FIRST_BOUND) as u8
-        };
-        index += 1;
-    }
-    table
-};
 
 /// Totals over all rows since the agent started.
 #[derive(Debug, Default)]
@@ -195,7 +172,7 @@ impl Totals {
     pub(super) fn starting_from(maps: &impl Maps) -> Result<Self, DumpError> {
         let mut totals = Self::default();
         maps.rtt(&mut |key, row| {
-            totals.seen.insert(*key, Seen::new(&Probes::of(row), 0));
+            totals.seen.insert(*key, Seen::new(row, 0));
         })?;
         Ok(totals)
     }
@@ -218,25 +195,18 @@ impl Totals {
     }
 
     fn add(&mut self, key: &RttKey, row: &RttRow, summary: &Summary) {
-        let now = Probes::of(row);
-        let seen = Seen::new(&now, self.round);
-        let more = match self.seen.insert(*key, seen) {
-            Some(before) => before.until(&now),
-            None => Probes {
-                buckets: fitted(now.answered, &now.buckets, &now.buckets),
-                ..now
-            },
-        };
+        let seen = Seen::new(row, self.round);
+        let before = self.seen.insert(*key, seen);
         if let Some(class) = class(key, summary) {
+            let more = before.and_then(|before| before.until(row));
+            let more = more.unwrap_or_else(|| all_of(row));
             self.by_class.entry(class).or_default().add(&more);
         }
     }
 
     /// The totals, in a fixed order.
-    pub(super) fn by_class(&self) -> impl Iterator<Item = (Class, Probes)> {
-        self.by_class
-            .iter()
-            .map(|(class, probes)| (*class, *probes))
+    pub(super) fn by_class(&self) -> impl Iterator<Item = (Class, &Probes)> {
+        self.by_class.iter().map(|(class, probes)| (*class, probes))
     }
 }
 
@@ -246,6 +216,7 @@ fn class(key: &RttKey, summary: &Summary) -> Option<Class> {
         protocol: match key.protocol {
             PROTOCOL_ICMP => "icmp",
             PROTOCOL_HTTP => "http",
+            PROTOCOL_TCP => TCP,
             _ => return None,
         },
         address_type: summary.address_type(key)?,
@@ -254,7 +225,7 @@ fn class(key: &RttKey, summary: &Summary) -> Option<Class> {
 
 #[cfg(test)]
 mod tests {
-    use health_common::rtt::SOURCE_KERNEL;
+    use health_common::rtt::{Reply, SOURCE_KERNEL, bucket};
 
     use super::super::samples::{self, Rows, key, report};
     use super::*;
@@ -273,26 +244,11 @@ mod tests {
     fn only(totals: &Totals) -> Probes {
         let all: Vec<_> = totals.by_class().collect();
         assert_eq!(all.len(), 1, "{all:?}");
-        all[0].1
+        all[0].1.clone()
     }
 
-    #[test]
-    fn buckets_keep_to_their_bounds() {
-        let mut row = RttRow::EMPTY;
-        for ns in [1, 16_383, 16_384, 40_000, 1 << 34, 1 << 40] {
-            record(&mut row, ns, 1);
-        }
-        let buckets = Probes::of(&row).buckets();
-        let held: Vec<_> = buckets.iter().filter(|(_, count)| *count > 0).collect();
-        assert_eq!(
-            held,
-            [
-                &(0.000_016_384, 2),
-                &(0.000_032_768, 1),
-                &(0.000_065_536, 1),
-                &(f64::INFINITY, 2)
-            ]
-        );
+    fn in_bucket(probes: &Probes, ns: u64) -> u64 {
+        probes.histogram.counts()[bucket(ns)]
     }
 
     #[test]
@@ -306,7 +262,7 @@ mod tests {
         let probes = only(&totals);
         assert_eq!((probes.answered, probes.lost), (2, 3));
         assert_eq!(probes.sum_ns, 40_000);
-        assert_eq!(probes.buckets[1], 2);
+        assert_eq!(in_bucket(&probes, 20_000), 2);
     }
 
     #[test]
@@ -326,7 +282,7 @@ mod tests {
         record(&mut anew, 20_000, 1);
         add(&mut totals, &[(key(2), anew)]);
         assert_eq!(only(&totals).answered, 8);
-        assert_eq!(only(&totals).buckets.iter().sum::<u64>(), 8);
+        assert_eq!(only(&totals).histogram.total(), 8);
     }
 
     #[test]
@@ -343,16 +299,21 @@ mod tests {
             add(&mut totals, &[(key(2), row)]);
             let now = only(&totals);
             assert_eq!(now.answered, fast + slow);
-            assert_eq!(now.buckets.iter().sum::<u64>(), fast + slow);
+            assert_eq!(now.histogram.total(), fast + slow);
             let grows = |(now, before): (&u64, &u64)| now >= before;
-            assert!(now.buckets.iter().zip(&before.buckets).all(grows));
+            let counts = now.histogram.counts().iter();
+            assert!(counts.zip(before.histogram.counts()).all(grows));
         }
-        let counted = only(&totals).buckets[1];
+        let counted = in_bucket(&only(&totals), 20_000);
         assert!(counted.abs_diff(fast) < fast / 50, "{counted} of {fast}");
     }
 
     fn only_or_zero(totals: &Totals) -> Probes {
-        totals.by_class().next().map(|(_, p)| p).unwrap_or_default()
+        totals
+            .by_class()
+            .next()
+            .map(|(_, p)| p.clone())
+            .unwrap_or_default()
     }
 
     #[test]
@@ -362,5 +323,38 @@ mod tests {
         let mut totals = Totals::default();
         add(&mut totals, &[(key(77), row)]);
         assert_eq!(totals.by_class().count(), 0);
+    }
+
+    #[test]
+    fn time_in_peers_hosts_is_counted_with_the_round_trips_it_is_known_of() {
+        let reply = |rtt_ns, remote_ns| Reply {
+            rtt_ns,
+            remote_ns,
+            ..Reply::default()
+        };
+        let mut row = RttRow::EMPTY;
+        row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1);
+        let mut totals = Totals::starting_from(&Rows(vec![(key(2), row)])).unwrap();
+        row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2);
+        row.record(50_000, 3, 3, SOURCE_KERNEL);
+        row.duplicates = 2;
+        add(&mut totals, &[(key(2), row)]);
+        let probes = only(&totals);
+        assert_eq!((probes.remote_ns, probes.remote_rtt_ns), (6_000, 30_000));
+        assert_eq!((probes.sum_ns, probes.duplicates), (80_000, 2));
+    }
+
+    #[test]
+    fn connections_are_a_class_of_their_own() {
+        let mut row = RttRow::EMPTY;
+        record(&mut row, 20_000, 5);
+        let passive = RttKey {
+            protocol: PROTOCOL_TCP,
+            ..key(2)
+        };
+        let mut totals = Totals::default();
+        add(&mut totals, &[(passive, row), (key(2), row)]);
+        let probed: Vec<_> = totals.by_class().map(|(c, _)| c.is_probed()).collect();
+        assert_eq!(probed, [true, false]);
     }
 }

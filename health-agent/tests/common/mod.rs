@@ -1,6 +1,8 @@
 //! An agent's API without an agent: a real server on a socket of its own, over fixed data.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +16,8 @@ use health_agent::api::types::{
     SelfStatus, TargetHistory,
 };
 use health_agent::config::{Config, Interval, ListenAddress, Location, RegistrySpec};
+use health_common::probe::Path as RttPath;
+use health_common::rtt::{self, RttKey, RttRow};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
@@ -150,6 +154,32 @@ impl Source for Fixture {
             .into_iter()
             .filter(|history| node.is_none_or(|node| node == history.node))
             .collect()
+    }
+
+    fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()> {
+        let Some(peer) = self.peer else {
+            return Err(io::Error::other("no maps are pinned"));
+        };
+        let key = |ip: &str, path: RttPath, protocol| RttKey {
+            peer: ip.parse::<IpAddr>().unwrap().into(),
+            path: path as u8,
+            protocol,
+            pad: 0,
+        };
+        let mut row = RttRow::EMPTY;
+        if peer.is_empty() {
+            let reply = rtt::Reply {
+                rtt_ns: 21_300,
+                remote_ns: 5_000,
+                has_delays: true,
+                forward_ns: -7,
+                back_ns: 16_307,
+            };
+            row.record_reply(rtt::bucket(reply.rtt_ns), &reply, 1, 1);
+            row.record(100_000_000_000, 2, 2, rtt::SOURCE_SOCKET);
+        }
+        each(&key("172.30.0.1", RttPath::Host, rtt::PROTOCOL_ICMP), &row)?;
+        each(&key("fd00::9", RttPath::Endpoint, rtt::PROTOCOL_TCP), &row)
     }
 
     fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry> {

@@ -7,7 +7,7 @@ use health_common::inflight::Inflight;
 use serde::Serialize;
 
 use super::entry::Entry;
-use super::rtt::path_name;
+use crate::api::rtt::path_name;
 
 /// Entries as they are shown, sorted by peer.
 pub(super) fn entries(probes: Vec<(u32, Inflight)>) -> Vec<Entry<ProbeKey, ProbeValue>> {

@@ -1,4 +1,5 @@
-//! `health-agent bpf`: the pinned maps and programs, read from the kernel without asking an agent.
+//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is asked for names
+//! alone.
 
 mod ct;
 mod endpoint;
@@ -9,11 +10,12 @@ mod map;
 mod metrics;
 mod nat;
 mod prog;
-pub(super) mod rtt;
+mod rtt;
 mod settings;
 
 use clap::Subcommand;
 
+use crate::api::client::Client;
 use crate::config::Location;
 use crate::datapath::dump::Pinned;
 
@@ -51,12 +53,12 @@ pub enum BpfCommand {
 }
 
 impl BpfCommand {
-    pub(super) fn execute(self, location: &Location) -> anyhow::Result<()> {
+    pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
         let pinned = Pinned::open(location)?;
         match self {
             Self::Ct(command) => command.execute(&pinned),
             Self::Nat(command) => command.execute(&pinned),
-            Self::Rtt(command) => command.execute(&pinned),
+            Self::Rtt(command) => command.execute(client, &pinned).await,
             Self::Endpoint(command) => command.execute(&pinned),
             Self::Metrics(command) => command.execute(&pinned),
             Self::Map(command) => command.execute(&pinned),

@@ -11,12 +11,14 @@ use hyper::StatusCode;
 
 use super::view::Target;
 use crate::api::client::{Client, ClientError};
+use crate::api::rtt::RttFigures;
 use crate::api::types::{
     HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory, go_duration,
+    short_duration,
 };
-use crate::cli::bpf::rtt::RttStatistics;
 use crate::config::Location;
 use crate::datapath::dump::Pinned;
+use crate::net::clock;
 
 /// Rows of `HEALTH_RTT`.
 pub(crate) type RttRows = BTreeMap<RttKey, RttRow>;
@@ -54,7 +56,10 @@ impl Figures {
         if let Ok(rows) = &self.rtt
             && let Some(row) = rows.get(&rtt_key(target))
         {
-            lines.push(RttStatistics::from(row).to_string());
+            let figures = RttFigures::new(row, clock::state().ok());
+            lines.push(figures.to_string());
+            lines.extend(figures.split());
+            lines.extend(figures.directions());
         }
         let history = self.history.get(node).into_iter().flatten();
         for history in history.filter(|h| (h.ip, h.path, h.protocol) == target) {
@@ -149,7 +154,7 @@ fn window_line(window: &HistoryWindow) -> String {
         .filter_map(|(name, ns)| Some((name, ns?)));
     for (index, (name, ns)) in known.enumerate() {
         let comma = if index == 0 { "," } else { "" };
-        text += &format!("{comma} {name}={}", round_trip(ns));
+        text += &format!("{comma} {name}={}", short_duration(ns));
     }
     text
 }
@@ -159,15 +164,9 @@ fn last_results_line(results: &[Option<u64>], count: usize) -> Option<String> {
     let shown: Vec<String> = results
         .iter()
         .take(count)
-        .map(|result| result.map_or_else(|| "lost".to_owned(), round_trip))
+        .map(|result| result.map_or_else(|| "lost".to_owned(), short_duration))
         .collect();
     (!shown.is_empty()).then(|| format!("newest first: {}", shown.join(" ")))
-}
-
-/// Of three digits: what is kept of a round trip is not more exact.
-fn round_trip(ns: u64) -> String {
-    let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
-    nanoseconds((ns + unit / 2) / unit * unit)
 }
 
 fn nanoseconds(ns: u64) -> String {

@@ -17,6 +17,7 @@ use self::figures::Figures;
 use self::view::{Changes, Filter, View};
 use super::exit::UNREACHABLE;
 use super::output::{Format, OutputArgs, print, write_json_line};
+use super::watch::parse_period;
 use crate::api::client::{Client, ClientError};
 use crate::api::types::HealthStatus;
 use crate::config::Location;
@@ -58,7 +59,7 @@ pub struct StatusArgs {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1",
-        value_parser = watch::parse_period,
+        value_parser = parse_period,
         conflicts_with = "probe"
     )]
     watch: Option<Duration>,

@@ -382,7 +382,7 @@ mod tests {
     use crate::cli::status::fixture::{degraded, failed, status};
     use crate::cli::status::view::Filter;
     use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
     use std::collections::BTreeMap;
     use std::net::IpAddr;
 
@@ -465,7 +465,12 @@ Nodes:
         });
         let mut row = RttRow::EMPTY;
         row.record(1_000, 1, 1, SOURCE_KERNEL);
-        row.record(3_000, 2, 2, SOURCE_KERNEL);
+        let reply = Reply {
+            rtt_ns: 3_000,
+            remote_ns: 600,
+            ..Reply::default()
+        };
+        row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2);
         row.lost = 1;
         let ip: IpAddr = "172.30.0.2".parse().unwrap();
         let key = RttKey {
@@ -523,7 +528,8 @@ Nodes:
   default/hnode2 (localhost):
     Host connectivity to 172.30.0.2:
       ICMP to stack:   OK, RTT=1µs (kernel)   (Last probed: 2026-11-21T02:59:58Z, unchanged since 2026-11-20T07:00:00Z)
-        samples=2 lost=1 min=1µs mean=2µs p50=1µs p99=2.944µs max=3µs jitter=125ns
+        samples=2 lost=1 min=1µs mean=2µs p50=1µs p90=2.94µs p99=2.94µs max=3µs jitter=125ns
+        network 80%, in the peer's host mean=600ns last=600ns max=600ns
         1m: 6 probes, 0 lost, p50=1µs max=3µs
       HTTP to agent:   OK, RTT=2µs (socket, connected in 900ns)   (Last probed: 2026-11-21T02:59:58Z)
       Path MTU:   1400, larger packets rejected by 10.0.0.9; eth0: 1500   (Last probed: 2026-11-21T02:50:00Z)

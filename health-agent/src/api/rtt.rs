@@ -1,0 +1,340 @@
+//! Rows of round-trip times as the API and the command line show them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use health_common::probe::Path;
+use health_common::rtt::{
+    HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL,
+    SOURCE_SOCKET, bucket_bounds,
+};
+use serde::ser::SerializeSeq as _;
+use serde::{Serialize, Serializer};
+
+use super::server::Source;
+use super::types::{NodeList, short_duration};
+use crate::net::clock::{self, ClockState};
+
+/// Writes the rows of `source` as a JSON array, a row a line, while they are read: all of them
+/// together are large.
+pub(super) fn write_all(source: &impl Source, out: &mut dyn Write) -> io::Result<()> {
+    let names = names_by_address(source.nodes());
+    let clock = clock::state().ok();
+    let mut separator = "[\n";
+    source.each_rtt(&mut |key, row| {
+        out.write_all(separator.as_bytes())?;
+        separator = ",\n";
+        let path = RttPath::from(key);
+        let entry = RttEntry {
+            node: names.get(&path.peer).map(String::as_str),
+            path,
+            figures: RttFigures::new(row, clock),
+        };
+        Ok(serde_json::to_writer(&mut *out, &entry)?)
+    })?;
+    let end = if separator == "[\n" { "[]\n" } else { "\n]\n" };
+    out.write_all(end.as_bytes())
+}
+
+/// `cluster/node` of each address that nodes and their health endpoints have.
+pub fn names_by_address(list: NodeList) -> HashMap<IpAddr, String> {
+    let mut names = HashMap::new();
+    for node in list.nodes {
+        for address in node.addresses.into_iter().chain(node.health_addresses) {
+            names.insert(address, node.name.clone());
+        }
+    }
+    names
+}
+
+/// One row of `GET /v1/rtt` and of `bpf rtt list`.
+#[derive(Debug, Serialize)]
+pub struct RttEntry<'a> {
+    /// `cluster/node`, where it is known.
+    pub node: Option<&'a str>,
+    /// What was measured.
+    #[serde(flatten)]
+    pub path: RttPath,
+    /// What came of it.
+    #[serde(flatten)]
+    pub figures: RttFigures,
+}
+
+/// What a row of `HEALTH_RTT` is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct RttPath {
+    /// The address.
+    pub peer: IpAddr,
+    /// `host` or `endpoint`.
+    pub path: &'static str,
+    /// `ICMP`, `HTTP` or `TCP`.
+    pub protocol: &'static str,
+}
+
+impl From<&RttKey> for RttPath {
+    fn from(key: &RttKey) -> Self {
+        Self {
+            peer: key.peer.to_ip(),
+            path: path_name(key.path),
+            protocol: match key.protocol {
+                PROTOCOL_ICMP => "ICMP",
+                PROTOCOL_HTTP => "HTTP",
+                PROTOCOL_TCP => "TCP",
+                _ => "unknown",
+            },
+        }
+    }
+}
+
+impl fmt::Display for RttPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.peer, self.path, self.protocol)
+    }
+}
+
+/// The name of a [`Path`] that a map holds as a byte.
+pub fn path_name(path: u8) -> &'static str {
+    match Path::from_u8(path) {
+        Some(Path::Host) => "host",
+        Some(Path::Endpoint) => "endpoint",
+        None => "unknown",
+    }
+}
+
+/// What a row of `HEALTH_RTT` says. Times are nanoseconds; what is not known is absent.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct RttFigures {
+    /// Who stamped the last round trip: `kernel` or `socket`.
+    pub source: Option<&'static str>,
+    /// Round trips measured.
+    pub samples: u64,
+    /// Probes without an answer.
+    pub lost: u64,
+    /// The part of the probes that was lost, 0 to 1.
+    pub loss_ratio: Option<f64>,
+    /// Answers to probes that had been given up.
+    pub late: u64,
+    /// More answers to probes that were answered already.
+    pub duplicates: u64,
+    /// The last round trip.
+    pub last_ns: Option<u64>,
+    /// The shortest.
+    pub min_ns: Option<u64>,
+    /// Their mean.
+    pub mean_ns: Option<u64>,
+    /// Half of the round trips took this time at most.
+    pub p50_ns: Option<u64>,
+    /// Nine tenths.
+    pub p90_ns: Option<u64>,
+    /// 99 in a hundred.
+    pub p99_ns: Option<u64>,
+    /// The longest.
+    pub max_ns: Option<u64>,
+    /// Smoothed, gain 1/8.
+    pub smoothed_ns: Option<u64>,
+    /// Mean deviation between neighbours, gain 1/16.
+    pub jitter_ns: Option<u64>,
+    /// Round trips of which the time in the peer's host is known.
+    pub remote_samples: u64,
+    /// That time in the last one.
+    pub remote_last_ns: Option<u64>,
+    /// Its mean.
+    pub remote_mean_ns: Option<u64>,
+    /// Smoothed, gain 1/8.
+    pub remote_smoothed_ns: Option<u64>,
+    /// The longest.
+    pub remote_max_ns: Option<u64>,
+    /// The part of the round trips that was not spent in the peer's host, 0 to 1.
+    pub network_share: Option<f64>,
+    /// Round trips of which the delay of each direction is known.
+    pub one_way_samples: u64,
+    /// From this host to the peer, in the last one.
+    pub forward_last_ns: Option<i64>,
+    /// The shortest.
+    pub forward_min_ns: Option<i64>,
+    /// Smoothed, gain 1/8.
+    pub forward_smoothed_ns: Option<i64>,
+    /// From the peer to this host, in the last one.
+    pub back_last_ns: Option<i64>,
+    /// The shortest.
+    pub back_min_ns: Option<i64>,
+    /// Smoothed, gain 1/8.
+    pub back_smoothed_ns: Option<i64>,
+    /// Whether something keeps this host's clock in step; absent without delays of directions.
+    pub clock_synchronised: Option<bool>,
+    /// What this host's clock is estimated to be wrong by now; absent while nothing keeps it in step.
+    pub clock_error_ns: Option<u64>,
+    /// Most that it can be wrong by.
+    pub clock_max_error_ns: Option<u64>,
+    /// How many round trips took how long.
+    pub histogram_ns: Histogram,
+}
+
+impl RttFigures {
+    /// What `row` says, its delays of directions by this host's `clock`.
+    pub fn new(row: &RttRow, clock: Option<ClockState>) -> Self {
+        let known = |ns| (row.samples > 0).then_some(ns);
+        let remote = |ns| (row.remote.samples > 0).then_some(ns);
+        let one_way = |ns| (row.one_way.samples > 0).then_some(ns);
+        let (forward, back) = (row.one_way.forward, row.one_way.back);
+        let clock = clock.filter(|_| row.one_way.samples > 0);
+        let synchronised = clock.filter(|clock| clock.synchronised);
+        let probes = row.samples + row.lost;
+        let percentiles = row.percentiles_ns([50.0, 90.0, 99.0]);
+        Self {
+            source: match row.source {
+                SOURCE_KERNEL => Some("kernel"),
+                SOURCE_SOCKET => Some("socket"),
+                _ => None,
+            },
+            samples: row.samples,
+            lost: row.lost,
+            loss_ratio: (probes > 0).then(|| ratio(row.lost as f64 / probes as f64)),
+            late: row.late,
+            duplicates: row.duplicates,
+            last_ns: known(row.last_ns),
+            min_ns: known(row.min_ns),
+            mean_ns: row.mean_ns(),
+            p50_ns: percentiles.map(|[p50, _, _]| p50),
+            p90_ns: percentiles.map(|[_, p90, _]| p90),
+            p99_ns: percentiles.map(|[_, _, p99]| p99),
+            max_ns: known(row.max_ns),
+            smoothed_ns: known(row.smoothed_ns),
+            jitter_ns: known(row.jitter_ns),
+            remote_samples: row.remote.samples,
+            remote_last_ns: remote(row.remote.last_ns),
+            remote_mean_ns: row.remote.sum_ns.checked_div(row.remote.samples),
+            remote_smoothed_ns: remote(row.remote.smoothed_ns),
+            remote_max_ns: remote(row.remote.max_ns),
+            network_share: row.remote.network_share().map(ratio),
+            one_way_samples: row.one_way.samples,
+            forward_last_ns: one_way(forward.last_ns),
+            forward_min_ns: one_way(forward.min_ns),
+            forward_smoothed_ns: one_way(forward.smoothed_ns),
+            back_last_ns: one_way(back.last_ns),
+            back_min_ns: one_way(back.min_ns),
+            back_smoothed_ns: one_way(back.smoothed_ns),
+            clock_synchronised: clock.map(|clock| clock.synchronised),
+            clock_error_ns: synchronised.map(|clock| nanoseconds(clock.estimated_error_us)),
+            clock_max_error_ns: synchronised.map(|clock| nanoseconds(clock.max_error_us)),
+            histogram_ns: Histogram(row.histogram),
+        }
+    }
+
+    /// Where the time went, as far as the peer's programs tell it.
+    pub fn split(&self) -> Option<String> {
+        let share = self.network_share?;
+        let times = [
+            ("mean", self.remote_mean_ns),
+            ("last", self.remote_last_ns),
+            ("max", self.remote_max_ns),
+        ];
+        let times: Vec<String> = times
+            .into_iter()
+            .filter_map(|(name, ns)| Some(format!("{name}={}", short_duration(ns?))))
+            .collect();
+        Some(format!(
+            "network {}, in the peer's host {}",
+            percent(share),
+            times.join(" ")
+        ))
+    }
+
+    /// The delays of both directions, and what they are worth.
+    pub fn directions(&self) -> Option<String> {
+        Some(format!(
+            "there {}, back {} (this clock: {})",
+            signed(self.forward_smoothed_ns?),
+            signed(self.back_smoothed_ns?),
+            self.clock()?
+        ))
+    }
+
+    /// How far this host's clock is to be trusted.
+    pub fn clock(&self) -> Option<String> {
+        let synchronised = self.clock_synchronised?;
+        Some(match (synchronised, self.clock_error_ns) {
+            (true, Some(error)) => format!(
+                "±{}, at most {}",
+                short_duration(error),
+                short_duration(self.clock_max_error_ns.unwrap_or(error))
+            ),
+            _ => "unsynchronised".to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for RttFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "samples={} lost={}", self.samples, self.lost)?;
+        let times = [
+            ("min", self.min_ns),
+            ("mean", self.mean_ns),
+            ("p50", self.p50_ns),
+            ("p90", self.p90_ns),
+            ("p99", self.p99_ns),
+            ("max", self.max_ns),
+            ("jitter", self.jitter_ns),
+        ];
+        for (name, ns) in times {
+            if let Some(ns) = ns {
+                write!(f, " {name}={}", short_duration(ns))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Counts by bucket; as JSON, a triple for each that is not empty: from and up to, nanoseconds, and how
+/// many. The last bucket has no end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram(pub [u16; HISTOGRAM_BUCKETS]);
+
+impl Histogram {
+    /// The buckets that are not empty, in ascending order.
+    pub fn buckets(&self) -> impl Iterator<Item = (usize, u16)> {
+        let counts = self.0.iter().copied().enumerate();
+        counts.filter(|&(_, count)| count > 0)
+    }
+}
+
+impl Serialize for Histogram {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut sequence = serializer.serialize_seq(None)?;
+        for (index, count) in self.buckets() {
+            let (low, high) = bucket_bounds(index);
+            sequence.serialize_element(&(low, (high < u64::MAX).then_some(high), count))?;
+        }
+        sequence.end()
+    }
+}
+
+/// To a hundredth of a percent: what is divided is no more exact.
+fn ratio(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+/// A ratio in words.
+pub fn percent(ratio: f64) -> String {
+    let thousandths = (ratio * 1e3).round();
+    if thousandths % 10.0 == 0.0 {
+        format!("{:.0}%", thousandths / 10.0)
+    } else {
+        format!("{:.1}%", thousandths / 10.0)
+    }
+}
+
+/// A delay, which the clocks' error may make negative.
+pub fn signed(ns: i64) -> String {
+    let sign = if ns < 0 { "-" } else { "" };
+    format!("{sign}{}", short_duration(ns.unsigned_abs()))
+}
+
+fn nanoseconds(microseconds: u64) -> u64 {
+    let duration = Duration::from_micros(microseconds);
+    duration.as_nanos().try_into().unwrap_or(u64::MAX)
+}

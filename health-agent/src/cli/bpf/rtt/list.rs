@@ -1,0 +1,309 @@
+//! `health-agent bpf rtt list`: the round-trip times along each path.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use health_common::rtt::{RttKey, RttRow};
+
+use super::histogram;
+use super::names::Names;
+use super::order::{Sort, sorted};
+use super::parallel::print_rows;
+use super::select::{Addresses, Peer, Scope};
+use super::table::Columns;
+use crate::api::client::Client;
+use crate::api::rtt::{RttEntry, RttFigures, RttPath};
+use crate::cli::output::{Format, print};
+use crate::cli::watch::{self, Pace};
+use crate::datapath::dump::Pinned;
+use crate::net::clock::{self, ClockState};
+
+const EXAMPLES: &str = "\
+Columns:
+  LOSS      part of the probes without an answer
+  JITTER    mean deviation between neighbouring round trips
+  NETWORK   part of the round trips that was not spent in the peer's host
+
+Output:
+  wide adds columns; json, jsonl and yaml hold everything, times in nanoseconds, with the buckets of
+  the histogram that are not empty as [from, up to, round trips]. The agent is asked for the names of
+  nodes alone, and the listing does without it
+
+Examples:
+  health-agent bpf rtt list
+  health-agent bpf rtt list --sort p99 --top 10 --path host
+  health-agent bpf rtt list --min-loss 1 --sort loss --watch
+  health-agent bpf rtt list --histogram host2 --protocol icmp
+  health-agent bpf rtt list -o json | jq '.[] | {peer, path, \"p99-ns\"}'";
+
+/// Flags of `bpf rtt list`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ListArgs {
+    /// Only the rows of this peer: an address, a prefix or a node's name; give it once for each
+    #[arg(long = "peer", value_name = "ADDRESS|PREFIX|NODE")]
+    peers: Vec<Peer>,
+    /// Draw the histograms of this peer: an address, a prefix or a node's name
+    #[arg(long, value_name = "ADDRESS|PREFIX|NODE", conflicts_with = "peers")]
+    histogram: Option<Peer>,
+    #[command(flatten)]
+    scope: Scope,
+    /// Only rows with at least this part of the probes lost
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    min_loss: Option<f64>,
+    /// What to sort by: names in ascending order, figures from the largest on
+    #[arg(long, value_enum, value_name = "COLUMN", default_value = "peer")]
+    sort: Sort,
+    /// Turn the order round
+    #[arg(long)]
+    reverse: bool,
+    /// Only the first so many rows
+    #[arg(long, value_name = "ROWS")]
+    top: Option<usize>,
+    /// Leave the names of nodes away, and do not ask the agent for them
+    #[arg(short, long)]
+    numeric: bool,
+    /// Show it again and again, every second if nothing else is given
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        value_parser = watch::parse_period
+    )]
+    watch: Option<Duration>,
+    /// Form of the output
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    output: ListFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ListFormat {
+    /// For people
+    Table,
+    /// The same with more columns
+    Wide,
+    /// One JSON array
+    Json,
+    /// One JSON object a line
+    Jsonl,
+    /// One YAML document
+    Yaml,
+}
+
+impl ListArgs {
+    pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
+        let Some(period) = self.watch else {
+            let listing = self.read(client, pinned).await?;
+            return print(|out| self.write(out, &listing));
+        };
+        let pace = Pace {
+            period,
+            is_drawn: matches!(self.output, ListFormat::Table | ListFormat::Wide),
+            is_separated: !matches!(self.output, ListFormat::Json | ListFormat::Jsonl),
+        };
+        watch::watch(pace, async || {
+            let listing = self.read(client, pinned).await?;
+            let mut text = Vec::new();
+            self.write(&mut text, &listing)?;
+            Ok(text)
+        })
+        .await
+    }
+
+    async fn read(&self, client: &Client, pinned: &Pinned) -> anyhow::Result<Listing> {
+        let mut wanted = self.peers.iter().chain(&self.histogram);
+        let needs_names = wanted.any(|peer| matches!(peer, Peer::Node(_)));
+        let names = if self.numeric && !needs_names {
+            Ok(Names::default())
+        } else {
+            Names::ask(client).await
+        };
+        let wanted: Vec<Addresses> = self
+            .peers
+            .iter()
+            .chain(&self.histogram)
+            .map(|peer| Addresses::of(peer, &names))
+            .collect::<Result<_, _>>()?;
+        let names = names.unwrap_or_default();
+        let mut rows = Vec::new();
+        pinned.each_rtt(&mut |key, row| {
+            let is_wanted = wanted.is_empty() || wanted.iter().any(|peers| peers.has(key));
+            if is_wanted && self.scope.has(key) && self.is_lossy(row) {
+                rows.push((*key, *row));
+            }
+        })?;
+        let mut order = sorted(&rows, self.sort, self.reverse, &names);
+        order.truncate(self.top.unwrap_or(usize::MAX));
+        Ok(Listing {
+            rows,
+            order,
+            names,
+            clock: clock::state().ok(),
+        })
+    }
+
+    fn is_lossy(&self, row: &RttRow) -> bool {
+        self.min_loss.is_none_or(|percent| {
+            let probes = row.samples + row.lost;
+            probes > 0 && row.lost as f64 >= percent / 100.0 * probes as f64
+        })
+    }
+
+    fn write(&self, out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
+        match self.output {
+            ListFormat::Table if self.histogram.is_some() => {
+                let size = watch::terminal_size();
+                listing
+                    .entries()
+                    .try_for_each(|entry| out.write_all(histogram::plot(&entry, size).as_bytes()))
+            }
+            ListFormat::Table | ListFormat::Wide => {
+                let columns = Columns {
+                    names: !self.numeric,
+                    wide: self.output == ListFormat::Wide,
+                };
+                out.write_all(columns.table(listing.entries()).as_bytes())
+            }
+            ListFormat::Json => {
+                let rows = listing.order.len();
+                out.write_all(b"[")?;
+                print_rows(out, rows, |text, row| {
+                    text.extend_from_slice(if row == 0 { b"\n" } else { b",\n" });
+                    Ok(serde_json::to_writer(text, &listing.entry(row))?)
+                })?;
+                out.write_all(b"\n]\n")
+            }
+            ListFormat::Jsonl => print_rows(out, listing.order.len(), |text, row| {
+                serde_json::to_writer(&mut *text, &listing.entry(row))?;
+                text.push(b'\n');
+                Ok(())
+            }),
+            ListFormat::Yaml => {
+                let entries: Vec<RttEntry> = listing.entries().collect();
+                Format::Yaml.write_object(out, &entries, |_| String::new())
+            }
+        }
+    }
+}
+
+/// The rows that are shown.
+struct Listing {
+    rows: Vec<(RttKey, RttRow)>,
+    /// Indices of `rows`.
+    order: Vec<u32>,
+    names: Names,
+    clock: Option<ClockState>,
+}
+
+impl Listing {
+    /// The row at a place of the order.
+    fn entry(&self, place: usize) -> RttEntry<'_> {
+        let (key, row) = &self.rows[self.order[place] as usize];
+        let path = RttPath::from(key);
+        RttEntry {
+            node: self.names.of(path.peer),
+            path,
+            figures: RttFigures::new(row, self.clock),
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = RttEntry<'_>> {
+        (0..self.order.len()).map(|place| self.entry(place))
+    }
+}
+
+fn parse_percent(text: &str) -> Result<f64, &'static str> {
+    text.parse()
+        .ok()
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .ok_or("give a percentage from 0 to 100")
+}
+
+#[cfg(test)]
+mod tests {
+    use health_common::probe::Path;
+    use health_common::rtt::{PROTOCOL_ICMP, SOURCE_KERNEL};
+
+    use super::super::select::tests::{key, names};
+    use super::*;
+
+    fn listing() -> Listing {
+        let mut row = RttRow::EMPTY;
+        row.record(20_000, 1, 1, SOURCE_KERNEL);
+        row.record(100_000_000_000, 1, 1, SOURCE_KERNEL);
+        let mut silent = RttRow::EMPTY;
+        silent.lost = 3;
+        Listing {
+            rows: vec![
+                (key("172.30.0.10", Path::Host, PROTOCOL_ICMP), silent),
+                (key("172.30.0.2", Path::Host, PROTOCOL_ICMP), row),
+            ],
+            order: vec![1, 0],
+            names: names(),
+            clock: None,
+        }
+    }
+
+    #[derive(Debug, clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        list: ListArgs,
+    }
+
+    fn written(flags: &[&str], listing: &Listing) -> String {
+        let command: Command = clap::Parser::try_parse_from([&["list"], flags].concat()).unwrap();
+        let mut text = Vec::new();
+        command.list.write(&mut text, listing).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn json_has_units_in_names_and_buckets_as_triples() {
+        let json: serde_json::Value =
+            serde_json::from_str(&written(&["-o", "json"], &listing())).unwrap();
+        let [measured, silent] = &json.as_array().unwrap()[..] else {
+            panic!("{json}");
+        };
+        assert_eq!(measured["node"], "default/hnode2");
+        assert_eq!(measured["peer"], "172.30.0.2");
+        assert_eq!(measured["mean-ns"], 50_000_010_000_u64);
+        let buckets = serde_json::json!([[18_432, 20_480, 1], [14_u64 << 32, null, 1]]);
+        assert_eq!(measured["histogram-ns"], buckets);
+        assert_eq!(silent["node"], serde_json::Value::Null);
+        assert_eq!(silent["p50-ns"], serde_json::Value::Null);
+        assert_eq!(silent["lost"], 3);
+        assert_eq!(silent["loss-ratio"], 1.0);
+        assert_eq!(silent["histogram-ns"], serde_json::json!([]));
+
+        let lines = written(&["-o", "jsonl"], &listing());
+        let lines: Vec<serde_json::Value> = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines, *json.as_array().unwrap());
+        let yaml = written(&["-o", "yaml"], &listing());
+        let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
+        assert_eq!(yaml, json);
+    }
+
+    #[test]
+    fn a_listing_without_rows_is_an_empty_array() {
+        let none = Listing {
+            order: vec![],
+            ..listing()
+        };
+        let json: serde_json::Value =
+            serde_json::from_str(&written(&["-o", "json"], &none)).unwrap();
+        assert_eq!(json, serde_json::json!([]));
+        assert_eq!(written(&["-o", "jsonl"], &none), "");
+    }
+}

@@ -1,0 +1,58 @@
+//! `health-agent bpf rtt`: round-trip times by peer.
+
+mod histogram;
+mod list;
+mod names;
+mod order;
+mod parallel;
+mod reset;
+mod select;
+mod table;
+
+use clap::Subcommand;
+use health_common::rtt::{RttKey, RttRow};
+
+use super::entry::Entry;
+use crate::api::client::Client;
+use crate::api::rtt::{RttFigures, RttPath};
+use crate::datapath::dump::Pinned;
+use crate::net::clock;
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent bpf rtt list --sort p99 --top 10
+  health-agent bpf rtt list --histogram host2 --path endpoint
+  health-agent bpf rtt reset 172.30.0.2";
+
+/// Commands of `bpf rtt`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXAMPLES)]
+pub enum RttCommand {
+    /// List the round-trip times along each path
+    List(list::ListArgs),
+    /// Make rows empty: they begin anew with the next round trip
+    Reset(reset::ResetArgs),
+}
+
+impl RttCommand {
+    pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
+        match self {
+            Self::List(args) => args.execute(client, pinned).await,
+            Self::Reset(args) => args.execute(client, pinned).await,
+        }
+    }
+}
+
+/// Entries as a dump of the map shows them, sorted by peer.
+pub(super) fn entries(rows: Vec<(RttKey, RttRow)>) -> Vec<Entry<RttPath, RttFigures>> {
+    let clock = clock::state().ok();
+    let mut entries: Vec<_> = rows
+        .iter()
+        .map(|(key, row)| Entry {
+            key: RttPath::from(key),
+            value: RttFigures::new(row, clock),
+        })
+        .collect();
+    entries.sort_by_key(|entry| entry.key);
+    entries
+}

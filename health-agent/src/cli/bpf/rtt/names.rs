@@ -1,0 +1,46 @@
+//! The names of nodes, by their addresses, as the agent knows them.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use crate::api::client::{Client, ClientError};
+use crate::api::rtt::names_by_address;
+use crate::api::types::NodeList;
+use crate::cli::status::{UnknownNode, is_named};
+
+/// The listing does without an agent: one that is stopped is not waited for as long as elsewhere.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Nodes by address.
+#[derive(Debug, Default)]
+pub(super) struct Names(HashMap<IpAddr, String>);
+
+impl Names {
+    /// Asks the agent.
+    pub(super) async fn ask(client: &Client) -> Result<Self, ClientError> {
+        let nodes: NodeList = client.get_within("/v1/nodes", PATIENCE).await?;
+        Ok(nodes.into())
+    }
+
+    /// `cluster/node` of an address.
+    pub(super) fn of(&self, address: IpAddr) -> Option<&str> {
+        self.0.get(&address).map(String::as_str)
+    }
+
+    /// The addresses of the nodes that `wanted` means.
+    pub(super) fn addresses(&self, wanted: &str) -> Result<BTreeSet<IpAddr>, UnknownNode> {
+        let named = self.0.iter().filter(|(_, name)| is_named(name, wanted));
+        let addresses: BTreeSet<IpAddr> = named.map(|(address, _)| *address).collect();
+        if addresses.is_empty() {
+            return Err(UnknownNode(wanted.to_owned()));
+        }
+        Ok(addresses)
+    }
+}
+
+impl From<NodeList> for Names {
+    fn from(list: NodeList) -> Self {
+        Self(names_by_address(list))
+    }
+}

@@ -1,0 +1,160 @@
+//! Something shown again and again: drawn over itself on a terminal, else printed below itself.
+
+use std::io::{self, IsTerminal};
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::Context;
+use crossterm::terminal;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::exit::Failure;
+use super::output::print_more;
+use super::screen::Screen;
+use crate::config::duration_text;
+
+/// Between two texts in one stream; in YAML, between two documents.
+const SEPARATOR: &str = "---";
+/// Columns and rows of a terminal that does not tell them.
+const USUAL_SIZE: (u16, u16) = (80, 24);
+
+/// How often something is shown, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Time from one look to the next.
+    pub(super) period: Duration,
+    /// Whether it is drawn over itself where there is a terminal.
+    pub(super) is_drawn: bool,
+    /// Whether texts that stand below each other need a line between.
+    pub(super) is_separated: bool,
+}
+
+/// Reads the seconds from one look to the next.
+pub(super) fn parse_period(text: &str) -> Result<Duration, &'static str> {
+    text.parse()
+        .ok()
+        .filter(|seconds| (0.1..=3600.0).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or("give seconds from 0.1 to 3600")
+}
+
+/// Columns and rows of the terminal; the usual ones where there is none.
+pub(super) fn terminal_size() -> (u16, u16) {
+    if io::stdout().is_terminal() {
+        terminal::size().unwrap_or(USUAL_SIZE)
+    } else {
+        USUAL_SIZE
+    }
+}
+
+/// Shows what `look` makes, at the pace given, until SIGINT, SIGTERM or SIGHUP, or until nobody reads
+/// it. A look that fails is tried again.
+pub(super) async fn watch(
+    pace: Pace,
+    look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
+) -> anyhow::Result<()> {
+    let mut interrupted = signal(SignalKind::interrupt()).context("cannot wait for SIGINT")?;
+    let mut terminated = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    let mut hung_up = signal(SignalKind::hangup()).context("cannot wait for SIGHUP")?;
+    let shown = async {
+        if pace.is_drawn && io::stdout().is_terminal() {
+            redraw(pace, look).await
+        } else {
+            print_again(pace, look).await
+        }
+    };
+    tokio::select! {
+        result = shown => result,
+        _ = interrupted.recv() => Ok(()),
+        _ = terminated.recv() => Ok(()),
+        _ = hung_up.recv() => Ok(()),
+    }
+}
+
+/// Draws texts over one another on the terminal.
+async fn redraw(
+    pace: Pace,
+    mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
+) -> anyhow::Result<()> {
+    const UNWRITABLE: &str = "cannot write to the terminal";
+    let mut resized = signal(SignalKind::window_change()).context("cannot wait for SIGWINCH")?;
+    let mut screen = Screen::new(io::stdout()).context(UNWRITABLE)?;
+    let mut ticks = interval(pace.period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = String::new();
+    let mut text = String::new();
+    loop {
+        let next = async {
+            ticks.tick().await;
+            look().await
+        };
+        tokio::select! {
+            next = next => {
+                match next.and_then(|text| Ok(String::from_utf8(text)?)) {
+                    Ok(next) => {
+                        last.clone_from(&next);
+                        text = next;
+                    }
+                    Err(error) => {
+                        let period = duration_text(pace.period);
+                        let error = Failure::from(error);
+                        text = format!("{error}\nAsked again every {period}. Last report:\n{last}");
+                    }
+                }
+            }
+            _ = resized.recv() => {}
+        }
+        screen.draw(&text, terminal_size()).context(UNWRITABLE)?;
+    }
+}
+
+/// Prints texts below one another. What goes wrong is said on stderr, once.
+async fn print_again(
+    pace: Pace,
+    mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
+) -> anyhow::Result<()> {
+    let mut ticks = interval(pace.period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_first = true;
+    let mut last_error = String::new();
+    loop {
+        ticks.tick().await;
+        let text = match look().await {
+            Ok(text) => text,
+            Err(error) => {
+                let error = Failure::from(error).to_string();
+                if error != last_error {
+                    eprintln!("warning: {error}");
+                    last_error = error;
+                }
+                continue;
+            }
+        };
+        last_error.clear();
+        let printed = print_more(|out| {
+            if pace.is_separated && !is_first {
+                writeln!(out, "{SEPARATOR}")?;
+            }
+            out.write_all(&text)
+        })?;
+        is_first = false;
+        if printed == ControlFlow::Break(()) {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn periods_are_seconds() {
+        assert_eq!(parse_period("5"), Ok(Duration::from_secs(5)));
+        assert_eq!(parse_period("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "0", "-1", "nan", "1e9", "5s"] {
+            assert!(parse_period(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The round trips of the last minutes.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::histogram::Histogram;
+
+/// What summaries are made of: the round trips of so long.
+const WINDOW: Duration = Duration::from_secs(600);
+/// Time between two marks, so that their number is bounded however often is scraped.
+const STEP: Duration = Duration::from_secs(60);
+
+/// Totals as they were, now and then.
+#[derive(Debug)]
+pub(super) struct Recent<T> {
+    oldest: (Instant, T),
+    later: VecDeque<(Instant, T)>,
+}
+
+impl<T: Clone> Recent<T> {
+    /// Begins with these totals.
+    pub(super) fn new(now: Instant, totals: T) -> Self {
+        Self {
+            oldest: (now, totals),
+            later: VecDeque::new(),
+        }
+    }
+
+    /// Takes in the totals of `now`, and returns those of ten minutes ago, or of the beginning.
+    pub(super) fn mark(&mut self, now: Instant, totals: &T) -> &T {
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let last = self.later.back().unwrap_or(&self.oldest);
+        if age(last.0) >= STEP {
+            self.later.push_back((now, totals.clone()));
+        }
+        while let Some(next) = self.later.pop_front_if(|(at, _)| age(*at) >= WINDOW) {
+            self.oldest = next;
+        }
+        &self.oldest.1
+    }
+}
+
+/// What a summary says.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Quantiles {
+    /// Quantile and value, seconds; none without round trips.
+    pub(super) values: Vec<(f64, f64)>,
+    /// Sum of the round trips since the agent started, seconds.
+    pub(super) sum_seconds: f64,
+    /// Their number.
+    pub(super) count: u64,
+}
+
+/// The quantiles that summaries have.
+pub(super) const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
+
+impl Quantiles {
+    /// Of the round trips in `recent`.
+    pub(super) fn of(recent: &Histogram, sum_ns: u64, count: u64) -> Self {
+        let values = QUANTILES.into_iter().filter_map(|quantile| {
+            let ns = recent.quantile_ns(quantile)?;
+            Some((quantile, ns as f64 / 1e9))
+        });
+        Self {
+            values: values.collect(),
+            sum_seconds: sum_ns as f64 / 1e9,
+            count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mark_is_ten_minutes_old_however_often_is_scraped() {
+        for period in [1, 15, 60, 90] {
+            let start = Instant::now();
+            let mut recent = Recent::new(start, 0);
+            for at in (0..3_600).step_by(period) {
+                let now = start + Duration::from_secs(at);
+                let mark = *recent.mark(now, &at);
+                let age = at - mark;
+                assert!(age == at || (600..700).contains(&age), "{age} at {at}");
+                assert!(recent.later.len() < 12);
+            }
+        }
+    }
+}
