@@ -1,0 +1,59 @@
+//! Scrapes beside each other.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
+
+#[allow(dead_code, reason = "other tests use the rest")]
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use common::{Agent, Fixture};
+use health_agent::api::server::Source as _;
+use health_agent::config::Location;
+use health_agent::metrics::{Exporter, Format};
+
+/// A scraper that reads nothing until another scrape has ended.
+struct Slow {
+    exporter: Arc<Exporter<Fixture, Location>>,
+    others: usize,
+}
+
+impl io::Write for Slow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.others == 0 {
+            self.others += 1;
+            let (ended, end) = channel();
+            let exporter = self.exporter.clone();
+            thread::spawn(move || {
+                let mut text = Vec::new();
+                exporter.scrape(Format::Classic, &mut text).unwrap();
+                ended.send(text).unwrap();
+            });
+            let text = end.recv_timeout(Duration::from_secs(10)).unwrap();
+            assert!(text.starts_with(b"# HELP "));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_slow_scraper_holds_up_no_other() {
+    let mut source = None;
+    let _agent = Agent::start(|fixture| source = Some(fixture.clone()));
+    let source = Arc::new(source.unwrap());
+    let exporter = Arc::new(Exporter::new(source.clone(), source.config().location));
+    let mut slow = Slow {
+        exporter: exporter.clone(),
+        others: 0,
+    };
+    exporter.scrape(Format::OpenMetrics, &mut slow).unwrap();
+    assert_eq!(slow.others, 1);
+}
