@@ -16,8 +16,10 @@ use crate::wait_for;
 
 const PROBES: u64 = 1_000_000;
 const PEERS: u32 = 50_000;
-/// Beyond what the agent reaches, so that it is as fast as it can.
-const FLAGS: &str = "--probe http=off --probe-interval 5s --probe-rate 50000";
+/// Beyond what the agent reaches, so that it is as fast as it can; and no probes of other kinds, which are
+/// on no account.
+const FLAGS: &str =
+    "--probe http=off --probe-interval 5s --probe-rate 50000 --path-mtu-interval off";
 /// How long the probes may take in all, and the agent for some of them.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Between two lines of progress.
