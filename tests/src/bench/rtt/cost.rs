@@ -4,15 +4,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::ensure;
 use health_agent::mesh::rtt_store::RttStore as _;
-use health_common::LAYOUT_VERSION;
-use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey};
 
-use super::median;
+use super::{ICMP_ID, SESSION, median, settings};
 use crate::bench::program_cost::{PACKETS, ProgramCost};
 use crate::bench::{Figure, Target};
-use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet, payload, timestamps};
+use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use crate::testrun::{GO_ON, TestRun};
 
 /// Runs of each program, taking turns.
@@ -21,7 +19,6 @@ const ROUNDS: u16 = 201;
 const PASSES: u32 = 10_000;
 
 const PROBE_LIMIT_NS: f64 = 100.0;
-const PASSIVE_LIMIT_NS: f64 = 100.0;
 const OTHER_LIMIT_NS: f64 = 20.0;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -30,9 +27,6 @@ const OWN4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const PEER4: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 1);
 const PEER6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x30, 0, 0, 0, 0, 0, 2);
-const ICMP_ID: u16 = 0x4a11;
-const SESSION: u32 = 1;
-const HEALTH_PORT: u16 = 4240;
 /// The time in the peer's host that its replies tell.
 const TURNROUND_NS: u64 = 5_000;
 
@@ -45,22 +39,12 @@ const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load();
-    bed.datapath.configure(DatapathConfig {
-        layout_version: LAYOUT_VERSION,
-        ct_any_timeout_secs: 60,
-        icmp_id_be: ICMP_ID.to_be(),
-        probe_key: DEFAULT_KEY,
-        session: SESSION,
-        health_port_be: HEALTH_PORT.to_be(),
-        flags: PASSIVE_RTT,
-        ..DatapathConfig::default()
-    })?;
+    bed.datapath.configure(settings())?;
     let mut figures = Vec::new();
     for probe in [Probe::V4, Probe::V6] {
         figures.extend(probe_figures(&bed, probe)?);
     }
     figures.extend(step_figures(&bed)?);
-    figures.extend(passive_figures(&bed)?);
     for (name, packet) in others() {
         for program in [OUT, IN] {
             figures.push(other_figure(&bed, program, name, &packet)?);
@@ -190,10 +174,14 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// The median of what rounds, which are numbered, measure. The first one warms up.
-fn net(mut measure: impl FnMut(u16) -> anyhow::Result<f64>) -> anyhow::Result<f64> {
-    measure(0)?;
-    median((1..=ROUNDS).map(measure).collect::<anyhow::Result<_>>()?)
+/// The median of what rounds measure. The first one warms up.
+fn net(mut measure: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
+    measure()?;
+    median(
+        (0..ROUNDS)
+            .map(|_| measure())
+            .collect::<anyhow::Result<_>>()?,
+    )
 }
 
 /// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
@@ -206,7 +194,7 @@ fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
     ];
     let mut figures = Vec::new();
     for (program, what) in steps {
-        let net = net(|_| {
+        let net = net(|| {
             let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
             Ok(cost.measure_own(program, PASSES, EMPTY_CODE)? - floor)
         })?;
@@ -219,70 +207,6 @@ fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
         });
     }
     Ok(figures)
-}
-
-/// Segments of TCP, each the next one of its connection. Of most segments no more becomes known than
-/// that they were there: at most one in ten milliseconds of a connection is timed.
-fn passive_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
-    const STRANGER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-    bed.datapath.rtt()?.follow(PEER4.into(), Path::Host)?;
-    let cases = [
-        ("data to a peer", OUT, PEER4),
-        ("acknowledgement from a peer", IN, PEER4),
-        ("data to a stranger", OUT, STRANGER),
-        ("acknowledgement from a stranger", IN, STRANGER),
-    ];
-    let mut figures = Vec::new();
-    for (name, program, other) in cases {
-        let under_test = bed.program(program);
-        let mut cost = ProgramCost::new(bed, &segments(program, other, 0))?;
-        let net = net(|round| {
-            cost.set_packets(&segments(program, other, round))?;
-            let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-            Ok(cost.measure(&under_test, PACKETS, GO_ON_CODE)? - floor)
-        })?;
-        figures.push(Figure {
-            name: format!("TCP segment, known connection: {name} ({program}), net"),
-            unit: "ns",
-            ours: net,
-            other: None,
-            target: Some(Target::AtMost(PASSIVE_LIMIT_NS)),
-        });
-    }
-    Ok(figures)
-}
-
-/// The segments of one round on a connection to `other`: data that leaves, or acknowledgements of it.
-fn segments(program: &str, other: Ipv4Addr, round: u16) -> Vec<Vec<u8>> {
-    const DATA_LEN: u32 = 100;
-    const ACK: u8 = 16;
-    let first = u32::from(round) * PACKETS * DATA_LEN;
-    let (near, far) = (IpAddr::from(OWN4), IpAddr::from(other));
-    let segment = |end: u32| match program {
-        OUT => Tcp {
-            source: 40_000,
-            destination: 443,
-            sequence: end - DATA_LEN,
-            acknowledgement: 1,
-            flags: ACK,
-            options: timestamps(end, 1),
-            data: payload(DATA_LEN as usize),
-        }
-        .frame(near, far),
-        _ => Tcp {
-            source: 443,
-            destination: 40_000,
-            sequence: 1,
-            acknowledgement: end,
-            flags: ACK,
-            options: timestamps(1, end),
-            data: Vec::new(),
-        }
-        .frame(far, near),
-    };
-    (1..=PACKETS)
-        .map(|n| segment(first + n * DATA_LEN))
-        .collect()
 }
 
 /// Packets that are no probes.
@@ -310,7 +234,7 @@ fn others() -> [(&'static str, Vec<u8>); 3] {
 fn other_figure(bed: &TestRun, program: &str, name: &str, packet: &[u8]) -> anyhow::Result<Figure> {
     let under_test = bed.program(program);
     let mut cost = ProgramCost::new(bed, &[packet.to_vec()])?;
-    let net = net(|_| {
+    let net = net(|| {
         let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
         Ok(cost.measure(&under_test, PASSES, GO_ON_CODE)? - floor)
     })?;

@@ -16,9 +16,31 @@ mod throughput;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use health_common::LAYOUT_VERSION;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::probe::DEFAULT_KEY;
 
 use super::{Figure, Options, Report};
 use crate::process::tell;
+
+const ICMP_ID: u16 = 0x4a11;
+const SESSION: u32 = 1;
+/// Where no agent listens here.
+const HEALTH_PORT: u16 = 4240;
+
+/// What the programs are told by an agent.
+fn settings() -> DatapathConfig {
+    DatapathConfig {
+        layout_version: LAYOUT_VERSION,
+        ct_any_timeout_secs: 60,
+        icmp_id_be: ICMP_ID.to_be(),
+        probe_key: DEFAULT_KEY,
+        session: SESSION,
+        health_port_be: HEALTH_PORT.to_be(),
+        flags: PASSIVE_RTT,
+        ..DatapathConfig::default()
+    }
+}
 
 /// One part of the benchmark, by its name on the command line.
 struct Part {

@@ -12,8 +12,6 @@ use health_agent::datapath::loader::ProgramLog;
 use health_agent::datapath::rtt::KernelRtt;
 use health_agent::datapath::{Datapath, Hook};
 use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
-use health_common::LAYOUT_VERSION;
-use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -22,14 +20,11 @@ use nix::sys::time::TimeSpec;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::line::{DEVICE, Line};
+use super::{ICMP_ID, SESSION, settings};
 use crate::packet::echo4;
 use crate::testrun::Bpffs;
 
 const INSTANCE: &str = "bench-rtt";
-const ICMP_ID: u16 = 0x4a11;
-const SESSION: u32 = 1;
-/// Where no agent listens here.
-const HEALTH_PORT: u16 = 4240;
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 /// Longest packet worth reading.
@@ -89,16 +84,7 @@ impl<'a> Prober<'a> {
             bpf_root: bpffs.path().to_owned(),
         };
         let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
-        datapath.configure(DatapathConfig {
-            layout_version: LAYOUT_VERSION,
-            ct_any_timeout_secs: 60,
-            icmp_id_be: ICMP_ID.to_be(),
-            probe_key: DEFAULT_KEY,
-            session: SESSION,
-            health_port_be: HEALTH_PORT.to_be(),
-            flags: PASSIVE_RTT,
-            ..DatapathConfig::default()
-        })?;
+        datapath.configure(settings())?;
         let rows = datapath.rtt()?;
         let mut prober = Self {
             line,

@@ -4,11 +4,9 @@ use std::net::IpAddr;
 
 use aya::programs::SchedClassifier;
 use health_agent::mesh::rtt_store::RttStore as _;
-use health_common::LAYOUT_VERSION;
-use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::Path;
 
-use super::median;
+use super::{median, settings};
 use crate::bench::program_cost::{PACKETS, ProgramCost};
 use crate::bench::{Figure, Target};
 use crate::packet::{Tcp, timestamps};
@@ -19,7 +17,6 @@ const ROUNDS: u32 = 201;
 const LIMIT_NS: f64 = 100.0;
 /// Bytes of data in each segment.
 const DATA_LEN: u32 = 100;
-const HEALTH_PORT: u16 = 4240;
 const ACK: u8 = 0x10;
 
 /// A connection of this host.
@@ -56,12 +53,7 @@ const CONNECTIONS: [Connection; 3] = [
 /// a hundred a second.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut bed = TestRun::load();
-    bed.datapath.configure(DatapathConfig {
-        layout_version: LAYOUT_VERSION,
-        health_port_be: HEALTH_PORT.to_be(),
-        flags: PASSIVE_RTT,
-        ..DatapathConfig::default()
-    })?;
+    bed.datapath.configure(settings())?;
     let rows = bed.datapath.rtt()?;
     for connection in CONNECTIONS.iter().filter(|known| known.is_followed) {
         rows.follow(connection.peer.parse()?, Path::Host)?;
