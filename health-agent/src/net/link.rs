@@ -159,6 +159,7 @@ async fn one(
 
 /// Lists all devices.
 pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
+    let _turn = handle.turn_to_list().await;
     handle
         .link()
         .get()
@@ -171,6 +172,7 @@ pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
 
 /// Lists the addresses of all devices.
 pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, LinkError> {
+    let _turn = handle.turn_to_list().await;
     handle
         .address()
         .get()

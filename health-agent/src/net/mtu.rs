@@ -86,7 +86,7 @@ pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
             _ => None,
         })
     });
-    Ok((handle, told))
+    Ok((Handle::new(handle), told))
 }
 
 fn device_mtu(message: &LinkMessage) -> Option<DeviceMtu> {

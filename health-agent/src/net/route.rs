@@ -153,6 +153,7 @@ pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, RouteError> 
 
 /// Lists the routes of our protocol, both families.
 pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+    let _turn = handle.turn_to_list().await;
     let mut routes = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut filter = RouteMessage::default();
