@@ -14,4 +14,4 @@ pub mod wait;
 
 pub use bed::{Bed, Node};
 pub use snapshot::Snapshot;
-pub use wait::wait_for;
+pub use wait::{PATIENCE, wait_for};

@@ -6,22 +6,18 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::Context as _;
 
 use crate::bed::{BPFFS, Node};
 use crate::process::run;
-use crate::wait_for;
+use crate::{PATIENCE, wait_for};
 
 /// Sysctls that steer forwarding, below `/proc/sys/net`.
 const SYSCTLS: [(&str, &[&str]); 2] = [
     ("ipv4/conf", &["forwarding", "rp_filter", "accept_local"]),
     ("ipv6/conf", &["forwarding", "disable_ipv6", "proxy_ndp"]),
 ];
-
-/// The kernel takes namespaces and devices away a little after it was told to.
-const SETTLING: Duration = Duration::from_secs(5);
 
 /// What is on a machine or in one network namespace, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,9 +71,10 @@ impl Snapshot {
         diff
     }
 
-    /// Waits until `now` sees what `self` saw; fails with the difference.
+    /// Waits until `now` sees what `self` saw, as the kernel takes namespaces and devices away a little
+    /// after it was told to; fails with the difference.
     pub fn wait_same(&self, mut now: impl FnMut() -> anyhow::Result<Self>) -> anyhow::Result<()> {
-        wait_for("the machine to be as before", SETTLING, || {
+        wait_for("the machine to be as before", PATIENCE, || {
             let difference = now()?.since(self);
             if difference.is_empty() {
                 return Ok(Some(()));

@@ -20,9 +20,8 @@ use nix::sys::socket::{SockaddrIn, recvfrom};
 use nix::unistd::Pid;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tests::bed::Node;
-use tests::{Bed, wait_for};
+use tests::{Bed, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(8);
 const HEALTH_PORT: u16 = 4240;
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9962);
 /// Time between two looks whether to end.
@@ -166,7 +165,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
         .nodes(3)
         .agent_args("--probe-interval 500ms --probe-timeout 500ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
     // Its health endpoint and the answers to pings outlive it; its listeners do not.
     peer.kill_agent(Signal::SIGKILL)?;
@@ -225,7 +224,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
             ensure!(right, "{https:?}, {diagnosis:?}");
             Ok(Some(report))
         };
-        let report = wait_for(&format!("{status} after {answer:?}"), SOON, told)?;
+        let report = wait_for(&format!("{status} after {answer:?}"), PATIENCE, told)?;
         for other in [observer, bed.node(3)] {
             let node = node(&report, &other.full_name())?;
             let all_well = results(node)
@@ -241,7 +240,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
         Impostor::start(peer.name(), HEALTH_PORT, endless)?,
         Impostor::start(&format!("health-{}", peer.name()), HEALTH_PORT, endless)?,
     ];
-    wait_for("the peer to answer", SOON, || {
+    wait_for("the peer to answer", PATIENCE, || {
         let report = observer.status()?;
         let answers = results(node(&report, &peer.full_name())?)
             .all(|(_, http)| http.is_some_and(ConnectivityStatus::is_ok));
@@ -251,7 +250,7 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     assert_eq!(elsewhere.asked(), 0, "redirects are not followed");
     let grown = resident_kib(pid)?.saturating_sub(memory);
     assert!(grown < 8 << 10, "memory grew by {grown} KiB");
-    wait_for("the sockets to be closed", SOON, || {
+    wait_for("the sockets to be closed", PATIENCE, || {
         Ok((open_sockets(pid)? <= sockets + 8).then_some(()))
     })
 }
@@ -395,17 +394,17 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
         .nodes(3)
         .agent_args("--probe-interval 1h")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
     let to = observer.ipv4();
     let wire = Wire::open(peer)?;
     observer.cli("status --probe")?.success()?;
-    let request = wait_for("a probe", SOON, || Ok(wire.request(to)))?;
+    let request = wait_for("a probe", PATIENCE, || Ok(wire.request(to)))?;
 
     let before = (observer.status()?, round_trips(observer)?);
     let mut counts = REASONS.map(|reason| ignored(observer, reason));
     let counted = |expected: [u64; 4]| {
-        wait_for(&format!("{expected:?} to be counted"), SOON, || {
+        wait_for(&format!("{expected:?} to be counted"), PATIENCE, || {
             let now = REASONS.map(|reason| ignored(observer, reason).unwrap_or_default());
             ensure!(now == expected, "{now:?}");
             Ok(Some(()))
@@ -443,7 +442,7 @@ fn nobody_can_answer_for_another() -> anyhow::Result<()> {
         .nodes(3)
         .agent_args("--probe-interval 1h")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (observer, forger, silent) = (bed.node(1), bed.node(2), bed.node(3));
     let to = observer.ipv4();
     silent.exec("sysctl -q -w net.ipv4.icmp_echo_ignore_all=1")?;

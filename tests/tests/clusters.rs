@@ -1,16 +1,13 @@
 //! Two clusters, each with an etcd of its own, that probe each other.
 
 use std::net::Ipv4Addr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tests::bed::Etcd;
-use tests::{Bed, Node, wait_for};
+use tests::{Bed, Node, PATIENCE, wait_for};
 
 const EAST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const WEST: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 253);
-const SOON: Duration = Duration::from_secs(10);
-const NOTICED: Duration = Duration::from_secs(15);
-const CONVERGENCE: Duration = Duration::from_secs(5);
 const ALL: [&str; 4] = ["east/hnode1", "east/hnode2", "west/hnode3", "west/hnode4"];
 
 /// Nodes 1 and 2 are of the east, 3 and 4 of the west.
@@ -47,14 +44,14 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
         node.start_agent()?;
     }
     for node in bed.nodes() {
-        wait_for("all of both clusters to be reachable", SOON, || {
+        wait_for("all of both clusters to be reachable", PATIENCE, || {
             Ok((node.listed_nodes()? == ALL && all_reachable(node)?).then_some(()))
         })?;
     }
 
     west.kill()?;
     for node in bed.nodes() {
-        wait_for("the outage to be told", NOTICED, || {
+        wait_for("the outage to be told", PATIENCE, || {
             let told = node.cli("node list")?.stderr;
             let stale = told.contains(&WEST.to_string()) && !told.contains(&EAST.to_string());
             Ok(stale.then_some(()))
@@ -82,7 +79,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
         &record("alien", "north", "172.30.0.202"),
     )?;
     let node = bed.node(1);
-    wait_for("the news of the west", CONVERGENCE, || {
+    wait_for("the news of the west", PATIENCE, || {
         Ok(node
             .listed_nodes()?
             .contains(&"west/hnode1".to_owned())
@@ -92,7 +89,7 @@ fn two_clusters_probe_each_other_and_one_stores_outage_loses_nobody() -> anyhow:
         "the news of the west were there after {:?}",
         since.elapsed()
     );
-    wait_for("the refusals", CONVERGENCE, || {
+    wait_for("the refusals", PATIENCE, || {
         let told = node.cli("node list")?.stderr;
         let by_address = told.contains("address 172.30.0.1 is there twice");
         let by_cluster = told.contains("it is of cluster \"north\"");

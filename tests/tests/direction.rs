@@ -1,17 +1,13 @@
 //! Lost echo probes, and on which part of the way: told by what both agents count.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use health_agent::api::types::Diagnosis;
 use tests::bed::{FABRIC, Node};
 use tests::process::run_with_input;
-use tests::{Bed, wait_for};
+use tests::{Bed, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(10);
-/// Until there are enough probes for chance to be ruled out, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
 const SOME: &str = "numgen random mod 100 < 30";
 
 fn bed(nodes: u8) -> anyhow::Result<Bed> {
@@ -19,7 +15,7 @@ fn bed(nodes: u8) -> anyhow::Result<Bed> {
         .nodes(nodes)
         .agent_args("--probe-interval 200ms --probe-timeout 200ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     Ok(bed)
 }
 

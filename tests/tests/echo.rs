@@ -3,21 +3,18 @@
 use std::fs;
 use std::net::IpAddr;
 use std::process::{Child, Stdio};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use aya::maps::{HashMap, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::sys::signal::Signal;
 use tests::ping::Summary;
-use tests::{Bed, Node, wait_for};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// Two nodes that know each other, and the address of the first one's health endpoint.
 fn bed() -> anyhow::Result<(Bed, IpAddr)> {
     let bed = Bed::builder().nodes(2).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let target = bed.node(1).health_ipv4()?;
     Ok((bed, target))
 }
@@ -56,7 +53,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
         target_node.kill_agent(Signal::SIGKILL)?;
         target_node.start_agent()?;
         restarts += 1;
-        wait_for("the agent to have taken over", SOON, || {
+        wait_for("the agent to have taken over", PATIENCE, || {
             let starts = target_node.logged(&["agent is up"])?.len();
             Ok((starts > restarts).then_some(()))
         })?;
@@ -100,7 +97,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     fs::remove_file(&pin)?;
     HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
     node.start_agent()?;
-    wait_for("the agent to have taken over", SOON, || {
+    wait_for("the agent to have taken over", PATIENCE, || {
         let starts = node.logged(&["agent is up"])?.len();
         Ok((starts > 1).then_some(()))
     })?;
@@ -142,7 +139,7 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
                 .pin(node.pins().join("links").join(name))?;
         }
         node.start_agent()?;
-        wait_for("the agent to have taken over", SOON, || {
+        wait_for("the agent to have taken over", PATIENCE, || {
             Ok((node.logged(&["agent is up"])?.len() > starts).then_some(()))
         })?;
         assert_eq!(MapInfo::from_pin(&pin)?.value_size(), 56);

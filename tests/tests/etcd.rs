@@ -8,16 +8,12 @@ use std::time::{Duration, Instant};
 use health_agent::api::types::RegistryState;
 use nix::sys::signal::Signal;
 use tests::bed::Etcd;
-use tests::{Bed, Node, wait_for};
+use tests::{Bed, Node, PATIENCE, wait_for};
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 const PREFIX: &str = "/health-agent/v1/default/";
-/// From the start of the agents until everything is known to be reachable.
-const SOON: Duration = Duration::from_secs(10);
 /// From the return of etcd, or of the way to it, until every agent has the news.
-const CONVERGENCE: Duration = Duration::from_secs(5);
-/// Until an agent knows that it has lost etcd, and some.
-const NOTICED: Duration = Duration::from_secs(15);
+const CONVERGENCE: Duration = Duration::from_secs(15);
 
 fn flags(index: u8) -> String {
     format!(
@@ -34,9 +30,9 @@ fn three_nodes(etcd_flags: &str) -> anyhow::Result<(Etcd, Bed)> {
     for node in bed.nodes() {
         node.start_agent()?;
     }
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     for node in bed.nodes() {
-        wait_for("the registration", SOON, || {
+        wait_for("the registration", PATIENCE, || {
             let keys = etcd.keys(&format!("{PREFIX}presence/{}", node.name()))?;
             Ok((keys.len() == 1).then_some(()))
         })?;
@@ -106,7 +102,7 @@ fn wait_for_all(nodes: &[Node], name: &str) -> anyhow::Result<()> {
     for node in nodes {
         wait_for(
             &format!("{name} to be known to {}", node.name()),
-            NOTICED,
+            PATIENCE,
             || {
                 let known = node.listed_nodes()?.contains(&name) && !is_stale(node)?;
                 Ok(known.then_some(()))
@@ -122,13 +118,13 @@ fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()
     let bed = Bed::builder().registry(flags).start()?;
     std::fs::remove_file(tests::bed::NODES_FILE)?;
     for node in bed.nodes() {
-        wait_for("an agent without etcd to know itself", SOON, || {
+        wait_for("an agent without etcd to know itself", PATIENCE, || {
             Ok((node.listed_nodes()? == [node.full_name()]).then_some(()))
         })?;
         assert!(is_stale(node)?);
     }
     let etcd = Etcd::start(&bed, SERVER, "")?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     for node in bed.nodes() {
         let key = format!("{PREFIX}nodes/{}", node.name());
         let record = etcd
@@ -148,7 +144,7 @@ fn agents_find_each_other_also_when_etcd_comes_after_them() -> anyhow::Result<()
 fn nobody_is_lost_when_etcd_is_killed_and_an_agent_starts_without_it() -> anyhow::Result<()> {
     let (mut etcd, bed) = three_nodes("")?;
     let kept = bed.node(1).runtime_dir().join("state/nodes.json");
-    wait_for("the nodes to be kept", SOON, || {
+    wait_for("the nodes to be kept", PATIENCE, || {
         let kept = std::fs::read_to_string(&kept)?;
         let all = bed.nodes().iter().all(|node| kept.contains(node.name()));
         Ok(all.then_some(()))
@@ -156,13 +152,13 @@ fn nobody_is_lost_when_etcd_is_killed_and_an_agent_starts_without_it() -> anyhow
     while_nobody_is_lost(&bed, || {
         etcd.kill()?;
         for node in bed.nodes() {
-            wait_for("the loss to be told", NOTICED, || {
+            wait_for("the loss to be told", PATIENCE, || {
                 Ok(is_stale(node)?.then_some(()))
             })?;
         }
         bed.node(1).kill_agent(Signal::SIGKILL)?;
         bed.node(1).start_agent()?;
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
         etcd.restart()?;
         let took = news_arrive(bed.nodes(), &etcd, 201, Instant::now())?;
         assert!(took <= CONVERGENCE, "{took:?}");
@@ -178,7 +174,7 @@ fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off
     while_nobody_is_lost(&bed, || {
         let alone = bed.node(3);
         bed.cut_off(alone)?;
-        wait_for("the loss to be told", NOTICED, || {
+        wait_for("the loss to be told", PATIENCE, || {
             Ok(is_stale(alone)?.then_some(()))
         })?;
         // What was bound to its lease goes, as if the lease had run out.
@@ -189,7 +185,7 @@ fn nobody_is_lost_when_the_history_is_compacted_behind_an_agent_that_was_cut_off
         bed.reconnect(alone)?;
         let took = news_arrive(bed.nodes(), &etcd, 202, Instant::now())?;
         assert!(took <= CONVERGENCE, "{took:?}");
-        wait_for("the agent to register anew", CONVERGENCE, || {
+        wait_for("the agent to register anew", PATIENCE, || {
             let keys = etcd.keys(&format!("{PREFIX}presence/"))?;
             Ok((keys.len() == bed.nodes().len()).then_some(()))
         })?;
@@ -208,7 +204,7 @@ fn nobody_is_lost_when_leases_are_revoked_and_records_deleted() -> anyhow::Resul
             etcd.ctl(&format!("del --prefix {PREFIX}{deletion}"))?
                 .success()?;
             let since = Instant::now();
-            wait_for("all to register anew", CONVERGENCE, || {
+            wait_for("all to register anew", PATIENCE, || {
                 let keys = etcd.keys(PREFIX)?;
                 Ok((keys.len() == 2 * bed.nodes().len()).then_some(()))
             })?;
@@ -234,11 +230,11 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
         // It has to register now, and cannot.
         bed.node(2).kill_agent(Signal::SIGKILL)?;
         bed.node(2).start_agent()?;
-        wait_for("the failure to be told", SOON, || {
+        wait_for("the failure to be told", PATIENCE, || {
             let list = bed.node(2).cli("node list")?;
             Ok(list.stderr.contains("space exceeded").then_some(()))
         })?;
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
 
         etcd.ctl("del --prefix /filler/")?.success()?;
         let revision = etcd.revision()?;
@@ -247,7 +243,7 @@ fn nobody_is_lost_when_etcds_disk_is_full() -> anyhow::Result<()> {
         etcd.ctl("alarm disarm")?.success()?;
         let took = news_arrive(bed.nodes(), &etcd, 204, Instant::now())?;
         assert!(took <= CONVERGENCE, "{took:?}");
-        wait_for("the failure to be over", CONVERGENCE, || {
+        wait_for("the failure to be over", PATIENCE, || {
             Ok(bed
                 .node(2)
                 .cli("node list")?
@@ -308,7 +304,7 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
         }
         // Over a living node's own record: its agent mends that.
         etcd.put(&format!("{PREFIX}nodes/hnode2"), "rubbish")?;
-        wait_for("the overwritten record to be mended", CONVERGENCE, || {
+        wait_for("the overwritten record to be mended", PATIENCE, || {
             let record = etcd.ctl(&format!("get --print-value-only {PREFIX}nodes/hnode2"))?;
             Ok(record.success()?.contains("172.30.0.2").then_some(()))
         })?;
@@ -330,7 +326,7 @@ fn rubbish_is_told_by_its_key_and_nobody_is_lost_to_it() -> anyhow::Result<()> {
             }
             assert_eq!(told.lines().count(), cases.len(), "{told}");
         }
-        bed.wait_all_reachable(SOON)
+        bed.wait_all_reachable(PATIENCE)
     })
 }
 
@@ -350,7 +346,7 @@ fn a_stopped_agents_node_stays_until_cleanup() -> anyhow::Result<()> {
         "{removed}"
     );
     assert!(etcd.keys(&format!("{PREFIX}nodes/hnode3"))?.is_empty());
-    wait_for("the node to be gone", Duration::from_secs(20), || {
+    wait_for("the node to be gone", PATIENCE, || {
         let names = bed.node(1).listed_nodes()?;
         Ok((!names.contains(&leaving.full_name())).then_some(()))
     })

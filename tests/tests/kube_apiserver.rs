@@ -6,19 +6,15 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_agent::nodes::kubernetes::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry};
 use health_agent::nodes::{Node, NodeSet, Registry};
 use serde_json::{Value, json};
 use tests::apiserver::node;
-use tests::wait_for;
+use tests::{PATIENCE, wait_for};
 use tokio::sync::watch::Receiver;
 
-const SOON: Duration = Duration::from_secs(30);
-/// What the registry promises after the server is back; the rest is the machine's.
-const BACK: Duration = Duration::from_secs(10);
 const RBAC: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../deploy/kubernetes/rbac.yaml"
@@ -143,7 +139,7 @@ impl Cluster {
             command.arg(format!("--{flag}={}", self.path(file).display()));
         }
         self.apiserver = Some(Process::start(&mut command, &self.path("apiserver.log"))?);
-        wait_for("the API server", Duration::from_secs(60), || {
+        wait_for("the API server", PATIENCE, || {
             Ok(self.kubectl(&["get", "--raw", "/readyz"], "").ok())
         })?;
         Ok(())
@@ -216,7 +212,7 @@ impl Cluster {
     }
 
     fn wait_for_annotation(&self, name: &str, address: &str) -> anyhow::Result<()> {
-        wait_for("the annotation", SOON, || {
+        wait_for("the annotation", PATIENCE, || {
             let annotation = self.annotation(name)?;
             Ok((annotation == (Some(address.to_owned()), true)).then_some(()))
         })
@@ -272,7 +268,10 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
 
     let registry = KubernetesRegistry::open(Some(&kubeconfig), "west", Some("n001"))?;
     let mut watch = registry.watch();
-    let set = until(&mut watch, "all nodes", SOON, |set| is_right(set, NODES)).await?;
+    let set = until(&mut watch, "all nodes", PATIENCE, |set| {
+        is_right(set, NODES)
+    })
+    .await?;
     assert_eq!(set.sources[0].rejected, []);
     assert_eq!(set.nodes[7].pod_cidrs, ["10.100.8.0/24".parse()?]);
 
@@ -283,42 +282,42 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     registry.publish(own);
     cluster.wait_for_annotation("n001", "10.100.2.7")?;
     let is_told = |set: &NodeSet| set.nodes[1].health_addresses.len() == 1;
-    until(&mut watch, "the published address", SOON, is_told).await?;
+    until(&mut watch, "the published address", PATIENCE, is_told).await?;
     let remove = format!("{IPV4_HEALTH_ANNOTATION}-");
     cluster.kubectl(&["annotate", "node", "n001", &remove], "")?;
     cluster.wait_for_annotation("n001", "10.100.2.7")?;
 
     let label = format!("{EXCLUDE_LABEL}=yes");
     cluster.kubectl(&["label", "node", "n002", &label], "")?;
-    until(&mut watch, "the node to leave", SOON, |set| {
+    until(&mut watch, "the node to leave", PATIENCE, |set| {
         is_right(set, NODES - 1)
     })
     .await?;
     let unlabel = format!("{EXCLUDE_LABEL}-");
     cluster.kubectl(&["label", "node", "n002", &unlabel], "")?;
-    until(&mut watch, "the node to return", SOON, |set| {
+    until(&mut watch, "the node to return", PATIENCE, |set| {
         is_right(set, NODES)
     })
     .await?;
     cluster.create(vec![node("z", &["not-an-address"], &[])])?;
     let is_told = |set: &NodeSet| set.sources[0].rejected.len() == 1;
-    let set = until(&mut watch, "the rejection", SOON, is_told).await?;
+    let set = until(&mut watch, "the rejection", PATIENCE, is_told).await?;
     assert_eq!(set.sources[0].rejected[0].key, "z");
     assert!(is_right(&set, NODES));
 
     // Killed, and started again: nothing is lost meanwhile.
     cluster.kill_apiserver();
-    let set = until(&mut watch, "stale", SOON, |set| reason(set).is_some()).await?;
+    let set = until(&mut watch, "stale", PATIENCE, |set| reason(set).is_some()).await?;
     assert_eq!(set.nodes.len(), NODES);
     cluster.start_apiserver()?;
-    until(&mut watch, "the server's return", BACK, |set| {
+    until(&mut watch, "the server's return", PATIENCE, |set| {
         is_right(set, NODES)
     })
     .await?;
 
     // Changes behind its back, and none of them kept: another server does them.
     cluster.kill_apiserver();
-    until(&mut watch, "stale", SOON, |set| reason(set).is_some()).await?;
+    until(&mut watch, "stale", PATIENCE, |set| reason(set).is_some()).await?;
     let port = std::mem::replace(&mut cluster.port, free_port()?);
     cluster.write_kubeconfig("admin", "admin-token")?;
     cluster.start_apiserver()?;
@@ -345,7 +344,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     cluster.port = port;
     cluster.write_kubeconfig("admin", "admin-token")?;
     cluster.start_apiserver()?;
-    until(&mut watch, "the two to go", BACK, |set| {
+    until(&mut watch, "the two to go", PATIENCE, |set| {
         is_right(set, NODES - 2)
     })
     .await?;
@@ -355,10 +354,10 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     cluster.kill_apiserver();
     cluster.start_apiserver()?;
     let is_told = |set: &NodeSet| reason(set).is_some_and(|reason| reason.contains("(403)"));
-    let set = until(&mut watch, "the refusal", SOON, is_told).await?;
+    let set = until(&mut watch, "the refusal", PATIENCE, is_told).await?;
     assert_eq!(set.nodes.len(), NODES - 2);
     cluster.kubectl(&["apply", "-f", RBAC], "")?;
-    until(&mut watch, "the access", BACK, |set| {
+    until(&mut watch, "the access", PATIENCE, |set| {
         is_right(set, NODES - 2)
     })
     .await?;

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use health_agent::nodes::kubernetes::{
@@ -11,11 +10,8 @@ use health_agent::nodes::kubernetes::{
 use health_agent::nodes::{Node, NodeSet, Registry};
 use serde_json::{Value, json};
 use tests::apiserver::{ApiServer, Behaviour, node};
-use tests::wait_for;
+use tests::{PATIENCE, wait_for};
 use tokio::sync::watch::Receiver;
-
-/// Long enough for a busy machine; the registry itself takes at most 3 s to be back.
-const SOON: Duration = Duration::from_secs(20);
 
 struct Bed {
     server: ApiServer,
@@ -73,11 +69,15 @@ impl Bed {
     }
 
     fn wait_for_annotations(&self, v4: Option<&str>, v6: Option<&str>) -> anyhow::Result<()> {
-        wait_for(&format!("the annotations {v4:?} and {v6:?}"), SOON, || {
-            let is_reached = self.annotation(IPV4_HEALTH_ANNOTATION).as_deref() == v4
-                && self.annotation(IPV6_HEALTH_ANNOTATION).as_deref() == v6;
-            Ok(is_reached.then_some(()))
-        })
+        wait_for(
+            &format!("the annotations {v4:?} and {v6:?}"),
+            PATIENCE,
+            || {
+                let is_reached = self.annotation(IPV4_HEALTH_ANNOTATION).as_deref() == v4
+                    && self.annotation(IPV6_HEALTH_ANNOTATION).as_deref() == v6;
+                Ok(is_reached.then_some(()))
+            },
+        )
     }
 }
 
@@ -94,7 +94,7 @@ async fn until(
     what: &str,
     is_reached: impl Fn(&NodeSet) -> bool,
 ) -> anyhow::Result<Arc<NodeSet>> {
-    let reached = tokio::time::timeout(SOON, watch.wait_for(|set| is_reached(set))).await;
+    let reached = tokio::time::timeout(PATIENCE, watch.wait_for(|set| is_reached(set))).await;
     let reached = reached.map(|set| set.map(|set| set.clone()));
     match reached {
         Ok(set) => set.context("the registry ended"),
@@ -284,7 +284,7 @@ async fn whatever_the_server_does_the_last_good_set_stands_and_says_why() -> any
         bed.server.delete("n3");
         // The same outage: three more requests change neither the set nor its age.
         let before = bed.server.requests().len();
-        wait_for("three more requests", SOON, || {
+        wait_for("three more requests", PATIENCE, || {
             Ok((bed.server.requests().len() >= before + 3).then_some(()))
         })?;
         let set = bed.watch.borrow_and_update().clone();
@@ -441,7 +441,7 @@ async fn a_refused_publication_is_tried_again() -> anyhow::Result<()> {
     bed.until_nodes(&["n1", "n2", "n3"]).await?;
     bed.server.behave(Behaviour::Forbidden);
     bed.registry.publish(own(&["10.244.1.7"]));
-    wait_for("two attempts", SOON, || {
+    wait_for("two attempts", PATIENCE, || {
         let requests = bed.server.requests();
         let attempts = requests
             .iter()

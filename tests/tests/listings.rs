@@ -1,14 +1,12 @@
 //! The listings of maps and programs show what traffic did, with an agent and without one.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::{Bed, Node};
+use tests::{Bed, Node, PATIENCE};
 
-const SOON: Duration = Duration::from_secs(5);
 /// Requests sent, and the IP packets' size: 20 bytes of IP, 8 of ICMP and 100 of payload.
 const ECHOES: u64 = 5;
 const ECHO_BYTES: u64 = 128;
@@ -23,7 +21,7 @@ struct Pinged {
 impl Pinged {
     fn start() -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(2).start()?;
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
         let endpoint = bed.node(1).health_ipv4()?;
         let answered_before = answered(bed.node(1))?;
         bed.node(2)

@@ -1,18 +1,13 @@
 //! Every node of a cluster finds every other one reachable, and says where round trips were stamped.
 
-use std::time::Duration;
-
 use health_agent::api::types::{NodeStatus, RttSource};
-use tests::Bed;
-
-/// From the start of the agents until everything is known to be reachable.
-const SOON: Duration = Duration::from_secs(3);
+use tests::{Bed, PATIENCE};
 
 #[test]
 #[ignore = "needs root"]
 fn three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     for node in bed.nodes() {
         let status = node.status()?;
         assert_eq!(status.local.name, node.full_name());
@@ -36,7 +31,7 @@ fn three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel() -> anyh
 #[ignore = "needs root"]
 fn eight_nodes_reach_each_other_by_both_families() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(8).ipv6(true).start()?;
-    bed.wait_all_reachable(Duration::from_secs(10))?;
+    bed.wait_all_reachable(PATIENCE)?;
     let status = bed.node(1).status()?;
     assert_eq!(status.nodes.len(), 8);
     for node in &status.nodes {
@@ -53,12 +48,12 @@ fn eight_nodes_reach_each_other_by_both_families() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn endpoints_keep_their_address_over_a_restart() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).ipv6(true).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let before = node.health_addresses()?;
     node.kill_agent(nix::sys::signal::Signal::SIGTERM)?;
     node.start_agent()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(node.health_addresses()?, before);
     Ok(())
 }

@@ -7,17 +7,14 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use health_agent::api::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
 use tests::process::{run, run_with_input};
-use tests::{Bed, wait_for};
+use tests::{Bed, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(2);
 const METRICS_PORT: u16 = 9962;
 const HEALTHZ_PORT: u16 = 9879;
 
@@ -166,7 +163,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
         .nodes(2)
         .agent_args("--probe-interval 500ms --probe-timeout 200ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
 
     let healthy = scrape(node)?;
@@ -202,7 +199,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     assert_eq!(failing(&healthy), [""; 0]);
 
     peer.kill_agent(Signal::SIGKILL)?;
-    let degraded = wait_for("both HTTP paths to fail", SOON, || {
+    let degraded = wait_for("both HTTP paths to fail", PATIENCE, || {
         let samples = scrape(node)?;
         Ok((failing(&samples).len() == 2).then_some(samples))
     })?;
@@ -220,7 +217,7 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     assert_eq!(degraded["health_agent_unreachable_health_endpoints"], 1.0);
 
     bed.write_nodes_file(&tests::bed::registry(&bed.nodes()[..1]))?;
-    let alone = wait_for("the peer to leave the metrics", SOON, || {
+    let alone = wait_for("the peer to leave the metrics", PATIENCE, || {
         let samples = scrape(node)?;
         Ok(failing(&samples).is_empty().then_some(samples))
     })?;
@@ -257,7 +254,7 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
             .agent_args("--probe-interval 500ms --probe-timeout 200ms")
             .agent_args(flag)
             .start()?;
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
         let node = bed.node(1);
         lint(&scrape_text(node, CLASSIC)?).context("with all reachable")?;
 
@@ -278,7 +275,7 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
                     && line.contains("protocol=\"http\"")
             })
         };
-        let text = wait_for("the peer to fail on all addresses", SOON, || {
+        let text = wait_for("the peer to fail on all addresses", PATIENCE, || {
             let text = scrape_text(node, CLASSIC)?;
             let is_dead = status(&text, name, 0) == 2 && !has_latency_of_the_dead(&text);
             Ok(is_dead.then_some(text))
@@ -359,10 +356,10 @@ impl Drop for Prometheus {
 #[ignore = "needs root"]
 fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let _server = Prometheus::start(node, "")?;
-    wait_for("the target to be up", Duration::from_secs(20), || {
+    wait_for("the target to be up", PATIENCE, || {
         let up = Prometheus::query(node, "up")?;
         ensure!(up.len() == 1, "{up:?}");
         Ok((up[0]["value"][1] == "1").then_some(()))
@@ -392,11 +389,11 @@ fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> 
         .nodes(2)
         .agent_args("--probe-interval 500ms --probe-timeout 200ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let _server = Prometheus::start(node, "--enable-feature=native-histograms")?;
     let latency = "health_agent_node_health_connectivity_latency_seconds";
-    let found = wait_for("native histograms", Duration::from_secs(20), || {
+    let found = wait_for("native histograms", PATIENCE, || {
         let targets = Prometheus::get(node, "targets")?;
         let error = &targets["data"]["activeTargets"][0]["lastError"];
         ensure!(error.as_str().unwrap_or_default() == "", "{error}");
@@ -468,7 +465,7 @@ fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
 /// Waits until `/healthz` says 503 for these checks alone, and returns why; or for none, until all is
 /// well.
 fn wait_failing(node: &Node, checks: &[&str]) -> anyhow::Result<String> {
-    wait_for(&format!("{checks:?} to fail"), SOON, || {
+    wait_for(&format!("{checks:?} to fail"), PATIENCE, || {
         let (code, liveness) = liveness(node)?;
         let expected = if checks.is_empty() { 200 } else { 503 };
         ensure!(code == expected, "{code}: {liveness:?}");
@@ -538,7 +535,7 @@ fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> 
     let node = bed.node(1);
     wait_failing(node, &[])?;
     bed.write_nodes_file("nodes: {no list")?;
-    let message = wait_for("the warning", SOON, || {
+    let message = wait_for("the warning", PATIENCE, || {
         let (code, liveness) = liveness(node)?;
         ensure!(code == 200, "{code}");
         Ok((liveness.state == Level::Warning).then_some(liveness.msg))
@@ -561,7 +558,7 @@ fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> 
     );
 
     bed.write_nodes_file(&tests::bed::registry(bed.nodes()))?;
-    wait_for("the registry to be right again", SOON, || {
+    wait_for("the registry to be right again", PATIENCE, || {
         Ok((liveness(node)?.1.state == Level::Ok).then_some(()))
     })?;
     let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
@@ -577,10 +574,10 @@ fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
         .ipv6(true)
         .agent_args("--probe-interval 500ms --probe-timeout 200ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     bed.node(2).kill_agent(Signal::SIGKILL)?;
-    wait_for("the peer to be unreachable", SOON, || {
+    wait_for("the peer to be unreachable", PATIENCE, || {
         Ok((node.cli("status")?.code == Some(3)).then_some(()))
     })?;
     for address in [

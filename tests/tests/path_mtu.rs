@@ -2,17 +2,13 @@
 //! a router tells of it or packets vanish, and never where nothing is wrong.
 
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::types::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
 use tests::bed::{FABRIC, Node};
 use tests::process::{run, run_with_input};
-use tests::{Bed, wait_for};
+use tests::{Bed, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(10);
-/// A black hole is looked at for half a minute at most.
-const SEARCHED: Duration = Duration::from_secs(60);
 /// A namespace named like those of the nodes, so that the bed removes it with them.
 const ROUTER: &str = "hnode254";
 const ROUTER4: &str = "172.30.0.254";
@@ -117,13 +113,13 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
         .ipv6(true)
         .agent_args("--path-mtu-interval off")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let [prober, told, black_hole, straight] = [1, 2, 3, 4].map(|index| bed.node(index));
     add_router()?;
     lead_over_router(prober, told, 1400, 1400)?;
     // The far end drops what is longer than its own MTU and a VLAN tag: nobody says so.
     lead_over_router(prober, black_hole, 1500, 1400)?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let lost_before = lost(prober)?;
 
     let found = probe(prober, "")?;
@@ -153,7 +149,7 @@ fn a_lower_mtu_on_the_way_is_found_on_request_and_so_is_its_end() -> anyhow::Res
         assert!(said.message.contains(word), "{}", said.message);
         assert_eq!(said.evidence.len(), 2, "{:?}", said.evidence);
     }
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(lost(prober)?, lost_before);
 
     // A firewall that swallows the router's errors makes a black hole of it.
@@ -192,9 +188,9 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
         .ipv6(true)
         .agent_args("--path-mtu-interval 1s")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (prober, peer) = (bed.node(1), bed.node(2));
-    wait_for("both paths to be looked at", SOON, || {
+    wait_for("both paths to be looked at", PATIENCE, || {
         let shown = prober.cli("status --verbose --node hnode2")?.success()?;
         let full = shown.matches("Path MTU:   1500; eth0: 1500").count();
         Ok((full == 2).then_some(()))
@@ -203,7 +199,7 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
 
     add_router()?;
     lead_over_router(prober, peer, 1400, 1400)?;
-    wait_for("the lower MTU to be found", SEARCHED, || {
+    wait_for("the lower MTU to be found", PATIENCE, || {
         let status = prober.status()?;
         let node = status.nodes.iter().find(|n| n.name == peer.full_name());
         let paths = node.context("no such node")?.host.paths();
@@ -225,7 +221,7 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
     ip(prober.name(), &format!("route del {}/32", peer.ipv4()))?;
     let ipv6 = peer.ipv6().context("the bed has IPv6")?;
     ip(prober.name(), &format!("route del {ipv6}/128"))?;
-    wait_for("the end of it to be told", SOON, || {
+    wait_for("the end of it to be told", PATIENCE, || {
         Ok(diagnosis(peer, prober)?.is_none().then_some(()))
     })
 }
@@ -237,7 +233,7 @@ fn another_mtu_of_the_device_is_noticed_at_once() -> anyhow::Result<()> {
         .nodes(2)
         .agent_args("--path-mtu-interval 1h")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (prober, peer) = (bed.node(1), bed.node(2));
     let shows = |line: &str| -> anyhow::Result<Option<()>> {
         let shown = prober.cli("status --verbose --node hnode2")?.success()?;
@@ -246,12 +242,12 @@ fn another_mtu_of_the_device_is_noticed_at_once() -> anyhow::Result<()> {
     probe(prober, "")?;
     ensure!(shows("Path MTU:   1500; eth0: 1500")?.is_some());
     ip(prober.name(), "link set eth0 mtu 1400")?;
-    wait_for("the lower MTU", SOON, || {
+    wait_for("the lower MTU", PATIENCE, || {
         shows("Path MTU:   1400; eth0: 1400")
     })?;
     // The link of the other end and the bridge stay as they are.
     ip(prober.name(), "link set eth0 mtu 9000")?;
-    wait_for("a black hole", SEARCHED, || {
+    wait_for("a black hole", PATIENCE, || {
         Ok(diagnosis(peer, prober)?.filter(|said| said.cause == "path-mtu"))
     })?;
     Ok(())

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use tests::bed::Node;
 use tests::process::run_with_input;
-use tests::{Bed, wait_for};
+use tests::{Bed, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(8);
 /// TCP states in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 
@@ -50,7 +49,7 @@ fn what_is_switched_off_is_not_sent() -> anyhow::Result<()> {
             ))
             .start()?;
         let node = bed.node(1);
-        wait_for("probes of the other protocol", SOON, || {
+        wait_for("probes of the other protocol", PATIENCE, || {
             let (echos, connections) = probes(node)?;
             let sent = if icmp_off { connections } else { echos };
             Ok((sent >= 50).then_some(()))
@@ -80,7 +79,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         .start()?;
     let node = bed.node(1);
     // Twelve targets at nine tenths of the rate.
-    let status = wait_for("all targets to be known", SOON, || {
+    let status = wait_for("all targets to be known", PATIENCE, || {
         let status = node.status()?;
         let known = status.nodes.len() == 3
             && status
@@ -129,7 +128,7 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
 #[ignore = "needs root"]
 fn nodes_are_printed_as_their_results_come() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     drop_all(bed.node(3))?;
 
     let mut cli = bed.node(1).cli_command();
@@ -163,10 +162,10 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
         .nodes(2)
         .agent_args("--probe-interval 100ms --probe-timeout 100ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let before = probes(node)?.1;
-    wait_for("200 connections", Duration::from_secs(30), || {
+    wait_for("200 connections", PATIENCE, || {
         Ok((probes(node)?.1 >= before + 200).then_some(()))
     })?;
     for node in bed.nodes() {

@@ -1,18 +1,15 @@
 //! The registry's file while agents run: edits are followed, broken ones change nothing.
 
 use std::fs;
-use std::time::Duration;
 
 use tests::bed::NODES_FILE;
-use tests::{Bed, wait_for};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, PATIENCE, wait_for};
 
 #[test]
 #[ignore = "needs root"]
 fn a_broken_edit_keeps_the_last_good_set_and_is_told_by_line_and_column() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let good = fs::read_to_string(NODES_FILE)?;
     let broken = good.replace("172.30.0.2", "172.30.0.two");
     let line = broken
@@ -24,7 +21,7 @@ fn a_broken_edit_keeps_the_last_good_set_and_is_told_by_line_and_column() -> any
 
     let place = format!("line {line}, column ");
     let node = bed.node(1);
-    wait_for("the edit to be refused", SOON, || {
+    wait_for("the edit to be refused", PATIENCE, || {
         Ok((!node.logged(&[&place, NODES_FILE])?.is_empty()).then_some(()))
     })?;
     let list = node.cli("node list")?;
@@ -33,7 +30,7 @@ fn a_broken_edit_keeps_the_last_good_set_and_is_told_by_line_and_column() -> any
     assert_eq!(node.cli("status --probe")?.code, Some(0));
 
     bed.write_nodes_file(&good)?;
-    wait_for("the good edit to be taken", SOON, || {
+    wait_for("the good edit to be taken", PATIENCE, || {
         Ok(node.cli("node list")?.stderr.is_empty().then_some(()))
     })
 }
@@ -42,19 +39,19 @@ fn a_broken_edit_keeps_the_last_good_set_and_is_told_by_line_and_column() -> any
 #[ignore = "needs root"]
 fn nodes_come_and_go_with_the_file() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(3).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let all = fs::read_to_string(NODES_FILE)?;
     let third = all.find("- name: hnode3").expect("an entry");
     bed.write_nodes_file(&all[..third])?;
 
     let node = bed.node(1);
-    wait_for("the third node to go", SOON, || {
+    wait_for("the third node to go", PATIENCE, || {
         let routes = node.exec("ip route show")?;
         let gone = node.status()?.nodes.len() == 2 && !routes.contains("10.244.3.0/24");
         Ok(gone.then_some(()))
     })?;
     bed.write_nodes_file(&all)?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     assert!(
         node.exec("ip route show")?
             .contains("10.244.3.0/24 via 172.30.0.3")

@@ -2,15 +2,12 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::bed::BedLock;
-use tests::{Bed, Snapshot};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, PATIENCE, Snapshot};
 
 #[test]
 #[ignore = "needs root"]
@@ -18,7 +15,7 @@ fn a_bed_leaves_the_machine_as_it_was() -> anyhow::Result<()> {
     let lock = BedLock::acquire()?;
     let before = Snapshot::machine()?;
     let bed = Bed::builder().nodes(3).ipv6(true).start_with(lock)?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     assert!(Snapshot::machine()?.mentions("netns /run/netns/hnode3"));
     drop(bed);
 
@@ -52,7 +49,7 @@ fn a_bed_that_was_killed_is_removed_by_the_next() -> anyhow::Result<()> {
 
     let bed = Bed::builder().nodes(1).start()?;
     assert!(!Snapshot::machine()?.mentions("netns /run/netns/hnode2"));
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     drop(bed);
     let _lock = BedLock::acquire()?;
     before.wait_same(Snapshot::machine)
@@ -86,7 +83,7 @@ fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
         for node in bed.nodes() {
             node.start_agent()?;
         }
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
         assert!(Snapshot::node(node)?.mentions("lxc_health"));
         for node in bed.nodes() {
             node.kill_agent(signal)?;
@@ -107,7 +104,7 @@ fn cleanup_leaves_a_node_as_it_was() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn cleanup_leaves_a_running_agent_alone() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let before = Snapshot::node(node)?;
     let ran = node.cli("cleanup")?;

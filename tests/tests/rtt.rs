@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use anyhow::ensure;
 use health_agent::config::Location;
@@ -12,9 +11,8 @@ use health_agent::net::netns::NetNs;
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, FABRIC};
 use tests::relay::{Handling, Relay, is_echo_request};
-use tests::{Bed, Node, wait_for};
+use tests::{Bed, Node, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(20);
 /// Where the source stands in an IPv4 packet behind its Ethernet header.
 const SOURCE: std::ops::Range<usize> = 26..30;
 /// Every so many echo requests of the node are lost.
@@ -99,24 +97,24 @@ fn as_many_probes_are_lost_as_were_dropped() -> anyhow::Result<()> {
     const ANSWERED: u64 = 20;
     let (relay, seen, bed) = bed(false)?;
     let (node, peer) = (bed.node(1), bed.node(2).ipv4().into());
-    wait_for("answers", SOON, || {
+    wait_for("answers", PATIENCE, || {
         Ok((Counts::of(node, peer)?.samples >= ANSWERED).then_some(()))
     })?;
     assert_eq!(Counts::of(node, peer)?.lost, 0);
 
     seen.lossy.store(true, Ordering::Relaxed);
-    wait_for("requests to be dropped", SOON, || {
+    wait_for("requests to be dropped", PATIENCE, || {
         Ok((relay.dropped() >= DROPPED).then_some(()))
     })?;
     seen.lossy.store(false, Ordering::Relaxed);
-    let lossy = wait_for("all of them to be given up", SOON, || {
+    let lossy = wait_for("all of them to be given up", PATIENCE, || {
         let counts = Counts::of(node, peer)?;
         Ok((counts.lost >= relay.dropped()).then_some(counts))
     })?;
     assert_eq!(lossy.lost, relay.dropped(), "{lossy:?}");
 
     // Nothing is given up that was answered in the meantime, or a second time.
-    wait_for("more answers", SOON, || {
+    wait_for("more answers", PATIENCE, || {
         Ok((Counts::of(node, peer)?.samples >= lossy.samples + ANSWERED).then_some(()))
     })?;
     assert_eq!(Counts::of(node, peer)?.lost, relay.dropped());
@@ -130,12 +128,12 @@ fn samples_losses_and_probes_in_flight_are_all_that_were_sent() -> anyhow::Resul
     let (relay, seen, bed) = bed(true)?;
     let (node, peer) = (bed.node(1), bed.node(2).ipv4().into());
     let requests = || seen.requests.load(Ordering::Relaxed);
-    wait_for("enough requests", SOON, || {
+    wait_for("enough requests", PATIENCE, || {
         Ok((requests() >= REQUESTS).then_some(()))
     })?;
     // With probes under way.
     node.kill_agent(Signal::SIGKILL)?;
-    let counts = wait_for("the sum", SOON, || {
+    let counts = wait_for("the sum", PATIENCE, || {
         let counts = Counts::of(node, peer)?;
         let sum = counts.samples + counts.lost + counts.inflight;
         ensure!(sum == requests(), "{counts:?} of {} requests", requests());

@@ -1,20 +1,16 @@
 //! Round-trip times as the command line shows them: with and without an agent.
 
-use std::time::Duration;
-
 use anyhow::Context as _;
 use nix::sys::signal::Signal;
 use tests::bed::Node;
-use tests::{Bed, wait_for};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, PATIENCE, wait_for};
 
 fn bed() -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(3)
         .agent_args("--probe-interval 200ms --probe-timeout 100ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     Ok(bed)
 }
 
@@ -31,7 +27,7 @@ fn rows_are_named_sorted_and_filtered_and_their_histograms_add_up() -> anyhow::R
     let bed = bed()?;
     let node = bed.node(1);
     let peer = bed.node(2);
-    wait_for("a few round trips", SOON, || {
+    wait_for("a few round trips", PATIENCE, || {
         let rows = rows(node, "--protocol icmp")?;
         let all = rows.len() == 6 && rows.iter().all(|row| row["samples"].as_u64() >= Some(3));
         Ok(all.then_some(()))

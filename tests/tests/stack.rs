@@ -10,9 +10,8 @@ use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
 use tests::packet::{Ipv4, Ipv6, checksum, echo, echo4, payload};
-use tests::{Bed, Node, wait_for};
+use tests::{Bed, Node, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(5);
 /// Nothing that answers is slower than this.
 const QUIET: Duration = Duration::from_millis(20);
 /// Large enough for the largest payload, 8972 bytes.
@@ -45,7 +44,7 @@ impl Pair {
             .start()?;
         let target = bed.node(1);
         target.start_agent()?;
-        let addresses = wait_for("the endpoint's addresses", SOON, || {
+        let addresses = wait_for("the endpoint's addresses", PATIENCE, || {
             let addresses = target.health_addresses()?;
             Ok((addresses.len() == 2).then_some(addresses))
         })?;
@@ -57,7 +56,7 @@ impl Pair {
             prober.exec(&format!("ip route add {prefix} via {via}"))?;
         }
         for address in addresses {
-            wait_for("an answer", SOON, || {
+            wait_for("an answer", PATIENCE, || {
                 Ok(prober.pings(address)?.then_some(()))
             })?;
         }
@@ -407,7 +406,7 @@ impl Wire {
     fn replies_until_end(&self, node: &Node) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut replies = Vec::new();
         let mut ended = false;
-        wait_for("the last reply", SOON, || {
+        wait_for("the last reply", PATIENCE, || {
             let mut frame = vec![0; 16_384];
             match (&self.frames).read(&mut frame) {
                 Ok(len) => frame.truncate(len),

@@ -6,15 +6,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
 use tests::process::run_within;
-use tests::{Bed, Node, Snapshot, wait_for};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 /// How an agent is to be started, and what is to be wrong with it.
 struct Start {
@@ -70,7 +67,7 @@ impl Start {
     fn fails(&self, node: &Node, naming: &[&str]) -> anyhow::Result<()> {
         let machine = Snapshot::machine()?;
         let before = Snapshot::node(node)?;
-        let ran = run_within(SOON, &mut self.command(node))?;
+        let ran = run_within(PATIENCE, &mut self.command(node))?;
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
         assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
@@ -203,11 +200,11 @@ fn a_port_in_use() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn a_live_agent_is_named_by_its_pid() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let pid = node.agent_pid()?.to_string();
     Start::new()?.fails(node, &["another agent", &format!("pid {pid}")])?;
-    bed.wait_all_reachable(SOON)
+    bed.wait_all_reachable(PATIENCE)
 }
 
 /// In another namespace, with folders of its own, it has only the instance's name in common.
@@ -217,7 +214,7 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).without_agents().start()?;
     let (live, other) = (bed.node(1), bed.node(2));
     live.start_agent()?;
-    wait_for("the endpoint", SOON, || {
+    wait_for("the endpoint", PATIENCE, || {
         Ok(live.pings(live.health_ipv4()?)?.then_some(()))
     })?;
     let folder = tempfile::tempdir()?;
@@ -232,7 +229,7 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
         if what != "cleanup" {
             command.arg(NODES_FILE);
         }
-        let ran = run_within(SOON, &mut command)?;
+        let ran = run_within(PATIENCE, &mut command)?;
         assert_eq!(ran.code, Some(1), "{}", ran.stderr);
         assert!(ran.stderr.contains("another agent"), "{}", ran.stderr);
         before.wait_same(Snapshot::machine)?;
@@ -254,11 +251,11 @@ fn no_raw_sockets() -> anyhow::Result<()> {
 
     let node = bed.node(1);
     node.start_agent()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let target = node.health_ipv4()?;
     node.kill_agent(Signal::SIGKILL)?;
     let pins = files(&node.pins())?;
-    let ran = run_within(SOON, &mut start.command(node))?;
+    let ran = run_within(PATIENCE, &mut start.command(node))?;
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert_eq!(files(&node.pins())?, pins);
     assert!(node.pings(target)?);
@@ -269,12 +266,12 @@ fn no_raw_sockets() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn what_a_killed_agent_left_is_taken_over() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     node.kill_agent(Signal::SIGKILL)?;
     assert!(node.socket().exists());
     node.start_agent()?;
-    bed.wait_all_reachable(SOON)
+    bed.wait_all_reachable(PATIENCE)
 }
 
 #[test]
@@ -324,7 +321,7 @@ fn devices_of_any_name() -> anyhow::Result<()> {
     let mut former = Vec::new();
     for _ in 0..2 {
         node.start_agent()?;
-        bed.wait_all_reachable(SOON)?;
+        bed.wait_all_reachable(PATIENCE)?;
         let serving = programs()?;
         assert!(serving.iter().all(|id| *id == serving[0]), "{serving:?}");
         assert_ne!(serving, former);
@@ -397,14 +394,14 @@ fn a_udp_socket_on_the_port_is_no_hindrance() -> anyhow::Result<()> {
     let node = bed.node(1);
     let _socket = node.run_in(|| UdpSocket::bind("172.30.0.1:4240"))??;
     node.start_agent()?;
-    bed.wait_all_reachable(SOON)
+    bed.wait_all_reachable(PATIENCE)
 }
 
 #[test]
 #[ignore = "needs root"]
 fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     node.kill_agent(Signal::SIGTERM)?;
     let state = node.runtime_dir().join("state/health-endpoint.json");
@@ -414,12 +411,12 @@ fn the_endpoints_id_and_addresses_outlive_a_failed_start() -> anyhow::Result<()>
     let in_the_way = node.pins().join("HEALTH_CT4");
     fs::create_dir_all(&in_the_way)?;
 
-    let ran = run_within(SOON, &mut Start::new()?.command(node))?;
+    let ran = run_within(PATIENCE, &mut Start::new()?.command(node))?;
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("HEALTH_CT4"), "{}", ran.stderr);
     assert_eq!(fs::read_to_string(&state)?, before);
     assert!(!node.exec("ip link")?.contains("lxc_health"));
     fs::remove_dir(&in_the_way)?;
     node.start_agent()?;
-    bed.wait_all_reachable(SOON)
+    bed.wait_all_reachable(PATIENCE)
 }

@@ -1,18 +1,14 @@
 //! `status` in all its forms: what it says and the code it ends with, healthy and not.
 
-use std::time::Duration;
-
 use health_agent::api::types::{PathStatus, Reachability};
 use nix::sys::signal::Signal;
-use tests::{Bed, wait_for};
-
-const SOON: Duration = Duration::from_secs(5);
+use tests::{Bed, PATIENCE, wait_for};
 
 #[test]
 #[ignore = "needs root"]
 fn a_healthy_cluster_is_told_in_each_form() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
 
     let full = node.cli("status")?.success()?;
@@ -49,12 +45,12 @@ fn a_dead_agent_is_told_from_a_dead_endpoint() -> anyhow::Result<()> {
         .nodes(3)
         .agent_args("--probe-interval 1s --probe-timeout 500ms")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     bed.node(2).kill_agent(Signal::SIGKILL)?;
 
     let dead = bed.node(2).full_name();
     for observer in [bed.node(1), bed.node(3)] {
-        let paths: Vec<PathStatus> = wait_for("HTTP of the dead agent to fail", SOON, || {
+        let paths: Vec<PathStatus> = wait_for("HTTP of the dead agent to fail", PATIENCE, || {
             let status = observer.status()?;
             let node = status.nodes.into_iter().find(|node| node.name == dead);
             let node = node.ok_or_else(|| anyhow::anyhow!("{dead} is not in the report"))?;
@@ -91,7 +87,7 @@ fn a_dead_agent_is_told_from_a_dead_endpoint() -> anyhow::Result<()> {
     }
 
     bed.node(2).start_agent()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(bed.node(1).cli("status")?.code, Some(0));
     Ok(())
 }

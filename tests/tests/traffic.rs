@@ -9,9 +9,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use health_agent::api::types::RttSource;
 use serde_json::Value;
-use tests::{Bed, Node, wait_for};
+use tests::{Bed, Node, PATIENCE, wait_for};
 
-const SOON: Duration = Duration::from_secs(10);
 const PORT: u16 = 5001;
 /// Sent at a time: many full-sized segments.
 const CHUNK: usize = 256 * 1024;
@@ -78,7 +77,7 @@ fn drain(mut from: TcpStream) {
 #[ignore = "needs root"]
 fn connections_to_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).ipv6(true).start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
     for address in peer.addresses() {
         assert_eq!(row(node, address, "TCP")?, None, "no traffic yet");
@@ -86,7 +85,7 @@ fn connections_to_peers_are_timed_in_the_kernel() -> anyhow::Result<()> {
         thread::scope(|scope| -> anyhow::Result<()> {
             let _traffic = Traffic::start(scope, &stop, (node, peer), address)?;
             // More than the one of the handshake.
-            let found = wait_for("round trips of data", SOON, || {
+            let found = wait_for("round trips of data", PATIENCE, || {
                 let row = row(node, address, "TCP")?;
                 Ok(row.filter(|row| row["samples"].as_u64() > Some(5)))
             })?;
@@ -117,7 +116,7 @@ fn http_probes_tell_the_round_trip_of_their_handshake() -> anyhow::Result<()> {
         .ipv6(true)
         .agent_args("--passive-rtt off")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     for peer in &node.status()?.nodes {
         let is_local = peer.name == node.full_name();
@@ -160,7 +159,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
         .nodes(2)
         .agent_args("--probe-interval 300ms --probe-timeout 300ms --passive-relief 5")
         .start()?;
-    bed.wait_all_reachable(SOON)?;
+    bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
     let address = IpAddr::from(peer.ipv4());
     // ICMP probes during so many HTTP probes.
@@ -172,7 +171,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
             ))
         };
         let (icmp_before, http_before) = counts()?;
-        wait_for("HTTP probes", Duration::from_secs(60), || {
+        wait_for("HTTP probes", PATIENCE, || {
             let (icmp, now) = counts()?;
             Ok((now >= http_before + http).then_some(icmp - icmp_before))
         })
@@ -180,7 +179,7 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
     let stop = AtomicBool::new(false);
     thread::scope(|scope| -> anyhow::Result<()> {
         let _traffic = Traffic::start(scope, &stop, (node, peer), address)?;
-        wait_for("round trips of data", SOON, || {
+        wait_for("round trips of data", PATIENCE, || {
             Ok((samples(node, address, "TCP")? > 5).then_some(()))
         })?;
         let icmp = icmp_of(PROBES)?;

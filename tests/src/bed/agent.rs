@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use nix::errno::Errno;
@@ -15,12 +14,10 @@ use nix::unistd::Pid;
 use super::RUNTIME_ROOT;
 use super::fabric::netns_path;
 use super::mounts::BPFFS;
-use crate::wait_for;
+use crate::{PATIENCE, wait_for};
 
-/// How long an agent may take until it serves its API, and until it ends when told to.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Lines of the log that stand in the error when an agent dies.
-const LOG_TAIL: usize = 5;
+/// Lines of the log that stand in the error when an agent dies or does not get on.
+const LOG_TAIL: usize = 8;
 
 /// The agent's program, which cargo puts beside or above the programs of this crate.
 pub fn binary() -> anyhow::Result<PathBuf> {
@@ -143,7 +140,7 @@ impl AgentProcess {
         match self.child.try_wait().context("cannot wait for the agent")? {
             None => Ok(()),
             Some(status) => bail!(
-                "agent of {} ended ({status}): {}",
+                "agent of {} ended ({status}); its log ends with\n{}",
                 spec.name,
                 log_tail(&spec.log())
             ),
@@ -179,8 +176,8 @@ fn append_to(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn log_tail(path: &Path) -> String {
+pub(super) fn log_tail(path: &Path) -> String {
     let log = fs::read_to_string(path).unwrap_or_default();
     let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(LOG_TAIL)..].join(" | ")
+    lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n")
 }

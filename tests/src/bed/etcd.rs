@@ -3,7 +3,6 @@
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
@@ -11,12 +10,10 @@ use tempfile::TempDir;
 use super::Bed;
 use super::fabric::{FABRIC, add_server_address, netns_path};
 use crate::process::{Ran, run, run_with_input};
-use crate::wait_for;
+use crate::{PATIENCE, wait_for};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// How long it may take until it serves.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A server with its data. Dropping it kills the server and deletes the data.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use anyhow::{Context as _, bail};
 use health_agent::api::types::HealthStatus;
 use nix::sys::signal::Signal;
 
-use self::agent::AgentSpec;
+use self::agent::{AgentSpec, log_tail};
 use self::reachability::Expected;
 use crate::process::tell;
 
@@ -186,11 +186,20 @@ impl Bed {
             Waited::DeadlinePassed(unanswered) => {
                 let lines: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
                 bail!(
-                    "after {deadline:?} these probes have no answer:\n{}",
-                    lines.join("\n")
+                    "after {deadline:?} these probes have no answer:\n{}\n{}",
+                    lines.join("\n"),
+                    self.log_tails()
                 )
             }
         }
+    }
+
+    fn log_tails(&self) -> String {
+        let tails = self.nodes.iter().map(|node| {
+            let log = node.runtime_dir().join("agent.log");
+            format!("{}'s log ends with\n{}", node.name(), log_tail(&log))
+        });
+        tails.collect::<Vec<_>>().join("\n")
     }
 
     /// As [`wait_all_reachable`](Self::wait_all_reachable), and gives up when `stop` says so.

@@ -16,7 +16,7 @@ use crate::wait_for;
 pub const BPFFS: &str = "/sys/fs/bpf";
 
 /// How long the kernel may take to give up a mount.
-const SETTLING: Duration = Duration::from_secs(5);
+const SETTLING: Duration = Duration::from_secs(30);
 
 /// What the kernel itself puts into a fresh bpffs.
 const MADE_BY_KERNEL: [&str; 2] = ["maps.debug", "progs.debug"];
