@@ -256,10 +256,14 @@ impl RttRow {
     /// Adds one round trip of `rtt_ns`, measured at `now_ns`.
     #[inline(always)]
     pub fn record(&mut self, rtt_ns: u64, now_ns: u64, sequence: u16, source: u8) {
-        self.record_in(bucket(rtt_ns), rtt_ns, now_ns, sequence, source);
+        if !self.record_in(bucket(rtt_ns), rtt_ns, now_ns, sequence, source) {
+            self.halve_histogram();
+        }
     }
 
-    /// As [`Self::record`], with the round trip's [`bucket`] found before the row was locked.
+    /// As [`Self::record`], with the round trip's [`bucket`] found before the row was locked. `false` when
+    /// that is full: then the histogram is to be halved, which is left to the caller.
+    #[must_use]
     #[inline(always)]
     pub fn record_in(
         &mut self,
@@ -268,7 +272,7 @@ impl RttRow {
         now_ns: u64,
         sequence: u16,
         source: u8,
-    ) {
+    ) -> bool {
         if self.samples == 0 {
             self.min_ns = rtt_ns;
             self.max_ns = rtt_ns;
@@ -287,35 +291,42 @@ impl RttRow {
         self.last_at_ns = now_ns;
         self.last_sequence = sequence;
         self.source = source;
-        self.count_bucket(bucket);
+        match self.histogram.get_mut(bucket) {
+            Some(&mut u16::MAX) => false,
+            Some(slot) => {
+                *slot += 1;
+                true
+            }
+            None => true,
+        }
     }
 
     /// Adds a round trip that the uplinks' programs measured, which is of this [`bucket`], and what the
-    /// reply told besides.
+    /// reply told besides. `false` as for [`Self::record_in`].
+    #[must_use]
     #[inline(always)]
-    pub fn record_reply(&mut self, bucket: usize, reply: &Reply, now_ns: u64, sequence: u16) {
-        self.record_in(bucket, reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
+    pub fn record_reply(
+        &mut self,
+        bucket: usize,
+        reply: &Reply,
+        now_ns: u64,
+        sequence: u16,
+    ) -> bool {
+        let had_room = self.record_in(bucket, reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
         if reply.remote_ns > 0 {
             self.remote.record(reply.remote_ns, reply.rtt_ns);
         }
         if reply.has_delays {
             self.one_way.record(reply.forward_ns, reply.back_ns);
         }
+        had_room
     }
 
+    /// Halves the counts of all buckets, which makes room in a full one.
     #[inline(always)]
-    fn count_bucket(&mut self, index: usize) {
-        let Some(slot) = self.histogram.get_mut(index) else {
-            return;
-        };
-        if *slot < u16::MAX {
-            *slot += 1;
-            return;
-        }
-        let mut i = 0;
-        while i < HISTOGRAM_BUCKETS {
-            self.histogram[i] >>= 1;
-            i += 1;
+    pub fn halve_histogram(&mut self) {
+        for count in &mut self.histogram {
+            *count >>= 1;
         }
     }
 

@@ -17,9 +17,10 @@ const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
 
-/// What building needs: etcd's client is generated from its protocol's definition, which includes one
-/// that `protoc` looks for beside itself.
+/// What building needs: `make` for jemalloc, `protoc` for etcd's client, which is generated from its
+/// protocol's definition; that includes one that `protoc` looks for beside itself.
 pub(crate) const BUILD: &[Tool] = &[
+    tool("make", "make"),
     tool("protoc", "protobuf-compiler"),
     tool(
         "../include/google/protobuf/descriptor.proto",

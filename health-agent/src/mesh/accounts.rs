@@ -39,16 +39,21 @@ impl Accounts {
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
     pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
-        let failures = targets.filter_map(|key| self.open_one(key).err());
+        // Several targets share an address.
+        let mut followed = HashSet::new();
+        let failures = targets.filter_map(|key| {
+            let is_new = self.passive && followed.insert(key.address);
+            self.open_one(key, is_new).err()
+        });
         let (count, last) = failures.fold((0, None), |(count, _), error| (count + 1, Some(error)));
         if let Some(error) = last {
             tracing::warn!(targets = count, %error, "no round-trip rows for some targets");
         }
     }
 
-    fn open_one(&self, key: TargetKey) -> io::Result<()> {
+    fn open_one(&self, key: TargetKey, follow: bool) -> io::Result<()> {
         self.store.ensure(key.into())?;
-        if self.passive {
+        if follow {
             self.store.follow(key.address, key.path)?;
         }
         Ok(())

@@ -756,7 +756,7 @@ mod tests {
             remote_ns: 500_000,
             ..Reply::default()
         };
-        row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0);
+        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0));
         row.lost = 4;
         row.late = 1;
         row.duplicates = 3;

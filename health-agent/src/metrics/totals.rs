@@ -333,9 +333,9 @@ mod tests {
             ..Reply::default()
         };
         let mut row = RttRow::EMPTY;
-        row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1);
+        assert!(row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1));
         let mut totals = Totals::starting_from(&Rows(vec![(key(2), row)])).unwrap();
-        row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2);
+        assert!(row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2));
         row.record(50_000, 3, 3, SOURCE_KERNEL);
         row.duplicates = 2;
         add(&mut totals, &[(key(2), row)]);

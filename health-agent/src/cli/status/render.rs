@@ -470,7 +470,7 @@ Nodes:
             remote_ns: 600,
             ..Reply::default()
         };
-        row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2);
+        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2));
         row.lost = 1;
         let ip: IpAddr = "172.30.0.2".parse().unwrap();
         let key = RttKey {
