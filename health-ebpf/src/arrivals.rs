@@ -3,9 +3,9 @@
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use health_common::arrivals::{Arrivals, Prober, WAYS, WayCounts};
 
+use crate::clock::coarse_now_ns;
 use crate::maps::HEALTH_ARRIVALS;
 
 /// Counts a probe that came, and begins to count its sender's if need be.
@@ -15,8 +15,7 @@ pub fn arrived(prober: &Prober, way: usize) {
         Some(entry) => entry,
         None => {
             let entry = Arrivals {
-                // SAFETY: a helper without arguments.
-                since_ns: unsafe { bpf_ktime_get_coarse_ns() },
+                since_ns: coarse_now_ns(),
                 ..Arrivals::default()
             };
             // Another CPU may have made it in the meantime.

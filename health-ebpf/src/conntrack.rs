@@ -3,9 +3,10 @@
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::CtEntry;
+
+use crate::clock::coarse_now_ns;
 
 /// What one packet, or one exchange, adds to its entry.
 #[derive(Clone, Copy, Default)]
@@ -36,9 +37,8 @@ pub enum Tracked {
 /// Updates a flow's entry, or makes it.
 #[inline(always)]
 pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
-    // Milliseconds of error do not matter in seconds, and this clock costs a fraction of the exact one.
-    // SAFETY: a helper without arguments.
-    track_at(map, tuple, traffic, unsafe { bpf_ktime_get_coarse_ns() })
+    // Milliseconds of error do not matter in seconds.
+    track_at(map, tuple, traffic, coarse_now_ns())
 }
 
 /// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.

@@ -11,6 +11,7 @@ use health_common::identity;
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::probe::MESSAGE_LEN;
 
+use crate::clock::coarse_now_ns;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::frame::Frame;
 use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
@@ -18,9 +19,10 @@ use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 const PACKET_LEN4: u32 = (IPV4_LEN + MESSAGE_LEN) as u32;
 const PACKET_LEN6: u32 = (IPV6_LEN + MESSAGE_LEN) as u32;
 
-/// Enters a probe that leaves at `now_ns`.
+/// Enters a probe that leaves.
 #[inline(always)]
-pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, now_ns: u64) {
+pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig) {
+    let now_ns = coarse_now_ns();
     let tuple = out4(ip.saddr_be, ip.daddr_be, config);
     let traffic = Traffic {
         tx_bytes: PACKET_LEN4,
@@ -52,7 +54,8 @@ pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, now_ns: u6
 
 /// As [`sent4`].
 #[inline(always)]
-pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig, now_ns: u64) {
+pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig) {
+    let now_ns = coarse_now_ns();
     let tuple = out6(ip.saddr_be, ip.daddr_be, config);
     let traffic = Traffic {
         tx_bytes: PACKET_LEN6,

@@ -9,6 +9,7 @@
 )]
 
 pub mod arrivals;
+pub mod clock;
 pub mod conntrack;
 pub mod endpoint;
 pub mod flow;

@@ -1,6 +1,5 @@
 //! `to_netdev` and `from_netdev`: the uplinks.
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
 use health_common::addr::Addr;
 use health_common::arrivals::{self, Prober};
 use health_common::config::DatapathConfig;
@@ -14,6 +13,7 @@ use health_common::probe::{
     MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
 };
 
+use crate::clock::now_ns;
 use crate::frame::Frame;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
@@ -61,9 +61,10 @@ fn to_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
     };
     match message.echo.kind {
         ICMP_ECHO_REQUEST if is_own(message, config) => {
-            let now_ns = rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message);
-            flow::sent4(frame, ip, config, now_ns);
-            pass(frame, Reason::ProbeStamped, Direction::Egress)
+            flow::sent4(frame, ip, config);
+            let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
+            rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message);
+            verdict
         }
         ICMP_ECHO_REPLY => depart(frame, true, ip_at + IPV4_LEN, message, config),
         _ => ignore(),
@@ -77,9 +78,10 @@ fn to_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
     };
     match message.echo.kind {
         ICMPV6_ECHO_REQUEST if is_own(message, config) => {
-            let now_ns = rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message);
-            flow::sent6(frame, ip, config, now_ns);
-            pass(frame, Reason::ProbeStamped, Direction::Egress)
+            flow::sent6(frame, ip, config);
+            let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
+            rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message);
+            verdict
         }
         ICMPV6_ECHO_REPLY => depart(frame, false, ip_at + IPV6_LEN, message, config),
         _ => ignore(),
@@ -94,8 +96,7 @@ fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
     let peer = Addr::v4(ip.saddr_be);
     match message.echo.kind {
         ICMP_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            // SAFETY: a helper without arguments.
-            let now_ns = unsafe { bpf_ktime_get_ns() };
+            let now_ns = now_ns();
             let is_intact = match (frame.at(ip_at), frame.at(ip_at + IPV4_LEN)) {
                 (Some(ip), Some(message)) => is_intact4(ip, message),
                 _ => false,
@@ -122,8 +123,7 @@ fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
     let peer = Addr::v6(ip.saddr_be);
     match message.echo.kind {
         ICMPV6_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            // SAFETY: a helper without arguments.
-            let now_ns = unsafe { bpf_ktime_get_ns() };
+            let now_ns = now_ns();
             let is_intact = match frame.at(ip_at + IPV6_LEN) {
                 Some(message) => is_intact6(ip, message),
                 None => false,

@@ -3,7 +3,6 @@
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 use core::ptr;
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::inflight::{Fate, Inflight, fate, is_younger, same_probe, slot, ticket};
@@ -13,23 +12,22 @@ use health_common::rtt::{
     AccountRequest, BUSY, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER, bucket,
 };
 
+use crate::clock::{now_ns, utc_now_ns};
 use crate::flow;
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
-use crate::turnround::utc_now_ns;
 
 /// How often the lock of a row is tried. It is held for some ten nanoseconds, but by a virtual CPU that
 /// may have been taken off in the midst.
 const LOCK_ATTEMPTS: u32 = 64;
 
-/// Notes that a probe to `peer` leaves, and returns the time: `CLOCK_MONOTONIC`, nanoseconds.
+/// Notes that a probe to `peer` leaves, and when. To be called last: what the program does besides is no
+/// part of the round trip.
 #[inline(always)]
-pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) -> u64 {
+pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) {
     let ProbeMessage { echo, payload } = message;
     let id = payload.id(echo.sequence_be);
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&peer, id.sequence)) else {
-        return now_ns;
+        return;
     };
     let ticket = ticket(id, payload.path, Fate::InFlight);
     // SAFETY: a map value stays valid memory for the program's run. The fields are of one probe for
@@ -43,11 +41,10 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) -> u64 {
             (*slot).local = local;
             (*slot).tag = payload.tag;
             (*slot).rtt_ns = 0;
-            (*slot).sent_ns = now_ns;
+            (*slot).sent_ns = now_ns();
             set_ticket(slot, ticket);
         }
     }
-    now_ns
 }
 
 /// Matches a reply of `peer` that came at `now_ns`. `false` where it makes no sample.
@@ -158,8 +155,7 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&key.peer, probe.sequence)) else {
         return UNKNOWN_PEER;
     };
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let now_ns = now_ns();
     let bucket = bucket_of(rtt_ns);
     let is_followed = probe != ProbeId::default();
     let result = locked(row, |row| {

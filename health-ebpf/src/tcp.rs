@@ -5,8 +5,7 @@ use core::intrinsics::{AtomicOrdering, atomic_xchg};
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
-use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_skb_load_bytes};
+use aya_ebpf::helpers::generated::bpf_skb_load_bytes;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::echo::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header};
@@ -20,6 +19,7 @@ use health_common::tcp::{
     TCP_LEN, TCP_MAX_LEN, TcpHeader, pseudo_header_sum,
 };
 
+use crate::clock::{coarse_now_ns, now_ns};
 use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_PEERS, HEALTH_RTT, HEALTH_TCP};
 use crate::rtt;
@@ -333,17 +333,4 @@ fn flow(key: &FlowKey) -> Option<&'static mut Flow> {
     HEALTH_TCP
         .get_ptr_mut(key)
         .map(|flow| unsafe { &mut *flow })
-}
-
-#[inline(always)]
-fn now_ns() -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_ktime_get_ns() }
-}
-
-/// Late by a tick of the kernel at most, and a fraction of the cost.
-#[inline(always)]
-fn coarse_now_ns() -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_ktime_get_coarse_ns() }
 }

@@ -1,11 +1,10 @@
 //! What this host writes into the probes of its peers: when they arrived, and how long they stayed.
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::helpers::generated::bpf_ktime_get_tai_ns;
 use health_common::checksum;
 use health_common::config::DatapathConfig;
 use health_common::probe::{ASK_ONE_WAY, ProbeMessage, Times};
 
+use crate::clock::{now_ns, utc_now_ns};
 use crate::frame::Frame;
 
 /// Writes into a peer's request, whose message begins at `offset`, that it arrived now. `false` when it
@@ -17,8 +16,7 @@ pub fn arrive(
     message: &ProbeMessage,
     config: &DatapathConfig,
 ) -> bool {
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let now_ns = now_ns();
     let ProbeMessage { echo, payload } = message;
     if !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be) {
         return false;
@@ -44,19 +42,11 @@ pub fn depart(
     if !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be) {
         return false;
     }
-    // SAFETY: a helper without arguments.
-    let now_ns = unsafe { bpf_ktime_get_ns() };
+    let now_ns = now_ns();
     match Times::of_departure(payload, now_ns) {
         Some(times) => write(frame, offset, message, times),
         None => false,
     }
-}
-
-/// The time of day, UTC, nanoseconds since 1970.
-#[inline(always)]
-pub fn utc_now_ns(config: &DatapathConfig) -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_ktime_get_tai_ns() }.wrapping_sub(config.tai_offset_ns)
 }
 
 /// The checksum changes by as much as the times do (RFC 1624), so a damaged message stays damaged.

@@ -10,7 +10,7 @@ use health_common::arrivals::{Prober, WAYS, WayCounts, way};
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, bucket};
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun};
 
@@ -1475,4 +1475,30 @@ fn rows_are_whole_while_several_cpus_write_them_and_resets_lose_nothing_else() {
         }
     );
     assert!(row.lock > 2 * PASSES);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_full_bucket_halves_the_histogram_and_nothing_else() {
+    const FEW: u16 = 10;
+    let (usual_ns, rare_ns) = (20_000, 1_000_000);
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    for _ in 0..FEW {
+        rtt.sample(key, rare_ns).expect("counted");
+    }
+    for _ in 0..u16::MAX {
+        rtt.sample(key, usual_ns).expect("counted");
+    }
+    let counts = || {
+        let row = rtt.row(key).expect("the map").expect("the row");
+        let of = |ns| row.histogram[bucket(ns)];
+        (row.samples, of(usual_ns), of(rare_ns))
+    };
+    let samples = u64::from(u16::MAX) + u64::from(FEW);
+    assert_eq!(counts(), (samples, u16::MAX, FEW));
+    rtt.sample(key, usual_ns).expect("counted");
+    assert_eq!(counts(), (samples + 1, u16::MAX / 2, FEW / 2));
+    rtt.sample(key, usual_ns).expect("counted");
+    assert_eq!(counts(), (samples + 2, u16::MAX / 2 + 1, FEW / 2));
 }

@@ -1,7 +1,7 @@
 //! Round trips of TCP: the uplinks' programs on crafted segments.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use health_agent::datapath::clock;
 use health_agent::mesh::rtt_store::{Connection, Measured, RttStore as _};
@@ -9,6 +9,7 @@ use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL};
+use tests::PATIENCE;
 use tests::packet::{IPV4, Ipv4, Tcp, ethernet, timestamps};
 use tests::testrun::{GO_ON, Outcome, TestRun};
 
@@ -136,7 +137,7 @@ impl<'a> Talk<'a> {
     /// Exchanges data until a round trip of it was counted: the pause between two must be over.
     fn send_until_counted(&mut self) {
         let before = self.samples();
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         while self.samples() == before {
             assert!(Instant::now() < deadline, "no round trip is ever counted");
             self.send();
@@ -146,7 +147,7 @@ impl<'a> Talk<'a> {
 
     /// Sends data until a segment of it is timed, which is left without an answer.
     fn send_until_timed(&mut self) {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + PATIENCE;
         while !self.is_timed() {
             assert!(Instant::now() < deadline, "no segment is ever timed");
             self.send();

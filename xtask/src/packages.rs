@@ -55,6 +55,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("fping", "fping"),
     tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
+    tool("tcpdump", "tcpdump"),
     tool(
         "prometheus-blackbox-exporter",
         "prometheus-blackbox-exporter",

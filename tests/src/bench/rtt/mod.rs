@@ -3,6 +3,7 @@
 
 mod accounts;
 mod busy;
+mod capture;
 mod cost;
 mod idle;
 mod line;

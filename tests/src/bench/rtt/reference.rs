@@ -1,5 +1,5 @@
-//! Each probe's round trip in the map against that of the same packets at a packet socket on the
-//! uplink, which the kernel stamps as well, over a relay that holds them.
+//! Each probe's round trip in the map against that of the same packets as `tcpdump` captures them on the
+//! uplink, with the kernel's stamps, over a relay that holds them.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use super::line::{Line, peers};
+use super::capture::{Capture, Packet};
+use super::line::{DEVICE, Line, peers};
 use super::micros;
 use super::prober::{Probed, Prober, read_reply, read_request};
 use crate::bench::requests::quantile;
-use crate::bench::tap::Tap;
 use crate::bench::{Figure, Target};
 use crate::process::tell;
 use crate::relay::Handling;
@@ -46,14 +46,11 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
 fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     let peers = peers(PEERS);
     let mut prober = Prober::new(line)?;
-    // The kernel begins to stamp packets some time after somebody asked for it, and the first probes
-    // wait for the peer's hardware address.
-    let tap = Tap::open(line.near())?;
+    // The first probes wait for the peer's hardware address.
     prober.probe_all(&peers[..WARM_UP], GAP)?;
-    drain(&tap)?;
-
+    let capture = Capture::start(line.near(), DEVICE, 2 * peers.len())?;
     let probed = prober.probe(&peers, GAP)?;
-    let reference = round_trips(&drain(&tap)?);
+    let reference = round_trips(&capture.finish()?);
     let mut differences = Vec::new();
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for Probed {
@@ -66,7 +63,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
         let answer = answer.with_context(|| format!("{peer} did not answer"))?;
         let other = reference
             .get(&(*peer, *sequence))
-            .with_context(|| format!("the packet socket missed probe {sequence} of {peer}"))?;
+            .with_context(|| format!("tcpdump missed probe {sequence} of {peer}"))?;
         differences.push(answer.kernel.abs_diff(*other));
         ours.push(answer.kernel);
         others.push(*other);
@@ -80,7 +77,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
         others[0]
     );
     let mut figures = vec![Figure {
-        name: format!("held {delay:?}: round trip, p50 (other: packet socket)"),
+        name: format!("held {delay:?}: round trip, p50 (other: tcpdump)"),
         unit: "us",
         ours: micros(quantile(&ours, 0.5)?),
         other: Some(micros(quantile(&others, 0.5)?)),
@@ -88,7 +85,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     }];
     for (name, part, limit) in [("p50", 0.5, MEDIAN_LIMIT_US), ("p99", 0.99, P99_LIMIT_US)] {
         figures.push(Figure {
-            name: format!("held {delay:?}: difference a probe from the packet socket, {name}"),
+            name: format!("held {delay:?}: difference a probe from tcpdump, {name}"),
             unit: "us",
             ours: micros(quantile(&differences, part)?),
             other: None,
@@ -98,20 +95,8 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-type Packets = Vec<(Duration, Vec<u8>)>;
-
-/// All packets that the socket has got meanwhile. Nobody reads it while probes are under way: it would
-/// take the CPU from those that send and answer.
-fn drain(tap: &Tap) -> anyhow::Result<Packets> {
-    let mut packets = Vec::new();
-    while let Some(packet) = tap.receive().context("cannot read captured packets")? {
-        packets.push(packet);
-    }
-    Ok(packets)
-}
-
 /// The time from each probe to its answer.
-fn round_trips(packets: &Packets) -> HashMap<(Ipv4Addr, u16), Duration> {
+fn round_trips(packets: &[Packet]) -> HashMap<(Ipv4Addr, u16), Duration> {
     let sent: HashMap<_, Duration> = packets
         .iter()
         .filter_map(|(at, packet)| Some((read_request(packet)?, *at)))

@@ -1,0 +1,141 @@
+//! What `tcpdump` sees on a device, with the kernel's time stamps. It reads a ring that the kernel fills,
+//! so it wakes for many packets at a time, and takes little from those that send and answer.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use tempfile::TempDir;
+
+use crate::{Node, PATIENCE, wait_for};
+
+/// Bytes of a packet that are kept.
+const SNAP_LEN: usize = 128;
+/// Of the file, of each packet's header in it, and of the Ethernet header (pcap-savefile(5)).
+const FILE_HEADER_LEN: usize = 24;
+const PACKET_HEADER_LEN: usize = 16;
+const ETHERNET_LEN: usize = 14;
+/// First word of a file whose stamps are in nanoseconds, in this machine's byte order.
+const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
+
+/// A packet from its IP header on, and when the kernel saw it, in time since the clock's epoch.
+pub(super) type Packet = (Duration, Vec<u8>);
+
+/// A running `tcpdump`. Dropping it ends it.
+pub(super) struct Capture {
+    tcpdump: Child,
+    packets: usize,
+    folder: TempDir,
+}
+
+impl Capture {
+    /// Begins to capture the next so many ICMP packets on a node's device, in both directions.
+    pub(super) fn start(node: &Node, device: &str, packets: usize) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for captured packets")?;
+        let mut command = node.command("tcpdump");
+        command
+            // Otherwise it writes as somebody who has no access to the folder.
+            .args(["-Z", "root", "-n", "-p", "--time-stamp-precision=nano"])
+            .args(["-i", device, "-s", &SNAP_LEN.to_string()])
+            .args(["-c", &packets.to_string(), "-w"])
+            .arg(folder.path().join("packets"))
+            .arg("icmp")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped());
+        let mut capture = Self {
+            tcpdump: command.spawn().context("cannot run tcpdump")?,
+            packets,
+            folder,
+        };
+        let stderr = capture.tcpdump.stderr.take().context("no standard error")?;
+        let mut told = Vec::new();
+        for line in BufReader::new(stderr).lines() {
+            let line = line.context("cannot read what tcpdump says")?;
+            if line.contains("listening on") {
+                return Ok(capture);
+            }
+            told.push(line);
+        }
+        anyhow::bail!("tcpdump ended: {}", told.join("; "))
+    }
+
+    /// Waits for the packets, and returns them.
+    pub(super) fn finish(mut self) -> anyhow::Result<Vec<Packet>> {
+        wait_for("tcpdump to capture all packets", PATIENCE, || {
+            self.tcpdump.try_wait().context("cannot wait for tcpdump")
+        })?;
+        let file = self.folder.path().join("packets");
+        let bytes = fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let packets = parse(&bytes)?;
+        ensure!(
+            packets.len() == self.packets,
+            "tcpdump captured {} packets, not {}",
+            packets.len(),
+            self.packets
+        );
+        Ok(packets)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.tcpdump.kill();
+        let _ = self.tcpdump.wait();
+    }
+}
+
+fn parse(file: &[u8]) -> anyhow::Result<Vec<Packet>> {
+    let word = |bytes: &[u8], at: usize| -> anyhow::Result<u32> {
+        let word = bytes
+            .get(at..at + 4)
+            .context("a captured file is cut off")?;
+        Ok(u32::from_ne_bytes(word.try_into()?))
+    };
+    ensure!(
+        word(file, 0)? == MAGIC_NANOSECONDS,
+        "tcpdump wrote no file with stamps in nanoseconds"
+    );
+    let mut packets = Vec::new();
+    let mut rest = &file[FILE_HEADER_LEN..];
+    while !rest.is_empty() {
+        let at = Duration::new(word(rest, 0)?.into(), word(rest, 4)?);
+        let end = PACKET_HEADER_LEN + word(rest, 8)? as usize;
+        let packet = rest
+            .get(PACKET_HEADER_LEN + ETHERNET_LEN..end)
+            .context("a captured packet is cut off")?;
+        packets.push((at, packet.to_vec()));
+        rest = &rest[end..];
+    }
+    Ok(packets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_read_with_their_stamps() {
+        let words = |words: &[u32]| -> Vec<u8> {
+            words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+        };
+        let mut file = words(&[MAGIC_NANOSECONDS, 0, 0, 0, 128, 1]);
+        for n in 1..=2 {
+            file.extend(words(&[n, 10 * n, 16, 60]));
+            file.extend([0; ETHERNET_LEN]);
+            file.extend([0x45, n as u8]);
+        }
+        let packets = parse(&file).unwrap();
+        assert_eq!(
+            packets,
+            [
+                (Duration::new(1, 10), vec![0x45, 1]),
+                (Duration::new(2, 20), vec![0x45, 2])
+            ]
+        );
+        assert!(parse(&file[..file.len() - 1]).is_err());
+        assert!(parse(&file[..2]).is_err());
+    }
+}
