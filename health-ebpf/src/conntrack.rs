@@ -38,19 +38,20 @@ pub enum Tracked {
 #[inline(always)]
 pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
     // Milliseconds of error do not matter in seconds.
-    track_at(map, tuple, traffic, coarse_now_ns())
+    track_at(map, tuple, traffic, coarse_now_ns)
 }
 
-/// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
+/// As [`track`], at a time that `now_ns` tells once the entry is found: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
 pub fn track_at<K>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &K,
     traffic: Traffic,
-    now_ns: u64,
+    now_ns: impl FnOnce() -> u64,
 ) -> Tracked {
-    let now = (now_ns / 1_000_000_000) as u32;
-    if let Some(entry) = map.get_ptr_mut(tuple) {
+    let entry = map.get_ptr_mut(tuple);
+    let now = (now_ns() / 1_000_000_000) as u32;
+    if let Some(entry) = entry {
         // SAFETY: a map value stays valid memory for the program's run.
         unsafe { update(entry, traffic, now) };
         return Tracked::Established;

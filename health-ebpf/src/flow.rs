@@ -19,17 +19,16 @@ use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 const PACKET_LEN4: u32 = (IPV4_LEN + MESSAGE_LEN) as u32;
 const PACKET_LEN6: u32 = (IPV6_LEN + MESSAGE_LEN) as u32;
 
-/// Enters a probe that leaves.
+/// Enters a probe that leaves, at a time that `stamp` tells when most of the work is done.
 #[inline(always)]
-pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig) {
-    let now_ns = coarse_now_ns();
+pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, stamp: impl FnOnce() -> u64) {
     let tuple = out4(ip.saddr_be, ip.daddr_be, config);
     let traffic = Traffic {
         tx_bytes: PACKET_LEN4,
         ifindex: frame.ifindex(),
         ..traffic(config)
     };
-    if conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns) != Tracked::New {
+    if conntrack::track_at(&HEALTH_CT4, &tuple, traffic, stamp) != Tracked::New {
         return;
     }
     let back = Tuple4 {
@@ -41,7 +40,7 @@ pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig) {
         ..tuple
     };
     let entry = NatEntry4 {
-        created_ns: now_ns,
+        created_ns: coarse_now_ns(),
         flags: NAT_HOST_LOCAL,
         addr_be: ip.saddr_be,
         port_be: config.icmp_id_be,
@@ -54,15 +53,14 @@ pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig) {
 
 /// As [`sent4`].
 #[inline(always)]
-pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig) {
-    let now_ns = coarse_now_ns();
+pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig, stamp: impl FnOnce() -> u64) {
     let tuple = out6(ip.saddr_be, ip.daddr_be, config);
     let traffic = Traffic {
         tx_bytes: PACKET_LEN6,
         ifindex: frame.ifindex(),
         ..traffic(config)
     };
-    if conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns) != Tracked::New {
+    if conntrack::track_at(&HEALTH_CT6, &tuple, traffic, stamp) != Tracked::New {
         return;
     }
     let back = Tuple6 {
@@ -74,7 +72,7 @@ pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig) {
         ..tuple
     };
     let entry = NatEntry6 {
-        created_ns: now_ns,
+        created_ns: coarse_now_ns(),
         flags: NAT_HOST_LOCAL,
         addr_be: ip.saddr_be,
         port_be: config.icmp_id_be,
@@ -92,7 +90,7 @@ pub fn received4(local_be: u32, peer_be: u32, config: &DatapathConfig, now_ns: u
         rx_bytes: PACKET_LEN4,
         ..traffic(config)
     };
-    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns);
+    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, || now_ns);
 }
 
 /// As [`received4`].
@@ -103,7 +101,7 @@ pub fn received6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig,
         rx_bytes: PACKET_LEN6,
         ..traffic(config)
     };
-    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns);
+    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, || now_ns);
 }
 
 /// As [`received4`], for either IP version.

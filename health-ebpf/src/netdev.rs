@@ -61,9 +61,10 @@ fn to_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
     };
     match message.echo.kind {
         ICMP_ECHO_REQUEST if is_own(message, config) => {
-            flow::sent4(frame, ip, config);
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message);
+            flow::sent4(frame, ip, config, || {
+                rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message)
+            });
             verdict
         }
         ICMP_ECHO_REPLY => depart(frame, true, ip_at + IPV4_LEN, message, config),
@@ -78,9 +79,10 @@ fn to_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
     };
     match message.echo.kind {
         ICMPV6_ECHO_REQUEST if is_own(message, config) => {
-            flow::sent6(frame, ip, config);
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message);
+            flow::sent6(frame, ip, config, || {
+                rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message)
+            });
             verdict
         }
         ICMPV6_ECHO_REPLY => depart(frame, false, ip_at + IPV6_LEN, message, config),

@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
@@ -14,12 +15,22 @@ use crate::{PATIENCE, wait_for};
 
 const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
+/// Between the ports of two members.
+const PORTS_APART: u16 = 100;
 
 /// A server with its data. Dropping it kills the server and deletes the data.
 #[derive(Debug)]
 pub struct Etcd {
-    address: Ipv4Addr,
+    name: String,
+    /// Where clients find it.
+    client_url: String,
+    /// Where the other members find it.
+    peer_url: String,
+    /// All members, as its flag wants them.
+    cluster: String,
     flags: Vec<String>,
+    /// Of etcdctl.
+    client_flags: Vec<String>,
     data: TempDir,
     server: Option<Child>,
 }
@@ -29,31 +40,91 @@ impl Etcd {
     /// blanks. Waits until it serves.
     pub fn start(_bed: &Bed, address: Ipv4Addr, flags: &str) -> anyhow::Result<Self> {
         add_server_address(address)?;
-        let mut etcd = Self {
-            address,
-            flags: flags.split_whitespace().map(str::to_owned).collect(),
-            data: tempfile::Builder::new().prefix("hetcd-").tempdir()?,
-            server: None,
-        };
+        let mut etcd = Self::member(address, 0, "http")?;
+        etcd.cluster = etcd.as_member();
+        etcd.flags = words(flags);
         etcd.restart()?;
         Ok(etcd)
     }
 
+    /// As [`Self::start`], one that speaks TLS alone, and to those only who show a certificate: `ca.pem`,
+    /// `server.pem` and `client.pem` are in `folder`, and the keys `server-key.pem` and `client-key.pem`.
+    pub fn start_secured(_bed: &Bed, address: Ipv4Addr, folder: &Path) -> anyhow::Result<Self> {
+        add_server_address(address)?;
+        let mut etcd = Self::member(address, 0, "https")?;
+        etcd.cluster = etcd.as_member();
+        let file = |flag: &str, name: &str| format!("--{flag}={}", folder.join(name).display());
+        etcd.flags = vec![
+            "--client-cert-auth".to_owned(),
+            file("trusted-ca-file", "ca.pem"),
+            file("cert-file", "server.pem"),
+            file("key-file", "server-key.pem"),
+        ];
+        etcd.client_flags = vec![
+            file("cacert", "ca.pem"),
+            file("cert", "client.pem"),
+            file("key", "client-key.pem"),
+        ];
+        etcd.restart()?;
+        Ok(etcd)
+    }
+
+    /// Starts a cluster of so many members, and waits until each serves.
+    pub fn start_members(_bed: &Bed, address: Ipv4Addr, count: u16) -> anyhow::Result<Vec<Self>> {
+        add_server_address(address)?;
+        let members = (0..count).map(|index| Self::member(address, index, "http"));
+        let mut members = members.collect::<anyhow::Result<Vec<_>>>()?;
+        let all: Vec<_> = members.iter().map(Self::as_member).collect();
+        for member in &mut members {
+            member.cluster = all.join(",");
+            // None serves before most of them run.
+            member.spawn()?;
+        }
+        members.iter().try_for_each(Self::wait_serving)?;
+        Ok(members)
+    }
+
+    fn member(address: Ipv4Addr, index: u16, scheme: &str) -> anyhow::Result<Self> {
+        let port = |port: u16| port + index * PORTS_APART;
+        Ok(Self {
+            name: format!("hetcd{index}"),
+            client_url: format!("{scheme}://{address}:{}", port(CLIENT_PORT)),
+            peer_url: format!("http://{address}:{}", port(PEER_PORT)),
+            cluster: String::new(),
+            flags: Vec::new(),
+            client_flags: Vec::new(),
+            data: tempfile::Builder::new().prefix("hetcd-").tempdir()?,
+            server: None,
+        })
+    }
+
+    fn as_member(&self) -> String {
+        format!("{}={}", self.name, self.peer_url)
+    }
+
+    /// Where clients find it.
+    pub fn url(&self) -> &str {
+        &self.client_url
+    }
+
     /// Starts it again with its data, and waits until it serves.
     pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.spawn()?;
+        self.wait_serving()
+    }
+
+    fn spawn(&mut self) -> anyhow::Result<()> {
         ensure!(self.server.is_none(), "etcd runs already");
-        let client = format!("http://{}:{CLIENT_PORT}", self.address);
-        let peer = format!("http://{}:{PEER_PORT}", self.address);
         let server = in_fabric("setpriv")
             // It must not outlive the test that it serves.
-            .args(["--pdeathsig", "KILL", "etcd", "--name", "hetcd"])
+            .args(["--pdeathsig", "KILL", "etcd", "--name", &self.name])
             .arg("--data-dir")
             .arg(self.data.path())
-            .args(["--listen-client-urls", &client])
-            .args(["--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer])
-            .args(["--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("hetcd={peer}")])
+            .args(["--listen-client-urls", &self.client_url])
+            .args(["--advertise-client-urls", &self.client_url])
+            .args(["--listen-peer-urls", &self.peer_url])
+            .args(["--initial-advertise-peer-urls", &self.peer_url])
+            .args(["--initial-cluster", &self.cluster])
             .args(["--log-level", "error"])
             .args(&self.flags)
             .stdin(Stdio::null())
@@ -63,9 +134,35 @@ impl Etcd {
             .spawn()
             .context("cannot run etcd")?;
         self.server = Some(server);
+        Ok(())
+    }
+
+    fn wait_serving(&self) -> anyhow::Result<()> {
         wait_for("etcd to serve", PATIENCE, || {
             Ok((self.ctl("get nothing")?.code == Some(0)).then_some(()))
         })
+    }
+
+    /// Lets in only who logs in: `name` with `password` to the keys below `prefix`, and itself as root.
+    pub fn require_login(
+        &mut self,
+        name: &str,
+        password: &str,
+        prefix: &str,
+    ) -> anyhow::Result<()> {
+        for command in [
+            "user add root:root".to_owned(),
+            "user grant-role root root".to_owned(),
+            format!("user add {name}:{password}"),
+            format!("role add {name}"),
+            format!("role grant-permission --prefix=true {name} readwrite {prefix}"),
+            format!("user grant-role {name} {name}"),
+            "auth enable".to_owned(),
+        ] {
+            self.ctl(&command)?.success()?;
+        }
+        self.client_flags.push("--user=root:root".to_owned());
+        Ok(())
     }
 
     /// Kills it at once, as a power cut would.
@@ -123,7 +220,8 @@ impl Etcd {
         let mut command = in_fabric("etcdctl");
         command
             .env("ETCDCTL_API", "3")
-            .arg(format!("--endpoints=http://{}:{CLIENT_PORT}", self.address))
+            .arg(format!("--endpoints={}", self.client_url))
+            .args(&self.client_flags)
             .arg("--command-timeout=5s");
         command
     }
@@ -135,6 +233,10 @@ impl Drop for Etcd {
             crate::process::tell(format_args!("bed: {error:#}"));
         }
     }
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 fn in_fabric(program: &str) -> Command {

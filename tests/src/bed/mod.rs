@@ -5,6 +5,7 @@
 //! starting one removes first what a killed one has left.
 
 mod agent;
+mod certificates;
 mod etcd;
 mod fabric;
 mod lock;
@@ -26,6 +27,7 @@ use self::reachability::Expected;
 use crate::process::tell;
 
 pub use self::agent::binary as agent_binary;
+pub use self::certificates::{Authority, Signed};
 pub use self::etcd::Etcd;
 pub use self::fabric::FABRIC;
 pub use self::lock::BedLock;

@@ -1,0 +1,53 @@
+//! Certificates by an authority of the test's own.
+
+use anyhow::Context as _;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+
+/// Who signs certificates.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A certificate and its key, both in PEM.
+#[derive(Clone, Debug)]
+pub struct Signed {
+    /// The certificate.
+    pub certificate: String,
+    /// Its private key.
+    pub key: String,
+}
+
+impl Authority {
+    /// A new one.
+    pub fn new(name: &str) -> anyhow::Result<Self> {
+        let key = KeyPair::generate().context("cannot make a key")?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let pem = params.self_signed(&key).context("cannot sign")?.pem();
+        Ok(Self {
+            issuer: Issuer::new(params, key),
+            pem,
+        })
+    }
+
+    /// Its own certificate, PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Signs a certificate for these host names and addresses.
+    pub fn sign(&self, names: &[&str]) -> anyhow::Result<Signed> {
+        let key = KeyPair::generate().context("cannot make a key")?;
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let params = CertificateParams::new(names).context("a name cannot be certified")?;
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .context("cannot sign")?;
+        Ok(Signed {
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        })
+    }
+}
