@@ -1,6 +1,5 @@
 //! Stamping probes, matching replies, and keeping the rows of `HEALTH_RTT`.
 
-use core::arch::asm;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 use core::ptr;
 
@@ -238,28 +237,10 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
             return None;
         }
         let result = change(&mut *row);
-        release(row);
+        // Orders what was changed before the version, for the compiler and for all CPUs.
+        atomic_or::<u64, u64, { AtomicOrdering::SeqCst }>(&raw mut (*row).lock, 0);
         ptr::write_volatile(&raw mut (*row).version, locked as u32);
         Some(result)
-    }
-}
-
-/// Orders what was changed in a row before what is written next, for the compiler and for all CPUs.
-///
-/// # Safety
-///
-/// `row` must point to a value of `HEALTH_RTT`.
-#[inline(always)]
-unsafe fn release(row: *mut RttRow) {
-    // This architecture keeps the order of stores by itself, and an atomic operation takes a twentieth of
-    // what a reply may cost.
-    if cfg!(bpf_target_arch = "x86_64") {
-        // SAFETY: no instruction at all; what may touch memory keeps the compiler from moving stores past it.
-        // LLVM has no fence for BPF.
-        unsafe { asm!("", options(nostack)) };
-    } else {
-        // SAFETY: the caller's promise.
-        unsafe { atomic_or::<u64, u64, { AtomicOrdering::SeqCst }>(&raw mut (*row).lock, 0) };
     }
 }
 
