@@ -38,24 +38,23 @@ pub enum Tracked {
 #[inline(always)]
 pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
     // Milliseconds of error do not matter in seconds.
-    track_at(map, tuple, traffic, coarse_now_ns)
+    track_at(map, tuple, traffic, coarse_now_ns())
 }
 
-/// As [`track`], at a time that `now_ns` tells once the entry is found: `CLOCK_MONOTONIC`, nanoseconds.
+/// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
 pub fn track_at<K>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &K,
     traffic: Traffic,
-    now_ns: impl FnOnce() -> u64,
+    now_ns: u64,
 ) -> Tracked {
-    let entry = map.get_ptr_mut(tuple);
-    let now = (now_ns() / 1_000_000_000) as u32;
-    if let Some(entry) = entry {
-        // SAFETY: a map value stays valid memory for the program's run.
-        unsafe { update(entry, traffic, now) };
+    if let Some(entry) = map.get_ptr_mut(tuple) {
+        // SAFETY: a map value.
+        unsafe { update(entry, traffic, now_ns) };
         return Tracked::Established;
     }
+    let now = seconds(now_ns);
     let entry = CtEntry {
         rx_packets: u64::from(traffic.rx_bytes != 0),
         rx_bytes: u64::from(traffic.rx_bytes),
@@ -77,19 +76,22 @@ pub fn track_at<K>(
     match map.get_ptr_mut(tuple) {
         Some(entry) => {
             // SAFETY: as above.
-            unsafe { update(entry, traffic, now) };
+            unsafe { update(entry, traffic, now_ns) };
             Tracked::Established
         }
         None => Tracked::Full,
     }
 }
 
+/// Adds to an entry what happened at `now_ns`: `CLOCK_MONOTONIC`, nanoseconds.
+///
 /// # Safety
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
-unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now: u32) {
-    // SAFETY: the caller's promise. Counters are added to atomically, since several CPUs may carry one
+pub unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now_ns: u64) {
+    let now = seconds(now_ns);
+    // SAFETY: the caller's promise; it stays valid memory for the program's run. Counters are added to atomically, since several CPUs may carry one
     // flow; the rest are single words of which the last writer's serves.
     unsafe {
         if traffic.rx_bytes != 0 {
@@ -104,6 +106,11 @@ unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now: u32) {
         }
         (*entry).expires = now + traffic.timeout_secs;
     }
+}
+
+#[inline(always)]
+fn seconds(ns: u64) -> u32 {
+    (ns / 1_000_000_000) as u32
 }
 
 /// Adds to a counter that several CPUs write.

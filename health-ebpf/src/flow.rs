@@ -19,7 +19,7 @@ use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 const PACKET_LEN4: u32 = (IPV4_LEN + MESSAGE_LEN) as u32;
 const PACKET_LEN6: u32 = (IPV6_LEN + MESSAGE_LEN) as u32;
 
-/// Enters a probe that leaves, at a time that `stamp` tells when most of the work is done.
+/// Enters a probe that leaves, at a time that `stamp` tells: when all is done that can take long.
 #[inline(always)]
 pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, stamp: impl FnOnce() -> u64) {
     let tuple = out4(ip.saddr_be, ip.daddr_be, config);
@@ -28,9 +28,20 @@ pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, stamp: imp
         ifindex: frame.ifindex(),
         ..traffic(config)
     };
-    if conntrack::track_at(&HEALTH_CT4, &tuple, traffic, stamp) != Tracked::New {
-        return;
+    let known = HEALTH_CT4.get_ptr_mut(tuple);
+    if known.is_none() && conntrack::track(&HEALTH_CT4, &tuple, traffic) == Tracked::New {
+        reserve4(ip, tuple, config);
     }
+    let now_ns = stamp();
+    if let Some(entry) = known {
+        // SAFETY: a value of that map.
+        unsafe { conntrack::update(entry, traffic, now_ns) };
+    }
+}
+
+/// Reserves the probes' identifier.
+#[inline(always)]
+fn reserve4(ip: &Ipv4Header, tuple: Tuple4, config: &DatapathConfig) {
     let back = Tuple4 {
         saddr_be: ip.daddr_be,
         daddr_be: ip.saddr_be,
@@ -60,9 +71,20 @@ pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig, stamp: imp
         ifindex: frame.ifindex(),
         ..traffic(config)
     };
-    if conntrack::track_at(&HEALTH_CT6, &tuple, traffic, stamp) != Tracked::New {
-        return;
+    let known = HEALTH_CT6.get_ptr_mut(tuple);
+    if known.is_none() && conntrack::track(&HEALTH_CT6, &tuple, traffic) == Tracked::New {
+        reserve6(ip, tuple, config);
     }
+    let now_ns = stamp();
+    if let Some(entry) = known {
+        // SAFETY: a value of that map.
+        unsafe { conntrack::update(entry, traffic, now_ns) };
+    }
+}
+
+/// Reserves the probes' identifier.
+#[inline(always)]
+fn reserve6(ip: &Ipv6Header, tuple: Tuple6, config: &DatapathConfig) {
     let back = Tuple6 {
         saddr_be: ip.daddr_be,
         daddr_be: ip.saddr_be,
@@ -90,7 +112,7 @@ pub fn received4(local_be: u32, peer_be: u32, config: &DatapathConfig, now_ns: u
         rx_bytes: PACKET_LEN4,
         ..traffic(config)
     };
-    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, || now_ns);
+    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns);
 }
 
 /// As [`received4`].
@@ -101,7 +123,7 @@ pub fn received6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig,
         rx_bytes: PACKET_LEN6,
         ..traffic(config)
     };
-    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, || now_ns);
+    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns);
 }
 
 /// As [`received4`], for either IP version.
