@@ -138,7 +138,7 @@ impl ListArgs {
         pinned.each_rtt(&mut |key, row| {
             let is_wanted = wanted.is_empty() || wanted.iter().any(|peers| peers.has(key));
             if is_wanted && self.scope.has(key) && self.is_lossy(row) {
-                rows.push((*key, *row));
+                rows.push((*key, Box::new(*row)));
             }
         })?;
         let mut order = sorted(&rows, self.sort, self.reverse, &names);
@@ -197,7 +197,8 @@ impl ListArgs {
 
 /// The rows that are shown.
 struct Listing {
-    rows: Vec<(RttKey, RttRow)>,
+    /// Boxed: a hundred thousand rows would else be moved again and again as they become more.
+    rows: Vec<(RttKey, Box<RttRow>)>,
     /// Indices of `rows`.
     order: Vec<u32>,
     names: Names,
@@ -244,8 +245,11 @@ mod tests {
         silent.lost = 3;
         Listing {
             rows: vec![
-                (key("172.30.0.10", Path::Host, PROTOCOL_ICMP), silent),
-                (key("172.30.0.2", Path::Host, PROTOCOL_ICMP), row),
+                (
+                    key("172.30.0.10", Path::Host, PROTOCOL_ICMP),
+                    Box::new(silent),
+                ),
+                (key("172.30.0.2", Path::Host, PROTOCOL_ICMP), Box::new(row)),
             ],
             order: vec![1, 0],
             names: names(),

@@ -1,5 +1,6 @@
 //! The order of rows.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
@@ -46,7 +47,7 @@ pub(super) enum Sort {
 /// Indices of `rows`, sorted. What is not known comes last in either direction, and equal rows are in
 /// the order of their addresses.
 pub(super) fn sorted(
-    rows: &[(RttKey, RttRow)],
+    rows: &[(RttKey, impl Borrow<RttRow>)],
     sort: Sort,
     is_reversed: bool,
     names: &Names,
@@ -74,7 +75,7 @@ pub(super) fn sorted(
                 Sort::Node => name().and_then(|name| ranks.get(name).copied()),
                 Sort::Path => Some(key.path.into()),
                 Sort::Protocol => Some(protocol_rank(key.protocol).into()),
-                _ => figure(row, sort),
+                _ => figure(row.borrow(), sort),
             };
             let rank = match value {
                 None => u64::MAX,
