@@ -91,8 +91,9 @@ pub fn track_at<K>(
 #[inline(always)]
 pub unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now_ns: u64) {
     let now = seconds(now_ns);
-    // SAFETY: the caller's promise; it stays valid memory for the program's run. Counters are added to atomically, since several CPUs may carry one
-    // flow; the rest are single words of which the last writer's serves.
+    // SAFETY: the caller's promise; map values stay valid memory for the program's run. Counters are added
+    // to atomically, since several CPUs may carry one flow; the rest are single words of which the last
+    // writer's serves.
     unsafe {
         if traffic.rx_bytes != 0 {
             add(&raw mut (*entry).rx_packets, 1);

@@ -4,7 +4,6 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use health_agent::api::types::RegistryState;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tests::bed::{Authority, Etcd, RUNTIME_ROOT, Signed};
@@ -23,15 +22,11 @@ fn flags(index: u8) -> String {
     )
 }
 
-fn stale(node: &Node) -> anyhow::Result<Option<String>> {
-    let registries = node.cli("node registries -o json")?.stdout;
-    let registries: Vec<RegistryState> = serde_json::from_str(&registries)?;
-    Ok(registries.into_iter().find_map(|registry| registry.stale))
-}
-
 fn wait_stale(node: &Node, reason: &str) -> anyhow::Result<()> {
     wait_for(&format!("{reason:?} to be told"), PATIENCE, || {
-        let told = stale(node)?.is_some_and(|told| told.contains(reason));
+        let told = node
+            .stale_registry()?
+            .is_some_and(|told| told.contains(reason));
         Ok(told.then_some(()))
     })
 }
@@ -40,7 +35,7 @@ fn wait_fresh(bed: &Bed) -> anyhow::Result<()> {
     for node in bed.nodes() {
         wait_for("etcd to be followed", PATIENCE, || {
             let known = node.listed_nodes()?.len() == bed.nodes().len();
-            Ok((known && stale(node)?.is_none()).then_some(()))
+            Ok((known && node.stale_registry()?.is_none()).then_some(()))
         })?;
     }
     Ok(())
@@ -100,12 +95,7 @@ fn agents_log_in_with_certificates_and_tell_what_is_wrong_with_them() -> anyhow:
     wait_fresh(&bed)?;
 
     let own = bed.node(1);
-    let kept = own.runtime_dir().join("state/nodes.json");
-    wait_for("the nodes to be kept", PATIENCE, || {
-        let kept = fs::read_to_string(&kept)?;
-        let all = bed.nodes().iter().all(|node| kept.contains(node.name()));
-        Ok(all.then_some(()))
-    })?;
+    own.wait_kept(bed.nodes())?;
 
     // Settings and certificates are read anew for each connection.
     configure(etcd.url(), folder.path(), "wrong")?;
@@ -163,7 +153,7 @@ fn news_arrive_by_the_members_that_are_left() -> anyhow::Result<()> {
         for node in bed.nodes() {
             wait_for("the news", PATIENCE, || {
                 let known = node.listed_nodes()?.contains(&format!("default/{name}"));
-                Ok((known && stale(node)?.is_none()).then_some(()))
+                Ok((known && node.stale_registry()?.is_none()).then_some(()))
             })?;
             let own: Vec<_> = bed.nodes().iter().map(Node::full_name).collect();
             let listed = node.listed_nodes()?;

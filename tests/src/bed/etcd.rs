@@ -39,32 +39,39 @@ impl Etcd {
     /// Starts one on `address`, which must be in the nodes' network; `flags` are words separated by
     /// blanks. Waits until it serves.
     pub fn start(_bed: &Bed, address: Ipv4Addr, flags: &str) -> anyhow::Result<Self> {
-        add_server_address(address)?;
-        let mut etcd = Self::member(address, 0, "http")?;
-        etcd.cluster = etcd.as_member();
-        etcd.flags = words(flags);
-        etcd.restart()?;
-        Ok(etcd)
+        let flags = flags.split_whitespace().map(str::to_owned).collect();
+        Self::start_alone(address, "http", flags, Vec::new())
     }
 
     /// As [`Self::start`], one that speaks TLS alone, and to those only who show a certificate: `ca.pem`,
     /// `server.pem` and `client.pem` are in `folder`, and the keys `server-key.pem` and `client-key.pem`.
     pub fn start_secured(_bed: &Bed, address: Ipv4Addr, folder: &Path) -> anyhow::Result<Self> {
-        add_server_address(address)?;
-        let mut etcd = Self::member(address, 0, "https")?;
-        etcd.cluster = etcd.as_member();
         let file = |flag: &str, name: &str| format!("--{flag}={}", folder.join(name).display());
-        etcd.flags = vec![
+        let flags = vec![
             "--client-cert-auth".to_owned(),
             file("trusted-ca-file", "ca.pem"),
             file("cert-file", "server.pem"),
             file("key-file", "server-key.pem"),
         ];
-        etcd.client_flags = vec![
+        let client_flags = vec![
             file("cacert", "ca.pem"),
             file("cert", "client.pem"),
             file("key", "client-key.pem"),
         ];
+        Self::start_alone(address, "https", flags, client_flags)
+    }
+
+    fn start_alone(
+        address: Ipv4Addr,
+        scheme: &str,
+        flags: Vec<String>,
+        client_flags: Vec<String>,
+    ) -> anyhow::Result<Self> {
+        add_server_address(address)?;
+        let mut etcd = Self::member(address, 0, scheme)?;
+        etcd.cluster = etcd.as_member();
+        etcd.flags = flags;
+        etcd.client_flags = client_flags;
         etcd.restart()?;
         Ok(etcd)
     }
@@ -233,10 +240,6 @@ impl Drop for Etcd {
             crate::process::tell(format_args!("bed: {error:#}"));
         }
     }
-}
-
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
 }
 
 fn in_fabric(program: &str) -> Command {

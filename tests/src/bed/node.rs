@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::HealthStatus;
+use health_agent::api::types::{HealthStatus, RegistryState};
 use health_agent::net::netns::NetNs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,6 +17,7 @@ use nix::unistd::Pid;
 use super::agent::{AgentProcess, AgentSpec};
 use super::fabric::{netns_path, node_ipv4, node_ipv6, pod_cidr4, pod_cidr6};
 use crate::process::{Ran, run};
+use crate::{PATIENCE, wait_for};
 
 /// `status` ends with this code when something is unreachable.
 const UNREACHABLE: i32 = 3;
@@ -177,6 +178,24 @@ impl Node {
             .iter()
             .filter_map(|row| Some(row["name"].as_str()?.to_owned()))
             .collect())
+    }
+
+    /// Why its agent's registry cannot be read, if that is so.
+    pub fn stale_registry(&self) -> anyhow::Result<Option<String>> {
+        let registries = self.cli("node registries -o json")?.stdout;
+        let registries: Vec<RegistryState> = serde_json::from_str(&registries)
+            .with_context(|| format!("no list of registries: {registries}"))?;
+        Ok(registries.into_iter().find_map(|registry| registry.stale))
+    }
+
+    /// Waits until its agent has kept all these nodes for its next start.
+    pub fn wait_kept(&self, nodes: &[Node]) -> anyhow::Result<()> {
+        let kept = self.runtime_dir().join("state/nodes.json");
+        wait_for("the nodes to be kept", PATIENCE, || {
+            let kept = fs::read_to_string(&kept)?;
+            let all = nodes.iter().all(|node| kept.contains(node.name()));
+            Ok(all.then_some(()))
+        })
     }
 
     /// Addresses of its health endpoint, from its own agent.

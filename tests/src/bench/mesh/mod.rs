@@ -134,7 +134,7 @@ impl Scale {
             "start to the first complete report",
             "s",
             self.first_report.as_secs_f64(),
-            promised(allowed.as_secs_f64()),
+            Some(allowed.as_secs_f64()),
         )];
         for (path, latencies) in [(STATUS, &self.status), (HEALTHZ, &self.healthz)] {
             for (name, part, limit) in [
