@@ -45,6 +45,11 @@ fn outer() -> anyhow::Result<ExitCode> {
         .env(INNER, "1")
         .env("RUSTC_BOOTSTRAP", "1")
         .env("PATH", path)
+        // aya-build sets the flags of the compiler itself, and the default is the first instruction set,
+        // without operations on 32 bits. All kernels from 5.12 on have this one.
+        .env("CARGO_UNSTABLE_PROFILE_RUSTFLAGS", "true")
+        .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", "-Ctarget-cpu=v3")
+        .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS", "-Ctarget-cpu=x86-64")
         // Progress of the inner cargo would show up as warnings of this package.
         .env("CARGO_TERM_QUIET", "true")
         .status()

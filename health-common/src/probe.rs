@@ -207,16 +207,13 @@ impl ProbePayload {
     pub const fn reply(&self, rtt_ns: u64) -> Reply {
         let turnround_ns = u64::from_be(self.turnround_be);
         Reply {
-            rtt_ns,
             // A time of arrival that was never replaced is far larger than any round trip.
             remote_ns: if turnround_ns > rtt_ns {
                 0
             } else {
                 turnround_ns
             },
-            has_delays: false,
-            forward_ns: 0,
-            back_ns: 0,
+            ..Reply::new(rtt_ns)
         }
     }
 
@@ -236,9 +233,10 @@ impl ProbePayload {
         // What of the round trip is neither way there nor stay.
         let back_ns = (reply.rtt_ns - reply.remote_ns).wrapping_sub(forward_ns as u64) as i64;
         let limit = reply.rtt_ns + MAX_CLOCK_ERROR_NS;
-        reply.has_delays = forward_ns.unsigned_abs() <= limit && back_ns.unsigned_abs() <= limit;
-        reply.forward_ns = forward_ns;
-        reply.back_ns = back_ns;
+        if forward_ns.unsigned_abs() <= limit && back_ns.unsigned_abs() <= limit {
+            reply.forward_ns = forward_ns;
+            reply.back_ns = back_ns;
+        }
     }
 }
 

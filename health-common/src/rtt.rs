@@ -179,19 +179,33 @@ impl OneWay {
     }
 }
 
+/// No delay is known.
+pub const UNKNOWN_DELAY: i64 = i64::MIN;
+
 /// What a reply tells. Plain numbers: the verifier refuses to spill the value that an `Option` lacks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// The round trip, nanoseconds.
     pub rtt_ns: u64,
     /// The time of it in the peer's host, nanoseconds. 0: unknown.
     pub remote_ns: u64,
-    /// Whether the delays are known.
-    pub has_delays: bool,
-    /// Delay there, nanoseconds.
+    /// Delay there, nanoseconds, or [`UNKNOWN_DELAY`].
     pub forward_ns: i64,
-    /// Delay back, nanoseconds.
+    /// Delay back, nanoseconds; unknown where the one there is.
     pub back_ns: i64,
+}
+
+impl Reply {
+    /// A reply that tells nothing but its round trip.
+    #[inline(always)]
+    pub const fn new(rtt_ns: u64) -> Self {
+        Self {
+            rtt_ns,
+            remote_ns: 0,
+            forward_ns: UNKNOWN_DELAY,
+            back_ns: UNKNOWN_DELAY,
+        }
+    }
 }
 
 impl RttRow {
@@ -316,7 +330,7 @@ impl RttRow {
         if reply.remote_ns > 0 {
             self.remote.record(reply.remote_ns, reply.rtt_ns);
         }
-        if reply.has_delays {
+        if reply.forward_ns != UNKNOWN_DELAY {
             self.one_way.record(reply.forward_ns, reply.back_ns);
         }
         had_room

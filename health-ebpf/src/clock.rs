@@ -4,11 +4,34 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::{bpf_ktime_get_coarse_ns, bpf_ktime_get_tai_ns};
 use health_common::config::DatapathConfig;
 
+use crate::frame::Frame;
+
+/// What a packet can have waited for its program. A longer time is none: the clock was set meanwhile.
+const LONGEST_WAIT_NS: u64 = 10_000_000;
+
 /// `CLOCK_MONOTONIC`.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     // SAFETY: a helper without arguments.
     unsafe { bpf_ktime_get_ns() }
+}
+
+/// When a packet was received, `CLOCK_MONOTONIC`. Where the kernel stamped it as it took it from the device,
+/// what it waited since, for its turn and for captures that copied it, does not count.
+#[inline(always)]
+pub fn received_ns(frame: &Frame, config: &DatapathConfig) -> u64 {
+    let now_ns = now_ns();
+    let stamped_ns = frame.stamped_ns();
+    if stamped_ns == 0 {
+        return now_ns;
+    }
+    // Both clocks are read now: one that was set between a probe and its reply does no harm.
+    let waited_ns = utc_now_ns(config).wrapping_sub(stamped_ns);
+    if waited_ns < LONGEST_WAIT_NS {
+        now_ns - waited_ns
+    } else {
+        now_ns
+    }
 }
 
 /// `CLOCK_MONOTONIC`, late by a tick of the kernel at most, and for a fraction of the cost.

@@ -54,6 +54,14 @@ impl<'a> Frame<'a> {
         unsafe { (*self.skb()).ifindex }
     }
 
+    /// When the kernel took the packet from the device: `CLOCK_REALTIME`, nanoseconds; 0 while nobody on the
+    /// machine asks for time stamps (`SO_TIMESTAMP`, a capture).
+    #[inline(always)]
+    pub fn stamped_ns(&self) -> u64 {
+        // SAFETY: as above.
+        unsafe { (*self.skb()).tstamp }
+    }
+
     /// The packet's mark.
     #[inline(always)]
     pub fn mark(&self) -> u32 {

@@ -2,13 +2,14 @@
 //! `datapath` (what an agent loads) and `bench` (what measures it).
 
 #![no_std]
-#![feature(core_intrinsics)]
+#![feature(core_intrinsics, stmt_expr_attributes)]
 #![allow(
     internal_features,
     reason = "the only way to an atomic addition on this target"
 )]
 
 pub mod arrivals;
+pub mod bounds;
 pub mod clock;
 pub mod conntrack;
 pub mod endpoint;

@@ -13,7 +13,7 @@ use health_common::probe::{
     MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
 };
 
-use crate::clock::now_ns;
+use crate::clock::received_ns;
 use crate::frame::Frame;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
@@ -98,7 +98,7 @@ fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
     let peer = Addr::v4(ip.saddr_be);
     match message.echo.kind {
         ICMP_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            let now_ns = now_ns();
+            let now_ns = received_ns(frame, config);
             let is_intact = match (frame.at(ip_at), frame.at(ip_at + IPV4_LEN)) {
                 (Some(ip), Some(message)) => is_intact4(ip, message),
                 _ => false,
@@ -125,7 +125,7 @@ fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
     let peer = Addr::v6(ip.saddr_be);
     match message.echo.kind {
         ICMPV6_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            let now_ns = now_ns();
+            let now_ns = received_ns(frame, config);
             let is_intact = match frame.at(ip_at + IPV6_LEN) {
                 Some(message) => is_intact6(ip, message),
                 None => false,

@@ -1,6 +1,6 @@
 //! Stamping probes, matching replies, and keeping the rows of `HEALTH_RTT`.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xchg};
 use core::ptr;
 
 use health_common::addr::Addr;
@@ -12,6 +12,7 @@ use health_common::rtt::{
     AccountRequest, BUSY, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER, bucket,
 };
 
+use crate::bounds::forgotten;
 use crate::clock::{now_ns, utc_now_ns};
 use crate::flow;
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
@@ -80,42 +81,46 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     if payload.tells_arrival(&reply) {
         payload.add_delays(&mut reply, utc_now_ns(config));
     }
-    let bucket = bucket_of(rtt_ns);
-    let is_sample = locked(row, |row| {
-        // SAFETY: as in `stamp`; fates change under the lock of the row alone.
-        let latest = unsafe { ticket_of(slot) };
-        let fate = if same_probe(latest, wanted) {
-            fate(latest)
-        } else {
-            // Its number has gone to a younger probe: it was counted long ago.
-            if is_younger(latest, wanted) {
-                row.late += 1;
-            }
-            None
-        };
-        match fate {
-            Some(Fate::InFlight) => {
-                if !row.record_reply(bucket, &reply, now_ns, id.sequence) {
-                    halve_histogram(row);
+    let bucket = forgotten(bucket(rtt_ns));
+    let is_sample = locked(
+        row,
+        #[inline(always)]
+        |row| {
+            // SAFETY: as in `stamp`; fates change under the lock of the row alone.
+            let latest = unsafe { ticket_of(slot) };
+            let fate = if same_probe(latest, wanted) {
+                fate(latest)
+            } else {
+                // Its number has gone to a younger probe: it was counted long ago.
+                if is_younger(latest, wanted) {
+                    row.late += 1;
                 }
-                // SAFETY: as above.
-                unsafe {
-                    (*slot).rtt_ns = rtt_ns;
-                    set_ticket(slot, ticket(id, payload.path, Fate::Answered));
+                None
+            };
+            match fate {
+                Some(Fate::InFlight) => {
+                    if !row.record_reply(bucket, &reply, now_ns, id.sequence) {
+                        halve_histogram(row);
+                    }
+                    // SAFETY: as above.
+                    unsafe {
+                        (*slot).rtt_ns = rtt_ns;
+                        set_ticket(slot, ticket(id, payload.path, Fate::Answered));
+                    }
+                    return true;
                 }
-                return true;
+                Some(Fate::Answered | Fate::AnsweredLate) => row.duplicates += 1,
+                Some(Fate::Lost) => {
+                    row.late += 1;
+                    // SAFETY: as above.
+                    unsafe { set_ticket(slot, ticket(id, payload.path, Fate::AnsweredLate)) };
+                }
+                // Not stamped as it left, by another way: the agent counts it.
+                None => {}
             }
-            Some(Fate::Answered | Fate::AnsweredLate) => row.duplicates += 1,
-            Some(Fate::Lost) => {
-                row.late += 1;
-                // SAFETY: as above.
-                unsafe { set_ticket(slot, ticket(id, payload.path, Fate::AnsweredLate)) };
-            }
-            // Not stamped as it left, by another way: the agent counts it.
-            None => {}
-        }
-        false
-    });
+            false
+        },
+    );
     // Of a busy row nothing was changed: the agent's own measurement of this probe will be counted.
     is_sample == Some(true)
 }
@@ -127,12 +132,16 @@ pub fn record(key: &RttKey, rtt_ns: u64, now_ns: u64, source: u8) -> bool {
     let Some(row) = HEALTH_RTT.get_ptr_mut(key) else {
         return false;
     };
-    let bucket = bucket_of(rtt_ns);
-    let recorded = locked(row, |row| {
-        if !row.record_in(bucket, rtt_ns, now_ns, 0, source) {
-            halve_histogram(row);
-        }
-    });
+    let bucket = forgotten(bucket(rtt_ns));
+    let recorded = locked(
+        row,
+        #[inline(always)]
+        |row| {
+            if !row.record_in(bucket, rtt_ns, now_ns, 0, source) {
+                halve_histogram(row);
+            }
+        },
+    );
     recorded.is_some()
 }
 
@@ -159,23 +168,27 @@ pub fn account(request: &mut AccountRequest) -> u32 {
         return UNKNOWN_PEER;
     };
     let now_ns = now_ns();
-    let bucket = bucket_of(rtt_ns);
+    let bucket = forgotten(bucket(rtt_ns));
     let is_followed = probe != ProbeId::default();
-    let result = locked(row, |row| {
-        if is_followed {
-            // SAFETY: as in `stamp`.
-            let decision = unsafe { decide(slot, &key, probe, fate) };
-            if decision != ACCOUNTED {
-                return decision;
+    let result = locked(
+        row,
+        #[inline(always)]
+        |row| {
+            if is_followed {
+                // SAFETY: as in `stamp`.
+                let decision = unsafe { decide(slot, &key, probe, fate) };
+                if decision != ACCOUNTED {
+                    return decision;
+                }
             }
-        }
-        if operation == ACCOUNT_LOST {
-            row.lost += 1;
-        } else if !row.record_in(bucket, rtt_ns, now_ns, probe.sequence, SOURCE_SOCKET) {
-            halve_histogram(row);
-        }
-        ACCOUNTED
-    });
+            if operation == ACCOUNT_LOST {
+                row.lost += 1;
+            } else if !row.record_in(bucket, rtt_ns, now_ns, probe.sequence, SOURCE_SOCKET) {
+                halve_histogram(row);
+            }
+            ACCOUNTED
+        },
+    );
     let result = result.unwrap_or(BUSY);
     if is_followed {
         // SAFETY: as in `stamp`.
@@ -237,9 +250,8 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
             return None;
         }
         let result = change(&mut *row);
-        // Orders what was changed before the version, for the compiler and for all CPUs.
-        atomic_or::<u64, u64, { AtomicOrdering::SeqCst }>(&raw mut (*row).lock, 0);
-        ptr::write_volatile(&raw mut (*row).version, locked as u32);
+        // Comes after what was changed, for the compiler and for all CPUs.
+        atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(&raw mut (*row).version, locked as u32);
         Some(result)
     }
 }
@@ -313,15 +325,6 @@ unsafe fn raise(lock: *mut u64, last: u64) -> bool {
         )
     };
     seen == last
-}
-
-/// The histogram bucket of a round trip.
-#[inline(always)]
-fn bucket_of(rtt_ns: u64) -> usize {
-    let bucket = bucket(rtt_ns);
-    // SAFETY: a reference. Volatile: LLVM forgets the range that it knows, and so leaves in the
-    // comparison from which the verifier learns it.
-    unsafe { ptr::read_volatile(&raw const bucket) }
 }
 
 /// # Safety

@@ -752,9 +752,8 @@ mod tests {
         let mut row = RttRow::EMPTY;
         row.record(20_000, 0, 0, SOURCE_KERNEL);
         let reply = Reply {
-            rtt_ns: 2_000_000,
             remote_ns: 500_000,
-            ..Reply::default()
+            ..Reply::new(2_000_000)
         };
         assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0));
         row.lost = 4;

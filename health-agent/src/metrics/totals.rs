@@ -328,9 +328,8 @@ mod tests {
     #[test]
     fn time_in_peers_hosts_is_counted_with_the_round_trips_it_is_known_of() {
         let reply = |rtt_ns, remote_ns| Reply {
-            rtt_ns,
             remote_ns,
-            ..Reply::default()
+            ..Reply::new(rtt_ns)
         };
         let mut row = RttRow::EMPTY;
         assert!(row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1));

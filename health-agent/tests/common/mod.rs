@@ -171,7 +171,6 @@ impl Source for Fixture {
             let reply = rtt::Reply {
                 rtt_ns: 21_300,
                 remote_ns: 5_000,
-                has_delays: true,
                 forward_ns: -7,
                 back_ns: 16_307,
             };

@@ -466,9 +466,8 @@ Nodes:
         let mut row = RttRow::EMPTY;
         row.record(1_000, 1, 1, SOURCE_KERNEL);
         let reply = Reply {
-            rtt_ns: 3_000,
             remote_ns: 600,
-            ..Reply::default()
+            ..Reply::new(3_000)
         };
         assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2));
         row.lost = 1;

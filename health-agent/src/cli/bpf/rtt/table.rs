@@ -100,7 +100,6 @@ mod tests {
         let reply = Reply {
             rtt_ns: 22_000,
             remote_ns: 5_500,
-            has_delays: true,
             forward_ns: 9_000,
             back_ns: -1_200,
         };
