@@ -43,8 +43,7 @@ pub struct RttKey {
 /// Round-trip times along one path. All times in nanoseconds.
 ///
 /// Programs on several CPUs write it, one at a time: who has raised `lock` may, until it raises
-/// `version` too. The kernel copies a value for a reader from its first byte to its last, so a copy in
-/// which the two agree is of one moment: see [`RttRow::is_whole`].
+/// `version` too. For how to read it see [`RttRow::is_whole`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
@@ -251,10 +250,15 @@ impl RttRow {
         lock: 0,
     };
 
-    /// Whether this copy of a row is of one moment, and not of before and after a write. To be asked of
-    /// copies only, and to be answered by another copy.
-    pub const fn is_whole(&self) -> bool {
-        self.version == self.lock as u32
+    /// Whether this copy of a row is of one moment, given another that was begun once this one was there.
+    ///
+    /// The kernel copies the bytes of a value in no order that it promises (x86 does it by `rep movsb`, or
+    /// from the end where the addresses suggest it). So one copy in which `version` and `lock` agree may
+    /// hold what was changed before either was, or after. Of two copies that are alike, nothing can be
+    /// older than the version, which was there before the second was begun, nor younger than the lock, which
+    /// was still the same when the first was done.
+    pub fn is_whole(&self, next: &Self) -> bool {
+        self.version == self.lock as u32 && self == next
     }
 
     /// Makes the row empty, but for what its writers count.

@@ -23,9 +23,23 @@ pub const REDIRECT: i32 = 7;
 /// The device that test runs pretend to be at: the loopback.
 pub const IFINDEX: u32 = 1;
 
-/// Size of `struct __sk_buff`, and where its `gso_size` is (`linux/bpf.h`).
+/// Size of `struct __sk_buff`, and where some of its fields are (`linux/bpf.h`).
 const SK_BUFF_LEN: usize = 192;
+const SK_BUFF_TSTAMP: usize = 152;
 const SK_BUFF_GSO_SIZE: usize = 176;
+
+/// The context of a packet that the kernel stamped when it took it from the device: nanoseconds since 1970.
+pub fn stamped(at_ns: u64) -> Vec<u8> {
+    let mut context = vec![0; SK_BUFF_LEN];
+    context[SK_BUFF_TSTAMP..][..8].copy_from_slice(&at_ns.to_ne_bytes());
+    context
+}
+
+/// The time of day, nanoseconds since 1970.
+pub fn utc_ns() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.expect("a time after 1970").as_nanos() as u64
+}
 
 /// What became of a packet.
 #[derive(Debug, PartialEq, Eq)]
@@ -115,7 +129,12 @@ impl TestRun {
     pub fn run_offloaded(&self, program: &str, packet: &[u8], size: u32) -> Outcome {
         let mut context = [0; SK_BUFF_LEN];
         context[SK_BUFF_GSO_SIZE..][..4].copy_from_slice(&size.to_ne_bytes());
-        self.run_in_context(program, packet, Some(&context))
+        self.run_with(program, packet, &context)
+    }
+
+    /// Runs a program on a packet with a context, a `struct __sk_buff`.
+    pub fn run_with(&self, program: &str, packet: &[u8], context: &[u8]) -> Outcome {
+        self.run_in_context(program, packet, Some(context))
             .unwrap_or_else(|| {
                 panic!(
                     "the kernel takes no such test run of {} bytes",

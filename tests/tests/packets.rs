@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use health_agent::datapath::rtt::KernelRtt;
 use health_agent::mesh::exchange::ArrivalStore as _;
@@ -12,7 +13,7 @@ use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, bucket};
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
-use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun};
+use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, stamped, utc_ns};
 
 const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
 const HEALTH: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
@@ -855,6 +856,50 @@ fn a_probe_and_its_reply_make_a_round_trip() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
+    const LONG: Duration = Duration::from_millis(1);
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    // The round trip that was entered, and what it was at most: up to the stamp, and in all.
+    let round_trip = |sequence, stamp: fn(u64) -> u64| {
+        let before = Instant::now();
+        bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, sequence));
+        let (taken, stamped_ns, after) = (Instant::now(), utc_ns(), Instant::now());
+        while after.elapsed() < LONG {}
+        let reply = probe(Path::Host, 0, PROBE_ID, sequence);
+        bed.run_with("from_netdev", &reply, &stamped(stamp(stamped_ns)));
+        let row = rtt.row(key).expect("the map").expect("the row");
+        assert_eq!(row.samples, u64::from(sequence));
+        let entered = Duration::from_nanos(row.last_ns);
+        assert!(entered <= before.elapsed(), "{entered:?}");
+        (entered, after - before, taken.elapsed())
+    };
+    let mut sequence = 1;
+    loop {
+        let (entered, until_stamp, waited) = round_trip(sequence, |at| at);
+        sequence += 1;
+        // An older stamp is none: this machine was busy with something else.
+        if waited < Duration::from_millis(9) {
+            assert!(entered <= until_stamp, "{entered:?} of {until_stamp:?}");
+            break;
+        }
+    }
+    let elsewhere: [fn(u64) -> u64; 5] = [
+        |_| 0,
+        |_| 1,
+        |at| at + HOUR_NS,
+        |at| at - HOUR_NS,
+        |_| u64::MAX,
+    ];
+    for (sequence, stamp) in (sequence..).zip(elsewhere) {
+        let (entered, ..) = round_trip(sequence, stamp);
+        assert!(entered >= LONG, "{entered:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_lost_probe_is_counted_once_and_an_answered_one_is_not() {
     let bed = bed();
     let rtt = bed.datapath.rtt().expect("the rows");
@@ -1194,10 +1239,6 @@ fn a_reply_tells_the_remote_hosts_part_and_no_more_than_can_be() {
 fn one_way_delays_are_told_where_clocks_can_be_in_step() {
     let bed = bed();
     let (rtt, key) = host_row(&bed);
-    let utc_ns = || {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.expect("a time after 1970").as_nanos() as u64
-    };
     let reply = |sequence, flags, arrived: u64| {
         let probe = Probe {
             flags,

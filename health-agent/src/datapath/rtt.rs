@@ -151,10 +151,16 @@ pub(super) fn read_row(
     rows: &HashMap<MapData, RttKey, RttRow>,
     key: &RttKey,
 ) -> io::Result<Option<RttRow>> {
-    patiently(|| match rows.get(key, 0) {
-        Ok(row) => Ok(row.is_whole().then_some(Some(row))),
-        Err(MapError::KeyNotFound) => Ok(Some(None)),
+    let copy = || match rows.get(key, 0) {
+        Ok(row) => Ok(Some(row)),
+        Err(MapError::KeyNotFound) => Ok(None),
         Err(error) => Err(map_io(error)),
+    };
+    patiently(|| {
+        let (Some(first), Some(second)) = (copy()?, copy()?) else {
+            return Ok(Some(None));
+        };
+        Ok(first.is_whole(&second).then_some(Some(second)))
     })
 }
 

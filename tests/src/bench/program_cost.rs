@@ -37,6 +37,7 @@ pub(super) struct ProgramCost {
     /// The first packet: the others are as long.
     packet: Vec<u8>,
     count: u32,
+    context: Option<Vec<u8>>,
 }
 
 impl ProgramCost {
@@ -65,6 +66,7 @@ impl ProgramCost {
             front,
             packet: Vec::new(),
             count: 0,
+            context: None,
         };
         cost.set_packets(packets)?;
         Ok(cost)
@@ -83,6 +85,11 @@ impl ProgramCost {
         self.packet.clone_from(first);
         self.count = packets.len().try_into()?;
         Ok(())
+    }
+
+    /// Measures with this `struct __sk_buff` from now on, or with an empty one.
+    pub(super) fn set_context(&mut self, context: Option<Vec<u8>>) {
+        self.context = context;
     }
 
     /// Nanoseconds a pass with a program of the benchmarks behind the front, over `passes`.
@@ -112,6 +119,7 @@ impl ProgramCost {
         self.turn.set(0, [0, self.count], 0)?;
         let options = TestRunOptions {
             data_in: Some(&self.packet),
+            ctx_in: self.context.as_deref(),
             repeat: passes,
             ..TestRunOptions::new()
         };
