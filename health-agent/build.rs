@@ -49,7 +49,10 @@ fn outer() -> anyhow::Result<ExitCode> {
         // without operations on 32 bits. All kernels from 5.12 on have this one.
         .env("CARGO_UNSTABLE_PROFILE_RUSTFLAGS", "true")
         .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", "-Ctarget-cpu=v3")
-        .env("CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS", "-Ctarget-cpu=x86-64")
+        .env(
+            "CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS",
+            "-Ctarget-cpu=x86-64",
+        )
         // Progress of the inner cargo would show up as warnings of this package.
         .env("CARGO_TERM_QUIET", "true")
         .status()

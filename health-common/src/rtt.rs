@@ -43,7 +43,11 @@ pub struct RttKey {
 /// Round-trip times along one path. All times in nanoseconds.
 ///
 /// Programs on several CPUs write it, one at a time: who has raised `lock` may, until it raises
-/// `version` too. For how to read it see [`RttRow::is_whole`].
+/// `version` too. A reader takes two copies, one after the other: if they are alike and
+/// [unlocked](RttRow::is_unlocked), they are of one moment. One copy does not do, since the kernel copies the
+/// bytes of a value in no order that it promises (x86 by `rep movsb`, or from the end where the addresses
+/// suggest it). Of two, nothing is older than the version, which was there before the second copy was begun,
+/// nor younger than the lock, which had not changed when the first was done.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RttRow {
@@ -250,15 +254,10 @@ impl RttRow {
         lock: 0,
     };
 
-    /// Whether this copy of a row is of one moment, given another that was begun once this one was there.
-    ///
-    /// The kernel copies the bytes of a value in no order that it promises (x86 does it by `rep movsb`, or
-    /// from the end where the addresses suggest it). So one copy in which `version` and `lock` agree may
-    /// hold what was changed before either was, or after. Of two copies that are alike, nothing can be
-    /// older than the version, which was there before the second was begun, nor younger than the lock, which
-    /// was still the same when the first was done.
-    pub fn is_whole(&self, next: &Self) -> bool {
-        self.version == self.lock as u32 && self == next
+    /// Whether nobody was writing the row, as far as this copy tells.
+    #[inline(always)]
+    pub const fn is_unlocked(&self) -> bool {
+        self.version == self.lock as u32
     }
 
     /// Makes the row empty, but for what its writers count.

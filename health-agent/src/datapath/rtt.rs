@@ -161,7 +161,7 @@ pub(super) fn read_row(
         let (Some(first), Some(second)) = (copy()?, copy()?) else {
             return Ok(Some(None));
         };
-        Ok(first.is_whole(&second).then_some(Some(second)))
+        Ok((first.is_unlocked() && first == second).then_some(Some(second)))
     })
 }
 

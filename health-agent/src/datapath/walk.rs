@@ -64,9 +64,11 @@ pub(super) struct Walk {
     /// Entries that a batch must have room for.
     room: usize,
     place: Place,
+    /// Where the last batch began.
+    batch_place: Place,
     /// Where the last call of the kernel ended: the cursor that it left, or a key.
     cursor: Vec<u8>,
-    /// For what the next call leaves.
+    /// For what the next call leaves. After a batch: the cursor that it began at.
     next: Vec<u8>,
 }
 
@@ -87,6 +89,7 @@ impl Walk {
             size,
             room: fitting.clamp(1, MAX_ENTRIES),
             place: Place::Start,
+            batch_place: Place::Start,
             next: cursor.clone(),
             cursor,
         }
@@ -111,7 +114,45 @@ impl Walk {
         Ok(true)
     }
 
+    /// Reads the entries of `batch`, the last that was read, once more, into `again`: each in its former place
+    /// unless others came or went before it.
+    pub(super) fn read_again(
+        &mut self,
+        map: BorrowedFd<'_>,
+        batch: &Batch,
+        again: &mut Batch,
+    ) -> io::Result<()> {
+        if self.place == Place::AfterKey || self.batch_place == Place::AfterKey {
+            return self.read_keys(map, batch, again);
+        }
+        let cursor = (self.batch_place == Place::AfterBatch).then_some(&self.next[..]);
+        let mut end = vec![0; self.next.len()];
+        again.make_room(self.size, self.room);
+        let Batch { keys, values, .. } = again;
+        match sys::lookup_batch(map, cursor, &mut end, keys, values, self.room as u32) {
+            Ok((count, _)) => again.count = count as usize,
+            // The first bucket has become longer than all of them were.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn read_keys(&self, map: BorrowedFd<'_>, batch: &Batch, again: &mut Batch) -> io::Result<()> {
+        let EntrySize { key: len, value } = self.size;
+        again.make_room(self.size, batch.count);
+        for (key, _) in batch.entries() {
+            let slot = &mut again.values[again.count * value..][..value];
+            if sys::lookup(map, key, slot)? {
+                again.keys[again.count * len..][..len].copy_from_slice(key);
+                again.count += 1;
+            }
+        }
+        Ok(())
+    }
+
     fn read_batch(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
+        self.batch_place = self.place;
         let cursor = (self.place == Place::AfterBatch).then_some(&self.cursor[..]);
         let (count, is_end) = loop {
             batch.make_room(self.size, self.room);
@@ -133,6 +174,7 @@ impl Walk {
     }
 
     fn read_by_key(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
+        self.batch_place = Place::AfterKey;
         batch.make_room(self.size, self.room);
         let EntrySize { key, value } = self.size;
         while batch.count < self.room {

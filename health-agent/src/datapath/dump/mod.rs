@@ -177,12 +177,11 @@ impl Pinned {
     /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
         let mut torn = Vec::new();
-        let rows = self.rows(&layout::RTT, decode::<RttKey, RttRow>)?;
-        rows.each(|(key, row)| {
-            if row.is_whole() {
-                each(&key, &row);
-            } else {
-                torn.push(key);
+        OpenMap::open_as(&self.dir, &layout::RTT)?.each_twice(|key, copy, again| {
+            match decode::<RttKey, RttRow>(key, copy) {
+                Some((key, row)) if row.is_unlocked() && again == Some(copy) => each(&key, &row),
+                Some((key, _)) => torn.push(key),
+                None => {}
             }
         })?;
         if torn.is_empty() {
