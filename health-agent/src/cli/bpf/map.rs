@@ -10,6 +10,7 @@ use super::entry::{Entry, lines};
 use super::flow::FlowKey;
 use super::{ct, endpoint, inflight, metrics, nat, rtt, settings};
 use crate::cli::output::{Format, NONE, OutputArgs, table};
+use crate::datapath::clock;
 use crate::datapath::dump::{DumpError, MapInfo, Pinned};
 use crate::datapath::layout;
 
@@ -92,7 +93,7 @@ impl Dump<'_> {
             CT4 => self.print(pinned.conntrack().map(|all| only_v4(ct::entries(all)))),
             CT6 => self.print(pinned.conntrack().map(|all| only_v6(ct::entries(all)))),
             NAT4 | NAT6 => {
-                let now = nat::monotonic_ns()?;
+                let now = clock::now_ns();
                 let only = if self.name == NAT4 { only_v4 } else { only_v6 };
                 self.print(pinned.nat().map(|all| only(nat::entries(all, now))))
             }

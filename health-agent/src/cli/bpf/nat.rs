@@ -3,14 +3,13 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Context;
 use clap::Subcommand;
-use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 use super::entry::{Entry, Row, lines};
 use super::flow::{Direction, FlowKey};
 use crate::cli::output::OutputArgs;
+use crate::datapath::clock;
 use crate::datapath::dump::{Flow, Pinned, Translation};
 
 const EXAMPLES: &str = "\
@@ -30,19 +29,12 @@ pub enum NatCommand {
 impl NatCommand {
     pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
         let Self::List(args) = self;
-        let rows: Vec<Row<_, _>> = entries(pinned.nat()?, monotonic_ns()?)
+        let rows: Vec<Row<_, _>> = entries(pinned.nat()?, clock::now_ns())
             .into_iter()
             .map(Row::from)
             .collect();
         args.output.print_rows(&rows, lines)
     }
-}
-
-/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the datapath.
-pub(super) fn monotonic_ns() -> anyhow::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    let now = std::time::Duration::from(now);
-    Ok(now.as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
 /// Entries as they are shown at `now_ns`, sorted.
