@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::Diagnosis;
+use health_agent::api::types::{Diagnosis, Reachability};
 use health_agent::net::netns::NetNs;
+use jiff::Timestamp;
 use tests::relay::{Handling, Relay};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
@@ -14,7 +15,7 @@ const HOLD: Duration = Duration::from_millis(30);
 /// Answers of each target that tell what is usual.
 const USUAL: u64 = 30;
 /// Answers of each target for which a verdict has to stand.
-const LASTING: u64 = 60;
+const LASTING: u64 = 30;
 
 /// Four nodes that probe each other often, with all addresses answering.
 fn bed() -> anyhow::Result<Bed> {
@@ -44,7 +45,7 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     };
     let before = samples()?;
     ensure!(!before.is_empty(), "{} is not measured", of.name());
-    wait_for("answers", Duration::from_secs(30), || {
+    wait_for("answers", PATIENCE, || {
         let now = samples()?;
         let enough = now
             .iter()
@@ -94,52 +95,123 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
     Ok(relay)
 }
 
-#[test]
-#[ignore = "needs root"]
-fn exp_network() -> anyhow::Result<()> {
-    let bed = bed()?;
-    let relay = bed.relay(bed.node(2), Handling::pass())?;
-    exp(&bed, relay, 2)
+/// The time that a diagnosis says the round trips to be slow since.
+fn since(told: &str) -> anyhow::Result<Timestamp> {
+    let (_, rest) = told.split_once(", since ").context("since when?")?;
+    let time = rest.split([';', ',']).next().unwrap_or(rest);
+    Ok(time.parse()?)
 }
 
-#[test]
-#[ignore = "needs root"]
-fn exp_host() -> anyhow::Result<()> {
-    let bed = bed()?;
-    let relay = relay_to_stack(bed.node(2))?;
-    exp(&bed, relay, 2)
+/// Waits until `by` tells a latency shift of `of` with these words.
+fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
+    let mut last = None;
+    let told = wait_for(words, PATIENCE, || {
+        last = diagnosis(by, of)?;
+        let wanted =
+            |told: &Diagnosis| told.cause == "latency-shift" && told.message.contains(words);
+        Ok(last.clone().filter(wanted))
+    });
+    told.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))
 }
 
-fn exp(bed: &Bed, relay: Relay, slow: usize) -> anyhow::Result<()> {
-    let t = std::time::Instant::now();
-    wait_answers(bed.node(1), bed.node(slow), USUAL)?;
-    println!("{:?} usual", t.elapsed());
-    let show = |label: &str| -> anyhow::Result<()> {
-        println!("==== {label} {:?}", t.elapsed());
-        for by in bed.nodes() {
-            for of in bed.nodes() {
-                if let Some(d) = diagnosis(by, of)? {
-                    println!("{} of {}: {} {}", by.name(), of.name(), d.cause, d.message);
-                    for e in d.evidence {
-                        println!("      - {e}");
-                    }
-                }
-            }
-        }
-        Ok(())
-    };
-    show("before")?;
-    relay.set_hold(HOLD);
-    for i in 0..12 {
-        std::thread::sleep(Duration::from_millis(1000));
-        show(&format!("slow {i}"))?;
+/// Waits until `by` tells nothing of `of`, or nothing but this, which is returned.
+fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<Diagnosis>> {
+    let mut last = None;
+    let quiet = wait_for("no diagnosis", PATIENCE, || {
+        last = diagnosis(by, of)?;
+        let is_quiet = last
+            .as_ref()
+            .is_none_or(|told| but.is_some_and(|but| told.message.contains(but)));
+        Ok(is_quiet.then_some(()))
+    });
+    quiet.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))?;
+    Ok(last)
+}
+
+/// What others are to tell of a node whose packets are held.
+struct Told {
+    /// Where the time goes.
+    place: &'static str,
+    /// Targets that are slow, all addresses of the host first.
+    slow_targets: usize,
+    /// What the node itself tells of others, if anything.
+    by_itself: &'static str,
+}
+
+/// Slows the second node down and lets it go again.
+fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
+    let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
+    for by in [near, far] {
+        wait_answers(by, slow, USUAL)?;
+        wait_quiet(by, slow, None)?;
     }
-    println!("{}", bed.node(1).cli("status")?.stdout);
-    println!("{}", bed.node(1).cli("bpf rtt list -o wide")?.stdout);
+
+    let begin = Timestamp::now();
+    relay.set_hold(HOLD);
+    for by in [near, far] {
+        wait_told(by, slow, expected.place)?;
+    }
+    // It stands as long as the fault does.
+    wait_answers(near, slow, LASTING)?;
+    let told = wait_told(near, slow, expected.place)?;
+    println!("{}\n  - {}", told.message, told.evidence.join("\n  - "));
+    assert_eq!(told.evidence.len(), expected.slow_targets, "{told:#?}");
+    for told in told.evidence.iter().chain([&told.message]) {
+        let since = since(told)?;
+        // Told in whole seconds, and known to a tenth.
+        let earliest = begin - Duration::from_secs(2);
+        ensure!((earliest..Timestamp::now()).contains(&since), "{told}");
+    }
+    let status = near.status()?;
+    let node = status.nodes.iter().find(|n| n.name == slow.full_name());
+    let node = node.context("the node is not in the report")?;
+    assert_eq!(node.reachability(), Reachability::Degraded);
+    let shown = near.cli("status --verbose --node hnode2")?.success()?;
+    ensure!(
+        shown.contains(&format!("Diagnosis:   {}", told.message)),
+        "{shown}"
+    );
+
+    for by in [near, far, other] {
+        for of in [near, far, other] {
+            wait_quiet(by, of, None)?;
+        }
+        if let Some(told) = wait_quiet(slow, by, Some(expected.by_itself))? {
+            println!("by itself: {}", told.message);
+        }
+    }
+
     relay.set_hold(Duration::ZERO);
-    for i in 0..8 {
-        std::thread::sleep(Duration::from_millis(1000));
-        show(&format!("after {i}"))?;
+    for node in [near, far, other] {
+        wait_quiet(node, slow, None)?;
+        wait_quiet(slow, node, None)?;
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let relay = bed.relay(bed.node(2), Handling::pass())?;
+    let expected = Told {
+        place: "of the increase in the network",
+        slow_targets: 8,
+        by_itself: "of the increase in the network",
+    };
+    slow_down(&bed, &relay, &expected)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_slow_host_is_told_from_a_slow_network() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let relay = relay_to_stack(bed.node(2))?;
+    let expected = Told {
+        place: "of the increase in the peer's host; its health endpoint, for which eBPF answers, is as \
+                fast as before",
+        slow_targets: 4,
+        by_itself: "of the increase in this host",
+    };
+    slow_down(&bed, &relay, &expected)
 }

@@ -12,7 +12,7 @@ use super::super::target::Protocol;
 use super::{Context, PeerFacts, SHIFT_FACTOR, SHIFT_SAMPLES, TargetFacts, Verdict};
 
 /// Fewest round trips since a shift that tell where its time went.
-const SHIFT_TOLD_BY: u64 = 4;
+const SHIFT_TOLD_BY: u32 = 4;
 /// Round trips that may be of the shift when it is noticed: as many as make one.
 const NOTICED_BY: u64 = 8;
 /// Fewest round trips before a shift that tell what was usual.
@@ -47,8 +47,6 @@ pub(in crate::mesh) enum RequestPart {
 pub(in crate::mesh) struct Growth {
     /// In the peer's host, now.
     pub(in crate::mesh) remote: Duration,
-    /// In the peer's host, before.
-    pub(in crate::mesh) usual_remote: Duration,
     /// Of the round trip's growth, what the peer's host makes.
     pub(in crate::mesh) in_host: Duration,
     /// The rest.
@@ -138,7 +136,7 @@ impl ShiftWatch {
             connect,
             total,
         } = self.requests;
-        if u64::from(count) < SHIFT_TOLD_BY {
+        if count < SHIFT_TOLD_BY {
             return None;
         }
         let growth = (total / count).checked_sub(self.usual.p50)?;
@@ -156,13 +154,14 @@ impl ShiftWatch {
         let (first, last) = self.remote?;
         let samples = last.samples - first.samples;
         let usual_samples = first.samples.saturating_sub(NOTICED_BY);
-        if samples < SHIFT_TOLD_BY || usual_samples < USUAL_SAMPLES {
+        if samples < u64::from(SHIFT_TOLD_BY) || usual_samples < USUAL_SAMPLES {
             return None;
         }
         let mean = |sum: u64, samples: u64| Duration::from_nanos(sum / samples);
-        let remote = mean(last.sum_ns.checked_sub(first.sum_ns)?, samples);
+        let remote_sum = last.sum_ns.checked_sub(first.sum_ns)?;
+        let remote = mean(remote_sum, samples);
         let rtt = mean(last.rtt_sum_ns.checked_sub(first.rtt_sum_ns)?, samples);
-        let of_shift = NOTICED_BY.saturating_mul(first.smoothed_ns);
+        let of_shift = (remote_sum / samples).saturating_mul(NOTICED_BY);
         let usual_remote = mean(first.sum_ns.saturating_sub(of_shift), usual_samples);
         // Of a round trip, no more than all of it is in the host.
         let usual_remote = usual_remote.min(self.usual.p50);
@@ -170,7 +169,6 @@ impl ShiftWatch {
         let in_host = remote.saturating_sub(usual_remote).min(growth);
         Some(Growth {
             remote,
-            usual_remote,
             in_host,
             in_network: growth - in_host,
         })
@@ -178,18 +176,12 @@ impl ShiftWatch {
 }
 
 impl Shift {
-    /// Since when, and the time in the peer's host.
+    /// Since when, and the time in the peer's host now.
     pub(super) fn evidence(&self) -> String {
-        let since = format!(", since {:.0}", self.since);
-        let Some(growth) = self.growth else {
-            return since;
-        };
-        let Growth {
-            remote,
-            usual_remote,
-            ..
-        } = growth;
-        format!("{since}, in the peer's host {remote:.1?} now, {usual_remote:.1?} before")
+        let in_host = self.growth.map_or_else(String::new, |growth| {
+            format!(", {:.1?} of it in the peer's host", growth.remote)
+        });
+        format!(", since {:.0}{in_host}", self.since)
     }
 }
 
