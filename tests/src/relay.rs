@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use health_agent::net::netns::NetNs;
+use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{bind, setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
 use nix::{setsockopt_impl, sockopt_impl};
 use socket2::{Domain, Socket, Type};
 
@@ -25,8 +27,8 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 const LONGEST: usize = 1 << 17;
 /// Length of the header that carries what is still to be done to a packet (`struct virtio_net_hdr`).
 const VNET_HEADER_LEN: usize = 10;
-/// Time between two looks whether to end.
-const PAUSE_MS: u8 = 100;
+/// Most time between two looks whether to end.
+const PAUSE: Duration = Duration::from_millis(100);
 
 sockopt_impl!(
     /// Pass checksums and segments that are still to be made from one device to the other as they are.
@@ -52,18 +54,31 @@ type Drops = Box<dyn FnMut(&[u8]) -> bool + Send>;
 
 /// What a relay does to packets.
 pub struct Handling {
-    /// How long each packet is held, either way. Other than zero, it is waited for busily: on a CPU of
-    /// its own the relay is right to a microsecond.
+    /// How long each packet is held at first, either way.
     hold: Duration,
+    /// Whether it is waited for busily.
+    busy: bool,
     /// Which packets are swallowed.
     drops: Drops,
 }
 
 impl Handling {
-    /// Holds packets and loses none.
+    /// Holds packets and loses none. Other than zero, the time is waited for busily: on a CPU of its own
+    /// the relay is right to a microsecond.
     pub fn hold(hold: Duration) -> Self {
         Self {
             hold,
+            busy: !hold.is_zero(),
+            ..Self::pass()
+        }
+    }
+
+    /// Passes packets on at once, until it is [told](Relay::set_hold) to hold them. Sleeps until they are
+    /// due, and so leaves the CPU to others.
+    pub fn pass() -> Self {
+        Self {
+            hold: Duration::ZERO,
+            busy: false,
             drops: Box::new(|_| false),
         }
     }
@@ -72,16 +87,36 @@ impl Handling {
     /// header on.
     pub fn drop_if(drops: impl FnMut(&[u8]) -> bool + Send + 'static) -> Self {
         Self {
-            hold: Duration::ZERO,
             drops: Box::new(drops),
+            ..Self::pass()
         }
+    }
+}
+
+/// What a relay and its thread tell each other.
+#[derive(Debug, Default)]
+struct Shared {
+    /// How long packets are held that come from now on, nanoseconds.
+    hold_ns: AtomicU64,
+    /// Packets swallowed so far.
+    dropped: AtomicU64,
+}
+
+impl Shared {
+    fn set_hold(&self, hold: Duration) {
+        let ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
+        self.hold_ns.store(ns, Ordering::Relaxed);
+    }
+
+    fn hold(&self) -> Duration {
+        Duration::from_nanos(self.hold_ns.load(Ordering::Relaxed))
     }
 }
 
 /// A thread that carries packets between two devices of a namespace. Ends when it is dropped.
 #[derive(Debug)]
 pub struct Relay {
-    dropped: Arc<AtomicU64>,
+    shared: Arc<Shared>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -91,22 +126,23 @@ impl Relay {
     pub fn start(netns: &NetNs, devices: [&str; 2], handling: Handling) -> anyhow::Result<Self> {
         let [a, b] = devices;
         let ends = netns.run_in(|| anyhow::Ok([open(a)?, open(b)?]))??;
-        let dropped = Arc::new(AtomicU64::new(0));
+        let shared = Arc::new(Shared::default());
+        shared.set_hold(handling.hold);
         let stop = Arc::new(AtomicBool::new(false));
         let thread = thread::Builder::new().name("relay".to_owned()).spawn({
-            let (dropped, stop) = (dropped.clone(), stop.clone());
+            let (shared, stop) = (shared.clone(), stop.clone());
             move || {
-                let mut wire = Wire::new(ends, handling, &dropped);
+                let mut wire = Wire::new(ends, handling, &shared);
                 while !stop.load(Ordering::Relaxed) {
                     if let Err(error) = wire.turn() {
-                        tell(format_args!("the relay ends: {error}"));
+                        tell(format_args!("the relay ends: {error:#}"));
                         return;
                     }
                 }
             }
         })?;
         Ok(Self {
-            dropped,
+            shared,
             stop,
             thread: Some(thread),
         })
@@ -114,7 +150,12 @@ impl Relay {
 
     /// Packets swallowed so far.
     pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+        self.shared.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Holds packets that come from now on for so long, either way. None overtakes another.
+    pub fn set_hold(&self, hold: Duration) {
+        self.shared.set_hold(hold);
     }
 }
 
@@ -153,23 +194,23 @@ struct Wire<'a> {
     /// Packets received at an end, and when they are to leave at the other.
     held: [VecDeque<(Instant, Vec<u8>)>; 2],
     handling: Handling,
-    dropped: &'a AtomicU64,
+    shared: &'a Shared,
     buffer: Vec<u8>,
 }
 
 impl<'a> Wire<'a> {
-    fn new(ends: [Socket; 2], handling: Handling, dropped: &'a AtomicU64) -> Self {
+    fn new(ends: [Socket; 2], handling: Handling, shared: &'a Shared) -> Self {
         Self {
             ends,
             held: Default::default(),
             handling,
-            dropped,
+            shared,
             buffer: vec![0; LONGEST],
         }
     }
 
     /// Takes in what has come and lets go what is due; waits a while if that is nothing.
-    fn turn(&mut self) -> std::io::Result<()> {
+    fn turn(&mut self) -> anyhow::Result<()> {
         let mut received = false;
         for end in 0..2 {
             while let Some(len) = receive(&self.ends[end], &mut self.buffer)? {
@@ -179,9 +220,9 @@ impl<'a> Wire<'a> {
                     .get(VNET_HEADER_LEN..)
                     .is_some_and(&mut self.handling.drops)
                 {
-                    self.dropped.fetch_add(1, Ordering::Relaxed);
+                    self.shared.dropped.fetch_add(1, Ordering::Relaxed);
                 } else {
-                    let due = Instant::now() + self.handling.hold;
+                    let due = Instant::now() + self.shared.hold();
                     self.held[end].push_back((due, packet.to_vec()));
                 }
             }
@@ -193,12 +234,24 @@ impl<'a> Wire<'a> {
                 send(&self.ends[1 - end], &packet)?;
             }
         }
-        if self.handling.hold.is_zero() && !received {
-            let [a, b] = &self.ends;
-            let mut ends = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
-            poll(&mut ends, PAUSE_MS)?;
+        if !self.handling.busy && !received {
+            self.sleep()?;
         }
         Ok(())
+    }
+
+    /// Waits for a packet to come or to be due.
+    fn sleep(&self) -> anyhow::Result<()> {
+        let next = self.held.iter().filter_map(|held| held.front()).min();
+        let pause = next.map_or(PAUSE, |(due, _)| {
+            due.saturating_duration_since(Instant::now()).min(PAUSE)
+        });
+        let [a, b] = &self.ends;
+        let mut ends = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
+        match ppoll(&mut ends, Some(TimeSpec::from_duration(pause)), None) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait for packets"),
+        }
     }
 }
 

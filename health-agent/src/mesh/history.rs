@@ -10,7 +10,8 @@ use std::time::Duration;
 pub(super) const WINDOWS: [Duration; 3] = [SHORT, MIDDLE, LONGEST];
 const SHORT: Duration = Duration::from_secs(60);
 const MIDDLE: Duration = Duration::from_secs(600);
-const LONGEST: Duration = Duration::from_secs(3600);
+/// Nothing is kept for longer.
+pub(super) const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Unit of the times.
 const TICK: Duration = Duration::from_millis(100);

@@ -121,6 +121,21 @@ pub(super) fn attach(node: &str) -> anyhow::Result<()> {
     batch(FABRIC, &format!("link set {node} master br0\n"))
 }
 
+/// Puts two devices of the bridge's namespace in place of a node's link to it, for a relay to join:
+/// returns their names, the node's first.
+pub(super) fn open_wire(node: &str) -> anyhow::Result<[String; 2]> {
+    let [inner, port] = ["wire", "port"].map(|end| format!("{node}-{end}"));
+    batch(
+        FABRIC,
+        &format!(
+            "link add {inner} up type veth peer name {port}\n\
+             link set {port} master br0 up\n\
+             link set {node} nomaster\n"
+        ),
+    )?;
+    Ok([node.to_owned(), inner])
+}
+
 /// Gives the bridge an address on which servers can be run for the nodes.
 pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
     // What a namespace sends to its own addresses crosses its loopback.

@@ -20,11 +20,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use health_agent::api::types::HealthStatus;
+use health_agent::net::netns::NetNs;
 use nix::sys::signal::Signal;
 
 use self::agent::{AgentSpec, log_tail};
 use self::reachability::Expected;
 use crate::process::tell;
+use crate::relay::{Handling, Relay};
 
 pub use self::agent::binary as agent_binary;
 pub use self::certificates::{Authority, Signed};
@@ -256,6 +258,13 @@ impl Bed {
     /// Puts a node back on the bridge.
     pub fn reconnect(&self, node: &Node) -> anyhow::Result<()> {
         fabric::attach(node.name())
+    }
+
+    /// Has a relay carry all between a node and the others, from now on.
+    pub fn relay(&self, node: &Node, handling: Handling) -> anyhow::Result<Relay> {
+        let devices = fabric::open_wire(node.name())?;
+        let devices = devices.each_ref().map(String::as_str);
+        Relay::start(&NetNs::open(FABRIC)?, devices, handling)
     }
 
     fn expected(&self) -> Vec<Expected> {

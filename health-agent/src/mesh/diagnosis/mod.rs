@@ -257,16 +257,8 @@ impl Context<'_> {
         if let Some(&loss) = loss {
             return Some(Degraded::Loss(loss));
         }
-        let (recent, usual) = (target.trend.recent?, target.trend.usual?);
-        let least = match target.key.protocol {
-            Protocol::Icmp => self.thresholds.icmp_shift,
-            Protocol::Http => self.thresholds.http_shift,
-        };
-        let enough = recent.samples >= SHIFT_SAMPLES.0 && usual.samples >= SHIFT_SAMPLES.1;
-        let higher = recent.p50 >= usual.p50 * SHIFT_FACTOR && recent.p50 >= usual.p50 + least;
-        // Of two latencies that alternate, the higher is no shift.
-        let apart = recent.p25 > usual.p90;
-        (enough && higher && apart).then_some(Degraded::LatencyShift {
+        let (recent, usual) = self.shifted(target)?;
+        Some(Degraded::LatencyShift {
             recent: recent.p50,
             usual: usual.p50,
         })
@@ -353,7 +345,7 @@ impl Context<'_> {
                     format!("{on}: lost {}{counts}", Losses(&loss))
                 }
                 Degraded::LatencyShift { recent, usual } => format!(
-                    "{on}: median {recent:.1?} now, {usual:.1?} in the hour before{}",
+                    "{on}: median {recent:.1?} now, {usual:.1?} before{}",
                     target
                         .shift
                         .map_or_else(String::new, |shift| shift.evidence())

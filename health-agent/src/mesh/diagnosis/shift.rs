@@ -1,4 +1,5 @@
-//! Latency shifts: since when, and whether the time went to the peer's host or to the network.
+//! Latency shifts: since when, and whether the time went to the peer's host, to the network or to this
+//! host.
 
 use std::time::Duration;
 
@@ -6,11 +7,12 @@ use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
 use jiff::Timestamp;
 
+use super::super::history::{LONGEST, Latency};
 use super::super::target::Protocol;
-use super::{Context, PeerFacts, TargetFacts, Verdict};
+use super::{Context, PeerFacts, SHIFT_FACTOR, SHIFT_SAMPLES, TargetFacts, Verdict};
 
 /// Fewest round trips since a shift that tell where its time went.
-const REMOTE_SAMPLES: u64 = 4;
+const SHIFT_TOLD_BY: u32 = 4;
 /// Round trips that may be of the shift when it is noticed: as many as make one.
 const NOTICED_BY: u64 = 8;
 /// Fewest round trips before a shift that tell what was usual.
@@ -21,8 +23,23 @@ const USUAL_SAMPLES: u64 = 20;
 pub(in crate::mesh) struct Shift {
     /// When the first of the longer round trips began.
     pub(in crate::mesh) since: Timestamp,
-    /// How much of the time is spent where; `None` where peers do not tell, or not yet.
+    /// The round trips before it.
+    pub(in crate::mesh) usual: Latency,
+    /// Of echoes: how much of the time is spent where; `None` where peers do not tell, or not yet.
     pub(in crate::mesh) growth: Option<Growth>,
+    /// Of HTTP: which part of a request takes longer; `None` where that is not known, or not yet.
+    pub(in crate::mesh) slow_part: Option<(RequestPart, Duration)>,
+}
+
+/// A part of an HTTP request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::mesh) enum RequestPart {
+    /// From the uplink to the agent, of all that comes.
+    ThisHost,
+    /// On the way and in the stack of the peer's host.
+    Way,
+    /// In the peer's agent.
+    PeerAgent,
 }
 
 /// By how much round trips have grown, and where.
@@ -30,31 +47,66 @@ pub(in crate::mesh) struct Shift {
 pub(in crate::mesh) struct Growth {
     /// In the peer's host, now.
     pub(in crate::mesh) remote: Duration,
-    /// In the peer's host, before.
-    pub(in crate::mesh) usual_remote: Duration,
     /// Of the round trip's growth, what the peer's host makes.
     pub(in crate::mesh) in_host: Duration,
     /// The rest.
     pub(in crate::mesh) in_network: Duration,
 }
 
-/// A shift under way: what the rows of the datapath say of the time in the peer's host.
+/// A shift under way: where its time goes, by what the rows of the datapath say of the time in the peer's
+/// host, and by the parts of HTTP requests.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::mesh) struct ShiftWatch {
     since: Timestamp,
-    usual_rtt: Duration,
+    /// When it was noticed, since the mesh's start.
+    noticed: Duration,
+    usual: Latency,
     /// When the shift was noticed, and last.
     remote: Option<(RemoteTime, RemoteTime)>,
+    requests: Requests,
+}
+
+/// Sums over HTTP requests since a shift.
+#[derive(Clone, Copy, Debug, Default)]
+struct Requests {
+    count: u32,
+    /// From SYN to SYN-ACK, on the uplink.
+    handshake: Duration,
+    /// The same, as the agent sees it.
+    connect: Duration,
+    total: Duration,
 }
 
 impl ShiftWatch {
-    /// A shift of round trips that took `usual_rtt` before.
-    pub(in crate::mesh) fn new(since: Timestamp, usual_rtt: Duration) -> Self {
+    /// A shift, noticed at `noticed`, of round trips that were `usual` before.
+    pub(in crate::mesh) fn new(since: Timestamp, noticed: Duration, usual: Latency) -> Self {
         Self {
             since,
-            usual_rtt,
+            noticed,
+            usual,
             remote: None,
+            requests: Requests::default(),
         }
+    }
+
+    /// Whether the shift has become what is usual.
+    pub(in crate::mesh) fn is_outdated(&self, now: Duration) -> bool {
+        now.saturating_sub(self.noticed) >= LONGEST
+    }
+
+    /// Takes in an HTTP request: the time from SYN to SYN-ACK on the uplink, the same as the agent saw
+    /// it, and the time until the answer was there.
+    pub(in crate::mesh) fn note_request(
+        &mut self,
+        handshake: Duration,
+        connect: Duration,
+        total: Duration,
+    ) {
+        let requests = &mut self.requests;
+        requests.count += 1;
+        requests.handshake += handshake;
+        requests.connect += connect;
+        requests.total += total;
     }
 
     /// Takes in what the row says after a round trip.
@@ -70,29 +122,53 @@ impl ShiftWatch {
     pub(in crate::mesh) fn shift(&self) -> Shift {
         Shift {
             since: self.since,
+            usual: self.usual,
             growth: self.growth(),
+            slow_part: self.slow_part(),
         }
+    }
+
+    /// The part of a request that makes most of its growth.
+    fn slow_part(&self) -> Option<(RequestPart, Duration)> {
+        let Requests {
+            count,
+            handshake,
+            connect,
+            total,
+        } = self.requests;
+        if count < SHIFT_TOLD_BY {
+            return None;
+        }
+        let growth = (total / count).checked_sub(self.usual.p50)?;
+        // The answer takes the same way as the handshake, up to the agents.
+        let parts = [
+            (RequestPart::ThisHost, connect.saturating_sub(handshake) * 2),
+            (RequestPart::Way, handshake * 2),
+            (RequestPart::PeerAgent, total.saturating_sub(connect * 2)),
+        ];
+        let (part, time) = parts.into_iter().max_by_key(|(_, time)| *time)?;
+        Some((part, (time / count).min(growth)))
     }
 
     fn growth(&self) -> Option<Growth> {
         let (first, last) = self.remote?;
         let samples = last.samples - first.samples;
         let usual_samples = first.samples.saturating_sub(NOTICED_BY);
-        if samples < REMOTE_SAMPLES || usual_samples < USUAL_SAMPLES {
+        if samples < u64::from(SHIFT_TOLD_BY) || usual_samples < USUAL_SAMPLES {
             return None;
         }
         let mean = |sum: u64, samples: u64| Duration::from_nanos(sum / samples);
-        let remote = mean(last.sum_ns.checked_sub(first.sum_ns)?, samples);
+        let remote_sum = last.sum_ns.checked_sub(first.sum_ns)?;
+        let remote = mean(remote_sum, samples);
         let rtt = mean(last.rtt_sum_ns.checked_sub(first.rtt_sum_ns)?, samples);
-        let of_shift = NOTICED_BY.saturating_mul(first.smoothed_ns);
+        let of_shift = (remote_sum / samples).saturating_mul(NOTICED_BY);
         let usual_remote = mean(first.sum_ns.saturating_sub(of_shift), usual_samples);
         // Of a round trip, no more than all of it is in the host.
-        let usual_remote = usual_remote.min(self.usual_rtt);
-        let growth = rtt.checked_sub(self.usual_rtt)?;
+        let usual_remote = usual_remote.min(self.usual.p50);
+        let growth = rtt.checked_sub(self.usual.p50)?;
         let in_host = remote.saturating_sub(usual_remote).min(growth);
         Some(Growth {
             remote,
-            usual_remote,
             in_host,
             in_network: growth - in_host,
         })
@@ -100,41 +176,69 @@ impl ShiftWatch {
 }
 
 impl Shift {
+    /// Since when, and the time in the peer's host now.
     pub(super) fn evidence(&self) -> String {
-        self.growth.map_or_else(String::new, |growth| {
-            let Growth {
-                remote,
-                usual_remote,
-                ..
-            } = growth;
-            format!(", in the peer's host {remote:.1?} now, {usual_remote:.1?} before")
-        })
+        let in_host = self.growth.map_or_else(String::new, |growth| {
+            format!(", {:.1?} of it in the peer's host", growth.remote)
+        });
+        format!(", since {:.0}{in_host}", self.since)
     }
 }
 
 impl Context<'_> {
+    /// The newest round trips of a target and those before, if the newest are well above. While a shift is
+    /// known, those before it: the longer it lasts, the more usual it would seem.
+    pub(in crate::mesh) fn shifted(&self, target: &TargetFacts<'_>) -> Option<(Latency, Latency)> {
+        let recent = target.trend.recent?;
+        let usual = match target.shift {
+            Some(shift) => shift.usual,
+            None => target.trend.usual?,
+        };
+        let least = match target.key.protocol {
+            Protocol::Icmp => self.thresholds.icmp_shift,
+            Protocol::Http => self.thresholds.http_shift,
+        };
+        let enough = recent.samples >= SHIFT_SAMPLES.0 && usual.samples >= SHIFT_SAMPLES.1;
+        let higher = recent.p50 >= usual.p50 * SHIFT_FACTOR && recent.p50 >= usual.p50 + least;
+        // Of two latencies that alternate, the higher is no shift.
+        let apart = recent.p25 > usual.p90;
+        (enough && higher && apart).then_some((recent, usual))
+    }
+
     /// What a message adds to the times of a shift.
     pub(super) fn shift_told(&self, peer: &PeerFacts<'_>, target: &TargetFacts<'_>) -> String {
-        let mut told = String::new();
-        let growth = target.shift.and_then(|shift| {
-            told += &format!(", since {:.0}", shift.since);
-            shift.growth
-        });
-        let in_network = growth.filter(|growth| growth.in_network > growth.in_host);
-        match (growth, in_network) {
-            (_, Some(Growth { in_network, .. })) => {
-                told += &format!("; {in_network:.1?} of the increase in the network");
-            }
-            (Some(Growth { in_host, .. }), None) => {
-                told += &format!("; {in_host:.1?} of the increase in the peer's host");
-            }
-            (None, None) => {}
+        let Some(shift) = target.shift else {
+            return String::new();
+        };
+        let since = format!(", since {:.0}", shift.since);
+        let place = match (shift.growth, shift.slow_part) {
+            (Some(growth), _) => self.growth_told(growth, peer, target),
+            (None, Some((part, time))) => part_told(part, time),
+            (None, None) => String::new(),
+        };
+        since + &place
+    }
+
+    fn growth_told(
+        &self,
+        growth: Growth,
+        peer: &PeerFacts<'_>,
+        target: &TargetFacts<'_>,
+    ) -> String {
+        let Growth {
+            in_host,
+            in_network,
+            ..
+        } = growth;
+        if in_network > in_host {
+            return format!("; {in_network:.1?} of the increase in the network");
         }
-        if in_network.is_none() && self.is_of_the_stack_alone(peer, target) {
-            told += "; its health endpoint, for which eBPF answers, is as fast as before: suspect the \
-                     network stack and the interrupt load of the peer's host";
+        let told = format!("; {in_host:.1?} of the increase in the peer's host");
+        if !self.is_of_the_stack_alone(peer, target) {
+            return told;
         }
-        told
+        told + "; its health endpoint, for which eBPF answers, is as fast as before: suspect the network \
+                stack and the interrupt load of the peer's host"
     }
 
     /// Whether a host's address is slow by ICMP while its endpoint is not.
@@ -152,5 +256,24 @@ impl Context<'_> {
         endpoints.next().is_some_and(|endpoint| {
             matches!(endpoint.verdict, Verdict::Reachable) && self.degraded(endpoint).is_none()
         })
+    }
+}
+
+/// Where an HTTP request takes longer.
+fn part_told(part: RequestPart, time: Duration) -> String {
+    match part {
+        RequestPart::ThisHost => format!(
+            "; {time:.1?} of the increase in this host, between uplink and agent: suspect its own network \
+             stack and load"
+        ),
+        RequestPart::Way => {
+            format!(
+                "; {time:.1?} of the increase in the network or the network stack of the peer's host"
+            )
+        }
+        RequestPart::PeerAgent => format!(
+            "; {time:.1?} of the increase after the handshake: suspect the peer's agent and the load of its \
+             host"
+        ),
     }
 }

@@ -624,13 +624,16 @@ fn lost(lost: u32, probes: u32) -> Trend {
     }
 }
 
-fn shifted(recent_us: u64, usual_us: u64) -> Trend {
-    let latency = |us, samples| Latency {
+fn latency(us: u64, samples: u32) -> Latency {
+    Latency {
         samples,
         p25: Duration::from_micros(us * 9 / 10),
         p50: Duration::from_micros(us),
         p90: Duration::from_micros(us * 11 / 10),
-    };
+    }
+}
+
+fn shifted(recent_us: u64, usual_us: u64) -> Trend {
     Trend {
         recent: Some(latency(recent_us, 8)),
         usual: Some(latency(usual_us, 60)),
@@ -776,7 +779,7 @@ fn a_shift_is_told_with_where_the_time_goes() {
     let (usual, slow) = (300_000, 4_000_000);
     let shift = |remote_ns: u64, more: u64| {
         let since = "2026-11-21T10:02:11.7Z".parse().unwrap();
-        let mut watch = ShiftWatch::new(since, Duration::from_nanos(usual));
+        let mut watch = ShiftWatch::new(since, Duration::ZERO, latency(usual / 1000, 60));
         watch.note(remote_time(&[(100, usual, 20_000), (8, slow, remote_ns)]));
         watch.note(remote_time(&[
             (100, usual, 20_000),
@@ -806,8 +809,9 @@ fn a_shift_is_told_with_where_the_time_goes() {
         told(shift(20_000, 4), slow_too),
         format!("; 3.7ms of the increase in the network{others}")
     );
-    // Too few round trips since.
+    // Too few round trips since, of the endpoint as well.
     assert_eq!(told(shift(3_000_000, 3), slow_too), others);
+    assert_eq!(told(shift(3_000_000, 3), Trend::default()), "");
     // The endpoint of the same host is as fast as ever.
     let suspect = "; its health endpoint, for which eBPF answers, is as fast as before: suspect the \
                    network stack and the interrupt load of the peer's host";
@@ -821,13 +825,47 @@ fn a_shift_is_told_with_where_the_time_goes() {
     );
 }
 
+#[test]
+fn of_http_is_told_which_part_takes_longer() {
+    let ms = Duration::from_millis;
+    let told = |handshake, connect, total, requests| {
+        let since = "2026-11-21T10:02:11Z".parse().unwrap();
+        let mut watch = ShiftWatch::new(since, Duration::ZERO, latency(2000, 60));
+        for _ in 0..requests {
+            watch.note_request(ms(handshake), ms(connect), ms(total));
+        }
+        let rows = [(HOST4, Up, Up)];
+        let mut facts = targets(&rows);
+        facts[1].trend = shifted(total * 1000, 2000);
+        facts[1].shift = Some(watch.shift());
+        let diagnosis = with_context(|context| context.diagnose(&peer(&facts), None)).unwrap();
+        let on = "latency shift: HTTP to 172.30.0.3 port 4240 (host) of default/n3 takes 62.0ms now, \
+                  2.0ms before, since 2026-11-21T10:02:11Z";
+        diagnosis.message.strip_prefix(on).unwrap().to_owned()
+    };
+    assert_eq!(
+        told(0, 30, 62, 4),
+        "; 60.0ms of the increase in this host, between uplink and agent: suspect its own network stack \
+         and load"
+    );
+    assert_eq!(
+        told(30, 30, 62, 4),
+        "; 60.0ms of the increase in the network or the network stack of the peer's host"
+    );
+    assert_eq!(
+        told(0, 1, 62, 4),
+        "; 60.0ms of the increase after the handshake: suspect the peer's agent and the load of its host"
+    );
+    assert_eq!(told(0, 1, 62, 3), "");
+}
+
 proptest! {
     #[test]
     fn of_a_shift_the_host_makes_no_more_than_its_time(
-        usual in 1_u64..1_000_000_000,
+        usual in 1_u64..1_000_000,
         rows in prop::collection::vec((0_u64..1000, 0_u64..1_000_000_000, 0_u64..1_000_000_000), 0..6),
     ) {
-        let mut watch = ShiftWatch::new(jiff::Timestamp::UNIX_EPOCH, Duration::from_nanos(usual));
+        let mut watch = ShiftWatch::new(Timestamp::UNIX_EPOCH, Duration::ZERO, latency(usual, 60));
         for (samples, rtt_ns, remote_ns) in rows {
             watch.note(remote_time(&[(samples, rtt_ns, remote_ns.min(rtt_ns))]));
         }
@@ -850,6 +888,14 @@ fn a_shift_is_a_multiple_and_more_than_noise() {
     assert!(!degraded(0, shifted(900, 100)));
     assert!(!degraded(1, shifted(15_000, 1000)));
     assert!(degraded(1, shifted(30_000, 1000)));
+    // One that is known is measured by what was before it.
+    let mut facts = targets(&rows);
+    facts[0].trend = shifted(9000, 9000);
+    let known = ShiftWatch::new(Timestamp::UNIX_EPOCH, Duration::ZERO, latency(1000, 60));
+    facts[0].shift = Some(known.shift());
+    assert!(with_context(|context| context.degraded(&facts[0])).is_some());
+    facts[0].trend = shifted(1000, 9000);
+    assert!(with_context(|context| context.degraded(&facts[0])).is_none());
     let mut few = shifted(9000, 1000);
     few.usual.as_mut().unwrap().samples = 19;
     assert!(!degraded(0, few));

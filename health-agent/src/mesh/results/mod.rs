@@ -289,13 +289,11 @@ impl Results {
             known.smoothed = Some((before * (SMOOTHING - 1) + rtt) / SMOOTHING);
         }
         // To look at the whole history at each result would cost more than the probe.
-        if unusual || known.degraded.is_some() {
-            let degraded = self.known.get(id).and_then(|known| {
-                self.context().degraded(&TargetFacts {
-                    trend: known.trend(now),
-                    ..known.facts(now)
-                })
-            });
+        if unusual || known.degraded.is_some() || self.is_shifted(id) {
+            self.watch_shift(id, now);
+            let degraded = self
+                .judged(id, now)
+                .and_then(|facts| self.context().degraded(&facts));
             if let Some(known) = self.known.get_mut(id)
                 && known.degraded != degraded
             {
@@ -303,28 +301,39 @@ impl Results {
                 self.revision += 1;
                 known.revision = self.revision;
             }
-            self.watch_shift(id, now);
         }
+    }
+
+    /// What a target is judged by, trend and all.
+    fn judged(&self, id: TargetId, now: Duration) -> Option<TargetFacts<'_>> {
+        let known = self.known.get(id)?;
+        Some(TargetFacts {
+            trend: known.trend(now),
+            shift: self.shifts.get(id).map(ShiftWatch::shift),
+            ..known.facts(now)
+        })
     }
 
     /// Begins or ends to look where the time of a latency shift goes.
     fn watch_shift(&mut self, id: TargetId, now: Duration) {
-        let Some(known) = self.known.get(id) else {
-            return;
-        };
-        let Some(Degraded::LatencyShift { usual, .. }) = known.degraded else {
+        let watch = self.shifts.get(id);
+        if watch.is_some_and(|watch| watch.is_outdated(now)) {
+            self.shifts.remove(id);
+        }
+        let shifted = self
+            .judged(id, now)
+            .and_then(|facts| self.context().shifted(&facts));
+        let (Some((_, usual)), Some(known)) = (shifted, self.known.get(id)) else {
             self.shifts.remove(id);
             return;
         };
-        if self.shifts.contains_key(id) {
+        if self.is_shifted(id) {
             return;
         }
-        let trend = known.trend(now);
-        let level = trend.usual.map_or(usual, |usual| usual.p90);
-        let since = known.history.risen_since(level).unwrap_or(now);
+        let since = known.history.risen_since(usual.p90).unwrap_or(now);
         let wall_clock = Timestamp::now();
         let since = wall_clock.checked_sub(now.saturating_sub(since));
-        let watch = ShiftWatch::new(since.unwrap_or(wall_clock), usual);
+        let watch = ShiftWatch::new(since.unwrap_or(wall_clock), now, usual);
         self.shifts.insert(id, watch);
     }
 
@@ -394,6 +403,12 @@ impl Results {
         probed: Timestamp,
         answer: Answer,
     ) {
+        if let (Some(times), RttSource::Kernel) = (answer.http, answer.source)
+            && let Some(watch) = self.shifts.get_mut(id)
+        {
+            let [connect, total] = [times.connect_ns, times.total_ns].map(Duration::from_nanos);
+            watch.note_request(answer.rtt, connect, total);
+        }
         self.record(id, sent, probed, Ok(answer));
     }
 

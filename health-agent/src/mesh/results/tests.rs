@@ -253,3 +253,36 @@ fn lasting_loss_degrades_a_target_that_answers() {
     assert_eq!(history[0].last_results_ns.len(), LISTED_RESULTS);
     assert!(results.history(Some("default/b"), SECOND).is_empty());
 }
+
+#[test]
+fn a_latency_shift_is_told_while_it_lasts_and_for_an_hour() {
+    let (mut results, ids) = results();
+    let trip = |results: &mut Results, second: u64, ms: u64| {
+        for &id in &ids {
+            let (sent, probed) = at(second);
+            let answer = Answer {
+                rtt: Duration::from_millis(if id == ids[0] { ms } else { 1 }),
+                source: RttSource::Kernel,
+                http: None,
+            };
+            results.note(id, sent, Some(answer.rtt), sent);
+            results.answered(id, sent, probed, answer);
+        }
+        let report = results.report(SECOND * second as u32);
+        report.nodes[0].diagnosis.clone().map(|told| told.cause)
+    };
+    let mut run = |seconds: std::ops::Range<u64>, ms| {
+        let causes = seconds
+            .step_by(10)
+            .map(|second| trip(&mut results, second, ms));
+        causes.collect::<Vec<_>>()
+    };
+    let shift = Some("latency-shift".to_owned());
+    assert!(run(0..400, 1).iter().all(Option::is_none));
+    let causes = run(400..4000, 30);
+    assert_eq!(causes[8..], vec![shift.clone(); causes.len() - 8]);
+    // What has been so for an hour is usual.
+    assert_eq!(run(4000..4200, 30).last(), Some(&None));
+    assert_eq!(run(4200..4300, 90).last(), Some(&shift));
+    assert_eq!(run(4300..4350, 30).last(), Some(&None));
+}

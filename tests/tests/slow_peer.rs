@@ -1,0 +1,217 @@
+//! Round trips that take longer than they used to: told with the paths, since when, and whether the time
+//! goes to the network or to the peer's host; of nobody else, for as long as it lasts.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_agent::api::types::{Diagnosis, Reachability};
+use health_agent::net::netns::NetNs;
+use jiff::Timestamp;
+use tests::relay::{Handling, Relay};
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// How long packets are held: far above all that a busy machine adds to a round trip.
+const HOLD: Duration = Duration::from_millis(30);
+/// Answers of each target that tell what is usual.
+const USUAL: u64 = 30;
+/// Answers of each target for which a verdict has to stand.
+const LASTING: u64 = 30;
+
+/// Four nodes that probe each other often, with all addresses answering.
+fn bed() -> anyhow::Result<Bed> {
+    let bed = Bed::builder()
+        .nodes(4)
+        .ipv6(true)
+        .agent_args("--probe-interval 300ms --probe-timeout 300ms --path-mtu-interval off")
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    Ok(bed)
+}
+
+/// A node's diagnosis of another.
+fn diagnosis(by: &Node, of: &Node) -> anyhow::Result<Option<Diagnosis>> {
+    let status = by.status()?;
+    let peer = status.nodes.into_iter().find(|n| n.name == of.full_name());
+    Ok(peer.context("the node is not in the report")?.diagnosis)
+}
+
+/// Waits until each target of `of` was answered so many times more.
+fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
+    let samples = || -> anyhow::Result<Vec<u64>> {
+        let rows = by.listing(&format!("bpf rtt list --peer {}", of.name()))?;
+        let rows = rows.as_array().context("no rows")?;
+        let probed = rows.iter().filter(|row| row["protocol"] != "tcp");
+        Ok(probed.filter_map(|row| row["samples"].as_u64()).collect())
+    };
+    let before = samples()?;
+    ensure!(!before.is_empty(), "{} is not measured", of.name());
+    wait_for("answers", PATIENCE, || {
+        let now = samples()?;
+        let enough = now
+            .iter()
+            .zip(&before)
+            .all(|(now, old)| now - old >= answers);
+        Ok((now.len() == before.len() && enough).then_some(()))
+    })
+}
+
+/// Has what a node's stack receives on its own addresses held by a relay, behind the programs on its
+/// uplink. What its endpoints receive stays as it was.
+fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
+    let uplink: serde_json::Value = serde_json::from_str(&node.exec("ip -json link show eth0")?)?;
+    let mac = uplink[0]["address"].as_str().context("no MAC address")?;
+    for command in [
+        "ip link add late0 type veth peer name late1",
+        "ip link add late2 type veth peer name late3",
+    ] {
+        node.exec(command)?;
+    }
+    // The stack takes packets for its own that are addressed to the device they come by.
+    node.exec(&format!("ip link set late3 address {}", mac))?;
+    for device in ["late0", "late1", "late2", "late3"] {
+        node.exec(&format!("ip link set {device} addrgenmode none"))?;
+        node.exec(&format!("ip link set {device} up"))?;
+        node.exec(&format!("sysctl -q -w net.ipv4.conf.{device}.rp_filter=0"))?;
+    }
+    node.exec("sysctl -q -w net.ipv4.conf.all.rp_filter=0")?;
+    let relay = Relay::start(
+        &NetNs::open(node.name())?,
+        ["late1", "late2"],
+        Handling::pass(),
+    )?;
+    node.exec("tc qdisc add dev eth0 clsact")?;
+    let ipv6 = node.ipv6().context("the bed has IPv6")?;
+    let ipv4 = node.ipv4();
+    // Neighbour discovery stays with the device whose neighbours are asked for.
+    for matches in [
+        format!("ip u32 match ip dst {ipv4}"),
+        format!("ipv6 u32 match ip6 dst {ipv6} match ip6 protocol 6 0xff"),
+        format!("ipv6 u32 match ip6 dst {ipv6} match ip6 protocol 58 0xff match u8 128 0xff at 40"),
+    ] {
+        node.exec(&format!(
+            "tc filter add dev eth0 ingress protocol {matches} action mirred egress redirect dev late0"
+        ))?;
+    }
+    Ok(relay)
+}
+
+/// The time that a diagnosis says the round trips to be slow since.
+fn since(told: &str) -> anyhow::Result<Timestamp> {
+    let (_, rest) = told.split_once(", since ").context("since when?")?;
+    let time = rest.split([';', ',']).next().unwrap_or(rest);
+    Ok(time.parse()?)
+}
+
+/// Waits until `by` tells a latency shift of `of` with these words.
+fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
+    let mut last = None;
+    let told = wait_for(words, PATIENCE, || {
+        last = diagnosis(by, of)?;
+        let wanted =
+            |told: &Diagnosis| told.cause == "latency-shift" && told.message.contains(words);
+        Ok(last.clone().filter(wanted))
+    });
+    told.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))
+}
+
+/// Waits until `by` tells nothing of `of`, or nothing but this, which is returned.
+fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<Diagnosis>> {
+    let mut last = None;
+    let quiet = wait_for("no diagnosis", PATIENCE, || {
+        last = diagnosis(by, of)?;
+        let is_quiet = last
+            .as_ref()
+            .is_none_or(|told| but.is_some_and(|but| told.message.contains(but)));
+        Ok(is_quiet.then_some(()))
+    });
+    quiet.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))?;
+    Ok(last)
+}
+
+/// What others are to tell of a node whose packets are held.
+struct Told {
+    /// Where the time goes.
+    place: &'static str,
+    /// Targets that are slow, all addresses of the host first.
+    slow_targets: usize,
+    /// What the node itself tells of others, if anything.
+    by_itself: &'static str,
+}
+
+/// Slows the second node down and lets it go again.
+fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
+    let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
+    for by in [near, far] {
+        wait_answers(by, slow, USUAL)?;
+        wait_quiet(by, slow, None)?;
+    }
+
+    let begin = Timestamp::now();
+    relay.set_hold(HOLD);
+    for by in [near, far] {
+        wait_told(by, slow, expected.place)?;
+    }
+    // It stands as long as the fault does.
+    wait_answers(near, slow, LASTING)?;
+    let told = wait_told(near, slow, expected.place)?;
+    println!("{}\n  - {}", told.message, told.evidence.join("\n  - "));
+    assert_eq!(told.evidence.len(), expected.slow_targets, "{told:#?}");
+    for told in told.evidence.iter().chain([&told.message]) {
+        let since = since(told)?;
+        // Told in whole seconds, and known to a tenth.
+        let earliest = begin - Duration::from_secs(2);
+        ensure!((earliest..Timestamp::now()).contains(&since), "{told}");
+    }
+    let status = near.status()?;
+    let node = status.nodes.iter().find(|n| n.name == slow.full_name());
+    let node = node.context("the node is not in the report")?;
+    assert_eq!(node.reachability(), Reachability::Degraded);
+    let shown = near.cli("status --verbose --node hnode2")?.success()?;
+    ensure!(
+        shown.contains(&format!("Diagnosis:   {}", told.message)),
+        "{shown}"
+    );
+
+    for by in [near, far, other] {
+        for of in [near, far, other] {
+            wait_quiet(by, of, None)?;
+        }
+        if let Some(told) = wait_quiet(slow, by, Some(expected.by_itself))? {
+            println!("by itself: {}", told.message);
+        }
+    }
+
+    relay.set_hold(Duration::ZERO);
+    for node in [near, far, other] {
+        wait_quiet(node, slow, None)?;
+        wait_quiet(slow, node, None)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let relay = bed.relay(bed.node(2), Handling::pass())?;
+    let expected = Told {
+        place: "of the increase in the network",
+        slow_targets: 8,
+        by_itself: "of the increase in the network",
+    };
+    slow_down(&bed, &relay, &expected)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_slow_host_is_told_from_a_slow_network() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let relay = relay_to_stack(bed.node(2))?;
+    let expected = Told {
+        place: "of the increase in the peer's host; its health endpoint, for which eBPF answers, is as \
+                fast as before",
+        slow_targets: 4,
+        by_itself: "of the increase in this host",
+    };
+    slow_down(&bed, &relay, &expected)
+}
