@@ -62,6 +62,12 @@ pub struct CtEntry {
     pub tx_bytes: u64,
     /// When the entry may be collected: seconds of `CLOCK_MONOTONIC`.
     pub expires: u32,
+    /// Flag bits, of [`CtState`].
+    pub flags: u16,
+    /// Union of the TCP flags received.
+    pub rx_flags_seen: u8,
+    /// Union of the TCP flags sent.
+    pub tx_flags_seen: u8,
     /// When the last packet was received: seconds of `CLOCK_MONOTONIC`, 0 for never.
     pub last_rx: u32,
     /// When the last packet was sent: seconds of `CLOCK_MONOTONIC`, 0 for never.
@@ -70,12 +76,76 @@ pub struct CtEntry {
     pub source_identity: u32,
     /// Interface on which the flow was opened.
     pub ifindex: u32,
-    /// Flag bits; none is defined for ICMP.
-    pub flags: u16,
+}
+
+/// The three fields of an entry that change together, `flags`, `rx_flags_seen` and `tx_flags_seen`, as
+/// the one aligned word that they are in memory. Any CPU may change it, by compare-and-swap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CtState(u32);
+
+/// Where [`CtState`] stands in an entry, bytes.
+pub const CT_STATE_OFFSET: usize = core::mem::offset_of!(CtEntry, flags);
+
+const _: () = {
+    assert!(CT_STATE_OFFSET % 4 == 0);
+    assert!(core::mem::offset_of!(CtEntry, rx_flags_seen) == CT_STATE_OFFSET + 2);
+    assert!(core::mem::offset_of!(CtEntry, tx_flags_seen) == CT_STATE_OFFSET + 3);
+};
+
+impl CtState {
+    /// From the word in memory.
+    #[inline(always)]
+    pub const fn from_word(word: u32) -> Self {
+        Self(word)
+    }
+
+    /// The word in memory.
+    #[inline(always)]
+    pub const fn word(self) -> u32 {
+        self.0
+    }
+
+    /// From the fields of an entry.
+    #[inline(always)]
+    pub const fn new(flags: u16, rx_flags_seen: u8, tx_flags_seen: u8) -> Self {
+        let [a, b] = flags.to_ne_bytes();
+        Self(u32::from_ne_bytes([a, b, rx_flags_seen, tx_flags_seen]))
+    }
+
+    /// The flag bits.
+    #[inline(always)]
+    pub const fn flags(self) -> u16 {
+        let [a, b, _, _] = self.0.to_ne_bytes();
+        u16::from_ne_bytes([a, b])
+    }
+
     /// Union of the TCP flags received.
-    pub rx_flags_seen: u8,
+    #[inline(always)]
+    pub const fn rx_flags_seen(self) -> u8 {
+        self.0.to_ne_bytes()[2]
+    }
+
     /// Union of the TCP flags sent.
-    pub tx_flags_seen: u8,
+    #[inline(always)]
+    pub const fn tx_flags_seen(self) -> u8 {
+        self.0.to_ne_bytes()[3]
+    }
+}
+
+impl CtEntry {
+    /// The entry's flags as one word.
+    #[inline(always)]
+    pub const fn state(&self) -> CtState {
+        CtState::new(self.flags, self.rx_flags_seen, self.tx_flags_seen)
+    }
+
+    /// Sets the entry's flags.
+    #[inline(always)]
+    pub const fn set_state(&mut self, state: CtState) {
+        self.flags = state.flags();
+        self.rx_flags_seen = state.rx_flags_seen();
+        self.tx_flags_seen = state.tx_flags_seen();
+    }
 }
 
 crate::map_types!(Tuple4 = 16, Tuple6 = 40, CtEntry = 56);
