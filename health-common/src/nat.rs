@@ -194,7 +194,7 @@ impl PortSearch {
         }
         let place = tries - self.kept;
         let others = self.count - self.kept;
-        if others <= TRIES {
+        if others <= TRIES - self.kept {
             return if place < others {
                 Some(self.port(place))
             } else {
@@ -202,7 +202,10 @@ impl PortSearch {
             };
         }
         // An odd factor makes a permutation of the 32 parts.
-        let part = (place.wrapping_mul(self.random | 1) + (self.random >> 5)) % TRIES;
+        let part = place
+            .wrapping_mul(self.random | 1)
+            .wrapping_add(self.random >> 5)
+            % TRIES;
         let begin = part * others / TRIES;
         let end = (part + 1) * others / TRIES;
         // The golden ratio in 32 bits: spreads neighbours (Knuth, The Art of Computer Programming 6.4).
@@ -426,4 +429,263 @@ pub struct Inside {
     /// By how much the sum under the error's own checksum changes. With ICMPv6 the change of the outer
     /// address comes on top.
     pub around: Difference,
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::checksum::{fold, sum32};
+    use crate::ct::tests::{tuple4, tuple6};
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::vec::Vec;
+
+    fn candidates(ports: Ports, source: u16, random: u32) -> Vec<u16> {
+        let search = ports.search(source, random);
+        (0..u32::MAX).map_while(|i| search.candidate(i)).collect()
+    }
+
+    fn ports() -> impl Strategy<Value = Ports> {
+        prop_oneof![
+            any::<(u16, u16)>(),
+            (any::<u16>(), 0_u16..100).prop_map(|(min, more)| (min, min.saturating_add(more))),
+        ]
+        .prop_map(|(a, b)| Ports {
+            min: a.min(b),
+            max: a.max(b),
+        })
+    }
+
+    /// How many searches it takes on average, and how many tries, to give `flows` ports of `count`.
+    fn crowd(count: u16, flows: u32, source: impl Fn(u32) -> u16) -> (u32, u32) {
+        let ports = Ports {
+            min: 1024,
+            max: 1023 + count,
+        };
+        let mut used = BTreeSet::new();
+        let (mut searches, mut tries) = (0, 0);
+        let mut random = 1_u32;
+        for flow in 0..flows {
+            loop {
+                // Xorshift (Marsaglia, 2003).
+                random ^= random << 13;
+                random ^= random >> 17;
+                random ^= random << 5;
+                searches += 1;
+                let all = candidates(ports, source(flow), random);
+                let free = all.iter().position(|port| !used.contains(port));
+                tries += free.map_or(TRIES, |at| at as u32 + 1);
+                if let Some(at) = free {
+                    used.insert(all[at]);
+                    break;
+                }
+                assert!(searches < 100 * flows, "{} of {flows} found", used.len());
+            }
+        }
+        (searches, tries)
+    }
+
+    #[test]
+    fn flows_that_all_want_the_same_port_find_others_about_as_fast_as_by_chance() {
+        // Half full in the end: a port drawn at random is in use once in four on average.
+        let (searches, tries) = crowd(10_000, 5_000, |_| 4000);
+        assert_eq!(searches, 5_000);
+        assert!(tries < 3 * 5_000, "{tries}");
+    }
+
+    #[test]
+    fn flows_from_everywhere_find_ports_until_nearly_all_are_in_use() {
+        let (searches, tries) = crowd(10_000, 9_000, |flow| 30_000 + flow as u16);
+        assert!(searches < 9_000 + 200, "{searches}");
+        assert!(tries < 4 * 9_000, "{tries}");
+    }
+
+    #[test]
+    fn whoever_asks_again_gets_the_last_port() {
+        for count in [1, 31, 32, 33, 34, 50, 100, 300] {
+            for source in [1, 1024, 1023 + count] {
+                crowd(count, u32::from(count), |_| source);
+            }
+        }
+    }
+
+    #[test]
+    fn fields_stand_where_their_protocols_have_them() {
+        for protocol in [6, 17, 132] {
+            assert_eq!(port_at(protocol, End::Source), Some(0));
+            assert_eq!(port_at(protocol, End::Destination), Some(2));
+        }
+        for protocol in [1, 58] {
+            assert_eq!(port_at(protocol, End::Source), Some(4));
+            assert_eq!(port_at(protocol, End::Destination), Some(4));
+        }
+        assert_eq!(port_at(47, End::Source), None);
+        let field = |protocol| checksum_field(protocol).map(|f| (f.at, f.has_pseudo_header));
+        assert_eq!(field(6), Some((16, true)));
+        assert_eq!(field(17), Some((6, true)));
+        assert_eq!(field(1), Some((2, false)));
+        assert_eq!(field(58), Some((2, true)));
+        assert_eq!(field(132), None);
+        assert_eq!(field(47), None);
+        assert!(!can_change_port(132) && !can_change_port(47));
+        for protocol in [6, 17, 1, 58] {
+            assert!(can_change_port(protocol));
+        }
+    }
+
+    #[test]
+    fn a_udp_checksum_that_is_left_out_stays_so_and_none_becomes_so() {
+        let difference = Difference::of16(1, 2);
+        assert_eq!(difference.apply_optional(0), 0);
+        let to_zero = Difference::of16(0, 0xfffe);
+        assert_eq!(to_zero.apply(0xfffe), 0);
+        assert_eq!(to_zero.apply_optional(0xfffe), 0xffff);
+    }
+
+    fn checksum(words: &[u32]) -> u16 {
+        !fold64(sum32(words))
+    }
+
+    /// 0x0000 and 0xffff are the same number in one's complement.
+    fn normal(check: u16) -> u16 {
+        if check == 0xffff { 0 } else { check }
+    }
+
+    fn pair(first: u16, second: u16) -> u32 {
+        let ([a, b], [c, d]) = (first.to_ne_bytes(), second.to_ne_bytes());
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
+    proptest! {
+        #[test]
+        fn candidates_are_in_range_and_never_come_twice(ports in ports(), source: u16, random: u32) {
+            let all = candidates(ports, source, random);
+            prop_assert_eq!(all.len() as u32, ports.count().min(TRIES));
+            prop_assert!(all.iter().all(|&port| ports.contains(port)));
+            prop_assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len());
+            if ports.contains(source) {
+                prop_assert_eq!(all[0], source);
+            }
+        }
+
+        #[test]
+        fn a_range_upside_down_is_its_lowest_port(min: u16, max: u16, source: u16, random: u32) {
+            prop_assume!(max < min);
+            prop_assert_eq!(candidates(Ports { min, max }, source, random), [min]);
+        }
+
+        #[test]
+        fn each_entry_of_a_translation_leads_to_the_other(
+            four in tuple4(),
+            six in tuple6(),
+            addr_be: u32,
+            addr6_be: [u32; 4],
+            port_be: u16,
+        ) {
+            let out = Tuple4 { direction: TUPLE_OUT, ..four };
+            let outbound = NatEntry4 { addr_be, port_be, ..NatEntry4::default() };
+            let inbound = NatEntry4 {
+                addr_be: out.saddr_be,
+                port_be: out.sport_be,
+                ..NatEntry4::default()
+            };
+            let key = outbound.inbound_key(&out);
+            prop_assert_eq!(inbound.outbound_key(&key), out);
+            let sent = Tuple4 { saddr_be: addr_be, sport_be: port_be, ..out };
+            prop_assert_eq!(key, sent.reversed(), "the key is what a reply has");
+
+            let out = Tuple6 { direction: TUPLE_OUT, ..six };
+            let outbound = NatEntry6 { addr_be: addr6_be, port_be, ..NatEntry6::default() };
+            let inbound = NatEntry6 {
+                addr_be: out.saddr_be,
+                port_be: out.sport_be,
+                ..NatEntry6::default()
+            };
+            let key = outbound.inbound_key(&out);
+            prop_assert_eq!(inbound.outbound_key(&key), out);
+            let sent = Tuple6 { saddr_be: addr6_be, sport_be: port_be, ..out };
+            prop_assert_eq!(key, sent.reversed());
+        }
+
+        #[test]
+        fn an_applied_difference_is_the_recomputed_checksum(
+            rest in prop::collection::vec(any::<u32>(), 0..20),
+            old: ([u32; 4], u16),
+            new: ([u32; 4], u16),
+            other: u16,
+        ) {
+            let full = |(addr, port): ([u32; 4], u16)| checksum(&[&rest[..], &addr, &[pair(port, other)]].concat());
+            let change = Change::v6((&old.0, old.1), (&new.0, new.1));
+            let difference = change.address.and(change.port);
+            prop_assert_eq!(normal(difference.apply(full(old))), normal(full(new)));
+            // What the kernel does with the word: adds it to the sum.
+            let by_word = !fold64(u64::from(!full(old)) + u64::from(difference.word()));
+            prop_assert_eq!(normal(by_word), normal(full(new)));
+        }
+
+        /// A whole ICMP error is built twice, about the packet before and about the one after.
+        #[test]
+        fn an_error_with_a_translated_packet_has_the_checksums_of_one_made_about_it(
+            protocol in prop::sample::select(&[1_u8, 6, 17][..]),
+            old: (u32, u16),
+            new: (u32, u16),
+            peer: (u32, u16),
+            has_check: bool,
+            data: u32,
+        ) {
+            let build = |(addr, port): (u32, u16), given: Option<(u16, Option<u16>)>| {
+                let start = [0x45, u32::from(protocol), addr, peer.0];
+                let ip_check = given.map_or_else(|| checksum(&start), |(check, _)| check);
+                let ports = pair(port, peer.1);
+                let covered = match protocol {
+                    1 => checksum(&[ports, data]),
+                    _ => checksum(&[addr, peer.0, ports, data]),
+                };
+                let has_check = has_check || protocol != 17;
+                let check = match given {
+                    Some((_, check)) => check.unwrap(),
+                    None if has_check => if covered == 0 { 0xffff } else { covered },
+                    None => 0,
+                };
+                let bytes = [&start[..], &[u32::from(ip_check), ports, data, u32::from(check)]].concat();
+                (ip_check, check, checksum(&bytes))
+            };
+            let (ip_check, check, around) = build(old, None);
+            let inside = Change::v4(old, new).inside(protocol, Some(ip_check), Some(check));
+            let (new_ip_check, new_check) = (inside.ip_check.unwrap(), inside.transport_check.unwrap());
+            let (expected_ip_check, expected_check, _) = build(new, None);
+            prop_assert_eq!(normal(new_ip_check), normal(expected_ip_check));
+            prop_assert_eq!(normal(new_check), normal(expected_check));
+            prop_assert_eq!(new_check == 0 && protocol == 17, check == 0);
+            let (_, _, expected) = build(new, Some((new_ip_check, Some(new_check))));
+            prop_assert_eq!(normal(inside.around.apply(around)), normal(expected));
+        }
+
+        #[test]
+        fn an_error_that_ends_before_the_inner_checksum_keeps_its_own_right(
+            old: ([u32; 4], u16),
+            new: ([u32; 4], u16),
+            rest: u16,
+        ) {
+            let full = |(addr, port): ([u32; 4], u16)| checksum(&[&addr[..], &[pair(port, rest)]].concat());
+            let inside = Change::v6((&old.0, old.1), (&new.0, new.1)).inside(6, None, None);
+            prop_assert_eq!((inside.ip_check, inside.transport_check), (None, None));
+            prop_assert_eq!(normal(inside.around.apply(full(old))), normal(full(new)));
+        }
+
+        #[test]
+        fn a_scaled_number_is_below_the_count(number in 0_u32..=0xffff, count in 1_u32..=65536) {
+            prop_assert!(scale(number, count) < count);
+        }
+    }
+
+    #[test]
+    fn a_difference_of_nothing_changes_no_sum() {
+        for check in [1, 0x1234, 0xfffe] {
+            assert_eq!(Difference::default().apply(check), check);
+            assert_eq!(Difference::of32(7, 7).apply(check), check);
+            assert_eq!(fold(Difference::of32(7, 7).word()), 0xffff);
+        }
+    }
 }
