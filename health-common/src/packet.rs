@@ -179,12 +179,13 @@ impl Transport {
     #[inline(always)]
     fn read_icmp(icmp: u8, kind: u8, id_be: u16) -> Self {
         let (request, reply, is_error) = if icmp == PROTOCOL_ICMP {
-            let is_error = kind == ICMP_UNREACHABLE
-                || kind == ICMP_TIME_EXCEEDED
-                || kind == ICMP_PARAMETER_PROBLEM;
+            let is_error = matches!(
+                kind,
+                ICMP_UNREACHABLE | ICMP_TIME_EXCEEDED | ICMP_PARAMETER_PROBLEM
+            );
             (ICMP_ECHO_REQUEST, ICMP_ECHO_REPLY, is_error)
         } else {
-            let is_error = kind >= ICMPV6_UNREACHABLE && kind <= ICMPV6_PARAMETER_PROBLEM;
+            let is_error = matches!(kind, ICMPV6_UNREACHABLE..=ICMPV6_PARAMETER_PROBLEM);
             (ICMPV6_ECHO_REQUEST, ICMPV6_ECHO_REPLY, is_error)
         };
         let message = match kind {

@@ -196,7 +196,7 @@ pub struct CtState(u32);
 pub const CT_STATE_OFFSET: usize = core::mem::offset_of!(CtEntry, flags);
 
 const _: () = {
-    assert!(CT_STATE_OFFSET % 4 == 0);
+    assert!(CT_STATE_OFFSET.is_multiple_of(4));
     assert!(core::mem::offset_of!(CtEntry, rx_flags_seen) == CT_STATE_OFFSET + 2);
     assert!(core::mem::offset_of!(CtEntry, tx_flags_seen) == CT_STATE_OFFSET + 3);
 };
