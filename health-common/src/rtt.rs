@@ -360,30 +360,42 @@ impl RttRow {
 
     /// Several of the same at once, given in ascending order.
     pub fn percentiles_ns<const N: usize>(&self, percents: [f64; N]) -> Option<[u64; N]> {
-        // No more than 208 times 65 535.
-        let total: u32 = self.histogram.iter().map(|&n| u32::from(n)).sum();
-        if total == 0 {
-            return None;
-        }
-        let targets = percents.map(|percent| percent / 100.0 * f64::from(total));
-        let mut values = [self.max_ns; N];
-        let mut next = 0;
-        let mut seen = 0;
-        for (index, &count) in self.histogram.iter().enumerate() {
-            if count == 0 {
-                continue;
-            }
-            seen += u32::from(count);
-            while next < N && f64::from(seen) >= targets[next] {
-                values[next] = bucket_value(index).clamp(self.min_ns, self.max_ns);
-                next += 1;
-            }
-            if next == N {
-                break;
-            }
-        }
-        Some(values)
+        let buckets = self.histogram.iter().copied().enumerate();
+        percentiles_ns(buckets, percents)
+            .map(|values| values.map(|value| value.clamp(self.min_ns, self.max_ns)))
     }
+}
+
+/// The values below which so many percent of the samples lie, of which `buckets` tells how many are in
+/// which [`bucket`], in ascending order as the percents are. Within 6.25 % from 1 us on; `None` without
+/// samples.
+pub fn percentiles_ns<const N: usize>(
+    buckets: impl Iterator<Item = (usize, u16)> + Clone,
+    percents: [f64; N],
+) -> Option<[u64; N]> {
+    // No more than 208 times 65 535.
+    let total: u32 = buckets.clone().map(|(_, count)| u32::from(count)).sum();
+    if total == 0 {
+        return None;
+    }
+    let targets = percents.map(|percent| percent / 100.0 * f64::from(total));
+    let mut values = [0; N];
+    let mut next = 0;
+    let mut seen = 0;
+    for (index, count) in buckets {
+        if count == 0 {
+            continue;
+        }
+        seen += u32::from(count);
+        while next < N && f64::from(seen) >= targets[next] {
+            values[next] = bucket_value(index);
+            next += 1;
+        }
+        if next == N {
+            break;
+        }
+    }
+    Some(values)
 }
 
 /// The histogram bucket of a round trip.

@@ -1,8 +1,20 @@
 //! Round-trip times as the command line shows them: with and without an agent.
 
+use std::io::{BufRead as _, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+
 use anyhow::Context as _;
+use aya::maps::{HashMap, Map, MapData};
+use health_agent::datapath::layout;
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
 use nix::sys::signal::Signal;
-use tests::bed::Node;
+use tests::bed::{Node, agent_binary};
+use tests::process::run;
+use tests::testrun::TestRun;
 use tests::{Bed, PATIENCE, wait_for};
 
 fn bed() -> anyhow::Result<Bed> {
@@ -107,5 +119,165 @@ fn rows_are_reset_by_name_alone_and_listed_without_an_agent() -> anyhow::Result<
     let all = node.cli("bpf rtt reset --all")?.success()?;
     assert_eq!(all, format!("{} rows reset\n", before.len()));
     assert_eq!(others(&rows(node, "")?), 0);
+    Ok(())
+}
+
+/// Rows of a map that no program writes.
+struct Rows {
+    bed: TestRun,
+    map: HashMap<MapData, RttKey, RttRow>,
+}
+
+impl Rows {
+    fn new() -> anyhow::Result<Self> {
+        let bed = TestRun::load();
+        let map = MapData::from_pin(bed.location.pins().join(layout::RTT.name))?;
+        let map = HashMap::try_from(Map::from_map_data(map)?)?;
+        Ok(Self { bed, map })
+    }
+
+    fn key(address: Ipv4Addr) -> RttKey {
+        RttKey {
+            peer: IpAddr::from(address).into(),
+            path: Path::Host as u8,
+            protocol: PROTOCOL_ICMP,
+            pad: 0,
+        }
+    }
+
+    fn command(&self, words: &str) -> anyhow::Result<Command> {
+        let mut command = Command::new(agent_binary()?);
+        command
+            .args(["--instance", &self.bed.location.instance, "--bpf-root"])
+            .arg(&self.bed.location.bpf_root)
+            .args(words.split_whitespace());
+        Ok(command)
+    }
+}
+
+/// A listing that goes on, by line.
+struct Watch {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watch {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take().context("no output")?;
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { child, lines })
+    }
+
+    /// The next line, as JSON.
+    fn next(&self) -> anyhow::Result<serde_json::Value> {
+        let line = self.lines.recv_timeout(PATIENCE).context("no line")?;
+        serde_json::from_str(&line).with_context(|| format!("not JSON: {line:?}"))
+    }
+
+    /// The first line that tells of something, after any number of which each tells of nothing.
+    fn next_change(&self) -> anyhow::Result<serde_json::Value> {
+        loop {
+            let row = self.next()?;
+            if row["samples"] != 0 || row["lost"] != 0 {
+                return Ok(row);
+            }
+            assert_eq!(row["p50-ns"], serde_json::Value::Null, "{row}");
+            assert_eq!(row["histogram-ns"], serde_json::json!([]), "{row}");
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn differences_are_of_what_came_since_the_look_before_and_never_negative() -> anyhow::Result<()> {
+    let mut rows = Rows::new()?;
+    let key = Rows::key(Ipv4Addr::new(10, 9, 8, 7));
+    let mut row = RttRow::EMPTY;
+    (0..100).for_each(|at| row.record(50_000_000, at, 0, SOURCE_KERNEL));
+    row.lost = 5;
+    rows.map.insert(key, row, 0)?;
+    let mut command = rows.command("bpf rtt list --numeric -o jsonl --watch=0.1 --delta")?;
+    let watch = Watch::start(&mut command)?;
+    // What was before does not count.
+    assert_eq!(watch.next()?["samples"], 0);
+
+    (0..3).for_each(|at| row.record(20_000, at, 0, SOURCE_KERNEL));
+    row.lost += 1;
+    rows.map.insert(key, row, 0)?;
+    let change = watch.next_change()?;
+    assert_eq!(change["samples"], 3);
+    assert_eq!(change["lost"], 1);
+    assert_eq!(change["loss-ratio"], 0.25);
+    assert_eq!(change["mean-ns"], 20_000);
+    assert_eq!(change["min-ns"], 20_000, "a record");
+    let p99 = change["p99-ns"].as_u64().context("no percentile")?;
+    assert!(p99.abs_diff(20_000) <= 1_250, "{change}");
+    assert_eq!(
+        change["histogram-ns"],
+        serde_json::json!([[18_432, 20_480, 3]])
+    );
+
+    let reset = run(&mut rows.command("bpf rtt reset --all")?)?.success()?;
+    assert_eq!(reset, "1 row reset\n");
+    let mut anew = rows.map.get(&key, 0)?;
+    assert_eq!(anew.samples, 0);
+    anew.record(7_000, 1, 0, SOURCE_KERNEL);
+    rows.map.insert(key, anew, 0)?;
+    let change = watch.next_change()?;
+    assert_eq!(change["samples"], 1);
+    assert_eq!(change["lost"], 0);
+    assert_eq!(change["max-ns"], 7_000);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_listing_of_very_many_rows_has_each_of_them_in_aligned_columns() -> anyhow::Result<()> {
+    const ROWS: u32 = 10_000;
+    let mut rows = Rows::new()?;
+    let first = Ipv4Addr::new(10, 128, 0, 0).to_bits();
+    for number in 0..ROWS {
+        let mut row = RttRow::EMPTY;
+        row.record(u64::from(1_000 + 977 * number), 1, 0, SOURCE_KERNEL);
+        rows.map
+            .insert(Rows::key(Ipv4Addr::from_bits(first + number)), row, 0)?;
+    }
+    let table = run(&mut rows.command("bpf rtt list --numeric -o wide")?)?.success()?;
+    let header = table.lines().next().context("no header")?;
+    let path = header.find("PATH").context("no column")?;
+    let p50 = header.find("P50").context("no column")?;
+    assert_eq!(table.lines().count(), 1 + ROWS as usize);
+    for (line, number) in table.lines().skip(1).zip(0..) {
+        assert!(line.starts_with(&Ipv4Addr::from_bits(first + number).to_string()));
+        assert_eq!(&line[path..path + 4], "host", "{line}");
+        // A column to the left has micro signs, which take two bytes and one place.
+        let text: String = line.chars().skip(p50 - 1).take(2).collect();
+        assert!(text.starts_with(' ') && !text.ends_with(' '), "{line}");
+    }
+    let json = run(&mut rows.command("bpf rtt list --numeric --sort max -o json")?)?.success()?;
+    let json: Vec<serde_json::Value> = serde_json::from_str(&json)?;
+    assert_eq!(json.len(), ROWS as usize);
+    let longest = json.iter().map(|row| row["max-ns"].as_u64());
+    assert!(longest.is_sorted_by(|a, b| a > b));
+    let arguments = run(&mut rows.command("bpf rtt list --delta")?)?;
+    assert_eq!(arguments.code, Some(2), "{arguments:?}");
     Ok(())
 }

@@ -5,6 +5,7 @@ pub mod liveness;
 pub mod monitor;
 mod node_feed;
 pub mod rtt;
+pub mod rtt_summary;
 mod serve;
 pub mod server;
 pub mod socket;

@@ -8,12 +8,11 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{
-    HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL,
-    SOURCE_SOCKET, bucket_bounds,
+    PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, SOURCE_KERNEL, SOURCE_SOCKET,
 };
-use serde::ser::SerializeSeq as _;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
+use super::rtt_summary::{Histogram, RttSummary};
 use super::server::Source;
 use super::types::{NodeList, short_duration};
 use crate::net::clock::{self, ClockState};
@@ -31,7 +30,7 @@ pub(super) fn write_all(source: &impl Source, out: &mut dyn Write) -> io::Result
         let entry = RttEntry {
             node: names.get(&path.peer).map(String::as_str),
             path,
-            figures: RttFigures::new(row, clock),
+            figures: RttFigures::new(row.into(), clock),
         };
         Ok(serde_json::to_writer(&mut *out, &entry)?)
     })?;
@@ -176,52 +175,51 @@ pub struct RttFigures {
 
 impl RttFigures {
     /// What `row` says, its delays of directions by this host's `clock`.
-    pub fn new(row: &RttRow, clock: Option<ClockState>) -> Self {
-        let known = |ns| (row.samples > 0).then_some(ns);
+    pub fn new(row: RttSummary, clock: Option<ClockState>) -> Self {
         let remote = |ns| (row.remote.samples > 0).then_some(ns);
         let one_way = |ns| (row.one_way.samples > 0).then_some(ns);
         let (forward, back) = (row.one_way.forward, row.one_way.back);
         let clock = clock.filter(|_| row.one_way.samples > 0);
         let synchronised = clock.filter(|clock| clock.synchronised);
-        let probes = row.samples + row.lost;
         let percentiles = row.percentiles_ns([50.0, 90.0, 99.0]);
+        let source = match row.source {
+            SOURCE_KERNEL => Some("kernel"),
+            SOURCE_SOCKET => Some("socket"),
+            _ => None,
+        };
         Self {
-            source: match row.source {
-                SOURCE_KERNEL => Some("kernel"),
-                SOURCE_SOCKET => Some("socket"),
-                _ => None,
-            },
+            source: source.filter(|_| row.samples > 0),
             samples: row.samples,
             lost: row.lost,
-            loss_ratio: (probes > 0).then(|| ratio(row.lost as f64 / probes as f64)),
+            loss_ratio: row.loss_ratio().map(ratio),
             late: row.late,
             duplicates: row.duplicates,
-            last_ns: known(row.last_ns),
-            min_ns: known(row.min_ns),
+            last_ns: row.last_ns(),
+            min_ns: row.min_ns(),
             mean_ns: row.mean_ns(),
             p50_ns: percentiles.map(|[p50, _, _]| p50),
             p90_ns: percentiles.map(|[_, p90, _]| p90),
             p99_ns: percentiles.map(|[_, _, p99]| p99),
-            max_ns: known(row.max_ns),
-            smoothed_ns: known(row.smoothed_ns),
-            jitter_ns: known(row.jitter_ns),
+            max_ns: row.max_ns(),
+            smoothed_ns: row.known(row.smoothed_ns),
+            jitter_ns: row.jitter_ns(),
             remote_samples: row.remote.samples,
             remote_last_ns: remote(row.remote.last_ns),
             remote_mean_ns: row.remote.sum_ns.checked_div(row.remote.samples),
             remote_smoothed_ns: remote(row.remote.smoothed_ns),
-            remote_max_ns: remote(row.remote.max_ns),
-            network_share: row.remote.network_share().map(ratio),
+            remote_max_ns: row.remote.max_ns,
+            network_share: row.network_share().map(ratio),
             one_way_samples: row.one_way.samples,
             forward_last_ns: one_way(forward.last_ns),
-            forward_min_ns: one_way(forward.min_ns),
+            forward_min_ns: forward.min_ns,
             forward_smoothed_ns: one_way(forward.smoothed_ns),
             back_last_ns: one_way(back.last_ns),
-            back_min_ns: one_way(back.min_ns),
+            back_min_ns: back.min_ns,
             back_smoothed_ns: one_way(back.smoothed_ns),
             clock_synchronised: clock.map(|clock| clock.synchronised),
             clock_error_ns: synchronised.map(|clock| nanoseconds(clock.estimated_error_us)),
             clock_max_error_ns: synchronised.map(|clock| nanoseconds(clock.max_error_us)),
-            histogram_ns: Histogram(row.histogram),
+            histogram_ns: row.histogram,
         }
     }
 
@@ -286,30 +284,6 @@ impl fmt::Display for RttFigures {
             }
         }
         Ok(())
-    }
-}
-
-/// Counts by bucket; as JSON, a triple for each that is not empty: from and up to, nanoseconds, and how
-/// many. The last bucket has no end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Histogram(pub [u16; HISTOGRAM_BUCKETS]);
-
-impl Histogram {
-    /// The buckets that are not empty, in ascending order.
-    pub fn buckets(&self) -> impl Iterator<Item = (usize, u16)> {
-        let counts = self.0.iter().copied().enumerate();
-        counts.filter(|&(_, count)| count > 0)
-    }
-}
-
-impl Serialize for Histogram {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut sequence = serializer.serialize_seq(None)?;
-        for (index, count) in self.buckets() {
-            let (low, high) = bucket_bounds(index);
-            sequence.serialize_element(&(low, (high < u64::MAX).then_some(high), count))?;
-        }
-        sequence.end()
     }
 }
 

@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use comfy_table::{Row, Table, presets};
 use serde::Serialize;
 use serde_saphyr::SerializeError;
+use tabwriter::TabWriter;
 
 /// Spaces between two columns.
-const COLUMN_GAP: u16 = 3;
+const COLUMN_GAP: usize = 3;
 
 /// The flag of commands that print.
 #[derive(Args, Clone, Copy, Debug)]
@@ -119,20 +119,51 @@ pub(super) fn print_more(
     }
 }
 
-/// A table: upper-case headers, columns three spaces apart, a final newline.
-pub(super) fn table<R: Into<Row>>(
-    header: impl Into<Row>,
+/// A table: upper-case headers, columns three spaces apart, a final newline. A cell of several lines
+/// makes its row as high.
+pub(super) fn table<R: IntoIterator<Item: AsRef<str>>>(
+    header: impl IntoIterator<Item: AsRef<str>>,
     rows: impl IntoIterator<Item = R>,
 ) -> String {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header);
-    table.add_rows(rows);
-    for column in table.column_iter_mut() {
-        column.set_padding((0, COLUMN_GAP));
+    let mut table = TabWriter::new(Vec::new()).minwidth(0).padding(COLUMN_GAP);
+    // Writing to memory cannot fail.
+    let _ = write_row(&mut table, header);
+    for row in rows {
+        let _ = write_row(&mut table, row);
     }
-    let mut text = table.trim_fmt();
-    text.push('\n');
-    text
+    let text = table.into_inner().unwrap_or_default();
+    let mut clean = String::with_capacity(text.len());
+    for line in String::from_utf8_lossy(&text).lines() {
+        clean.push_str(line.trim_end());
+        clean.push('\n');
+    }
+    clean
+}
+
+/// Writes a row with tabs between its cells, in as many lines as its highest cell has.
+fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: AsRef<str>>) -> io::Result<()> {
+    let cells: Vec<_> = cells.into_iter().collect();
+    let height = cells
+        .iter()
+        .map(|cell| cell.as_ref().split('\n').count())
+        .max();
+    for line in 0..height.unwrap_or_default() {
+        for (column, cell) in cells.iter().enumerate() {
+            if column > 0 {
+                out.write_all(b"\t")?;
+            }
+            // A tab within would begin a column.
+            let text = cell.as_ref().split('\n').nth(line).unwrap_or_default();
+            for (place, word) in text.split('\t').enumerate() {
+                if place > 0 {
+                    out.write_all(b" ")?;
+                }
+                out.write_all(word.as_bytes())?;
+            }
+        }
+        out.write_all(b"\n")?;
+    }
+    Ok(())
 }
 
 /// What a cell says that has nothing to say.
@@ -170,6 +201,17 @@ mod tests {
              bb     405.072µs    two\n\
              \u{20}                   lines\n"
         );
+    }
+
+    #[test]
+    fn what_is_in_a_cell_moves_no_column() {
+        let rows = [["a\tb", "µs", ""], ["", "世界", "x"]];
+        assert_eq!(
+            table(["NAME", "UNIT", "MORE"], rows),
+            "NAME   UNIT   MORE\n\
+             a b    µs\n       世界   x\n"
+        );
+        assert_eq!(table(["ONE"], [["1"], [""], ["333"]]), "ONE\n1\n\n333\n");
     }
 
     #[test]

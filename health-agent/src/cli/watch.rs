@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use crossterm::terminal;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at};
 
 use super::exit::Failure;
 use super::output::print_more;
@@ -28,6 +28,20 @@ pub(super) struct Pace {
     pub(super) is_drawn: bool,
     /// Whether texts that stand below each other need a line between.
     pub(super) is_separated: bool,
+    /// Whether the first look comes only after a period.
+    pub(super) is_first_awaited: bool,
+}
+
+impl Pace {
+    fn ticks(self) -> Interval {
+        let mut ticks = if self.is_first_awaited {
+            interval_at(Instant::now() + self.period, self.period)
+        } else {
+            interval(self.period)
+        };
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    }
 }
 
 /// Reads the seconds from one look to the next.
@@ -80,8 +94,7 @@ async fn redraw(
     const UNWRITABLE: &str = "cannot write to the terminal";
     let mut resized = signal(SignalKind::window_change()).context("cannot wait for SIGWINCH")?;
     let mut screen = Screen::new(io::stdout()).context(UNWRITABLE)?;
-    let mut ticks = interval(pace.period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = pace.ticks();
     let mut last = String::new();
     let mut text = String::new();
     loop {
@@ -114,8 +127,7 @@ async fn print_again(
     pace: Pace,
     mut look: impl AsyncFnMut() -> anyhow::Result<Vec<u8>>,
 ) -> anyhow::Result<()> {
-    let mut ticks = interval(pace.period);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = pace.ticks();
     let mut is_first = true;
     let mut last_error = String::new();
     loop {

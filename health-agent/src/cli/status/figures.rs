@@ -56,7 +56,7 @@ impl Figures {
         if let Ok(rows) = &self.rtt
             && let Some(row) = rows.get(&rtt_key(target))
         {
-            let figures = RttFigures::new(row, clock::state().ok());
+            let figures = RttFigures::new(row.into(), clock::state().ok());
             lines.push(figures.to_string());
             lines.extend(figures.split());
             lines.extend(figures.directions());

@@ -22,6 +22,7 @@ pub(super) async fn watch(
         period,
         is_drawn: format == Format::Table,
         is_separated: matches!(format, Format::Table | Format::Yaml),
+        is_first_awaited: false,
     };
     let mut before: Option<HealthStatus> = None;
     watch::watch(pace, async || {

@@ -43,9 +43,6 @@ fn write_plot(
     let buckets = &figures.histogram_ns;
     let most = rows.saturating_sub(FRAME).clamp(*BARS.start(), *BARS.end());
     let bars = bars(buckets.buckets(), most);
-    let (Some(first), Some(last)) = (bars.first(), bars.last()) else {
-        return writeln!(text, "  no round trips\n");
-    };
     let total: u64 = bars.iter().map(|bar| bar.count).sum();
     if total < figures.samples {
         writeln!(
@@ -53,6 +50,14 @@ fn write_plot(
             "  counts of {total} of the round trips: all are halved whenever one of them is full"
         )?;
     }
+    let (Some(first), Some(last)) = (bars.first(), bars.last()) else {
+        let none = if total == figures.samples {
+            "  no round trips\n"
+        } else {
+            ""
+        };
+        return writeln!(text, "{none}");
+    };
     let marks = [
         ("p50", figures.p50_ns),
         ("p90", figures.p90_ns),
@@ -174,7 +179,7 @@ mod tests {
         let entry = RttEntry {
             node: Some("default/hnode2"),
             path: RttPath::from(&key("172.30.0.2", Path::Host, PROTOCOL_ICMP)),
-            figures: RttFigures::new(row, None),
+            figures: RttFigures::new(row.into(), None),
         };
         plot(&entry, size)
     }

@@ -4,20 +4,19 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use health_common::rtt::{RttKey, RttRow};
 
 use super::histogram;
+use super::listing::{Listing, Look, Query};
 use super::names::Names;
-use super::order::{Sort, sorted};
+use super::order::Sort;
 use super::parallel::print_rows;
 use super::select::{Addresses, Peer, Scope};
 use super::table::Columns;
 use crate::api::client::Client;
-use crate::api::rtt::{RttEntry, RttFigures, RttPath};
+use crate::api::rtt::RttEntry;
 use crate::cli::output::{Format, print};
 use crate::cli::watch::{self, Pace};
 use crate::datapath::dump::Pinned;
-use crate::net::clock::{self, ClockState};
 
 const EXAMPLES: &str = "\
 Columns:
@@ -30,10 +29,16 @@ Output:
   the histogram that are not empty as [from, up to, round trips]. The agent is asked for the names of
   nodes alone, and the listing does without it
 
+Differences:
+  with --watch --delta all figures, the histogram's too, are of the probes and round trips since the look
+  before; of a row that was reset meanwhile, since then. MIN and MAX are read off the histogram, within
+  6.25 %, unless they are the row's records. JITTER and SMOOTHED are running figures, and stay so
+
 Examples:
   health-agent bpf rtt list
   health-agent bpf rtt list --sort p99 --top 10 --path host
   health-agent bpf rtt list --min-loss 1 --sort loss --watch
+  health-agent bpf rtt list --watch=10 --delta --sort p99 --top 10
   health-agent bpf rtt list --histogram host2 --protocol icmp
   health-agent bpf rtt list -o json | jq '.[] | {peer, path, \"p99-ns\"}'";
 
@@ -74,6 +79,9 @@ pub struct ListArgs {
         value_parser = watch::parse_period
     )]
     watch: Option<Duration>,
+    /// Show what came since the look before, the first time after one period
+    #[arg(long, requires = "watch")]
+    delta: bool,
     /// Form of the output
     #[arg(
         short,
@@ -102,24 +110,39 @@ enum ListFormat {
 impl ListArgs {
     pub(super) async fn execute(self, client: &Client, pinned: &Pinned) -> anyhow::Result<()> {
         let Some(period) = self.watch else {
-            let listing = self.read(client, pinned).await?;
+            let listing = self.read(client, pinned, None).await?;
             return print(|out| self.write(out, &listing));
         };
+        let mut earlier = None;
+        if self.delta {
+            let first = self.read(client, pinned, Some(&Look::new())).await?;
+            earlier = Some(first.into_look());
+        }
         let pace = Pace {
             period,
             is_drawn: matches!(self.output, ListFormat::Table | ListFormat::Wide),
             is_separated: !matches!(self.output, ListFormat::Json | ListFormat::Jsonl),
+            // Of the first period there is nothing to tell before its end.
+            is_first_awaited: self.delta,
         };
         watch::watch(pace, async || {
-            let listing = self.read(client, pinned).await?;
+            let listing = self.read(client, pinned, earlier.as_ref()).await?;
             let mut text = Vec::new();
             self.write(&mut text, &listing)?;
+            if self.delta {
+                earlier = Some(listing.into_look());
+            }
             Ok(text)
         })
         .await
     }
 
-    async fn read(&self, client: &Client, pinned: &Pinned) -> anyhow::Result<Listing> {
+    async fn read(
+        &self,
+        client: &Client,
+        pinned: &Pinned,
+        earlier: Option<&Look>,
+    ) -> anyhow::Result<Listing> {
         let mut wanted = self.peers.iter().chain(&self.histogram);
         let needs_names = wanted.any(|peer| matches!(peer, Peer::Node(_)));
         let names = if self.numeric && !needs_names {
@@ -127,35 +150,22 @@ impl ListArgs {
         } else {
             Names::ask(client).await
         };
-        let wanted: Vec<Addresses> = self
+        let peers: Vec<Addresses> = self
             .peers
             .iter()
             .chain(&self.histogram)
             .map(|peer| Addresses::of(peer, &names))
             .collect::<Result<_, _>>()?;
-        let names = names.unwrap_or_default();
-        let mut rows = Vec::new();
-        pinned.each_rtt(&mut |key, row| {
-            let is_wanted = wanted.is_empty() || wanted.iter().any(|peers| peers.has(key));
-            if is_wanted && self.scope.has(key) && self.is_lossy(row) {
-                rows.push((*key, Box::new(*row)));
-            }
-        })?;
-        let mut order = sorted(&rows, self.sort, self.reverse, &names);
-        order.truncate(self.top.unwrap_or(usize::MAX));
-        Ok(Listing {
-            rows,
-            order,
-            names,
-            clock: clock::state().ok(),
-        })
-    }
-
-    fn is_lossy(&self, row: &RttRow) -> bool {
-        self.min_loss.is_none_or(|percent| {
-            let probes = row.samples + row.lost;
-            probes > 0 && row.lost as f64 >= percent / 100.0 * probes as f64
-        })
+        let query = Query {
+            peers: &peers,
+            scope: self.scope,
+            min_loss: self.min_loss,
+            sort: self.sort,
+            is_reversed: self.reverse,
+            top: self.top,
+            earlier,
+        };
+        Ok(Listing::read(pinned, &query, names.unwrap_or_default())?)
     }
 
     fn write(&self, out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
@@ -170,55 +180,32 @@ impl ListArgs {
                 let columns = Columns {
                     names: !self.numeric,
                     wide: self.output == ListFormat::Wide,
+                    delta: self.delta,
                 };
                 out.write_all(columns.table(listing.entries()).as_bytes())
             }
             ListFormat::Json => {
-                let rows = listing.order.len();
+                let row = |place| (place, listing.row(place));
                 out.write_all(b"[")?;
-                print_rows(out, rows, |text, row| {
-                    text.extend_from_slice(if row == 0 { b"\n" } else { b",\n" });
+                print_rows(out, listing.len(), row, |text, (place, row)| {
+                    text.extend_from_slice(if place == 0 { b"\n" } else { b",\n" });
                     Ok(serde_json::to_writer(text, &listing.entry(row))?)
                 })?;
                 out.write_all(b"\n]\n")
             }
-            ListFormat::Jsonl => print_rows(out, listing.order.len(), |text, row| {
-                serde_json::to_writer(&mut *text, &listing.entry(row))?;
-                text.push(b'\n');
-                Ok(())
-            }),
+            ListFormat::Jsonl => {
+                let row = |place| listing.row(place);
+                print_rows(out, listing.len(), row, |text, row| {
+                    serde_json::to_writer(&mut *text, &listing.entry(row))?;
+                    text.push(b'\n');
+                    Ok(())
+                })
+            }
             ListFormat::Yaml => {
                 let entries: Vec<RttEntry> = listing.entries().collect();
                 Format::Yaml.write_object(out, &entries, |_| String::new())
             }
         }
-    }
-}
-
-/// The rows that are shown.
-struct Listing {
-    /// Boxed: a hundred thousand rows would else be moved again and again as they become more.
-    rows: Vec<(RttKey, Box<RttRow>)>,
-    /// Indices of `rows`.
-    order: Vec<u32>,
-    names: Names,
-    clock: Option<ClockState>,
-}
-
-impl Listing {
-    /// The row at a place of the order.
-    fn entry(&self, place: usize) -> RttEntry<'_> {
-        let (key, row) = &self.rows[self.order[place] as usize];
-        let path = RttPath::from(key);
-        RttEntry {
-            node: self.names.of(path.peer),
-            path,
-            figures: RttFigures::new(row, self.clock),
-        }
-    }
-
-    fn entries(&self) -> impl Iterator<Item = RttEntry<'_>> {
-        (0..self.order.len()).map(|place| self.entry(place))
     }
 }
 
@@ -232,29 +219,23 @@ fn parse_percent(text: &str) -> Result<f64, &'static str> {
 #[cfg(test)]
 mod tests {
     use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_ICMP, SOURCE_KERNEL};
+    use health_common::rtt::{PROTOCOL_ICMP, RttRow, SOURCE_KERNEL};
 
+    use super::super::listing::tests::listing;
     use super::super::select::tests::{key, names};
     use super::*;
 
-    fn listing() -> Listing {
+    fn two_rows() -> Listing {
         let mut row = RttRow::EMPTY;
         row.record(20_000, 1, 1, SOURCE_KERNEL);
         row.record(100_000_000_000, 1, 1, SOURCE_KERNEL);
         let mut silent = RttRow::EMPTY;
         silent.lost = 3;
-        Listing {
-            rows: vec![
-                (
-                    key("172.30.0.10", Path::Host, PROTOCOL_ICMP),
-                    Box::new(silent),
-                ),
-                (key("172.30.0.2", Path::Host, PROTOCOL_ICMP), Box::new(row)),
-            ],
-            order: vec![1, 0],
-            names: names(),
-            clock: None,
-        }
+        let rows = [
+            (key("172.30.0.10", Path::Host, PROTOCOL_ICMP), silent),
+            (key("172.30.0.2", Path::Host, PROTOCOL_ICMP), row),
+        ];
+        listing(&rows, names())
     }
 
     #[derive(Debug, clap::Parser)]
@@ -273,7 +254,7 @@ mod tests {
     #[test]
     fn json_has_units_in_names_and_buckets_as_triples() {
         let json: serde_json::Value =
-            serde_json::from_str(&written(&["-o", "json"], &listing())).unwrap();
+            serde_json::from_str(&written(&["-o", "json"], &two_rows())).unwrap();
         let [measured, silent] = &json.as_array().unwrap()[..] else {
             panic!("{json}");
         };
@@ -288,23 +269,20 @@ mod tests {
         assert_eq!(silent["loss-ratio"], 1.0);
         assert_eq!(silent["histogram-ns"], serde_json::json!([]));
 
-        let lines = written(&["-o", "jsonl"], &listing());
+        let lines = written(&["-o", "jsonl"], &two_rows());
         let lines: Vec<serde_json::Value> = lines
             .lines()
             .map(|line| serde_json::from_str(line).unwrap())
             .collect();
         assert_eq!(lines, *json.as_array().unwrap());
-        let yaml = written(&["-o", "yaml"], &listing());
+        let yaml = written(&["-o", "yaml"], &two_rows());
         let yaml: serde_json::Value = serde_saphyr::from_str(&yaml).unwrap();
         assert_eq!(yaml, json);
     }
 
     #[test]
     fn a_listing_without_rows_is_an_empty_array() {
-        let none = Listing {
-            order: vec![],
-            ..listing()
-        };
+        let none = listing(&[], names());
         let json: serde_json::Value =
             serde_json::from_str(&written(&["-o", "json"], &none)).unwrap();
         assert_eq!(json, serde_json::json!([]));

@@ -2,6 +2,7 @@
 
 mod histogram;
 mod list;
+mod listing;
 mod names;
 mod order;
 mod parallel;
@@ -50,7 +51,7 @@ pub(super) fn entries(rows: Vec<(RttKey, RttRow)>) -> Vec<Entry<RttPath, RttFigu
         .iter()
         .map(|(key, row)| Entry {
             key: RttPath::from(key),
-            value: RttFigures::new(row, clock),
+            value: RttFigures::new(row.into(), clock),
         })
         .collect();
     entries.sort_by_key(|entry| entry.key);

@@ -28,6 +28,11 @@ impl Names {
         self.0.get(&address).map(String::as_str)
     }
 
+    /// `cluster/node` of all addresses.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        self.0.values().map(String::as_str)
+    }
+
     /// The addresses of the nodes that `wanted` means.
     pub(super) fn addresses(&self, wanted: &str) -> Result<BTreeSet<IpAddr>, UnknownNode> {
         let named = self.0.iter().filter(|(_, name)| is_named(name, wanted));

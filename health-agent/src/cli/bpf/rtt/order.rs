@@ -1,12 +1,12 @@
 //! The order of rows.
 
-use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use clap::ValueEnum;
-use health_common::rtt::{RttKey, RttRow};
+use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey};
 
 use super::names::Names;
+use crate::api::rtt_summary::RttSummary;
 
 /// What rows are sorted by: names and addresses in ascending order, figures from the largest on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -44,54 +44,77 @@ pub(super) enum Sort {
     Network,
 }
 
-/// Indices of `rows`, sorted. What is not known comes last in either direction, and equal rows are in
-/// the order of their addresses.
-pub(super) fn sorted(
-    rows: &[(RttKey, impl Borrow<RttRow>)],
+/// Where rows stand. What is not known comes last in either direction, and equal rows are in the order
+/// of their addresses.
+#[derive(Debug)]
+pub(super) struct Order<'a> {
     sort: Sort,
     is_reversed: bool,
-    names: &Names,
-) -> Vec<u32> {
-    let ranks: BTreeMap<&str, u64> = match sort {
-        Sort::Node => {
-            let known = rows
-                .iter()
-                .filter_map(|(key, _)| names.of(key.peer.to_ip()));
-            let mut ranks: BTreeMap<&str, u64> = known.map(|name| (name, 0)).collect();
-            for (rank, place) in ranks.values_mut().zip(0..) {
-                *rank = place;
-            }
-            ranks
+    names: &'a Names,
+    /// Places of the names, if it is they.
+    ranks: BTreeMap<&'a str, u64>,
+}
+
+/// Where a row stands: before those with a larger one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    rank: u64,
+    address: u128,
+    path: u16,
+}
+
+impl<'a> Order<'a> {
+    pub(super) fn new(sort: Sort, is_reversed: bool, names: &'a Names) -> Self {
+        let ranked: BTreeSet<&str> = match sort {
+            Sort::Node => names.all().collect(),
+            _ => BTreeSet::new(),
+        };
+        Self {
+            sort,
+            is_reversed,
+            names,
+            ranks: ranked.into_iter().zip(0..).collect(),
         }
-        _ => BTreeMap::new(),
-    };
-    let is_figure = !matches!(sort, Sort::Peer | Sort::Node | Sort::Path | Sort::Protocol);
-    let mut places: Vec<(u64, u128, u16, u32)> = (0..)
-        .zip(rows)
-        .map(|(index, (key, row))| {
-            let name = || names.of(key.peer.to_ip());
-            let value = match sort {
-                Sort::Peer => Some(0),
-                Sort::Node => name().and_then(|name| ranks.get(name).copied()),
-                Sort::Path => Some(key.path.into()),
-                Sort::Protocol => Some(protocol_rank(key.protocol).into()),
-                _ => figure(row.borrow(), sort),
-            };
-            let rank = match value {
-                None => u64::MAX,
-                // One less than the largest: that is what is not known.
-                Some(value) if is_figure != is_reversed => u64::MAX - 1 - value.min(u64::MAX - 1),
-                Some(value) => value,
-            };
-            let path = u16::from_be_bytes([key.path, protocol_rank(key.protocol)]);
-            (rank, address_rank(key), path, index)
-        })
-        .collect();
-    places.sort_unstable();
-    if sort == Sort::Peer && is_reversed {
-        places.reverse();
     }
-    places.into_iter().map(|(_, _, _, index)| index).collect()
+
+    /// The place of a row.
+    pub(super) fn place(&self, key: &RttKey, row: &RttSummary) -> Place {
+        let name = || self.names.of(key.peer.to_ip());
+        let value = match self.sort {
+            Sort::Peer => Some(0),
+            Sort::Node => name().and_then(|name| self.ranks.get(name).copied()),
+            Sort::Path => Some(key.path.into()),
+            Sort::Protocol => Some(protocol_rank(key.protocol).into()),
+            figure => figure_of(row, figure),
+        };
+        let rank = match value {
+            None => u64::MAX,
+            // One less than the largest: that is what is not known.
+            Some(value) if self.sort.is_figure() != self.is_reversed => {
+                u64::MAX - 1 - value.min(u64::MAX - 1)
+            }
+            Some(value) => value,
+        };
+        let place = Place {
+            rank,
+            address: address_rank(key),
+            path: u16::from_be_bytes([key.path, protocol_rank(key.protocol)]),
+        };
+        if self.sort == Sort::Peer && self.is_reversed {
+            return Place {
+                address: !place.address,
+                path: !place.path,
+                ..place
+            };
+        }
+        place
+    }
+}
+
+impl Sort {
+    fn is_figure(self) -> bool {
+        !matches!(self, Self::Peer | Self::Node | Self::Path | Self::Protocol)
+    }
 }
 
 /// IPv4 addresses before those of IPv6.
@@ -109,7 +132,6 @@ fn address_rank(key: &RttKey) -> u128 {
 
 /// Probes before what is not probed.
 fn protocol_rank(protocol: u8) -> u8 {
-    use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP};
     match protocol {
         PROTOCOL_ICMP => 0,
         PROTOCOL_HTTP => 1,
@@ -118,25 +140,22 @@ fn protocol_rank(protocol: u8) -> u8 {
     }
 }
 
-fn figure(row: &RttRow, sort: Sort) -> Option<u64> {
-    let known = |ns| (row.samples > 0).then_some(ns);
+fn figure_of(row: &RttSummary, sort: Sort) -> Option<u64> {
     let millionths = |ratio: f64| (ratio * 1e6) as u64;
+    let percentile = |percent| row.percentiles_ns([percent]).map(|[value]| value);
     match sort {
         Sort::Peer | Sort::Node | Sort::Path | Sort::Protocol => None,
         Sort::Samples => Some(row.samples),
-        Sort::Loss => {
-            let probes = row.samples + row.lost;
-            (probes > 0).then(|| millionths(row.lost as f64 / probes as f64))
-        }
-        Sort::Last => known(row.last_ns),
-        Sort::Min => known(row.min_ns),
+        Sort::Loss => row.loss_ratio().map(millionths),
+        Sort::Last => row.last_ns(),
+        Sort::Min => row.min_ns(),
         Sort::Mean => row.mean_ns(),
-        Sort::P50 => row.percentile_ns(50.0),
-        Sort::P90 => row.percentile_ns(90.0),
-        Sort::P99 => row.percentile_ns(99.0),
-        Sort::Max => known(row.max_ns),
-        Sort::Jitter => known(row.jitter_ns),
-        Sort::Network => row.remote.network_share().map(millionths),
+        Sort::P50 => percentile(50.0),
+        Sort::P90 => percentile(90.0),
+        Sort::P99 => percentile(99.0),
+        Sort::Max => row.max_ns(),
+        Sort::Jitter => row.jitter_ns(),
+        Sort::Network => row.network_share().map(millionths),
     }
 }
 
@@ -145,16 +164,16 @@ mod tests {
     use super::super::select::tests::{key, names};
     use super::*;
     use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, SOURCE_KERNEL};
+    use health_common::rtt::{RttRow, SOURCE_KERNEL};
 
-    fn rows() -> Vec<(RttKey, RttRow)> {
+    fn rows() -> Vec<(RttKey, RttSummary)> {
         let row = |ns: &[u64], lost| {
             let mut row = RttRow::EMPTY;
             for (&ns, at) in ns.iter().zip(0..) {
                 row.record(ns, at, 0, SOURCE_KERNEL);
             }
             row.lost = lost;
-            row
+            RttSummary::from(&row)
         };
         vec![
             (key("fd00:30::3", Path::Host, PROTOCOL_ICMP), row(&[], 0)),
@@ -175,14 +194,20 @@ mod tests {
 
     #[test]
     fn addresses_are_sorted_as_numbers_and_figures_from_the_largest() {
-        let order = |sort, is_reversed| sorted(&rows(), sort, is_reversed, &names());
-        assert_eq!(order(Sort::Peer, false), [3, 2, 1, 0]);
-        assert_eq!(order(Sort::Peer, true), [0, 1, 2, 3]);
-        assert_eq!(order(Sort::P99, false), [3, 1, 2, 0]);
-        assert_eq!(order(Sort::P99, true), [2, 1, 3, 0]);
-        assert_eq!(order(Sort::Loss, false), [1, 3, 2, 0]);
-        assert_eq!(order(Sort::Samples, false), [2, 3, 1, 0]);
-        assert_eq!(order(Sort::Node, false), [3, 2, 0, 1]);
-        assert_eq!(order(Sort::Protocol, false), [3, 1, 0, 2]);
+        let (names, rows) = (names(), rows());
+        let sorted = |sort, is_reversed| {
+            let order = Order::new(sort, is_reversed, &names);
+            let mut indices: Vec<usize> = (0..rows.len()).collect();
+            indices.sort_by_key(|&index| order.place(&rows[index].0, &rows[index].1));
+            indices
+        };
+        assert_eq!(sorted(Sort::Peer, false), [3, 2, 1, 0]);
+        assert_eq!(sorted(Sort::Peer, true), [0, 1, 2, 3]);
+        assert_eq!(sorted(Sort::P99, false), [3, 1, 2, 0]);
+        assert_eq!(sorted(Sort::P99, true), [2, 1, 3, 0]);
+        assert_eq!(sorted(Sort::Loss, false), [1, 3, 2, 0]);
+        assert_eq!(sorted(Sort::Samples, false), [2, 3, 1, 0]);
+        assert_eq!(sorted(Sort::Node, false), [3, 2, 0, 1]);
+        assert_eq!(sorted(Sort::Protocol, false), [3, 1, 0, 2]);
     }
 }

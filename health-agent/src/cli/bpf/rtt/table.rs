@@ -11,6 +11,8 @@ pub(super) struct Columns {
     pub(super) names: bool,
     /// All there is to say.
     pub(super) wide: bool,
+    /// Counts are what came since the look before.
+    pub(super) delta: bool,
 }
 
 impl Columns {
@@ -19,12 +21,14 @@ impl Columns {
         let rows = entries.map(|entry| self.cells(&entry));
         let mut header = vec!["PEER"];
         header.extend(self.names.then_some("NODE"));
-        header.extend(["PATH", "PROTOCOL", "SOURCE", "SAMPLES", "LOSS"]);
+        header.extend(["PATH", "PROTOCOL", "SOURCE", "SAMPLES"]);
+        header.extend(self.delta.then_some("LOST"));
         header.extend([
-            "LAST", "MIN", "P50", "P90", "P99", "MAX", "JITTER", "NETWORK",
+            "LOSS", "LAST", "MIN", "P50", "P90", "P99", "MAX", "JITTER", "NETWORK",
         ]);
         if self.wide {
-            header.extend(["LOST", "LATE", "DUPLICATES", "MEAN", "SMOOTHED"]);
+            header.extend((!self.delta).then_some("LOST"));
+            header.extend(["LATE", "DUPLICATES", "MEAN", "SMOOTHED"]);
             header.extend(["REMOTE LAST", "REMOTE MEAN", "REMOTE MAX"]);
             header.extend(["FORWARD", "BACK", "CLOCK ERROR"]);
         }
@@ -43,7 +47,10 @@ impl Columns {
             path.path.to_owned(),
             path.protocol.to_owned(),
             figures.source.unwrap_or(NONE).to_owned(),
-            figures.samples.to_string(),
+            self.count(figures.samples),
+        ]);
+        cells.extend(self.delta.then(|| self.count(figures.lost)));
+        cells.extend([
             known(figures.loss_ratio, percent),
             known(figures.last_ns, short_duration),
             known(figures.min_ns, short_duration),
@@ -55,10 +62,10 @@ impl Columns {
             known(figures.network_share, percent),
         ]);
         if self.wide {
+            cells.extend((!self.delta).then(|| self.count(figures.lost)));
             cells.extend([
-                figures.lost.to_string(),
-                figures.late.to_string(),
-                figures.duplicates.to_string(),
+                self.count(figures.late),
+                self.count(figures.duplicates),
                 known(figures.mean_ns, short_duration),
                 known(figures.smoothed_ns, short_duration),
                 known(figures.remote_last_ns, short_duration),
@@ -70,6 +77,14 @@ impl Columns {
             ]);
         }
         cells
+    }
+
+    fn count(self, count: u64) -> String {
+        if self.delta {
+            format!("+{count}")
+        } else {
+            count.to_string()
+        }
     }
 }
 
@@ -116,7 +131,7 @@ mod tests {
         columns.table(rows.iter().map(|(key, row)| RttEntry {
             node: names.of(key.peer.to_ip()),
             path: RttPath::from(key),
-            figures: RttFigures::new(row, Some(clock)),
+            figures: RttFigures::new(row.into(), Some(clock)),
         }))
     }
 
@@ -125,6 +140,7 @@ mod tests {
         let columns = Columns {
             names: true,
             wide: false,
+            delta: false,
         };
         assert_eq!(
             shown(columns, CLOCK),
@@ -137,10 +153,37 @@ PEER          NODE             PATH   PROTOCOL   SOURCE   SAMPLES   LOSS    LAST
     }
 
     #[test]
+    fn differences_are_marked_as_such_and_tell_how_many_were_lost() {
+        let columns = Columns {
+            names: false,
+            wide: false,
+            delta: true,
+        };
+        let words =
+            |line: &str| -> Vec<String> { line.split_whitespace().map(str::to_owned).collect() };
+        let text = shown(columns, CLOCK);
+        let mut lines = text.lines().map(words);
+        let header = lines.next().unwrap();
+        assert_eq!(header[4..7], ["SAMPLES", "LOST", "LOSS"]);
+        assert_eq!(lines.next().unwrap()[4..7], ["+2", "+1", "33.3%"]);
+        assert_eq!(lines.next().unwrap()[4..8], ["+0", "+3", "100%", "-"]);
+        let wide = shown(
+            Columns {
+                wide: true,
+                ..columns
+            },
+            CLOCK,
+        );
+        assert_eq!(wide.matches("LOST").count(), 1, "{wide}");
+        assert!(wide.contains("   +4 "), "{wide}");
+    }
+
+    #[test]
     fn wide_tells_what_delays_of_one_direction_are_worth() {
         let columns = Columns {
             names: false,
             wide: true,
+            delta: false,
         };
         let text = shown(columns, CLOCK);
         let line = text.lines().nth(1).unwrap();
