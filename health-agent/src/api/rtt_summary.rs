@@ -418,7 +418,6 @@ mod tests {
             let reply = Reply {
                 rtt_ns,
                 remote_ns,
-                has_delays: true,
                 forward_ns: 5_000,
                 back_ns: -1_000,
             };
