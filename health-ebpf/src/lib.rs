@@ -10,6 +10,7 @@
 
 pub mod arrivals;
 pub mod clock;
+pub mod collect;
 pub mod conntrack;
 pub mod endpoint;
 pub mod flow;

@@ -3,6 +3,7 @@
 pub mod arrivals;
 pub mod attach;
 pub mod clock;
+pub mod collect;
 pub mod dump;
 pub mod kernel;
 pub mod layout;

@@ -132,7 +132,7 @@ pub(super) fn walk(
     size: EntrySize,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> io::Result<()> {
-    match walk_in_batches(map, size, each) {
+    match walk_in_batches(map, size, BATCH, each) {
         // Not all kinds of map have batches.
         Err(error) if matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL)) => {
             walk_one_by_one(map, size, each)
@@ -141,12 +141,14 @@ pub(super) fn walk(
     }
 }
 
-fn walk_in_batches(
+/// As [`walk`], for kinds of map that have batches, with `room` entries asked for at once: the kernel
+/// holds its CPU for so long.
+pub(super) fn walk_in_batches(
     map: BorrowedFd<'_>,
     size: EntrySize,
+    mut room: u32,
     each: &mut dyn FnMut(&[u8], &[u8]),
 ) -> io::Result<()> {
-    let mut room = BATCH;
     let mut keys = vec![0_u8; room as usize * size.key];
     let mut values = vec![0_u8; room as usize * size.value];
     // The cursor is opaque; hash maps keep four bytes in it, others a key.
@@ -188,6 +190,58 @@ fn walk_in_batches(
         }
         std::mem::swap(&mut cursor, &mut next);
         first = false;
+    }
+}
+
+/// What a look at a part of a hash map found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sample {
+    /// All entries that there are.
+    All(u64),
+    /// So many entries in the first buckets, of which there are so many.
+    Part { entries: u32, buckets: u32 },
+}
+
+/// Counts at most `most` entries of a hash map without reading the rest.
+pub(super) fn sample(map: BorrowedFd<'_>, size: EntrySize, most: u32) -> io::Result<Sample> {
+    let mut keys = vec![0_u8; most as usize * size.key];
+    let mut values = vec![0_u8; most as usize * size.value];
+    // Of a hash map, the cursor is the number of the bucket that comes next
+    // (`__htab_map_lookup_and_delete_batch`).
+    let mut buckets = 0_u32;
+    let mut attr = BatchAttr {
+        out_batch: std::ptr::from_mut(&mut buckets) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: most,
+        map_fd: map.as_raw_fd() as u32,
+        ..BatchAttr::default()
+    };
+    match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
+        Ok(()) => Ok(Sample::Part {
+            entries: attr.count,
+            buckets,
+        }),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+            Ok(Sample::All(attr.count.into()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether a map holds a key. To an LRU map that is no use of the entry.
+pub(super) fn contains(map: BorrowedFd<'_>, size: EntrySize, key: &[u8]) -> io::Result<bool> {
+    let mut value = vec![0_u8; size.value];
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        key: key.as_ptr() as u64,
+        value_or_next_key: value.as_mut_ptr() as u64,
+        ..ElementAttr::default()
+    };
+    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
