@@ -1109,6 +1109,6 @@ mod tests {
             text.contains("health_agent_datapath_maps_readable 0\n"),
             "{text}"
         );
-        assert!(!text.contains("_bucket"), "{text}");
+        assert!(!text.contains("latency_seconds_bucket"), "{text}");
     }
 }
