@@ -90,7 +90,7 @@ pub(super) fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> io
     writeln!(out)
 }
 
-fn write_yaml(mut out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+pub(super) fn write_yaml(mut out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     serde_saphyr::to_io_writer(&mut out, value).map_err(|error| match error {
         SerializeError::IO { error } => error,
         other => io::Error::other(other),

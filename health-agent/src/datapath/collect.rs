@@ -15,13 +15,12 @@ use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 
 use super::layout::{self, MapLayout};
 use super::rtt::{map_io, program_io};
+use super::walk::{Batch, EntrySize, Walk};
 use super::{clock, sys};
 use crate::conntrack::{Collected, Family, Fill, Pass, TableError, Tables};
 
-/// Entries read at once. The kernel keeps its CPU for as long as it copies them.
-const BATCH: u32 = 256;
 /// Entries from which the number of all is estimated: 10 % are three standard deviations.
-const SAMPLE: u32 = 1_024;
+const SAMPLE: usize = 1_024;
 
 /// `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, and the program that removes from them.
 pub struct KernelTables {
@@ -155,8 +154,8 @@ struct Table {
 }
 
 impl Table {
-    fn size(&self) -> sys::EntrySize {
-        sys::EntrySize {
+    fn size(&self) -> EntrySize {
+        EntrySize {
             key: self.layout.key_size as usize,
             value: self.layout.value_size as usize,
         }
@@ -175,39 +174,47 @@ impl Table {
         &self,
         mut each: impl FnMut(K, V) -> io::Result<()>,
     ) -> io::Result<u64> {
+        let mut walk = Walk::new(self.size());
+        let mut batch = Batch::default();
         let mut seen = 0;
-        let mut outcome = Ok(());
-        sys::walk_in_batches(
-            self.map.fd().as_fd(),
-            self.size(),
-            BATCH,
-            &mut |key, value| {
-                seen += 1;
-                if outcome.is_ok()
-                    && let (Some(key), Some(value)) = (sys::read(key), sys::read(value))
-                {
-                    outcome = each(key, value);
+        while walk.read(self.map.fd().as_fd(), &mut batch)? {
+            for (key, value) in batch.entries() {
+                if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
+                    seen += 1;
+                    each(key, value)?;
                 }
-            },
-        )?;
-        outcome.map(|()| seen)
+            }
+        }
+        Ok(seen)
     }
 
+    /// Whether there is an entry. Of an LRU map that is no use of it, other than in programs.
     fn contains<K: Pod>(&self, key: &K) -> io::Result<bool> {
-        sys::contains(self.map.fd().as_fd(), self.size(), sys::bytes_of(key))
+        let mut value = vec![0; self.size().value];
+        sys::lookup(self.map.fd().as_fd(), sys::bytes_of(key), &mut value)
     }
 
     fn fill(&self) -> io::Result<Fill> {
         let capacity = self.map.info().map_err(map_io)?.max_entries();
-        let entries = match sys::sample(self.map.fd().as_fd(), self.size(), SAMPLE)? {
-            sys::Sample::All(entries) => entries,
-            sys::Sample::Part { entries, buckets } => {
-                // `htab_map_alloc` makes a power of two of them.
-                let all_buckets = u64::from(capacity.next_power_of_two());
-                let estimate = u64::from(entries) * all_buckets / u64::from(buckets.max(1));
-                estimate.min(capacity.into())
-            }
-        };
+        let size = self.size();
+        // Of a hash map, the cursor is the number of the bucket that comes next
+        // (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`).
+        let mut cursor = vec![0; size.key];
+        let (count, is_all) = sys::lookup_batch(
+            self.map.fd().as_fd(),
+            None,
+            &mut cursor,
+            &mut vec![0; SAMPLE * size.key],
+            &mut vec![0; SAMPLE * size.value],
+            SAMPLE as u32,
+        )?;
+        let mut entries = u64::from(count);
+        if !is_all {
+            let buckets = sys::read::<u32>(&cursor).unwrap_or_default().max(1);
+            // `htab_map_alloc` makes a power of two of them.
+            let all_buckets = u64::from(capacity.next_power_of_two());
+            entries = (entries * all_buckets / u64::from(buckets)).min(capacity.into());
+        }
         Ok(Fill {
             map: self.layout.name,
             entries,

@@ -13,6 +13,7 @@ pub mod log;
 pub mod rtt;
 mod sys;
 mod tcp;
+mod walk;
 
 use std::io;
 use std::path::PathBuf;

@@ -20,6 +20,7 @@ use health_common::rtt::{
 
 use super::sys;
 use super::tcp::Connections;
+use super::walk::{EntrySize, walk};
 use crate::mesh::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// How often a row is read or asked for that others write at the same moment. They are done within a
@@ -71,12 +72,12 @@ impl KernelRtt {
 
     /// The probes that wait for their answer, by slot.
     fn waiting(&self) -> io::Result<Vec<(u32, Inflight)>> {
-        let size = sys::EntrySize {
+        let size = EntrySize {
             key: size_of::<u32>(),
             value: size_of::<Inflight>(),
         };
         let mut waiting = Vec::new();
-        sys::walk(self.inflight.fd().as_fd(), size, &mut |slot, probe| {
+        walk(self.inflight.fd().as_fd(), size, &mut |slot, probe| {
             if let (Some(slot), Some(probe)) = (sys::read(slot), sys::read::<Inflight>(probe))
                 && probe.fate() == Some(Fate::InFlight)
             {

@@ -1,22 +1,23 @@
-//! The bpf(2) calls that aya does not offer: walking a map of any layout, in batches where it can, and
-//! asking a pinned link for its device.
+//! The bpf(2) calls that aya does not offer: reading maps of any layout, what is known of their types,
+//! and asking a pinned link for its device.
 
 use std::ffi::CString;
+use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 const BPF_MAP_LOOKUP_ELEM: u32 = 1;
+const BPF_MAP_DELETE_ELEM: u32 = 3;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
+const BPF_BTF_GET_FD_BY_ID: u32 = 19;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
 const BPF_LINK_TYPE_TCX: u32 = 11;
-/// The kernel-internal "not supported", which batches return where a map kind has none.
-const ENOTSUPP: i32 = 524;
-/// Entries asked for at once. A batch must hold the fullest hash bucket.
-const BATCH: u32 = 4_096;
+/// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
+const MAP_LINK: &str = "anon_inode:bpf-map";
 
 /// `union bpf_attr` for single elements.
 #[repr(C)]
@@ -41,6 +42,15 @@ struct BatchAttr {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
+}
+
+/// `union bpf_attr` for opening an object by its id.
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
 }
 
 /// `union bpf_attr` for opening a pin.
@@ -73,6 +83,45 @@ struct TcxLinkInfo {
     attach_type: u32,
 }
 
+/// The beginning of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MapInfo {
+    /// A number of `enum bpf_map_type`.
+    pub(super) kind: u32,
+    pub(super) id: u32,
+    /// Bytes.
+    pub(super) key_size: u32,
+    /// Bytes; in per-CPU maps of one CPU's value.
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+    flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    vmlinux_value_type: u32,
+    netns_device: u64,
+    netns_inode: u64,
+    /// Of the BTF object that describes its types; 0 for none.
+    pub(super) btf: u32,
+    /// Type of its keys there; 0 for none.
+    pub(super) btf_key_type: u32,
+    /// Type of its values there; 0 for none.
+    pub(super) btf_value_type: u32,
+    vmlinux_btf: u32,
+}
+
+/// `struct bpf_btf_info`.
+#[repr(C)]
+#[derive(Default)]
+struct BtfInfo {
+    data: u64,
+    len: u32,
+    id: u32,
+    name: u64,
+    name_len: u32,
+    of_kernel: u32,
+}
+
 fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
     bpf_fd(command, attr).map(drop)
 }
@@ -95,9 +144,7 @@ fn bpf_fd<A>(command: u32, attr: &mut A) -> io::Result<libc::c_long> {
     }
 }
 
-/// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
-/// the device is gone.
-pub(super) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
+fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
         path: path.as_ptr() as u64,
@@ -105,180 +152,130 @@ pub(super) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     };
     let fd = bpf_fd(BPF_OBJ_GET, &mut attr)?;
     // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
-    let link = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    let mut info = TcxLinkInfo::default();
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+fn object_info<I>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let mut attr = InfoAttr {
-        fd: link.as_raw_fd() as u32,
-        info_len: size_of::<TcxLinkInfo>() as u32,
-        info: std::ptr::from_mut(&mut info) as u64,
+        fd: object.as_raw_fd() as u32,
+        info_len: size_of::<I>() as u32,
+        info: std::ptr::from_mut(info) as u64,
     };
-    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)
+}
+
+/// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
+/// the device is gone.
+pub(super) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
+    let link = open_pin(path)?;
+    let mut info = TcxLinkInfo::default();
+    object_info(link.as_fd(), &mut info)?;
     Ok((info.kind == BPF_LINK_TYPE_TCX && info.ifindex != 0).then_some(info.ifindex))
 }
 
-/// Sizes of one entry as the kernel copies it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct EntrySize {
-    /// Bytes of a key.
-    pub(super) key: usize,
-    /// Bytes of a value; for per-CPU maps of all CPUs' together.
-    pub(super) value: usize,
-}
-
-/// Calls `each` with every entry. Entries that live through the walk are seen at least once; others may
-/// or may not be.
-pub(super) fn walk(
-    map: BorrowedFd<'_>,
-    size: EntrySize,
-    each: &mut dyn FnMut(&[u8], &[u8]),
-) -> io::Result<()> {
-    match walk_in_batches(map, size, BATCH, each) {
-        // Not all kinds of map have batches.
-        Err(error) if matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL)) => {
-            walk_one_by_one(map, size, each)
-        }
-        other => other,
+/// Opens the map pinned at `path`; `None` when that is the pin of something else.
+pub(super) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
+    let map = open_pin(path)?;
+    let link = fs::read_link(format!("/proc/self/fd/{}", map.as_raw_fd()))?;
+    if link.as_os_str() != MAP_LINK {
+        return Ok(None);
     }
+    let mut info = MapInfo::default();
+    object_info(map.as_fd(), &mut info)?;
+    Ok(Some((map, info)))
 }
 
-/// As [`walk`], for kinds of map that have batches, with `room` entries asked for at once: the kernel
-/// holds its CPU for so long.
-pub(super) fn walk_in_batches(
+/// The BTF object of this id, as the kernel was given it.
+pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    let fd = bpf_fd(BPF_BTF_GET_FD_BY_ID, &mut attr)?;
+    // SAFETY: as in `open_pin`.
+    let btf = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let mut info = BtfInfo::default();
+    object_info(btf.as_fd(), &mut info)?;
+    let mut data = vec![0_u8; info.len as usize];
+    let mut info = BtfInfo {
+        data: data.as_mut_ptr() as u64,
+        len: info.len,
+        ..BtfInfo::default()
+    };
+    object_info(btf.as_fd(), &mut info)?;
+    Ok(data)
+}
+
+/// Asks a map for many entries at once: those after `cursor`, the first ones without. Returns how many
+/// have been copied to `keys` and `values`, and whether these were the last. `next` is the next call's cursor.
+///
+/// Cursors are opaque and as long as a key, 4 bytes at least. `ENOSPC`: not even the next bucket of a hash fits.
+pub(super) fn lookup_batch(
     map: BorrowedFd<'_>,
-    size: EntrySize,
-    mut room: u32,
-    each: &mut dyn FnMut(&[u8], &[u8]),
-) -> io::Result<()> {
-    let mut keys = vec![0_u8; room as usize * size.key];
-    let mut values = vec![0_u8; room as usize * size.value];
-    // The cursor is opaque; hash maps keep four bytes in it, others a key.
-    let mut cursor = vec![0_u8; size.key.max(8)];
-    let mut next = cursor.clone();
-    let mut first = true;
-    loop {
-        let mut attr = BatchAttr {
-            in_batch: if first { 0 } else { cursor.as_ptr() as u64 },
-            out_batch: next.as_mut_ptr() as u64,
-            keys: keys.as_mut_ptr() as u64,
-            values: values.as_mut_ptr() as u64,
-            count: room,
-            map_fd: map.as_raw_fd() as u32,
-            ..BatchAttr::default()
-        };
-        let end = match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
-            Ok(()) => false,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-            // One bucket alone is larger than the buffers.
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                room *= 2;
-                keys.resize(room as usize * size.key, 0);
-                values.resize(room as usize * size.value, 0);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        let count = attr.count as usize;
-        for (key, value) in keys
-            .chunks_exact(size.key)
-            .zip(values.chunks_exact(size.value))
-            .take(count)
-        {
-            each(key, value);
-        }
-        if end {
-            return Ok(());
-        }
-        std::mem::swap(&mut cursor, &mut next);
-        first = false;
-    }
-}
-
-/// What a look at a part of a hash map found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sample {
-    /// All entries that there are.
-    All(u64),
-    /// So many entries in the first buckets, of which there are so many.
-    Part { entries: u32, buckets: u32 },
-}
-
-/// Counts at most `most` entries of a hash map without reading the rest.
-pub(super) fn sample(map: BorrowedFd<'_>, size: EntrySize, most: u32) -> io::Result<Sample> {
-    let mut keys = vec![0_u8; most as usize * size.key];
-    let mut values = vec![0_u8; most as usize * size.value];
-    // Of a hash map, the cursor is the number of the bucket that comes next
-    // (`__htab_map_lookup_and_delete_batch`).
-    let mut buckets = 0_u32;
+    cursor: Option<&[u8]>,
+    next: &mut [u8],
+    keys: &mut [u8],
+    values: &mut [u8],
+    room: u32,
+) -> io::Result<(u32, bool)> {
     let mut attr = BatchAttr {
-        out_batch: std::ptr::from_mut(&mut buckets) as u64,
+        in_batch: cursor.map_or(0, |cursor| cursor.as_ptr() as u64),
+        out_batch: next.as_mut_ptr() as u64,
         keys: keys.as_mut_ptr() as u64,
         values: values.as_mut_ptr() as u64,
-        count: most,
+        count: room,
         map_fd: map.as_raw_fd() as u32,
         ..BatchAttr::default()
     };
     match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
-        Ok(()) => Ok(Sample::Part {
-            entries: attr.count,
-            buckets,
-        }),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-            Ok(Sample::All(attr.count.into()))
-        }
+        Ok(()) => Ok((attr.count, false)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok((attr.count, true)),
         Err(error) => Err(error),
     }
 }
 
-/// Whether a map holds a key. To an LRU map that is no use of the entry.
-pub(super) fn contains(map: BorrowedFd<'_>, size: EntrySize, key: &[u8]) -> io::Result<bool> {
-    let mut value = vec![0_u8; size.value];
+/// Copies the key after `key`, or the first one without, to `next`. `false` when there is none.
+pub(super) fn next_key(
+    map: BorrowedFd<'_>,
+    key: Option<&[u8]>,
+    next: &mut [u8],
+) -> io::Result<bool> {
+    let key = key.map_or(0, |key| key.as_ptr() as u64);
+    element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
+}
+
+/// Copies the value of `key` to `value`. `false` when there is no such key.
+pub(super) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+    element(
+        BPF_MAP_LOOKUP_ELEM,
+        map,
+        key.as_ptr() as u64,
+        value.as_mut_ptr() as u64,
+    )
+}
+
+/// Deletes `key`. `false` when there is no such key.
+pub(super) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
+    element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
+}
+
+/// `false` when the kernel finds no such element.
+fn element(
+    command: u32,
+    map: BorrowedFd<'_>,
+    key: u64,
+    value_or_next_key: u64,
+) -> io::Result<bool> {
     let mut attr = ElementAttr {
         map_fd: map.as_raw_fd() as u32,
-        key: key.as_ptr() as u64,
-        value_or_next_key: value.as_mut_ptr() as u64,
+        key,
+        value_or_next_key,
         ..ElementAttr::default()
     };
-    match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
+    match bpf(command, &mut attr) {
         Ok(()) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
-    }
-}
-
-fn walk_one_by_one(
-    map: BorrowedFd<'_>,
-    size: EntrySize,
-    each: &mut dyn FnMut(&[u8], &[u8]),
-) -> io::Result<()> {
-    let map_fd = map.as_raw_fd() as u32;
-    let mut key: Option<Vec<u8>> = None;
-    let mut next = vec![0_u8; size.key];
-    let mut value = vec![0_u8; size.value];
-    loop {
-        let mut attr = ElementAttr {
-            map_fd,
-            key: key.as_ref().map_or(0, |key| key.as_ptr() as u64),
-            value_or_next_key: next.as_mut_ptr() as u64,
-            ..ElementAttr::default()
-        };
-        match bpf(BPF_MAP_GET_NEXT_KEY, &mut attr) {
-            Ok(()) => {}
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
-            Err(error) => return Err(error),
-        }
-        let mut attr = ElementAttr {
-            map_fd,
-            key: next.as_ptr() as u64,
-            value_or_next_key: value.as_mut_ptr() as u64,
-            ..ElementAttr::default()
-        };
-        match bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) {
-            Ok(()) => each(&next, &value),
-            // Deleted in the meantime.
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => return Err(error),
-        }
-        key = Some(next.clone());
     }
 }
 

@@ -1,140 +1,170 @@
 //! `health-agent bpf ct`: connection tracking.
 
-use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
-use std::str::FromStr;
 
-use anyhow::bail;
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use health_common::ct::CtEntry;
 use serde::Serialize;
 
-use super::entry::{Entry, Row, lines};
+use super::entry::{Entry, Row};
+use super::filter::{FlowFilter, LocalSide, Scope};
 use super::flow::FlowKey;
-use crate::cli::output::OutputArgs;
+use super::{clock, flush, stream};
+use crate::cli::output::{OutputArgs, print};
 use crate::datapath::dump::{Flow, Pinned};
 
 const EXAMPLES: &str = "\
 Examples:
+  health-agent bpf ct list --proto tcp --dst 10.0.0.0/8
+  health-agent bpf ct flush --src 10.244.1.9";
+
+const LIST_EXAMPLES: &str = "\
+Output:
+  Entries are listed while they are read, in no order: pipe them through sort. Times are seconds since
+  the host was started. An entry that is made or deleted meanwhile may be listed or not, any other one
+  is listed once
+
+Examples:
   health-agent bpf ct list
-  health-agent bpf ct list 1017
-  health-agent bpf ct list global -o jsonl";
+  health-agent bpf ct list 1017 --time-diff
+  health-agent bpf ct list 10.244.1.7 --proto icmp --dir in
+  health-agent bpf ct list --src 10.244.0.0/16 --port 443 --count
+  health-agent bpf ct list global -o jsonl | jq -r .source | sort | uniq -c";
+
+const FLUSH_EXAMPLES: &str = "\
+Examples:
+  health-agent bpf ct flush global
+  health-agent bpf ct flush 1017 --proto udp
+  health-agent bpf ct flush --dst 10.96.0.10 --port 53";
 
 /// Commands of `bpf ct`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum CtCommand {
     /// List the flows that are tracked
-    #[command(after_help = EXAMPLES)]
+    #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
+    /// Delete entries, and the translations of their flows
+    #[command(after_help = FLUSH_EXAMPLES)]
+    Flush(FlushArgs),
 }
 
 /// Flags of `bpf ct list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// `global` for all flows, or the id of the endpoint whose flows are wanted
+    /// `global` for all flows, or the id or an address of the endpoint whose flows are wanted
     #[arg(default_value = "global")]
     scope: Scope,
+    #[command(flatten)]
+    filter: FlowFilter,
+    /// Times relative to now: until an entry expires, and since its last packets
+    #[arg(short = 'd', long)]
+    time_diff: bool,
+    /// Only the number of entries
+    #[arg(long)]
+    count: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// Whose flows are listed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scope {
-    Global,
-    Endpoint(u16),
-}
-
-impl FromStr for Scope {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.parse() {
-            Ok(id @ 1..=4095) => Ok(Self::Endpoint(id)),
-            _ if text == "global" => Ok(Self::Global),
-            _ => Err("give `global` or an endpoint id from 1 to 4095"),
-        }
-    }
+/// Flags of `bpf ct flush`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("what").args(["scope"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
+pub struct FlushArgs {
+    /// `global` for all flows, or the id or an address of the endpoint whose flows are meant
+    scope: Option<Scope>,
+    #[command(flatten)]
+    filter: FlowFilter,
 }
 
 impl CtCommand {
     pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
-        let Self::List(args) = self;
-        let mut flows = entries(pinned.conntrack()?);
-        if let Scope::Endpoint(id) = args.scope {
-            let addresses = addresses_of(id, pinned)?;
-            flows.retain(|flow| touches(&flow.key, &addresses));
+        match self {
+            Self::List(args) => args.execute(pinned),
+            Self::Flush(args) => {
+                let selection = Selection::new(args.scope, args.filter, pinned)?;
+                flush::print(&pinned.flush_conntrack(|flow, entry| selection.has(flow, entry))?)
+            }
         }
-        let rows: Vec<Row<_, _>> = flows.into_iter().map(Row::from).collect();
-        args.output.output.print_rows(&rows, lines)
     }
 }
 
-fn addresses_of(id: u16, pinned: &Pinned) -> anyhow::Result<BTreeSet<IpAddr>> {
-    let addresses: BTreeSet<IpAddr> = pinned
-        .endpoints()?
-        .into_iter()
-        .filter(|(_, endpoint)| endpoint.id == id)
-        .map(|(address, _)| address)
-        .collect();
-    if addresses.is_empty() {
-        bail!(
-            "the datapath knows no endpoint {id}; `health-agent bpf endpoint list` shows those it \
-             knows"
-        );
-    }
-    Ok(addresses)
-}
-
-fn touches(flow: &FlowKey, addresses: &BTreeSet<IpAddr>) -> bool {
-    addresses.contains(&flow.source) || addresses.contains(&flow.destination)
-}
-
-/// Entries as they are shown, sorted.
-pub(super) fn entries(flows: Vec<(Flow, CtEntry)>) -> Vec<Entry<FlowKey, CtValue>> {
-    let mut entries: Vec<_> = flows
-        .into_iter()
-        .map(|(flow, entry)| Entry {
-            key: FlowKey::from(flow),
-            value: CtValue::from(entry),
+impl ListArgs {
+    fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
+        let selection = Selection::new(Some(self.scope), self.filter, pinned)?;
+        let maps = pinned.conntrack_rows()?;
+        if self.count {
+            let mut count = 0_u64;
+            for rows in maps {
+                rows.each(|(flow, entry)| count += u64::from(selection.has(&flow, &entry)))?;
+            }
+            return print(|out| writeln!(out, "{count}"));
+        }
+        let now_s = self.time_diff.then(clock::monotonic_s).transpose()?;
+        stream::print(self.output.output, &maps, |(flow, entry)| {
+            selection.has(&flow, &entry).then(|| Row {
+                key: FlowKey::from(&flow),
+                value: CtValue::new(&entry, now_s),
+            })
         })
-        .collect();
-    entries.sort_by(|a, b| a.key.cmp(&b.key));
-    entries
+    }
 }
 
-/// State of a flow. Times are seconds of `CLOCK_MONOTONIC`.
+/// Which entries are meant.
+struct Selection {
+    local_side: Option<LocalSide>,
+    filter: FlowFilter,
+}
+
+impl Selection {
+    fn new(scope: Option<Scope>, filter: FlowFilter, pinned: &Pinned) -> anyhow::Result<Self> {
+        Ok(Self {
+            local_side: scope.unwrap_or(Scope::Global).addresses(pinned)?,
+            filter,
+        })
+    }
+
+    fn has(&self, flow: &Flow, _entry: &CtEntry) -> bool {
+        self.filter.has(flow) && self.local_side.as_ref().is_none_or(|side| side.has(flow))
+    }
+}
+
+/// An entry as a dump of the map shows it.
+pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
+    Entry {
+        key: FlowKey::from(&flow),
+        value: CtValue::new(&entry, None),
+    }
+}
+
+/// State of a flow.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct CtValue {
-    expires_s: u32,
+    #[serde(flatten)]
+    times: Times,
     rx_packets: u64,
     rx_bytes: u64,
     rx_flags_seen: u8,
-    last_rx_s: u32,
     tx_packets: u64,
     tx_bytes: u64,
     tx_flags_seen: u8,
-    last_tx_s: u32,
     flags: u16,
     source_identity: u32,
     ifindex: u32,
 }
 
-impl From<CtEntry> for CtValue {
-    fn from(entry: CtEntry) -> Self {
+impl CtValue {
+    /// With times relative to `now_s`, seconds of `CLOCK_MONOTONIC`, if that is given.
+    fn new(entry: &CtEntry, now_s: Option<i64>) -> Self {
         Self {
-            expires_s: entry.expires,
+            times: Times::new(entry, now_s),
             rx_packets: entry.rx_packets,
             rx_bytes: entry.rx_bytes,
             rx_flags_seen: entry.rx_flags_seen,
-            last_rx_s: entry.last_rx,
             tx_packets: entry.tx_packets,
             tx_bytes: entry.tx_bytes,
             tx_flags_seen: entry.tx_flags_seen,
-            last_tx_s: entry.last_tx,
             flags: entry.flags,
             source_identity: entry.source_identity,
             ifindex: entry.ifindex,
@@ -145,20 +175,18 @@ impl From<CtEntry> for CtValue {
 /// The line of `cilium bpf ct list`. No flag has a name, and no flow is translated back, yet.
 impl fmt::Display for CtValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [expires, last_rx, last_tx] = self.times.moments();
         write!(
             f,
-            "expires={} RxPackets={} RxBytes={} RxFlagsSeen=0x{:02x} LastRxReport={} \
-             TxPackets={} TxBytes={} TxFlagsSeen=0x{:02x} LastTxReport={} Flags=0x{:04x} [ ] \
+            "expires={expires} RxPackets={} RxBytes={} RxFlagsSeen=0x{:02x} LastRxReport={last_rx} \
+             TxPackets={} TxBytes={} TxFlagsSeen=0x{:02x} LastTxReport={last_tx} Flags=0x{:04x} [ ] \
              RevNAT=0 SourceSecurityID={} IfIndex={}",
-            self.expires_s,
             self.rx_packets,
             self.rx_bytes,
             self.rx_flags_seen,
-            self.last_rx_s,
             self.tx_packets,
             self.tx_bytes,
             self.tx_flags_seen,
-            self.last_tx_s,
             self.flags,
             self.source_identity,
             self.ifindex
@@ -166,75 +194,147 @@ impl fmt::Display for CtValue {
     }
 }
 
+/// When a flow expires and had its last packets.
+#[derive(Debug, Serialize)]
+#[serde(untagged, rename_all_fields = "kebab-case")]
+enum Times {
+    /// Seconds of `CLOCK_MONOTONIC`, 0 for never.
+    Clock {
+        expires_s: u32,
+        last_rx_s: u32,
+        last_tx_s: u32,
+    },
+    /// Seconds from now and until now. What has expired and was not collected yet expires in less than none.
+    Relative {
+        expires_in_s: i64,
+        last_rx_age_s: Option<i64>,
+        last_tx_age_s: Option<i64>,
+    },
+}
+
+impl Times {
+    fn new(entry: &CtEntry, now_s: Option<i64>) -> Self {
+        let Some(now_s) = now_s else {
+            return Self::Clock {
+                expires_s: entry.expires,
+                last_rx_s: entry.last_rx,
+                last_tx_s: entry.last_tx,
+            };
+        };
+        let age = |at: u32| (at != 0).then(|| now_s - i64::from(at));
+        Self::Relative {
+            expires_in_s: i64::from(entry.expires) - now_s,
+            last_rx_age_s: age(entry.last_rx),
+            last_tx_age_s: age(entry.last_tx),
+        }
+    }
+
+    fn moments(&self) -> [Moment; 3] {
+        match *self {
+            Self::Clock {
+                expires_s,
+                last_rx_s,
+                last_tx_s,
+            } => [expires_s, last_rx_s, last_tx_s].map(Moment::Clock),
+            Self::Relative {
+                expires_in_s,
+                last_rx_age_s,
+                last_tx_age_s,
+            } => [
+                Moment::Relative(expires_in_s),
+                last_rx_age_s.map_or(Moment::Never, |age| Moment::Relative(-age)),
+                last_tx_age_s.map_or(Moment::Never, |age| Moment::Relative(-age)),
+            ],
+        }
+    }
+}
+
+/// A moment as a line tells it.
+enum Moment {
+    Clock(u32),
+    Relative(i64),
+    Never,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Clock(seconds) => seconds.fmt(f),
+            Self::Relative(seconds) => write!(f, "{seconds:+}s"),
+            Self::Never => f.write_str("never"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bpf::entry::lines;
 
-    fn rows() -> Vec<(Flow, CtEntry)> {
-        let flow = |source: &str, source_port, inbound| Flow {
+    fn flow() -> Flow {
+        Flow {
             protocol: 1,
-            inbound,
-            source: source.parse().unwrap(),
-            source_port,
+            inbound: true,
+            source: "172.30.0.2".parse().unwrap(),
+            source_port: 1234,
             destination: "10.244.1.7".parse().unwrap(),
             destination_port: 0,
-        };
-        let entry = CtEntry {
+        }
+    }
+
+    fn ct_entry() -> CtEntry {
+        CtEntry {
             rx_packets: 1,
             rx_bytes: 50,
-            tx_packets: 1,
-            tx_bytes: 50,
+            rx_flags_seen: 0x1b,
             expires: 1_987_899,
             last_rx: 1_987_839,
-            last_tx: 1_987_839,
             source_identity: 1,
             ifindex: 5,
             ..CtEntry::default()
-        };
-        vec![
-            (flow("172.30.0.10", 7, true), entry),
-            (flow("172.30.0.2", 1234, true), entry),
-            (flow("172.30.0.2", 9, false), entry),
-        ]
-    }
-
-    #[test]
-    fn flows_are_listed_as_cilium_does_and_sorted() {
-        let rows: Vec<Row<_, _>> = entries(rows()).into_iter().map(Row::from).collect();
-        let tail = "expires=1987899 RxPackets=1 RxBytes=50 RxFlagsSeen=0x00 LastRxReport=1987839 \
-                    TxPackets=1 TxBytes=50 TxFlagsSeen=0x00 LastTxReport=1987839 Flags=0x0000 [ ] \
-                    RevNAT=0 SourceSecurityID=1 IfIndex=5";
-        assert_eq!(
-            lines(&rows),
-            format!(
-                "ICMP OUT 172.30.0.2:9 -> 10.244.1.7:0 {tail}\n\
-                 ICMP IN 172.30.0.2:1234 -> 10.244.1.7:0 {tail}\n\
-                 ICMP IN 172.30.0.10:7 -> 10.244.1.7:0 {tail}\n"
-            )
-        );
-        let json = serde_json::to_value(&rows).unwrap();
-        assert_eq!(json[1]["source-port"], 1234);
-        assert_eq!(json[1]["expires-s"], 1_987_899);
-    }
-
-    #[test]
-    fn an_endpoints_flows_are_those_from_and_to_it() {
-        let flows = entries(rows());
-        let of = |ip: &str| {
-            let addresses = BTreeSet::from([ip.parse().unwrap()]);
-            flows.iter().filter(|f| touches(&f.key, &addresses)).count()
-        };
-        assert_eq!(of("10.244.1.7"), 3);
-        assert_eq!(of("172.30.0.10"), 1);
-        assert_eq!(of("10.244.1.8"), 0);
-    }
-
-    #[test]
-    fn a_scope_is_global_or_an_endpoint() {
-        assert_eq!("global".parse(), Ok(Scope::Global));
-        assert_eq!("4095".parse(), Ok(Scope::Endpoint(4095)));
-        for bad in ["0", "4096", "-1", "all", ""] {
-            assert!(bad.parse::<Scope>().is_err(), "{bad}");
         }
+    }
+
+    fn row(now_s: Option<i64>) -> Row<FlowKey, CtValue> {
+        Row {
+            key: FlowKey::from(&flow()),
+            value: CtValue::new(&ct_entry(), now_s),
+        }
+    }
+
+    #[test]
+    fn flows_are_listed_as_cilium_does() {
+        assert_eq!(
+            lines(&[row(None)]),
+            "ICMP IN 172.30.0.2:1234 -> 10.244.1.7:0 expires=1987899 RxPackets=1 RxBytes=50 \
+             RxFlagsSeen=0x1b LastRxReport=1987839 TxPackets=0 TxBytes=0 TxFlagsSeen=0x00 \
+             LastTxReport=0 Flags=0x0000 [ ] RevNAT=0 SourceSecurityID=1 IfIndex=5\n"
+        );
+        let json = serde_json::to_value(row(None)).unwrap();
+        assert_eq!(json["source-port"], 1234);
+        assert_eq!(json["expires-s"], 1_987_899);
+        assert_eq!(json["last-tx-s"], 0);
+    }
+
+    #[test]
+    fn times_are_relative_to_now_on_demand() {
+        let text = lines(&[row(Some(1_987_842))]);
+        assert!(text.contains(" expires=+57s "), "{text}");
+        assert!(text.contains(" LastRxReport=-3s "), "{text}");
+        assert!(text.contains(" LastTxReport=never "), "{text}");
+        let json = serde_json::to_value(row(Some(1_987_900))).unwrap();
+        assert_eq!(json["expires-in-s"], -1);
+        assert_eq!(json["last-rx-age-s"], 61);
+        assert_eq!(json["last-tx-age-s"], serde_json::Value::Null);
+        assert_eq!(json.get("expires-s"), None);
+    }
+
+    #[test]
+    fn a_dump_has_a_line_an_entry() {
+        let text = lines(&[entry((flow(), ct_entry()))]);
+        assert!(
+            text.starts_with("ICMP IN 172.30.0.2:1234 -> 10.244.1.7:0: expires=1987899 "),
+            "{text}"
+        );
     }
 }

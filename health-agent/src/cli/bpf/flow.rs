@@ -3,32 +3,33 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Serialize, Serializer};
 
+use super::address;
 use crate::datapath::dump::Flow;
 
 /// A conntrack or NAT tuple in the flow's original direction.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct FlowKey {
     protocol: Protocol,
     pub(super) direction: Direction,
-    pub(super) source: IpAddr,
+    #[serde(serialize_with = "address::serialize")]
+    source: IpAddr,
     source_port: u16,
-    pub(super) destination: IpAddr,
+    #[serde(serialize_with = "address::serialize")]
+    destination: IpAddr,
     destination_port: u16,
 }
 
-impl From<Flow> for FlowKey {
-    fn from(flow: Flow) -> Self {
+impl From<&Flow> for FlowKey {
+    fn from(flow: &Flow) -> Self {
         Self {
             protocol: Protocol(flow.protocol),
-            direction: if flow.inbound {
-                Direction::In
-            } else {
-                Direction::Out
-            },
+            direction: flow.into(),
             source: flow.source,
             source_port: flow.source_port,
             destination: flow.destination,
@@ -51,11 +52,19 @@ impl fmt::Display for FlowKey {
 }
 
 /// Which side opened the flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Direction {
+    /// This side
     Out,
+    /// The other one, towards a local endpoint
     In,
+}
+
+impl From<&Flow> for Direction {
+    fn from(flow: &Flow) -> Self {
+        if flow.inbound { Self::In } else { Self::Out }
+    }
 }
 
 impl fmt::Display for Direction {
@@ -68,18 +77,39 @@ impl fmt::Display for Direction {
 }
 
 /// An IP protocol number, shown by its name (IANA protocol numbers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Protocol(u8);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Protocol(pub(super) u8);
 
 impl Protocol {
+    const NAMES: [(u8, &str); 5] = [
+        (1, "ICMP"),
+        (6, "TCP"),
+        (17, "UDP"),
+        (58, "ICMPv6"),
+        (132, "SCTP"),
+    ];
+
     fn name(self) -> Cow<'static, str> {
-        match self.0 {
-            1 => "ICMP".into(),
-            6 => "TCP".into(),
-            17 => "UDP".into(),
-            58 => "ICMPv6".into(),
-            132 => "SCTP".into(),
-            other => other.to_string().into(),
+        match Self::NAMES.iter().find(|(number, _)| *number == self.0) {
+            Some((_, name)) => (*name).into(),
+            None => self.0.to_string().into(),
+        }
+    }
+}
+
+impl FromStr for Protocol {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let named = Self::NAMES
+            .iter()
+            .find(|(_, name)| name.eq_ignore_ascii_case(text));
+        match named {
+            Some((number, _)) => Ok(Self(*number)),
+            None => text
+                .parse()
+                .map(Self)
+                .map_err(|_| "give tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255"),
         }
     }
 }
@@ -111,12 +141,12 @@ mod tests {
             destination_port: 0,
         };
         assert_eq!(
-            FlowKey::from(flow.clone()).to_string(),
+            FlowKey::from(&flow).to_string(),
             "ICMPv6 OUT [fd00:30::1]:7 -> [fd00:30::2]:0"
         );
         flow.protocol = 99;
         assert_eq!(
-            serde_json::to_string(&FlowKey::from(flow)).unwrap(),
+            serde_json::to_string(&FlowKey::from(&flow)).unwrap(),
             r#"{"protocol":"99","direction":"out","source":"fd00:30::1","source-port":7,"destination":"fd00:30::2","destination-port":0}"#
         );
     }

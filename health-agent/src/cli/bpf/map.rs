@@ -7,8 +7,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::entry::{Entry, lines};
-use super::flow::FlowKey;
-use super::{ct, endpoint, inflight, metrics, nat, rtt, settings};
+use super::{clock, ct, endpoint, inflight, metrics, nat, rtt, settings, stream};
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 use crate::datapath::dump::{DumpError, MapInfo, Pinned};
 use crate::datapath::layout;
@@ -89,12 +88,16 @@ impl Dump<'_> {
 
         let pinned = self.pinned;
         match self.name {
-            CT4 => self.print(pinned.conntrack().map(|all| only_v4(ct::entries(all)))),
-            CT6 => self.print(pinned.conntrack().map(|all| only_v6(ct::entries(all)))),
+            CT4 | CT6 => {
+                let [v4, v6] = pinned.conntrack_rows()?;
+                let rows = if self.name == CT4 { v4 } else { v6 };
+                stream::print(self.format, &[rows], |row| Some(ct::entry(row)))
+            }
             NAT4 | NAT6 => {
-                let now = nat::monotonic_ns()?;
-                let only = if self.name == NAT4 { only_v4 } else { only_v6 };
-                self.print(pinned.nat().map(|all| only(nat::entries(all, now))))
+                let now_ns = clock::monotonic_ns()?;
+                let [v4, v6] = pinned.nat_rows()?;
+                let rows = if self.name == NAT4 { v4 } else { v6 };
+                stream::print(self.format, &[rows], |row| Some(nat::entry(row, now_ns)))
             }
             RTT => self.print(pinned.rtt().map(rtt::entries)),
             INFLIGHT => self.print(pinned.inflight().map(inflight::entries)),
@@ -122,16 +125,6 @@ impl Dump<'_> {
         let entries = in_hex(&self.pinned.raw(self.name)?);
         self.format.print_rows(&entries, lines)
     }
-}
-
-fn only_v4<V>(mut entries: Vec<Entry<FlowKey, V>>) -> Vec<Entry<FlowKey, V>> {
-    entries.retain(|entry| entry.key.source.is_ipv4());
-    entries
-}
-
-fn only_v6<V>(mut entries: Vec<Entry<FlowKey, V>>) -> Vec<Entry<FlowKey, V>> {
-    entries.retain(|entry| entry.key.source.is_ipv6());
-    entries
 }
 
 fn in_hex(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<String, String>> {
@@ -208,8 +201,6 @@ fn maps_table(rows: &[MapRow]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::dump::Flow;
-    use health_common::ct::CtEntry;
 
     #[test]
     fn maps_are_listed() {
@@ -231,30 +222,6 @@ NAME            ID   KIND    KEY BYTES   VALUE BYTES   ENTRIES   MAX ENTRIES   M
 HEALTH_CONFIG   12   array   4           56            -         1             344
 "
         );
-    }
-
-    #[test]
-    fn a_dump_takes_a_line_an_entry_and_keeps_families_apart() {
-        let flow = |source: &str, destination: &str| Flow {
-            protocol: 1,
-            inbound: true,
-            source: source.parse().unwrap(),
-            source_port: 1,
-            destination: destination.parse().unwrap(),
-            destination_port: 0,
-        };
-        let flows = || {
-            ct::entries(vec![
-                (flow("172.30.0.2", "10.244.1.7"), CtEntry::default()),
-                (flow("fd00:30::2", "fd00:10:244:1::7"), CtEntry::default()),
-            ])
-        };
-        let text = lines(&only_v4(flows()));
-        assert!(text.starts_with("ICMP IN 172.30.0.2:1 -> 10.244.1.7:0: expires=0 "));
-        assert_eq!(text.lines().count(), 1);
-        let text = lines(&only_v6(flows()));
-        assert!(text.starts_with("ICMP IN [fd00:30::2]:1 -> "), "{text}");
-        assert_eq!(text.lines().count(), 1);
     }
 
     #[test]

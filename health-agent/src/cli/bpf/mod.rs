@@ -1,10 +1,14 @@
 //! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is asked for names
 //! alone.
 
+mod address;
+mod clock;
 mod ct;
 mod endpoint;
 mod entry;
+mod filter;
 mod flow;
+mod flush;
 mod inflight;
 mod map;
 mod metrics;
@@ -12,6 +16,7 @@ mod nat;
 mod prog;
 mod rtt;
 mod settings;
+mod stream;
 
 use clap::Subcommand;
 
@@ -29,10 +34,10 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum BpfCommand {
-    /// Look at connection tracking
+    /// Look at connection tracking, or clear it
     #[command(subcommand)]
     Ct(ct::CtCommand),
-    /// Look at address translation
+    /// Look at address translation, or clear it
     #[command(subcommand)]
     Nat(nat::NatCommand),
     /// Look at round-trip times

@@ -3,70 +3,111 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::Context;
-use clap::Subcommand;
-use nix::time::{ClockId, clock_gettime};
+use clap::{ArgGroup, Args, Subcommand};
 use serde::Serialize;
 
-use super::entry::{Entry, Row, lines};
+use super::entry::{Entry, Row};
+use super::filter::FlowFilter;
 use super::flow::{Direction, FlowKey};
-use crate::cli::output::OutputArgs;
+use super::{address, clock, flush, stream};
+use crate::cli::output::{OutputArgs, print};
 use crate::datapath::dump::{Flow, Pinned, Translation};
 
 const EXAMPLES: &str = "\
 Examples:
+  health-agent bpf nat list --proto tcp
+  health-agent bpf nat flush --src 10.244.1.9";
+
+const LIST_EXAMPLES: &str = "\
+Output:
+  Entries are listed while they are read, in no order: pipe them through sort. An entry that is made or
+  deleted meanwhile may be listed or not, any other one is listed once. The age of each stands under
+  Created
+
+Examples:
   health-agent bpf nat list
+  health-agent bpf nat list --src 10.244.0.0/16 --count
   health-agent bpf nat list -o jsonl";
+
+const FLUSH_EXAMPLES: &str = "\
+Examples:
+  health-agent bpf nat flush --all
+  health-agent bpf nat flush --proto icmp --dst 172.30.0.0/24";
 
 /// Commands of `bpf nat`.
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum NatCommand {
-    /// List the translations; the age of each stands under Created
-    #[command(after_help = EXAMPLES)]
-    List(OutputArgs),
+    /// List the translations: two entries for each
+    #[command(after_help = LIST_EXAMPLES)]
+    List(ListArgs),
+    /// Delete translations, both entries of each
+    #[command(after_help = FLUSH_EXAMPLES)]
+    Flush(FlushArgs),
+}
+
+/// Flags of `bpf nat list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    #[command(flatten)]
+    filter: FlowFilter,
+    /// Only the number of entries
+    #[arg(long)]
+    count: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Flags of `bpf nat flush`.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("what").args(["all"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
+pub struct FlushArgs {
+    /// All translations
+    #[arg(long, conflicts_with_all = FlowFilter::FLAGS)]
+    all: bool,
+    #[command(flatten)]
+    filter: FlowFilter,
 }
 
 impl NatCommand {
     pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
-        let Self::List(args) = self;
-        let rows: Vec<Row<_, _>> = entries(pinned.nat()?, monotonic_ns()?)
-            .into_iter()
-            .map(Row::from)
-            .collect();
-        args.output.print_rows(&rows, lines)
+        match self {
+            Self::List(args) => args.execute(pinned),
+            Self::Flush(args) => flush::print(&pinned.flush_nat(|flow, _| args.filter.has(flow))?),
+        }
     }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, the clock of the datapath.
-pub(super) fn monotonic_ns() -> anyhow::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).context("cannot read the clock")?;
-    let now = std::time::Duration::from(now);
-    Ok(now.as_nanos().try_into().unwrap_or(u64::MAX))
+impl ListArgs {
+    fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
+        let maps = pinned.nat_rows()?;
+        if self.count {
+            let mut count = 0_u64;
+            for rows in maps {
+                rows.each(|(flow, _)| count += u64::from(self.filter.has(&flow)))?;
+            }
+            return print(|out| writeln!(out, "{count}"));
+        }
+        let now_ns = clock::monotonic_ns()?;
+        stream::print(self.output.output, &maps, |(flow, to)| {
+            let is_wanted = self.filter.has(&flow);
+            is_wanted.then(|| Row::from(entry((flow, to), now_ns)))
+        })
+    }
 }
 
-/// Entries as they are shown at `now_ns`, sorted.
-pub(super) fn entries(
-    translations: Vec<(Flow, Translation)>,
-    now_ns: u64,
-) -> Vec<Entry<FlowKey, NatValue>> {
-    let mut entries: Vec<_> = translations
-        .into_iter()
-        .map(|(flow, to)| {
-            let key = FlowKey::from(flow);
-            let value = NatValue {
-                direction: key.direction,
-                address: to.addr,
-                port: to.port,
-                created_ns: to.created_ns,
-                age_ns: now_ns.saturating_sub(to.created_ns),
-                host_local: to.host_local,
-            };
-            Entry { key, value }
-        })
-        .collect();
-    entries.sort_by(|a, b| a.key.cmp(&b.key));
-    entries
+/// An entry as it is shown at `now_ns`.
+pub(super) fn entry((flow, to): (Flow, Translation), now_ns: u64) -> Entry<FlowKey, NatValue> {
+    let key = FlowKey::from(&flow);
+    let value = NatValue {
+        direction: key.direction,
+        address: to.addr,
+        port: to.port,
+        created_ns: to.created_ns,
+        age_ns: now_ns.saturating_sub(to.created_ns),
+        host_local: to.host_local,
+    };
+    Entry { key, value }
 }
 
 /// What a tuple is translated to.
@@ -76,7 +117,7 @@ pub(super) struct NatValue {
     // The key tells it.
     #[serde(skip)]
     direction: Direction,
-    #[serde(rename = "translated-address")]
+    #[serde(rename = "translated-address", serialize_with = "address::serialize")]
     address: IpAddr,
     #[serde(rename = "translated-port")]
     port: u16,
@@ -106,6 +147,7 @@ impl fmt::Display for NatValue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::bpf::entry::lines;
 
     #[test]
     fn both_entries_of_a_translation_are_listed_as_cilium_does() {
@@ -123,35 +165,33 @@ mod tests {
             created_ns: 5_000_000_000,
             host_local,
         };
-        let entries = entries(
-            vec![
-                (
-                    flow(true, "1.1.1.1", "172.30.0.1", 80, 40_000),
-                    to("10.244.1.9", 4000, false),
-                ),
-                (
-                    flow(false, "10.244.1.9", "1.1.1.1", 4000, 80),
-                    to("172.30.0.1", 40_000, false),
-                ),
-                (
-                    flow(false, "172.30.0.1", "1.1.1.1", 5000, 80),
-                    to("172.30.0.1", 5000, true),
-                ),
-            ],
-            17_900_000_000,
-        );
-        let rows: Vec<Row<_, _>> = entries.into_iter().map(Row::from).collect();
+        let rows: Vec<Row<_, _>> = [
+            (
+                flow(true, "1.1.1.1", "172.30.0.1", 80, 40_000),
+                to("10.244.1.9", 4000, false),
+            ),
+            (
+                flow(false, "10.244.1.9", "1.1.1.1", 4000, 80),
+                to("172.30.0.1", 40_000, false),
+            ),
+            (
+                flow(false, "172.30.0.1", "1.1.1.1", 5000, 80),
+                to("172.30.0.1", 5000, true),
+            ),
+        ]
+        .map(|translation| entry(translation, 17_900_000_000).into())
+        .into();
         assert_eq!(
             lines(&rows),
             "\
+TCP IN 1.1.1.1:80 -> 172.30.0.1:40000 XLATE_DST 10.244.1.9:4000 Created=12sec HostLocal=0
 TCP OUT 10.244.1.9:4000 -> 1.1.1.1:80 XLATE_SRC 172.30.0.1:40000 Created=12sec HostLocal=0
 TCP OUT 172.30.0.1:5000 -> 1.1.1.1:80 XLATE_SRC 172.30.0.1:5000 Created=12sec HostLocal=1
-TCP IN 1.1.1.1:80 -> 172.30.0.1:40000 XLATE_DST 10.244.1.9:4000 Created=12sec HostLocal=0
 "
         );
         let json = serde_json::to_value(&rows).unwrap();
-        assert_eq!(json[0]["direction"], "out");
-        assert_eq!(json[0]["translated-port"], 40_000);
-        assert_eq!(json[0]["age-ns"], 12_900_000_000_u64);
+        assert_eq!(json[1]["direction"], "out");
+        assert_eq!(json[1]["translated-port"], 40_000);
+        assert_eq!(json[1]["age-ns"], 12_900_000_000_u64);
     }
 }

@@ -1,0 +1,219 @@
+//! Rows written as they are read, by all CPUs and in no order: in memory are only those that each is at.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use anyhow::Context as _;
+use serde::Serialize;
+
+use crate::cli::output::{Format, write_json_line, write_yaml};
+use crate::datapath::dump::{Batch, DumpError, Rows};
+
+/// More threads wait for each other: the kernel is asked and the text is written by one at a time.
+const THREADS: usize = 4;
+
+/// Why writing ended early.
+#[derive(Debug, thiserror::Error)]
+enum Interrupted {
+    #[error(transparent)]
+    Read(#[from] DumpError),
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+/// Prints what `show` makes of the entries of some maps, and leaves out what it makes nothing of.
+pub(super) fn print<T, U: Display + Serialize>(
+    format: Format,
+    maps: &[Rows<T>],
+    show: impl Fn(T) -> Option<U> + Sync,
+) -> anyhow::Result<()> {
+    finish(write(&mut io::stdout(), format, maps, show))
+}
+
+/// As [`print`], of rows that are handed over one by one.
+pub(super) fn print_each<U: Display + Serialize>(
+    format: Format,
+    read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
+) -> anyhow::Result<()> {
+    let mut stdout = io::BufWriter::new(io::stdout());
+    finish(write_each(&mut stdout, format, read))
+}
+
+/// A reader who has seen enough and closed the pipe (`| head`) is no failure.
+fn finish(result: Result<(), Interrupted>) -> anyhow::Result<()> {
+    match result {
+        Err(Interrupted::Write(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(Interrupted::Write(e)) => Err(e).context("cannot write to standard output"),
+        Err(Interrupted::Read(e)) => Err(e.into()),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn write<T, U: Display + Serialize>(
+    out: &mut (dyn Write + Send),
+    format: Format,
+    maps: &[Rows<T>],
+    show: impl Fn(T) -> Option<U> + Sync,
+) -> Result<(), Interrupted> {
+    let listing = Mutex::new(Listing::begin(out, format)?);
+    let work = || -> Result<(), Interrupted> {
+        let mut batch = Batch::default();
+        let mut text = Vec::new();
+        for rows in maps {
+            while let Some(rows) = rows.next(&mut batch)? {
+                text.clear();
+                for row in rows.filter_map(&show) {
+                    write_row(&mut text, format, &row)?;
+                }
+                let mut listing = listing.lock().unwrap_or_else(PoisonError::into_inner);
+                listing.add(&text)?;
+            }
+        }
+        Ok(())
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.min(THREADS))
+            .map(|_| scope.spawn(&work))
+            .collect();
+        let mut results = vec![work()];
+        // A thread that panics takes the program with it.
+        results.extend(others.into_iter().filter_map(|other| other.join().ok()));
+        results.into_iter().collect::<Result<(), _>>()
+    })?;
+    let listing = listing.into_inner().unwrap_or_else(PoisonError::into_inner);
+    Ok(listing.end()?)
+}
+
+fn write_each<U: Display + Serialize>(
+    out: &mut dyn Write,
+    format: Format,
+    read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
+) -> Result<(), Interrupted> {
+    let mut listing = Listing::begin(out, format)?;
+    let mut text = Vec::new();
+    let mut written = Ok(());
+    read(&mut |row| {
+        if written.is_ok() {
+            text.clear();
+            written = write_row(&mut text, format, row).and_then(|()| listing.add(&text));
+        }
+    })?;
+    written?;
+    Ok(listing.end()?)
+}
+
+/// A row, with what separates it from the row before.
+fn write_row<U: Display + Serialize>(
+    text: &mut Vec<u8>,
+    format: Format,
+    row: &U,
+) -> io::Result<()> {
+    match format {
+        Format::Table => writeln!(text, "{row}"),
+        Format::Json => {
+            text.extend_from_slice(JSON_SEPARATOR);
+            Ok(serde_json::to_writer(text, row)?)
+        }
+        Format::Jsonl => write_json_line(text, row),
+        Format::Yaml => write_yaml(text, &[row]),
+    }
+}
+
+const JSON_SEPARATOR: &[u8] = b",\n";
+
+/// A listing of which more and more is written.
+struct Listing<'a, W: ?Sized> {
+    out: &'a mut W,
+    format: Format,
+    is_empty: bool,
+}
+
+impl<'a, W: Write + ?Sized> Listing<'a, W> {
+    fn begin(out: &'a mut W, format: Format) -> io::Result<Self> {
+        if format == Format::Json {
+            out.write_all(b"[")?;
+        }
+        Ok(Self {
+            out,
+            format,
+            is_empty: true,
+        })
+    }
+
+    /// Adds whole rows.
+    fn add(&mut self, mut text: &[u8]) -> io::Result<()> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        if self.is_empty && self.format == Format::Json {
+            // Nothing to separate the first one from.
+            text = text.strip_prefix(b",").unwrap_or(text);
+        }
+        self.is_empty = false;
+        self.out.write_all(text)
+    }
+
+    fn end(self) -> io::Result<()> {
+        match self.format {
+            Format::Json if self.is_empty => self.out.write_all(b"]\n")?,
+            Format::Json => self.out.write_all(b"\n]\n")?,
+            Format::Yaml if self.is_empty => self.out.write_all(b"[]\n")?,
+            _ => {}
+        }
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(format: Format, rows: &[u32]) -> String {
+        let mut out = Vec::new();
+        write_each(&mut out, format, |each| {
+            rows.iter().for_each(each);
+            Ok(())
+        })
+        .unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn rows_make_a_document_however_many_there_are() {
+        for rows in [&[][..], &[7], &[7, 8, 9]] {
+            let json: Vec<u32> = serde_json::from_str(&written(Format::Json, rows)).unwrap();
+            assert_eq!(json, rows);
+            let yaml: Vec<u32> = serde_saphyr::from_str(&written(Format::Yaml, rows)).unwrap();
+            assert_eq!(yaml, rows);
+        }
+        assert_eq!(written(Format::Json, &[7, 8]), "[\n7,\n8\n]\n");
+        assert_eq!(written(Format::Json, &[]), "[]\n");
+        assert_eq!(written(Format::Jsonl, &[7, 8]), "7\n8\n");
+        assert_eq!(written(Format::Table, &[7, 8]), "7\n8\n");
+        assert_eq!(written(Format::Table, &[]), "");
+    }
+
+    #[test]
+    fn a_reader_that_is_gone_ends_it() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let read = |each: &mut dyn FnMut(&u32)| {
+            each(&7);
+            Ok(())
+        };
+        let result = write_each(&mut Gone, Format::Jsonl, read);
+        assert!(matches!(result, Err(Interrupted::Write(_))), "{result:?}");
+        finish(result).unwrap();
+    }
+}

@@ -1,0 +1,122 @@
+//! Deleting conntrack and NAT entries.
+
+use std::path::PathBuf;
+
+use aya::Pod;
+use health_common::ct::CtEntry;
+
+use super::flow::{Family, Flow, Translation, V4, V6};
+use super::map::{OpenMap, decode};
+use super::{DumpError, Pinned};
+use crate::datapath::layout::MapLayout;
+use crate::datapath::sys;
+
+/// What was deleted from one map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flushed {
+    /// Where the map is pinned.
+    pub pin: PathBuf,
+    /// Entries that were deleted.
+    pub entries: u64,
+}
+
+impl Pinned {
+    /// Deletes the conntrack entries that `is_wanted` picks, and with each the translation of its flow.
+    pub fn flush_conntrack(
+        &self,
+        is_wanted: impl Fn(&Flow, &CtEntry) -> bool,
+    ) -> Result<Vec<Flushed>, DumpError> {
+        let [ct4, nat4] = self.flush_flows::<V4>(&is_wanted)?;
+        let [ct6, nat6] = self.flush_flows::<V6>(&is_wanted)?;
+        Ok(vec![ct4, ct6, nat4, nat6])
+    }
+
+    /// Deletes the NAT entries that `is_wanted` picks, and with each the other entry of its translation.
+    pub fn flush_nat(
+        &self,
+        is_wanted: impl Fn(&Flow, &Translation) -> bool,
+    ) -> Result<Vec<Flushed>, DumpError> {
+        Ok(vec![
+            self.flush_translations::<V4>(&is_wanted)?,
+            self.flush_translations::<V6>(&is_wanted)?,
+        ])
+    }
+
+    fn flush_flows<F: Family>(
+        &self,
+        is_wanted: &dyn Fn(&Flow, &CtEntry) -> bool,
+    ) -> Result<[Flushed; 2], DumpError> {
+        let mut flows = Flush::of(self, &F::CT)?;
+        let mut translations = Flush::of(self, &F::NAT)?;
+        let rows = self.rows(&F::CT, decode::<F::Tuple, CtEntry>)?;
+        rows.try_each(|(tuple, entry)| {
+            if !is_wanted(&F::flow(&tuple), &entry) {
+                return Ok(());
+            }
+            flows.delete(&tuple)?;
+            match translations.find::<_, F::NatEntry>(&tuple)? {
+                Some(entry) => translations.delete_both::<F>(&tuple, &entry),
+                None => Ok(()),
+            }
+        })?;
+        Ok([flows.done(), translations.done()])
+    }
+
+    fn flush_translations<F: Family>(
+        &self,
+        is_wanted: &dyn Fn(&Flow, &Translation) -> bool,
+    ) -> Result<Flushed, DumpError> {
+        let mut translations = Flush::of(self, &F::NAT)?;
+        let rows = self.rows(&F::NAT, decode::<F::Tuple, F::NatEntry>)?;
+        rows.try_each(|(tuple, entry)| {
+            if is_wanted(&F::flow(&tuple), &F::translation(&entry)) {
+                translations.delete_both::<F>(&tuple, &entry)?;
+            }
+            Ok(())
+        })?;
+        Ok(translations.done())
+    }
+}
+
+/// A map of which entries are deleted, and their number.
+struct Flush {
+    map: OpenMap,
+    deleted: u64,
+}
+
+impl Flush {
+    fn of(pinned: &Pinned, layout: &MapLayout) -> Result<Self, DumpError> {
+        let map = OpenMap::open_as(&pinned.dir, layout)?;
+        Ok(Self { map, deleted: 0 })
+    }
+
+    fn find<K: Pod, V: Pod>(&self, key: &K) -> Result<Option<V>, DumpError> {
+        let mut value = vec![0; size_of::<V>()];
+        let is_found = sys::lookup(self.map.fd(), sys::bytes_of(key), &mut value)
+            .map_err(|source| self.map.cannot("read", source))?;
+        Ok(sys::read(&value).filter(|_| is_found))
+    }
+
+    fn delete<K: Pod>(&mut self, key: &K) -> Result<(), DumpError> {
+        let is_deleted = sys::delete(self.map.fd(), sys::bytes_of(key))
+            .map_err(|source| self.map.cannot("delete from", source))?;
+        self.deleted += u64::from(is_deleted);
+        Ok(())
+    }
+
+    fn delete_both<F: Family>(
+        &mut self,
+        tuple: &F::Tuple,
+        entry: &F::NatEntry,
+    ) -> Result<(), DumpError> {
+        self.delete(tuple)?;
+        self.delete(&F::other_entry(tuple, entry))
+    }
+
+    fn done(self) -> Flushed {
+        Flushed {
+            pin: self.map.pin().to_owned(),
+            entries: self.deleted,
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Reading the pinned maps and programs, with or without an agent.
+
+mod flow;
+mod flush;
+mod map;
+mod objects;
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{HashMap, Map, MapData};
+use health_common::addr::Addr;
+use health_common::arrivals::{Arrivals, Prober};
+use health_common::config::DatapathConfig;
+use health_common::ct::CtEntry;
+use health_common::endpoint::EndpointInfo;
+use health_common::inflight::{Fate, Inflight};
+use health_common::metrics::Counter;
+use health_common::rtt::{RttKey, RttRow};
+use health_common::tcp::{self, FlowKey, Peer};
+
+use super::layout::{self, MapLayout, PROGRAM_PINS};
+use super::{rtt, sys};
+use crate::config::Location;
+use flow::{V4, V6};
+use map::decode;
+
+pub use super::walk::Batch;
+pub use flow::{Flow, Translation};
+pub use flush::Flushed;
+pub use map::{Decode, MapKind, OpenMap, Rows};
+pub use objects::{MapInfo, ProgInfo};
+
+/// Why a dump could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// Nothing is pinned for this instance.
+    #[error(
+        "no maps are pinned at {0}: is an agent of this instance running, and --bpf-root right?"
+    )]
+    NothingPinned(PathBuf),
+    /// There is no such map.
+    #[error("no map {name} at {dir}; there are: {known}")]
+    NoSuchMap {
+        /// What was asked for.
+        name: String,
+        /// Where it was looked for.
+        dir: PathBuf,
+        /// The maps that are there, comma-separated.
+        known: String,
+    },
+    /// The map was made by another version of the agent.
+    #[error(
+        "{0} has another layout than this version's; use the command line of the agent that made it"
+    )]
+    OtherLayout(PathBuf),
+    /// Something else is pinned there, or nothing at all.
+    #[error("{0} is no pinned map; give the name of one of the agent's, or a path in a bpffs")]
+    NotAMap(PathBuf),
+    /// The kind of map has no entries that could be listed.
+    #[error("{path} cannot be dumped: the entries of maps of kind {kind} cannot be listed")]
+    NothingToList {
+        /// Where it is pinned.
+        path: PathBuf,
+        /// Its kind, as bpftool names it.
+        kind: &'static str,
+    },
+    /// The kernel refused.
+    #[error("cannot {what} {path}: {source}")]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// On which pin.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
+
+/// One counter, summed over all CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetricRow {
+    /// A [`health_common::metrics::Reason`] as a byte.
+    pub reason: u8,
+    /// A [`health_common::metrics::Direction`] as a byte.
+    pub direction: u8,
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl MetricRow {
+    /// Sums up what all CPUs counted; `None` for nothing.
+    fn sum(key: &[u8], values: &[u8]) -> Option<Self> {
+        let index: u32 = sys::read(key)?;
+        let mut row = Self {
+            reason: (index >> 2) as u8,
+            direction: (index & 3) as u8,
+            packets: 0,
+            bytes: 0,
+        };
+        for counter in values
+            .chunks_exact(size_of::<Counter>())
+            .filter_map(sys::read::<Counter>)
+        {
+            row.packets += counter.packets;
+            row.bytes += counter.bytes;
+        }
+        (row.packets > 0).then_some(row)
+    }
+}
+
+/// Keys and values of a map as bytes.
+pub type RawEntries = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// The pinned objects of one instance.
+#[derive(Clone, Debug)]
+pub struct Pinned {
+    dir: PathBuf,
+}
+
+impl Pinned {
+    /// Finds an instance's pins.
+    pub fn open(location: &Location) -> Result<Self, DumpError> {
+        let dir = location.pins();
+        match fs::metadata(&dir) {
+            Ok(_) => Ok(Self { dir }),
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                Err(DumpError::Kernel {
+                    what: "look into",
+                    path: dir,
+                    source,
+                })
+            }
+            Err(_) => Err(DumpError::NothingPinned(dir)),
+        }
+    }
+
+    /// Conntrack entries, of IPv4 and of IPv6.
+    pub fn conntrack_rows(&self) -> Result<[Rows<(Flow, CtEntry)>; 2], DumpError> {
+        Ok([
+            self.rows(&layout::CT4, flow::conntrack::<V4>)?,
+            self.rows(&layout::CT6, flow::conntrack::<V6>)?,
+        ])
+    }
+
+    /// Conntrack entries of both families, all at once.
+    pub fn conntrack(&self) -> Result<Vec<(Flow, CtEntry)>, DumpError> {
+        let [v4, v6] = self.conntrack_rows()?;
+        Ok([v4.collect()?, v6.collect()?].concat())
+    }
+
+    /// NAT entries, of IPv4 and of IPv6.
+    pub fn nat_rows(&self) -> Result<[Rows<(Flow, Translation)>; 2], DumpError> {
+        Ok([
+            self.rows(&layout::NAT4, flow::translation::<V4>)?,
+            self.rows(&layout::NAT6, flow::translation::<V6>)?,
+        ])
+    }
+
+    /// NAT entries of both families, all at once.
+    pub fn nat(&self) -> Result<Vec<(Flow, Translation)>, DumpError> {
+        let [v4, v6] = self.nat_rows()?;
+        Ok([v4.collect()?, v6.collect()?].concat())
+    }
+
+    /// Round-trip times.
+    pub fn rtt(&self) -> Result<Vec<(RttKey, RttRow)>, DumpError> {
+        let mut rows = Vec::new();
+        self.each_rtt(&mut |key, row| rows.push((*key, *row)))?;
+        Ok(rows)
+    }
+
+    /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
+    pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
+        let mut torn = Vec::new();
+        let rows = self.rows(&layout::RTT, decode::<RttKey, RttRow>)?;
+        rows.each(|(key, row)| {
+            if row.is_whole() {
+                each(&key, &row);
+            } else {
+                torn.push(key);
+            }
+        })?;
+        if torn.is_empty() {
+            return Ok(());
+        }
+        let pin = self.dir.join(layout::RTT.name);
+        let failed = |source| DumpError::Kernel {
+            what: "read",
+            path: pin.clone(),
+            source,
+        };
+        let rows = MapData::from_pin(&pin)
+            .and_then(Map::from_map_data)
+            .and_then(HashMap::try_from)
+            .map_err(|error| failed(io::Error::other(error)))?;
+        for key in torn {
+            if let Some(row) = rtt::read_row(&rows, &key).map_err(failed)? {
+                each(&key, &row);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys
+    /// have one.
+    pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
+        let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
+        let account = rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
+            what: "open",
+            path: path.clone(),
+            source: io::Error::other(error),
+        })?;
+        let mut reset = 0;
+        for &key in keys {
+            let done = account.reset(key).map_err(|source| DumpError::Kernel {
+                what: "reset rows with",
+                path: path.clone(),
+                source,
+            })?;
+            reset += usize::from(done);
+        }
+        Ok(reset)
+    }
+
+    /// Probes whose answer is waited for, by slot.
+    pub fn inflight_rows(&self) -> Result<Rows<(u32, Inflight)>, DumpError> {
+        self.rows(&layout::INFLIGHT, |key, value| {
+            decode(key, value)
+                .filter(|(_, probe): &(u32, Inflight)| probe.fate() == Some(Fate::InFlight))
+        })
+    }
+
+    /// Probes whose answer is waited for, all at once.
+    pub fn inflight(&self) -> Result<Vec<(u32, Inflight)>, DumpError> {
+        self.inflight_rows()?.collect()
+    }
+
+    /// What arrived of other agents' probes.
+    pub fn arrivals_rows(&self) -> Result<Rows<(Prober, Arrivals)>, DumpError> {
+        self.rows(&layout::ARRIVALS, decode)
+    }
+
+    /// Addresses whose TCP connections are timed.
+    pub fn peers_rows(&self) -> Result<Rows<(Addr, Peer)>, DumpError> {
+        self.rows(&layout::PEERS, decode)
+    }
+
+    /// TCP connections that are timed.
+    pub fn tcp_rows(&self) -> Result<Rows<(FlowKey, tcp::Flow)>, DumpError> {
+        self.rows(&layout::TCP, decode)
+    }
+
+    /// The settings that the programs read, by index.
+    pub fn config(&self) -> Result<Vec<(u32, DatapathConfig)>, DumpError> {
+        self.rows(&layout::CONFIG, decode)?.collect()
+    }
+
+    /// Local endpoints as the datapath knows them.
+    pub fn endpoints(&self) -> Result<Vec<(IpAddr, EndpointInfo)>, DumpError> {
+        let rows = self.rows(&layout::ENDPOINTS, |key, value| {
+            let (addr, info): (Addr, EndpointInfo) = decode(key, value)?;
+            Some((addr.to_ip(), info))
+        })?;
+        rows.collect()
+    }
+
+    /// Packet counters that are not zero.
+    pub fn metrics(&self) -> Result<Vec<MetricRow>, DumpError> {
+        self.rows(&layout::METRICS, MetricRow::sum)?.collect()
+    }
+
+    /// One of the maps, by name.
+    pub fn map(&self, name: &str) -> Result<OpenMap, DumpError> {
+        let pin = self.dir.join(name);
+        if name.is_empty() || name.contains('/') || !pin.is_file() {
+            let known: Vec<String> = files(&self.dir)?
+                .into_iter()
+                .map(|(name, _)| name)
+                .collect();
+            return Err(DumpError::NoSuchMap {
+                name: name.to_owned(),
+                dir: self.dir.clone(),
+                known: known.join(", "),
+            });
+        }
+        OpenMap::open(&pin)
+    }
+
+    /// Every entry of a map as bytes; for per-CPU maps the values of all CPUs one after the other.
+    pub fn raw(&self, name: &str) -> Result<RawEntries, DumpError> {
+        self.map(name)?.rows(raw)?.collect()
+    }
+
+    fn rows<T>(&self, layout: &MapLayout, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
+        OpenMap::open_as(&self.dir, layout)?.rows(decode)
+    }
+}
+
+/// Key and value as they are.
+pub fn raw(key: &[u8], value: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    Some((key.to_vec(), value.to_vec()))
+}
+
+/// The files in a folder of the bpffs, by name; none when there is no folder.
+fn files(dir: &Path) -> Result<Vec<(String, PathBuf)>, DumpError> {
+    let failed = |source| DumpError::Kernel {
+        what: "read",
+        path: dir.to_owned(),
+        source,
+    };
+    let mut files = Vec::new();
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(files),
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_type().map_err(failed)?.is_dir() {
+            files.push((
+                entry.file_name().to_string_lossy().into_owned(),
+                entry.path(),
+            ));
+        }
+    }
+    files.sort();
+    Ok(files)
+}

@@ -1,0 +1,137 @@
+//! What is pinned: maps and programs.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use aya::programs::ProgramInfo;
+use aya::programs::links::{FdLink, PinnedLink};
+
+use super::map::OpenMap;
+use super::{DumpError, Pinned, files};
+use crate::datapath::layout::{LINK_PINS, PROGRAM_PINS};
+use crate::datapath::link_pin;
+
+/// One pinned map.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapInfo {
+    /// Name of the pin.
+    pub name: String,
+    /// Kernel id.
+    pub id: u32,
+    /// Kind, as bpftool names it (`lru_hash`, `array`).
+    pub kind: String,
+    /// Key size, bytes.
+    pub key_size: u32,
+    /// Value size, bytes.
+    pub value_size: u32,
+    /// Capacity.
+    pub max_entries: u32,
+    /// Entries in it; `None` for arrays, which are always full, and where they cannot be counted.
+    pub entries: Option<u64>,
+    /// Memory the kernel charges for it, bytes.
+    pub memory_bytes: u64,
+    /// Where it is pinned.
+    pub pin: PathBuf,
+}
+
+/// One pinned program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgInfo {
+    /// Name.
+    pub name: String,
+    /// Kernel id.
+    pub id: u32,
+    /// Tag: the kernel's hash of its instructions, hexadecimal.
+    pub tag: String,
+    /// `device/ingress` or `device/egress`, for each attachment by a pinned link.
+    pub attached: Vec<String>,
+    /// Machine code, bytes.
+    pub jited_bytes: u32,
+    /// Instructions that the verifier walked.
+    pub verified_instructions: u32,
+    /// Memory the kernel charges for it, bytes.
+    pub memory_bytes: u64,
+    /// Where it is pinned.
+    pub pin: PathBuf,
+}
+
+impl Pinned {
+    /// All pinned maps, by name.
+    pub fn maps(&self) -> Result<Vec<MapInfo>, DumpError> {
+        let mut maps = Vec::new();
+        for (name, pin) in files(&self.dir)? {
+            let map = OpenMap::open(&pin)?;
+            let info = *map.info();
+            let kind = map.kind();
+            let memory_bytes = map.memory_bytes();
+            let entries = if kind.is_listable() && !kind.is_array() {
+                let mut count = 0;
+                map.rows(|_, _| Some(()))?.each(|()| count += 1)?;
+                Some(count)
+            } else {
+                None
+            };
+            maps.push(MapInfo {
+                name,
+                id: info.id,
+                kind: kind.name().to_owned(),
+                key_size: info.key_size,
+                value_size: info.value_size,
+                max_entries: info.max_entries,
+                entries,
+                memory_bytes,
+                pin,
+            });
+        }
+        Ok(maps)
+    }
+
+    /// All pinned programs, by name.
+    pub fn programs(&self) -> Result<Vec<ProgInfo>, DumpError> {
+        let mut attached: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for (name, pin) in files(&self.dir.join(LINK_PINS))? {
+            let link = PinnedLink::from_pin(&pin).map(FdLink::from);
+            let program = link
+                .and_then(|link| link.info())
+                .map_err(|error| DumpError::Kernel {
+                    what: "open",
+                    path: pin.clone(),
+                    source: io::Error::other(error),
+                })?;
+            attached
+                .entry(program.program_id())
+                .or_default()
+                .push(hook_of(&name));
+        }
+        let mut programs = Vec::new();
+        for (name, pin) in files(&self.dir.join(PROGRAM_PINS))? {
+            let failed = |error| DumpError::Kernel {
+                what: "open",
+                path: pin.clone(),
+                source: io::Error::other(error),
+            };
+            let info = ProgramInfo::from_pin(&pin).map_err(failed)?;
+            programs.push(ProgInfo {
+                name,
+                id: info.id(),
+                tag: format!("{:016x}", info.tag()),
+                attached: attached.remove(&info.id()).unwrap_or_default(),
+                jited_bytes: info.size_jitted(),
+                verified_instructions: info.verified_instruction_count().unwrap_or_default(),
+                memory_bytes: u64::from(info.memory_locked().map_err(failed)?),
+                pin: pin.clone(),
+            });
+        }
+        Ok(programs)
+    }
+}
+
+/// `to_netdev_eth0` -> `eth0/egress`.
+fn hook_of(pin_name: &str) -> String {
+    match link_pin::parse(pin_name) {
+        Some((program, device)) if program.starts_with("to_") => format!("{device}/egress"),
+        Some((_, device)) => format!("{device}/ingress"),
+        None => pin_name.to_owned(),
+    }
+}

@@ -1,0 +1,171 @@
+//! Reading a map of any layout from its first entry to its last, in batches where its kind has them.
+//!
+//! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them nor moves
+//! an entry to another bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). So an entry
+//! that lives through the walk is read exactly once, and no key is read twice. Arrays are read by index.
+//! What has no batches, and LPM tries, are followed from key to key: where the key just read is
+//! deleted, the kernel begins anew, and entries may be read more than once, but none is missed.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use super::sys;
+
+/// The kernel-internal "not supported", which batches return where a kind of map has none.
+const ENOTSUPP: i32 = 524;
+/// Entries asked for at once.
+const MAX_ENTRIES: usize = 1_024;
+/// Keys and values that are asked for at once take no more than this, bytes, unless one hash bucket does.
+const MAX_BYTES: usize = 256 << 10;
+/// Shortest cursor that the kernel writes: the number of a hash bucket.
+const MIN_CURSOR: usize = 4;
+
+/// Sizes of one entry as the kernel copies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EntrySize {
+    /// Bytes of a key.
+    pub(super) key: usize,
+    /// Bytes of a value; for per-CPU maps of all CPUs' together.
+    pub(super) value: usize,
+}
+
+/// Room for some entries.
+#[derive(Debug, Default)]
+pub struct Batch {
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    size: Option<EntrySize>,
+    /// Entries that there are.
+    count: usize,
+}
+
+impl Batch {
+    /// Keys and values; for per-CPU maps the values of all CPUs one after the other.
+    pub fn entries(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.size.into_iter().flat_map(|size| {
+            let keys = self.keys.chunks_exact(size.key);
+            keys.zip(self.values.chunks_exact(size.value))
+                .take(self.count)
+        })
+    }
+
+    fn make_room(&mut self, size: EntrySize, room: usize) {
+        self.size = Some(size);
+        self.count = 0;
+        self.keys.resize(room * size.key, 0);
+        self.values.resize(room * size.value, 0);
+    }
+}
+
+/// How far a map has been read.
+#[derive(Debug)]
+pub(super) struct Walk {
+    size: EntrySize,
+    /// Entries that a batch must have room for.
+    room: usize,
+    place: Place,
+    /// Where the last call of the kernel ended: the cursor that it left, or a key.
+    cursor: Vec<u8>,
+    /// For what the next call leaves.
+    next: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Start,
+    AfterBatch,
+    AfterKey,
+    End,
+}
+
+impl Walk {
+    /// From the first entry on. Neither size may be 0.
+    pub(super) fn new(size: EntrySize) -> Self {
+        let fitting = MAX_BYTES / (size.key + size.value);
+        let cursor = vec![0; size.key.max(MIN_CURSOR)];
+        Self {
+            size,
+            room: fitting.clamp(1, MAX_ENTRIES),
+            place: Place::Start,
+            next: cursor.clone(),
+            cursor,
+        }
+    }
+
+    /// Reads more entries into `batch`. `false` when there were no more; an empty batch is not the end.
+    pub(super) fn read(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<bool> {
+        match self.place {
+            Place::Start => match self.read_batch(map, batch) {
+                Err(error) if matches!(error.raw_os_error(), Some(ENOTSUPP | libc::EINVAL)) => {
+                    self.read_by_key(map, batch)?;
+                }
+                other => other?,
+            },
+            Place::AfterBatch => self.read_batch(map, batch)?,
+            Place::AfterKey => self.read_by_key(map, batch)?,
+            Place::End => {
+                batch.make_room(self.size, 0);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn read_batch(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
+        let cursor = (self.place == Place::AfterBatch).then_some(&self.cursor[..]);
+        let (count, is_end) = loop {
+            batch.make_room(self.size, self.room);
+            let Batch { keys, values, .. } = batch;
+            match sys::lookup_batch(map, cursor, &mut self.next, keys, values, self.room as u32) {
+                // The next bucket alone has more.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => self.room *= 2,
+                other => break other?,
+            }
+        };
+        batch.count = count as usize;
+        std::mem::swap(&mut self.cursor, &mut self.next);
+        self.place = if is_end {
+            Place::End
+        } else {
+            Place::AfterBatch
+        };
+        Ok(())
+    }
+
+    fn read_by_key(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
+        batch.make_room(self.size, self.room);
+        let EntrySize { key, value } = self.size;
+        while batch.count < self.room {
+            let after = (self.place == Place::AfterKey).then_some(&self.cursor[..key]);
+            if !sys::next_key(map, after, &mut self.next)? {
+                self.place = Place::End;
+                break;
+            }
+            self.place = Place::AfterKey;
+            std::mem::swap(&mut self.cursor, &mut self.next);
+            let slot = &mut batch.values[batch.count * value..][..value];
+            // Else it has been deleted in the meantime, or an array of objects has none there.
+            if sys::lookup(map, &self.cursor, slot)? {
+                batch.keys[batch.count * key..][..key].copy_from_slice(&self.cursor[..key]);
+                batch.count += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Calls `each` with every entry of a map.
+pub(super) fn walk(
+    map: BorrowedFd<'_>,
+    size: EntrySize,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> io::Result<()> {
+    let mut walk = Walk::new(size);
+    let mut batch = Batch::default();
+    while walk.read(map, &mut batch)? {
+        for (key, value) in batch.entries() {
+            each(key, value);
+        }
+    }
+    Ok(())
+}
