@@ -14,11 +14,13 @@ pub mod config;
 pub mod ct;
 pub mod echo;
 pub mod endpoint;
+pub mod fragment;
 pub mod identity;
 pub mod inflight;
 pub mod metrics;
 pub mod nat;
 pub mod neighbour;
+pub mod packet;
 pub mod probe;
 pub mod rtt;
 pub mod siphash;
@@ -26,7 +28,7 @@ pub mod tcp;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
 /// and keeps an agent from reusing pinned maps that it would misread.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

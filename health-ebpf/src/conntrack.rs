@@ -61,13 +61,13 @@ pub fn track_at<K>(
         tx_packets: u64::from(traffic.tx_bytes != 0),
         tx_bytes: u64::from(traffic.tx_bytes),
         expires: now + traffic.timeout_secs,
+        flags: 0,
+        rx_flags_seen: 0,
+        tx_flags_seen: 0,
         last_rx: if traffic.rx_bytes != 0 { now } else { 0 },
         last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
         source_identity: traffic.source_identity,
         ifindex: traffic.ifindex,
-        flags: 0,
-        rx_flags_seen: 0,
-        tx_flags_seen: 0,
     };
     if map.insert(tuple, entry, u64::from(BPF_NOEXIST)).is_ok() {
         return Tracked::New;

@@ -2,6 +2,7 @@
 
 pub mod arrivals;
 pub mod attach;
+pub mod btf;
 pub mod clock;
 pub mod collect;
 pub mod dump;

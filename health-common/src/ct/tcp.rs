@@ -1,0 +1,644 @@
+//! What the segments of a TCP connection do to its conntrack entry.
+//!
+//! The states are those of RFC 9293 section 3.3.2 as somebody between the two hosts sees them, named
+//! as nf_conntrack does (`net/netfilter/nf_conntrack_proto_tcp.c`), and so are the transitions. They
+//! are derived from bits that are only added ([`CtState`]), so three of them differ:
+//!
+//! - A FIN that is sent again is told from one of the other side: it does not make LAST_ACK.
+//! - LAST_ACK becomes TIME_WAIT once both sides have acknowledged after the other's FIN.
+//! - A SYN of the original side in LAST_ACK opens the connection anew, as in TIME_WAIT and CLOSE, since
+//!   the last acknowledgement may have taken another way or been lost before it came here. In CLOSE it
+//!   does so whoever sent the RST.
+//!
+//! Sequence numbers are not looked at, so a RST that its receiver will refuse (RFC 9293 section
+//! 3.10.7.4) closes the entry too. It goes on to serve the connection, and lives for the closing timeout
+//! from each packet on.
+
+use super::{
+    CT_RX_ACKED_FIN, CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_ACKED_FIN, CT_TX_CLOSING, CtState,
+    Outcome, Side, TUPLE_IN,
+};
+use crate::tcp::{ACK, FIN, RST, SYN};
+
+/// Urgent data ends at the urgent pointer.
+const URG: u8 = 0x20;
+/// Flags that a connection that is opened anew forgets.
+const OF_ONE_CONNECTION: u16 =
+    CT_RX_CLOSING | CT_TX_CLOSING | CT_SEEN_NON_SYN | CT_RX_ACKED_FIN | CT_TX_ACKED_FIN;
+
+/// State of a connection, as far as it can be told from between the two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpState {
+    /// No segment was seen.
+    None,
+    /// A SYN was seen.
+    SynSent,
+    /// A SYN of both sides: they open it at once (RFC 9293 section 3.5, figure 8).
+    SynSent2,
+    /// A SYN was acknowledged.
+    SynRecv,
+    /// The handshake is over, or was not seen.
+    Established,
+    /// A FIN was seen.
+    FinWait,
+    /// A FIN, and an acknowledgement of the other side after it.
+    CloseWait,
+    /// A FIN of each side.
+    LastAck,
+    /// A FIN of each side, and an acknowledgement of each after the other's.
+    TimeWait,
+    /// A RST was seen.
+    Close,
+}
+
+impl TcpState {
+    /// The name that `conntrack -L` prints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "NONE",
+            Self::SynSent => "SYN_SENT",
+            Self::SynSent2 => "SYN_SENT2",
+            Self::SynRecv => "SYN_RECV",
+            Self::Established => "ESTABLISHED",
+            Self::FinWait => "FIN_WAIT",
+            Self::CloseWait => "CLOSE_WAIT",
+            Self::LastAck => "LAST_ACK",
+            Self::TimeWait => "TIME_WAIT",
+            Self::Close => "CLOSE",
+        }
+    }
+
+    /// The state of a TCP connection's entry.
+    #[inline(always)]
+    pub const fn of(state: CtState) -> Self {
+        let (rx, tx) = (state.rx_flags_seen(), state.tx_flags_seen());
+        if (rx | tx) & RST != 0 {
+            return Self::Close;
+        }
+        if state.is_closed() {
+            return if state.has(CT_RX_ACKED_FIN | CT_TX_ACKED_FIN) {
+                Self::TimeWait
+            } else {
+                Self::LastAck
+            };
+        }
+        if state.has(CT_RX_CLOSING) || state.has(CT_TX_CLOSING) {
+            return if state.has(CT_RX_ACKED_FIN) || state.has(CT_TX_ACKED_FIN) {
+                Self::CloseWait
+            } else {
+                Self::FinWait
+            };
+        }
+        if state.has(CT_SEEN_NON_SYN) {
+            return Self::Established;
+        }
+        // Until then nothing but SYN and SYN/ACK is taken in.
+        if (rx | tx) & ACK != 0 {
+            Self::SynRecv
+        } else if rx & tx & SYN != 0 {
+            Self::SynSent2
+        } else if (rx | tx) & SYN != 0 {
+            Self::SynSent
+        } else {
+            Self::None
+        }
+    }
+}
+
+/// What a segment made of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The entry's state after it.
+    pub state: CtState,
+    /// What it is to the connection. [`Outcome::Invalid`]: the entry is to be left as it is, its
+    /// counters and its time too, and where there is none, none is to be made.
+    pub outcome: Outcome,
+    /// Whether it closed the connection.
+    pub closed: bool,
+}
+
+/// What a segment asks for, by its flags.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Syn,
+    SynAck,
+    Fin,
+    Ack,
+    Rst,
+}
+
+impl Kind {
+    /// `None` for flags that contradict each other, as `tcp_valid_flags` has them.
+    #[inline(always)]
+    const fn of(tcp_flags: u8) -> Option<Self> {
+        const SYN_ACK: u8 = SYN | ACK;
+        const RST_ACK: u8 = RST | ACK;
+        const FIN_ACK: u8 = FIN | ACK;
+        // Urgent data may come with an opening, data or the end.
+        let flags = tcp_flags & (FIN | SYN | RST | ACK | URG);
+        match flags & !URG {
+            SYN => Some(Self::Syn),
+            FIN_ACK => Some(Self::Fin),
+            ACK => Some(Self::Ack),
+            _ if flags & URG != 0 => None,
+            SYN_ACK => Some(Self::SynAck),
+            RST | RST_ACK => Some(Self::Rst),
+            _ => None,
+        }
+    }
+}
+
+/// What is done about a segment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// Take it in.
+    Take,
+    /// Forget the closed connection, and take it in.
+    Reopen,
+    /// Let it pass as part of the connection: its receiver knows better what it means.
+    Ignore,
+    /// It cannot be part of the connection.
+    Refuse,
+}
+
+/// Takes in a segment of `side` with these flags. `state` is that of its entry, or
+/// [`CtState::default`] where there is none, and `direction` the one in the entry's tuple, which is
+/// that of the connection's first segment.
+#[inline(always)]
+pub const fn next(state: CtState, direction: u8, side: Side, tcp_flags: u8) -> Step {
+    let before = TcpState::of(state);
+    let effect = match Kind::of(tcp_flags) {
+        Some(kind) => effect(before, side, kind),
+        None => Effect::Refuse,
+    };
+    let is_rx = (direction == TUPLE_IN) == matches!(side, Side::Original);
+    let state_after = match effect {
+        Effect::Take => take(state, is_rx, side, tcp_flags),
+        Effect::Reopen => {
+            let kept = CtState::new(state.flags() & !OF_ONE_CONNECTION, 0, 0);
+            take(kept, is_rx, side, tcp_flags)
+        }
+        Effect::Ignore | Effect::Refuse => state,
+    };
+    Step {
+        state: state_after,
+        outcome: match effect {
+            Effect::Refuse => Outcome::Invalid,
+            Effect::Reopen => Outcome::Reopened,
+            Effect::Take if matches!(before, TcpState::None) => Outcome::New,
+            Effect::Take | Effect::Ignore => side.outcome(),
+        },
+        closed: state_after.is_closed() && !state.is_closed(),
+    }
+}
+
+/// The transitions, by what was seen before.
+#[inline(always)]
+const fn effect(before: TcpState, side: Side, kind: Kind) -> Effect {
+    use TcpState::{Close, LastAck, None, SynRecv, SynSent, SynSent2, TimeWait};
+    match (kind, side) {
+        (Kind::Syn, Side::Original) => match before {
+            None | SynSent | SynSent2 => Effect::Take,
+            LastAck | TimeWait | Close => Effect::Reopen,
+            _ => Effect::Ignore,
+        },
+        (Kind::Syn, Side::Reply) => match before {
+            SynSent | SynSent2 => Effect::Take,
+            _ => Effect::Refuse,
+        },
+        (Kind::SynAck, _) => match before {
+            None => Effect::Refuse,
+            SynSent if matches!(side, Side::Original) => Effect::Refuse,
+            SynSent | SynSent2 | SynRecv => Effect::Take,
+            _ => Effect::Ignore,
+        },
+        (Kind::Fin, _) => match before {
+            None | SynSent | SynSent2 => Effect::Refuse,
+            _ => Effect::Take,
+        },
+        (Kind::Ack, Side::Original) => match before {
+            SynSent | SynSent2 => Effect::Refuse,
+            _ => Effect::Take,
+        },
+        (Kind::Ack, Side::Reply) => match before {
+            None => Effect::Refuse,
+            // Of a connection of before that only this side remembers (RFC 9293 section 3.5.1).
+            SynSent | SynSent2 => Effect::Ignore,
+            _ => Effect::Take,
+        },
+        (Kind::Rst, _) => match before {
+            None => Effect::Refuse,
+            _ => Effect::Take,
+        },
+    }
+}
+
+/// The state with the segment's bits added.
+#[inline(always)]
+const fn take(state: CtState, is_rx: bool, side: Side, tcp_flags: u8) -> CtState {
+    let (rx, tx) = (state.rx_flags_seen(), state.tx_flags_seen());
+    let (rx, tx, other, closing, acked_fin) = if is_rx {
+        (rx | tcp_flags, tx, tx, CT_RX_CLOSING, CT_RX_ACKED_FIN)
+    } else {
+        (rx, tx | tcp_flags, rx, CT_TX_CLOSING, CT_TX_ACKED_FIN)
+    };
+    let mut flags = state.flags();
+    if tcp_flags & RST != 0 {
+        flags |= CT_RX_CLOSING | CT_TX_CLOSING;
+    } else if tcp_flags & SYN == 0 {
+        // An acknowledgement of the replying side does not end the handshake, it may answer a SYN that
+        // came late. It does where both sides open, and the original one has sent a SYN/ACK.
+        let ends_handshake =
+            matches!(side, Side::Original) || tcp_flags & FIN != 0 || other & ACK != 0;
+        if ends_handshake {
+            flags |= CT_SEEN_NON_SYN;
+        }
+        if tcp_flags & FIN != 0 {
+            flags |= closing;
+        }
+        if other & FIN != 0 {
+            flags |= acked_fin;
+        }
+    }
+    CtState::new(flags, rx, tx)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::ct::{CT_MASQUERADED, TUPLE_OUT};
+    use Outcome::{Invalid, New, Reopened};
+    use Side::{Original, Reply};
+    use TcpState::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const SYN_ACK: u8 = SYN | ACK;
+    const FIN_ACK: u8 = FIN | ACK;
+    const SEGMENTS: [u8; 6] = [SYN, SYN_ACK, FIN_ACK, ACK, RST, RST | ACK];
+    const ALL: [TcpState; 10] = [
+        None,
+        SynSent,
+        SynSent2,
+        SynRecv,
+        Established,
+        FinWait,
+        CloseWait,
+        LastAck,
+        TimeWait,
+        Close,
+    ];
+
+    fn play(direction: u8, segments: &[(Side, u8)]) -> CtState {
+        segments
+            .iter()
+            .fold(CtState::default(), |state, &(side, flags)| {
+                next(state, direction, side, flags).state
+            })
+    }
+
+    /// Segments that lead to a state, the original side closing first.
+    fn way_to(state: TcpState) -> Vec<(Side, u8)> {
+        let open = [(Original, SYN), (Reply, SYN_ACK), (Original, ACK)];
+        let close = [
+            (Original, FIN_ACK),
+            (Reply, ACK),
+            (Reply, FIN_ACK),
+            (Original, ACK),
+        ];
+        let of_close = |n: usize| [&open[..], &close[..n]].concat();
+        match state {
+            None => Vec::new(),
+            SynSent => open[..1].to_vec(),
+            SynSent2 => [(Original, SYN), (Reply, SYN)].to_vec(),
+            SynRecv => open[..2].to_vec(),
+            Established => of_close(0),
+            FinWait => of_close(1),
+            CloseWait => of_close(2),
+            LastAck => of_close(3),
+            TimeWait => of_close(4),
+            Close => [&open[..], &[(Reply, RST)]].concat(),
+        }
+    }
+
+    /// What is expected of a segment: the state after it and whether the entry changes its course.
+    #[derive(Clone, Copy, Debug)]
+    enum Expected {
+        /// Taken in, or let pass: the connection's own.
+        To(TcpState),
+        /// Opens the connection anew.
+        Anew,
+        /// Refused.
+        No,
+    }
+    use Expected::{Anew, No, To};
+
+    /// For each state in the order of [`ALL`], what SYN, SYN/ACK, FIN, ACK and RST do. Closed by the
+    /// original side first, as [`way_to`] has it.
+    const FROM_ORIGINAL: [[Expected; 5]; 10] = [
+        [To(SynSent), No, No, To(Established), No],
+        [To(SynSent), No, No, No, To(Close)],
+        [To(SynSent2), To(SynRecv), No, No, To(Close)],
+        [
+            To(SynRecv),
+            To(SynRecv),
+            To(FinWait),
+            To(Established),
+            To(Close),
+        ],
+        [
+            To(Established),
+            To(Established),
+            To(FinWait),
+            To(Established),
+            To(Close),
+        ],
+        [
+            To(FinWait),
+            To(FinWait),
+            To(FinWait),
+            To(FinWait),
+            To(Close),
+        ],
+        [
+            To(CloseWait),
+            To(CloseWait),
+            To(CloseWait),
+            To(CloseWait),
+            To(Close),
+        ],
+        [Anew, To(LastAck), To(TimeWait), To(TimeWait), To(Close)],
+        [Anew, To(TimeWait), To(TimeWait), To(TimeWait), To(Close)],
+        [Anew, To(Close), To(Close), To(Close), To(Close)],
+    ];
+    const FROM_REPLY: [[Expected; 5]; 10] = [
+        [No, No, No, No, No],
+        [To(SynSent2), To(SynRecv), No, To(SynSent), To(Close)],
+        [To(SynSent2), To(SynRecv), No, To(SynSent2), To(Close)],
+        [No, To(SynRecv), To(FinWait), To(SynRecv), To(Close)],
+        [No, To(Established), To(FinWait), To(Established), To(Close)],
+        [No, To(FinWait), To(LastAck), To(CloseWait), To(Close)],
+        [No, To(CloseWait), To(LastAck), To(CloseWait), To(Close)],
+        [No, To(LastAck), To(LastAck), To(LastAck), To(Close)],
+        [No, To(TimeWait), To(TimeWait), To(TimeWait), To(Close)],
+        [No, To(Close), To(Close), To(Close), To(Close)],
+    ];
+
+    #[test]
+    fn each_segment_does_in_each_state_what_the_table_says() {
+        for direction in [TUPLE_IN, TUPLE_OUT] {
+            for (side, table) in [(Original, FROM_ORIGINAL), (Reply, FROM_REPLY)] {
+                for (from, row) in ALL.into_iter().zip(table) {
+                    let state = play(direction, &way_to(from));
+                    assert_eq!(TcpState::of(state), from);
+                    for (flags, expected) in [SYN, SYN_ACK, FIN_ACK, ACK, RST].into_iter().zip(row)
+                    {
+                        let step = next(state, direction, side, flags);
+                        let (after, outcome) = match expected {
+                            To(after) if from == None => (after, New),
+                            To(after) => (after, side.outcome()),
+                            Anew => (SynSent, Reopened),
+                            No => (from, Invalid),
+                        };
+                        let what = (from, side, flags);
+                        assert_eq!(TcpState::of(step.state), after, "{what:?}");
+                        assert_eq!(step.outcome, outcome, "{what:?}");
+                        let is_open = |state| !matches!(state, LastAck | TimeWait | Close);
+                        assert_eq!(step.closed, is_open(from) && !is_open(after), "{what:?}");
+                        if let No = expected {
+                            assert_eq!(step.state, state, "{what:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_seen_of_a_direction_stands_in_its_field() {
+        let open = [(Original, SYN), (Reply, SYN_ACK)];
+        let inbound = play(TUPLE_IN, &open);
+        assert_eq!(inbound, CtState::new(0, SYN, SYN_ACK));
+        let outbound = play(TUPLE_OUT, &open);
+        assert_eq!(outbound, CtState::new(0, SYN_ACK, SYN));
+        let fin = next(outbound, TUPLE_OUT, Original, FIN_ACK).state;
+        assert_eq!(fin.flags(), CT_SEEN_NON_SYN | CT_TX_CLOSING);
+        let acknowledged = next(fin, TUPLE_OUT, Reply, ACK).state;
+        assert!(acknowledged.has(CT_RX_ACKED_FIN));
+        let fin = next(inbound, TUPLE_IN, Original, FIN_ACK).state;
+        assert_eq!(fin.flags(), CT_SEEN_NON_SYN | CT_RX_CLOSING);
+    }
+
+    #[test]
+    fn a_reset_closes_both_directions_whenever_and_whoever_sends_it() {
+        for from in ALL.into_iter().filter(|&from| from != None) {
+            for side in [Original, Reply] {
+                for flags in [RST, RST | ACK] {
+                    let step = next(play(TUPLE_OUT, &way_to(from)), TUPLE_OUT, side, flags);
+                    assert!(step.state.has(CT_RX_CLOSING | CT_TX_CLOSING));
+                    assert_eq!(TcpState::of(step.state), Close);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn either_side_may_close_first() {
+        for (first, second) in [(Original, Reply), (Reply, Original)] {
+            let mut state = play(TUPLE_IN, &way_to(Established));
+            for (side, flags, after) in [
+                (first, FIN_ACK, FinWait),
+                (first, FIN_ACK, FinWait),
+                (second, ACK, CloseWait),
+                (first, FIN_ACK, CloseWait),
+                (second, FIN_ACK, LastAck),
+                (second, FIN_ACK, LastAck),
+                (first, ACK, TimeWait),
+                (second, FIN_ACK, TimeWait),
+            ] {
+                state = next(state, TUPLE_IN, side, flags).state;
+                assert_eq!(
+                    TcpState::of(state),
+                    after,
+                    "{first:?} first: {side:?} {flags}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn both_sides_may_close_at_once() {
+        let open = way_to(Established);
+        let crossed = [(Original, FIN_ACK), (Reply, FIN_ACK)];
+        let state = play(TUPLE_OUT, &[&open[..], &crossed].concat());
+        assert_eq!(TcpState::of(state), LastAck);
+        let last = [(Reply, ACK), (Original, ACK)];
+        let state = play(TUPLE_OUT, &[&open[..], &crossed, &last].concat());
+        assert_eq!(TcpState::of(state), TimeWait);
+    }
+
+    #[test]
+    fn both_sides_may_open_at_once() {
+        let syns = [(Original, SYN), (Reply, SYN)];
+        let agreements = [
+            [(Original, SYN_ACK), (Reply, SYN_ACK)],
+            [(Reply, SYN_ACK), (Original, SYN_ACK)],
+        ];
+        for agreement in agreements {
+            for side in [Original, Reply] {
+                let way = [&syns[..], &agreement].concat();
+                let state = play(TUPLE_OUT, &way);
+                assert_eq!(TcpState::of(state), SynRecv);
+                let step = next(state, TUPLE_OUT, side, ACK);
+                assert_eq!(TcpState::of(step.state), Established, "{side:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_is_picked_up_under_way_by_what_carries_its_data_only() {
+        for flags in [ACK, ACK | 8, ACK | URG] {
+            let step = next(CtState::default(), TUPLE_OUT, Original, flags);
+            assert_eq!(step.outcome, New);
+            assert_eq!(step.state.flags(), CT_SEEN_NON_SYN);
+            assert_eq!(TcpState::of(step.state), Established);
+        }
+        for flags in [SYN_ACK, FIN_ACK, RST, RST | ACK, 0] {
+            let step = next(CtState::default(), TUPLE_OUT, Original, flags);
+            assert_eq!(step.outcome, Invalid, "{flags}");
+        }
+    }
+
+    #[test]
+    fn flags_that_contradict_each_other_change_nothing() {
+        let possible = [
+            SYN,
+            SYN | URG,
+            SYN_ACK,
+            RST,
+            RST | ACK,
+            FIN_ACK,
+            FIN_ACK | URG,
+            ACK,
+            ACK | URG,
+        ];
+        for from in ALL {
+            let state = play(TUPLE_IN, &way_to(from));
+            for flags in 0..=u8::MAX {
+                if possible.contains(&(flags & (FIN | SYN | RST | ACK | URG))) {
+                    continue;
+                }
+                for side in [Original, Reply] {
+                    let step = next(state, TUPLE_IN, side, flags);
+                    let nothing = Step {
+                        state,
+                        outcome: Invalid,
+                        closed: false,
+                    };
+                    assert_eq!(step, nothing, "{from:?} {side:?} {flags:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_opened_anew_forgets_all_but_its_translation() {
+        for from in [LastAck, TimeWait, Close] {
+            let state = play(TUPLE_OUT, &way_to(from)).with(CT_MASQUERADED);
+            let step = next(state, TUPLE_OUT, Original, SYN);
+            assert_eq!(step.outcome, Reopened);
+            assert_eq!(step.state, CtState::new(CT_MASQUERADED, 0, SYN));
+        }
+    }
+
+    fn side() -> impl Strategy<Value = Side> {
+        prop::bool::ANY.prop_map(|reply| if reply { Reply } else { Original })
+    }
+
+    /// Flags that are in `before` and not in `after`.
+    fn lost(before: CtState, after: CtState) -> u32 {
+        before.word() & !after.word()
+    }
+
+    /// Mixes two sequences, keeping the order within each: `picks` says whose is next.
+    fn mix(original: &[u8], reply: &[u8], picks: &[bool]) -> Vec<(Side, u8)> {
+        let (mut original, mut reply) = (original.iter(), reply.iter());
+        let mut mixed = Vec::new();
+        for &pick in picks {
+            let (side, segments) = if pick {
+                (Reply, &mut reply)
+            } else {
+                (Original, &mut original)
+            };
+            mixed.extend(segments.next().map(|&flags| (side, flags)));
+        }
+        mixed.extend(original.map(|&flags| (Original, flags)));
+        mixed.extend(reply.map(|&flags| (Reply, flags)));
+        mixed
+    }
+
+    proptest! {
+        #[test]
+        fn bits_are_only_added_but_for_a_connection_opened_anew(
+            direction in 0_u8..2,
+            segments in prop::collection::vec((side(), any::<u8>()), 0..60),
+        ) {
+            let mut state = CtState::default();
+            for (side, flags) in segments {
+                let step = next(state, direction, side, flags);
+                let is_opening = step.outcome == Reopened;
+                prop_assert!(is_opening || lost(state, step.state) == 0);
+                prop_assert_eq!(step.outcome == New, state.word() == 0 && step.state.word() != 0);
+                prop_assert_eq!(is_opening, state.is_closed() && !step.state.is_closed());
+                prop_assert_eq!(step.closed, !state.is_closed() && step.state.is_closed());
+                prop_assert!(step.outcome != Invalid || step.state == state);
+                let after = TcpState::of(step.state);
+                prop_assert_eq!(step.state.is_closed(), matches!(after, LastAck | TimeWait | Close));
+                state = step.state;
+            }
+        }
+
+        #[test]
+        fn whatever_comes_the_direction_only_swaps_the_fields(
+            segments in prop::collection::vec((side(), prop::sample::select(&SEGMENTS[..])), 0..60),
+        ) {
+            let (inbound, outbound) = (play(TUPLE_IN, &segments), play(TUPLE_OUT, &segments));
+            prop_assert_eq!(TcpState::of(inbound), TcpState::of(outbound));
+            prop_assert_eq!(inbound.rx_flags_seen(), outbound.tx_flags_seen());
+            prop_assert_eq!(inbound.tx_flags_seen(), outbound.rx_flags_seen());
+        }
+
+        /// The last segment of a direction may end it, or a RST may.
+        #[test]
+        fn two_directions_lead_to_one_end_in_whatever_order_they_are_taken_in(
+            original in prop::collection::vec(prop::sample::select(&[ACK, ACK | 8][..]), 0..10),
+            reply in prop::collection::vec(prop::sample::select(&[ACK, ACK | 8][..]), 0..10),
+            ends in prop::array::uniform2(prop::sample::select(&[ACK, RST, RST | ACK][..])),
+            picks in prop::collection::vec(any::<bool>(), 0..22),
+        ) {
+            let [original_end, reply_end] = ends;
+            let original = [&original[..], &[original_end]].concat();
+            let reply = [&reply[..], &[reply_end]].concat();
+            let open = way_to(Established);
+            let end = |picks: &[bool]| {
+                play(TUPLE_OUT, &[&open[..], &mix(&original, &reply, picks)].concat())
+            };
+            prop_assert_eq!(end(&picks), end(&[]));
+        }
+
+        #[test]
+        fn closing_ends_in_time_wait_in_whatever_order_the_two_directions_are_taken_in(
+            data in 0_usize..5,
+            picks in prop::collection::vec(any::<bool>(), 0..20),
+        ) {
+            let side = [&[ACK; 5][..data], &[FIN_ACK]].concat();
+            let closing = mix(&side, &side, &picks);
+            let last = [(Original, ACK), (Reply, ACK)];
+            let before = [&way_to(Established)[..], &closing].concat();
+            prop_assert_eq!(TcpState::of(play(TUPLE_OUT, &before)), LastAck);
+            let state = play(TUPLE_OUT, &[&before[..], &last].concat());
+            prop_assert_eq!(TcpState::of(state), TimeWait);
+        }
+    }
+}
