@@ -1,7 +1,7 @@
 //! Collection of conntrack and NAT entries whose time is over: which may go, what belongs together, and
 //! how `ct_collect` is asked to remove them.
 
-use crate::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use crate::nat::{NatEntry4, NatEntry6};
 
 /// Most keys in one request. It is short, since packets of the CPU wait while the program runs.
@@ -57,13 +57,6 @@ crate::map_types!(
     CollectRequest<Tuple6> = 2600,
 );
 
-/// Whether an entry may go that is good until `expires`, both in seconds of `CLOCK_MONOTONIC`. The second
-/// in which it expires still counts, so that it lives no shorter than it was told to.
-#[inline(always)]
-pub const fn is_expired(expires: u32, now: u32) -> bool {
-    expires < now
-}
-
 /// Whether a translation is old enough to be an orphan, both times in nanoseconds of `CLOCK_MONOTONIC`.
 #[inline(always)]
 pub const fn may_be_orphan(created_ns: u64, now_ns: u64) -> bool {
@@ -72,7 +65,7 @@ pub const fn may_be_orphan(created_ns: u64, now_ns: u64) -> bool {
 
 /// A tuple of one IP version with what its flow's translation consists of: an entry under the flow's own
 /// tuple in direction out, and one under the tuple of what comes back.
-pub trait Translated: Copy {
+pub trait Translated: Copy + PartialEq {
     /// The value of the NAT map.
     type Entry: Copy;
     /// As [`CollectHeader::ip_version`].
@@ -86,12 +79,9 @@ pub trait Translated: Copy {
     #[must_use]
     fn reply_key(self, out: &Self::Entry) -> Self;
 
-    /// The outbound flow that the entry `entry` under this key is for.
+    /// The outbound flow that `entry`, found under this key, is for.
     #[must_use]
     fn flow(self, entry: &Self::Entry) -> Self;
-
-    /// Whether `back`, found under a key of what comes back, is for this outbound flow.
-    fn is_target_of(self, back: &Self::Entry) -> bool;
 
     /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
     fn created_ns(entry: &Self::Entry) -> u64;
@@ -110,34 +100,16 @@ macro_rules! translated {
 
             #[inline(always)]
             fn reply_key(self, out: &$entry) -> Self {
-                Self {
-                    saddr_be: self.daddr_be,
-                    daddr_be: out.addr_be,
-                    sport_be: self.dport_be,
-                    dport_be: out.port_be,
-                    direction: TUPLE_IN,
-                    ..self
-                }
+                out.inbound_key(&self)
             }
 
             #[inline(always)]
             fn flow(self, entry: &$entry) -> Self {
                 if self.direction == TUPLE_OUT {
-                    return self;
+                    self
+                } else {
+                    entry.outbound_key(&self)
                 }
-                Self {
-                    saddr_be: entry.addr_be,
-                    daddr_be: self.saddr_be,
-                    sport_be: entry.port_be,
-                    dport_be: self.sport_be,
-                    direction: TUPLE_OUT,
-                    ..self
-                }
-            }
-
-            #[inline(always)]
-            fn is_target_of(self, back: &$entry) -> bool {
-                back.addr_be == self.saddr_be && back.port_be == self.sport_be
             }
 
             #[inline(always)]
@@ -173,15 +145,6 @@ mod tests {
             ..NatEntry4::default()
         };
         let key = FLOW.reply_key(&out);
-        let expected = Tuple4 {
-            saddr_be: 2,
-            daddr_be: 9,
-            sport_be: 4,
-            dport_be: 8,
-            direction: TUPLE_IN,
-            ..FLOW
-        };
-        assert_eq!(key, expected);
         let back = NatEntry4 {
             addr_be: FLOW.saddr_be,
             port_be: FLOW.sport_be,
@@ -189,15 +152,6 @@ mod tests {
         };
         assert_eq!(FLOW.flow(&out), FLOW);
         assert_eq!(key.flow(&back), FLOW);
-        assert!(FLOW.is_target_of(&back));
-        assert!(!FLOW.is_target_of(&out));
-    }
-
-    #[test]
-    fn an_entry_lives_through_the_second_in_which_it_expires() {
-        assert!(!is_expired(60, 59));
-        assert!(!is_expired(60, 60));
-        assert!(is_expired(60, 61));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use aya_ebpf::maps::LruHashMap;
 use health_common::collect::{
     COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, NOT_A_REQUEST,
-    Translated, is_expired, may_be_orphan,
+    Translated, may_be_orphan,
 };
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 
@@ -67,9 +67,8 @@ impl<T: Translated> Tables<'_, T> {
         let Some(entry) = self.flows.get_ptr(key) else {
             return;
         };
-        // SAFETY: a value of that map; one aligned word, which other CPUs may write at any time.
-        let expires = unsafe { (&raw const (*entry).expires).read_volatile() };
-        if !is_expired(expires, (now_ns / 1_000_000_000) as u32) {
+        // SAFETY: a value of that map, of which one word is read.
+        if !unsafe { (*entry).has_expired((now_ns / 1_000_000_000) as u32) } {
             header.refreshed += 1;
             return;
         }
@@ -94,7 +93,7 @@ impl<T: Translated> Tables<'_, T> {
         }
         let back_key = flow.reply_key(&out);
         if let Some(back) = self.translation(back_key)
-            && flow.is_target_of(&back)
+            && back_key.flow(&back) == flow
             && self.translations.remove(back_key).is_ok()
         {
             header.translations += 1;

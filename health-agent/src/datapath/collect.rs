@@ -9,7 +9,7 @@ use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Pod, TestRunOptions};
 use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, Translated,
-    is_expired, may_be_orphan,
+    may_be_orphan,
 };
 use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 
@@ -89,7 +89,7 @@ impl KernelTables {
         let now = clock::coarse_now_secs();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_FLOWS);
         let seen = flows.walk(|key, entry: CtEntry| {
-            if is_expired(entry.expires, now) {
+            if entry.has_expired(now) {
                 chunk.push(key)?;
             }
             Ok(())
