@@ -8,6 +8,7 @@ pub mod api;
 mod causes;
 pub mod cli;
 pub mod config;
+pub mod conntrack;
 pub mod datapath;
 pub mod endpoint;
 pub mod ipam;

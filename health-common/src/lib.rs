@@ -9,6 +9,7 @@
 pub mod addr;
 pub mod arrivals;
 pub mod checksum;
+pub mod collect;
 pub mod config;
 pub mod ct;
 pub mod echo;

@@ -11,6 +11,7 @@
 pub mod arrivals;
 pub mod bounds;
 pub mod clock;
+pub mod collect;
 pub mod conntrack;
 pub mod endpoint;
 pub mod flow;

@@ -13,7 +13,7 @@ use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
 use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Kept;
 use health_ebpf::frame::Frame;
-use health_ebpf::{endpoint, netdev, rtt, tcp};
+use health_ebpf::{collect, endpoint, netdev, rtt, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
@@ -58,6 +58,13 @@ fn tcp_account(ctx: TcContext) -> i32 {
         Some(request) => tcp::account(request) as i32,
         None => UNKNOWN_PEER as i32,
     }
+}
+
+/// Never attached: the agent runs it to remove entries of `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and
+/// `HEALTH_NAT6` whose time is over, each looked at once more right before.
+#[classifier]
+fn ct_collect(ctx: TcContext) -> i32 {
+    collect::collect(&Frame::new(&ctx)) as i32
 }
 
 #[unsafe(link_section = "license")]

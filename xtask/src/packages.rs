@@ -56,6 +56,8 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
     tool("tcpdump", "tcpdump"),
+    tool("bpftool", "bpftool"),
+    tool("conntrack", "conntrack"),
     tool(
         "prometheus-blackbox-exporter",
         "prometheus-blackbox-exporter",

@@ -30,7 +30,8 @@ use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
-use crate::config::{Config, Location};
+use crate::config::{Config, GcInterval, Location};
+use crate::conntrack::{Collector, Pace};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::hello::{self, Responder};
@@ -102,6 +103,8 @@ struct Agent {
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
     host_responder: Responder,
+    /// Ends when it is dropped.
+    _collector: Collector,
     monitors: [Monitor; 2],
 }
 
@@ -132,7 +135,7 @@ impl Agent {
         let node = NodeDatapath::establish(config, &own, &netlink, uplinks, found).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
-        let (host_responder, mesh) = match probing {
+        let (collector, host_responder, mesh) = match probing {
             Ok(started) => started,
             Err(error) => {
                 node.take_back().await;
@@ -140,6 +143,7 @@ impl Agent {
             }
         };
         source.set_responders([&host_responder, &node.responder]);
+        source.set_collections(collector.told());
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
@@ -154,11 +158,12 @@ impl Agent {
             registry,
             own,
             host_responder,
+            _collector: collector,
             monitors,
         })
     }
 
-    /// Starts what asks and answers for this node. The mesh ends when nobody keeps its handle.
+    /// Starts what asks and answers for this node, and what keeps its conntrack maps from filling up. The mesh ends when nobody keeps its handle.
     fn start_probing(
         config: &Config,
         own: &Node,
@@ -166,8 +171,9 @@ impl Agent {
         exporter: &Exporter<AgentSource, Location>,
         node: &NodeDatapath,
         listeners: Vec<TcpListener>,
-    ) -> anyhow::Result<(Responder, MeshHandle)> {
+    ) -> anyhow::Result<(Collector, Responder, MeshHandle)> {
         exporter.maps_are_there()?;
+        let collector = Collector::start(node.datapath.tables()?, pace(config));
         let arrivals = Arc::new(node.datapath.arrivals()?);
         let host_responder = Responder::start(listeners, node.health_addresses(), arrivals)
             .context("cannot start the responder of GET /hello")?;
@@ -191,13 +197,14 @@ impl Agent {
                 probe_key: node.probe_key,
                 one_way: config.one_way,
                 state_dir: config.location.state_dir.clone(),
+                full_maps: collector.pressed(),
             },
             registry.watch(),
             Arc::new(node.datapath.rtt()?),
             node.health_addresses(),
         )?;
         own::remember(config)?;
-        Ok((host_responder, mesh))
+        Ok((collector, host_responder, mesh))
     }
 
     /// Watches over everything until a signal comes, then stops in order.
@@ -254,6 +261,15 @@ impl Agent {
         let addresses = self.health_addresses.borrow_and_update();
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
+    }
+}
+
+fn pace(config: &Config) -> Pace {
+    match config.conntrack_gc_interval {
+        GcInterval::Adaptive => Pace::Adaptive {
+            longest: config.conntrack_gc_max_interval,
+        },
+        GcInterval::Fixed(interval) => Pace::Fixed(interval),
     }
 }
 

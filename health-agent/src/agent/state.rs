@@ -18,6 +18,7 @@ use crate::api::types::{
     RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
+use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::HealthEndpoint;
 use crate::mesh::exchange::MalformedHeaders;
@@ -31,6 +32,7 @@ pub(super) struct AgentSource {
     mesh: OnceLock<MeshHandle>,
     /// What the responders count.
     responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
+    collections: OnceLock<Told>,
     endpoint: RwLock<Option<Endpoint>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
@@ -52,6 +54,7 @@ impl AgentSource {
             started: Instant::now(),
             mesh: OnceLock::new(),
             responders: OnceLock::new(),
+            collections: OnceLock::new(),
             endpoint: RwLock::default(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
@@ -116,6 +119,11 @@ impl AgentSource {
             .set(responders.map(Responder::malformed_headers));
     }
 
+    pub(super) fn set_collections(&self, told: Told) {
+        // As there is one mesh.
+        let _ = self.collections.set(told);
+    }
+
     /// What the start waits for, in words.
     pub(super) fn set_waiting(&self, waiting: Option<String>) {
         *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
@@ -171,6 +179,7 @@ impl Source for AgentSource {
                 local: SelfStatus {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
                     diagnosis: None,
+                    full_maps: Vec::new(),
                 },
                 ..HealthStatus::default()
             },
@@ -273,6 +282,10 @@ impl Source for AgentSource {
             requests: responders.map(|malformed| malformed.count()).sum(),
             answers: self.mesh.get().map_or(0, MeshHandle::malformed_headers),
         }
+    }
+
+    fn collections(&self) -> Counts {
+        self.collections.get().map(Told::counts).unwrap_or_default()
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

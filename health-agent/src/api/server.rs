@@ -31,6 +31,7 @@ use super::types::{
     NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
+use crate::conntrack::Counts;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
@@ -93,6 +94,10 @@ pub trait Source: Send + Sync + 'static {
     /// Headers of `GET /hello` that could not be read.
     fn malformed_headers(&self) -> MalformedHeaderCounts {
         MalformedHeaderCounts::default()
+    }
+    /// What collections of conntrack entries came to.
+    fn collections(&self) -> Counts {
+        Counts::default()
     }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;

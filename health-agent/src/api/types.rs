@@ -61,6 +61,20 @@ pub struct SelfStatus {
     /// What is wrong with this node, where most others fail at once.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub diagnosis: Option<Diagnosis>,
+    /// Its conntrack and NAT maps that are nearly full.
+    #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
+    pub full_maps: Vec<FullMap>,
+}
+
+/// A map that is over 80 % full.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullMap {
+    /// Its name.
+    pub map: String,
+    /// Entries in it, about.
+    pub entries: u64,
+    /// Entries that it has room for.
+    pub capacity: u64,
 }
 
 /// What is wrong, and how that is known.

@@ -56,6 +56,14 @@ fn config_table(config: &Config) -> String {
         ),
         ("passive-relief", config.passive_relief.to_string()),
         (
+            "conntrack-gc-interval",
+            config.conntrack_gc_interval.to_string(),
+        ),
+        (
+            "conntrack-gc-max-interval",
+            duration_text(config.conntrack_gc_max_interval),
+        ),
+        (
             "probe-key-file",
             comma_separated(config.probe_key_file.as_deref().map(Path::display).as_ref()),
         ),

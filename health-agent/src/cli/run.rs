@@ -13,8 +13,8 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, Interval, ListenAddress, Location, ProbeChoice, RegistrySpec, RemoteCluster,
-    parse_duration,
+    Config, GcInterval, Interval, ListenAddress, Location, ProbeChoice, RegistrySpec,
+    RemoteCluster, parse_duration,
 };
 
 /// The registry of an agent that was told of none.
@@ -93,6 +93,12 @@ pub struct RunArgs {
     /// answers, 1 to 5
     #[arg(long, value_name = "FACTOR", default_value_t = 1)]
     passive_relief: u8,
+    /// Time between two collections of conntrack entries, 1s to 12h, or adaptive: by how many expire
+    #[arg(long, value_name = "DURATION", default_value = "adaptive")]
+    conntrack_gc_interval: GcInterval,
+    /// Longest time between two of them while it is adaptive, 10s to 12h
+    #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
+    conntrack_gc_max_interval: Duration,
     /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
     /// ICMP probes [default: a key that everybody knows]
     #[arg(long, value_name = "FILE")]
@@ -145,6 +151,8 @@ impl RunArgs {
             loss_threshold: self.loss_threshold,
             passive_rtt: self.passive_rtt,
             passive_relief: self.passive_relief,
+            conntrack_gc_interval: self.conntrack_gc_interval,
+            conntrack_gc_max_interval: self.conntrack_gc_max_interval,
             probe_key_file: self.probe_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,

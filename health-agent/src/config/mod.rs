@@ -1,5 +1,6 @@
 //! The settings of one agent, validated once and then read only.
 
+mod conntrack;
 mod duration;
 mod listen;
 mod probing;
@@ -12,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+pub use self::conntrack::{GcInterval, GcIntervalError};
 pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
@@ -30,6 +32,9 @@ const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
 const MIN_PATH_MTU_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+const MIN_GC_INTERVAL: Duration = Duration::from_secs(1);
+const MIN_GC_MAX_INTERVAL: Duration = Duration::from_secs(10);
+const MAX_GC_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
 /// What is left of the probes still tells an outage from loss within minutes.
 const MAX_PASSIVE_RELIEF: u8 = 5;
@@ -181,6 +186,14 @@ pub struct Config {
     /// How many times less often an address is probed by ICMP while such a connection shows that it
     /// answers; 1 for no less often.
     pub passive_relief: u8,
+    /// Time between two collections of conntrack entries.
+    pub conntrack_gc_interval: GcInterval,
+    /// The longest one, where it adapts to what expires.
+    #[serde(
+        rename = "conntrack-gc-max-interval-ns",
+        with = "duration::nanoseconds"
+    )]
+    pub conntrack_gc_max_interval: Duration,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -317,6 +330,20 @@ impl Config {
                 MAX_PATH_MTU_INTERVAL,
             )?;
         }
+        if let GcInterval::Fixed(interval) = self.conntrack_gc_interval {
+            within(
+                "--conntrack-gc-interval",
+                interval,
+                MIN_GC_INTERVAL,
+                MAX_GC_INTERVAL,
+            )?;
+        }
+        within(
+            "--conntrack-gc-max-interval",
+            self.conntrack_gc_max_interval,
+            MIN_GC_MAX_INTERVAL,
+            MAX_GC_INTERVAL,
+        )?;
         if !(1..=100).contains(&self.loss_threshold) {
             return Err(InvalidSetting::new(
                 "--loss-threshold",
@@ -431,6 +458,8 @@ mod tests {
             loss_threshold: 5,
             passive_rtt: true,
             passive_relief: 1,
+            conntrack_gc_interval: GcInterval::Adaptive,
+            conntrack_gc_max_interval: MAX_GC_INTERVAL,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -448,7 +477,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 34] = [
+        let cases: [(&str, &str, Change); 36] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -509,6 +538,12 @@ mod tests {
             ("--passive-relief", "2", |c| {
                 c.passive_rtt = false;
                 c.passive_relief = 2;
+            }),
+            ("--conntrack-gc-interval", "12h0m1s", |c| {
+                c.conntrack_gc_interval = GcInterval::Fixed(Duration::from_secs(43_201));
+            }),
+            ("--conntrack-gc-max-interval", "9s", |c| {
+                c.conntrack_gc_max_interval = Duration::from_secs(9);
             }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];

@@ -10,3 +10,10 @@ pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     now.as_nanos().try_into().unwrap_or(u64::MAX)
 }
+
+/// Seconds of `CLOCK_MONOTONIC`, as of the last tick of the kernel: what programs read afterwards is not
+/// before it.
+pub fn coarse_now_secs() -> u32 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
+    now.as_secs().try_into().unwrap_or(u32::MAX)
+}

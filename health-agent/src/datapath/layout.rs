@@ -61,19 +61,22 @@ pub const MAPS: [MapLayout; 12] = [
 ];
 
 /// All programs that are pinned.
-pub const PROGRAMS: [&str; 6] = [
+pub const PROGRAMS: [&str; 7] = [
     "to_endpoint",
     "from_endpoint",
     "to_netdev",
     "from_netdev",
     RTT_ACCOUNT,
     TCP_ACCOUNT,
+    CT_COLLECT,
 ];
 
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.
 pub const TCP_ACCOUNT: &str = "tcp_account";
+/// The program that removes conntrack and NAT entries whose time is over.
+pub const CT_COLLECT: &str = "ct_collect";
 
 /// Subfolder of an instance's pins that holds its programs.
 pub const PROGRAM_PINS: &str = "programs";

@@ -15,6 +15,7 @@ use health_common::endpoint::EndpointInfo;
 use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
+use super::collect::KernelTables;
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
@@ -137,6 +138,16 @@ impl Datapath {
     /// What arrives of other agents' probes.
     pub fn arrivals(&self) -> Result<KernelArrivals, DatapathError> {
         typed(&self.pins, &layout::ARRIVALS, HashMap::try_from).map(KernelArrivals::new)
+    }
+
+    /// The conntrack and NAT entries, to be collected.
+    pub fn tables(&self) -> Result<KernelTables, DatapathError> {
+        let path = self.pins.join(PROGRAM_PINS).join(layout::CT_COLLECT);
+        let program =
+            SchedClassifier::from_pin(&path).map_err(program_error("open", layout::CT_COLLECT))?;
+        KernelTables::open(program, |layout| {
+            MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
+        })
     }
 
     /// Pins again what has lost its pin; the names of what had.

@@ -2,7 +2,9 @@
 
 pub mod arrivals;
 pub mod attach;
+pub mod btf;
 pub mod clock;
+pub mod collect;
 pub mod dump;
 pub mod kernel;
 pub mod layout;

@@ -25,6 +25,7 @@ use crate::api::types::{
     HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::ProbeIntervals;
+use crate::conntrack::Fill;
 use crate::nodes::NodeSet;
 
 /// Requests to the engine that may wait.
@@ -72,6 +73,8 @@ pub struct MeshOptions {
     pub one_way: bool,
     /// Folder of what is kept over a restart.
     pub state_dir: PathBuf,
+    /// This node's conntrack and NAT maps that are nearly full: reports tell them.
+    pub full_maps: watch::Receiver<Vec<Fill>>,
 }
 
 /// Why the mesh cannot start.

@@ -76,6 +76,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         probe_key: DEFAULT_KEY,
         one_way: false,
         state_dir: state_dir.to_owned(),
+        full_maps: watch::channel(Vec::new()).1,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Metrics that Cilium has too carry Cilium's names and labels, with `health_agent_` in place of
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
+mod collections;
 mod format;
 mod histogram;
 mod recent;
@@ -144,6 +145,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             configured_interval: config.probe_interval,
             probe_rate: config.probe_rate,
             repairs,
+            collections: self.source.collections(),
             now: Timestamp::now(),
             uptime: self.source.uptime(),
             maps_readable,

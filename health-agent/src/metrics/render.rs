@@ -19,6 +19,7 @@ use prometheus_client::metrics::histogram::DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHO
 use prometheus_client::registry::Registry;
 use prost::Message;
 
+use super::collections;
 use super::format::{ClassicWriter, Format};
 use super::histogram::{Histogram, SCHEMA};
 use super::recent::Quantiles;
@@ -26,12 +27,13 @@ use super::summaries::SummaryFamily;
 use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use crate::api::types::{Reachability, RegistryState};
+use crate::conntrack::Counts;
 use crate::datapath::dump::MetricRow;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 const PREFIX: &str = "health_agent";
 
-type Label<'a> = (&'static str, &'a str);
+pub(super) type Label<'a> = (&'static str, &'a str);
 
 /// What one scrape shows.
 #[derive(Debug)]
@@ -48,6 +50,7 @@ pub(super) struct Snapshot {
     pub(super) probe_rate: u32,
     /// By cause.
     pub(super) repairs: BTreeMap<String, u64>,
+    pub(super) collections: Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
     pub(super) maps_readable: bool,
@@ -128,7 +131,8 @@ impl Collector for Snapshot {
         self.encode_peers(encoder)?;
         self.encode_latency(encoder)?;
         self.encode_probes(encoder)?;
-        self.encode_packets(encoder)
+        self.encode_packets(encoder)?;
+        collections::encode(&self.collections, encoder)
     }
 }
 
@@ -676,7 +680,7 @@ impl Peer {
     }
 }
 
-fn family<'a>(
+pub(super) fn family<'a>(
     encoder: &'a mut DescriptorEncoder<'_>,
     name: &'static str,
     help: &str,
@@ -685,7 +689,7 @@ fn family<'a>(
     encoder.encode_descriptor(name, help, None, kind)
 }
 
-fn gauge(
+pub(super) fn gauge(
     encoder: &mut DescriptorEncoder<'_>,
     name: &'static str,
     help: &str,
@@ -694,7 +698,7 @@ fn gauge(
     family(encoder, name, help, MetricType::Gauge)?.encode_gauge(value)
 }
 
-fn counter(
+pub(super) fn counter(
     family: &mut MetricEncoder<'_>,
     labels: &[Label<'_>],
     count: impl EncodeCounterValue,
@@ -792,6 +796,7 @@ mod tests {
             configured_interval: Duration::from_secs(5),
             probe_rate: 1000,
             repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
+            collections: samples::collections(),
             now: Timestamp::from_second(130).unwrap(),
             uptime: Duration::from_millis(1_500),
             maps_readable: true,
@@ -839,6 +844,9 @@ mod tests {
                  cluster=\"default\"}} {value:?}"
             )
         };
+        let collection = |what, labels, value| {
+            format!("health_agent_datapath_conntrack_gc_{what}{labels} {value}")
+        };
         let target = "source_cluster=\"default\",source_node_name=\"n1\",\
                       target_cluster=\"default\",target_node_name=\"n2\",\
                       target_node_type=\"remote_intra_cluster\"";
@@ -874,6 +882,34 @@ mod tests {
             format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"answered\"}} 2"),
             format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"lost\"}} 4"),
             "health_agent_repairs_total{cause=\"pin-lost\"} 2".to_owned(),
+            "health_agent_bpf_map_pressure{map_name=\"HEALTH_CT4\"} 0.25".to_owned(),
+            collection("interval_seconds", "", "300.0"),
+            collection(
+                "runs_total",
+                "{family=\"ipv4\",status=\"completed\",cause=\"pressure\"}",
+                "1",
+            ),
+            collection(
+                "runs_total",
+                "{family=\"ipv6\",status=\"uncompleted\"}",
+                "1",
+            ),
+            collection(
+                "duration_seconds_bucket",
+                "{le=\"0.016\",family=\"ipv4\",status=\"completed\"}",
+                "1",
+            ),
+            collection(
+                "duration_seconds_sum",
+                "{family=\"ipv4\",status=\"completed\"}",
+                "0.005",
+            ),
+            collection("entries", "{family=\"ipv4\",status=\"deleted\"}", "3"),
+            collection("entries", "{family=\"ipv4\",status=\"alive\"}", "5"),
+            collection("deleted_entries_total", "{family=\"ipv4\"}", "3"),
+            collection("refreshed_entries_total", "{family=\"ipv4\"}", "1"),
+            "health_agent_datapath_nat_gc_entries{family=\"ipv4\",status=\"deleted\"} 6".to_owned(),
+            "health_agent_datapath_nat_gc_deleted_entries_total{family=\"ipv4\"} 6".to_owned(),
             status("reachable", 1),
             status("unreachable", 1),
             status("unknown", 1),
@@ -1072,6 +1108,6 @@ mod tests {
             text.contains("health_agent_datapath_maps_readable 0\n"),
             "{text}"
         );
-        assert!(!text.contains("_bucket"), "{text}");
+        assert!(!text.contains("latency_seconds_bucket"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! What the tests of this folder show.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
@@ -12,6 +13,7 @@ use crate::api::types::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
     SelfStatus,
 };
+use crate::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
 use crate::datapath::dump::{DumpError, MetricRow};
 
 /// Maps that hold these rows.
@@ -26,6 +28,32 @@ impl Maps for Rows {
     fn counters(&self) -> Result<Vec<MetricRow>, DumpError> {
         Ok(Vec::new())
     }
+}
+
+/// One collection of IPv4 entries that a full map called for, and one of IPv6 entries that failed.
+pub(super) fn collections() -> Counts {
+    let mut counts = Counts::default();
+    counts.interval = Duration::from_secs(300);
+    counts.fills.push(Fill {
+        map: "HEALTH_CT4",
+        entries: 16_384,
+        capacity: 65_536,
+    });
+    let collected = Collected {
+        flows: Pass {
+            removed: 3,
+            refreshed: 1,
+            alive: 5,
+        },
+        translations: Pass {
+            removed: 6,
+            ..Pass::default()
+        },
+    };
+    let took = Duration::from_millis(5);
+    counts.note(Family::Ipv4, Cause::Pressure, collected, took);
+    counts.note_failure(Family::Ipv6);
+    counts
 }
 
 /// A result with this error text, or an answer after 2 ms.
@@ -90,6 +118,7 @@ pub(super) fn report() -> HealthStatus {
         local: SelfStatus {
             name: "default/n1".to_owned(),
             diagnosis: None,
+            full_maps: Vec::new(),
         },
         nodes: vec![
             node(1, result(""), result("")),

@@ -10,12 +10,12 @@ use std::time::Duration;
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, HealthStatus,
+    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, FullMap, HealthStatus,
     HistoryWindow, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
     PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry, RttSource,
     SelfStatus, TargetHistory,
 };
-use health_agent::config::{Config, Interval, ListenAddress, Location, RegistrySpec};
+use health_agent::config::{Config, GcInterval, Interval, ListenAddress, Location, RegistrySpec};
 use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use tempfile::TempDir;
@@ -94,9 +94,18 @@ impl Fixture {
             local: SelfStatus {
                 name: "default/hnode1".into(),
                 diagnosis: diagnosis("isolated"),
+                full_maps: self.is_troubled.then(full_map).into_iter().collect(),
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
+    }
+}
+
+fn full_map() -> FullMap {
+    FullMap {
+        map: "HEALTH_CT4".into(),
+        entries: 60_000,
+        capacity: 65_536,
     }
 }
 
@@ -259,6 +268,8 @@ impl Source for Fixture {
             probe_rate: 1000,
             probe_timeout: Duration::from_secs(1),
             path_mtu_interval: Interval(None),
+            conntrack_gc_interval: GcInterval::Adaptive,
+            conntrack_gc_max_interval: Duration::from_secs(12 * 3600),
             loss_threshold: 5,
             probe_key_file: None,
             one_way: false,

@@ -2,9 +2,11 @@
 
 mod agent;
 mod cluster;
+mod ct;
 mod detection;
 mod echo;
 mod mesh;
+mod parts;
 mod program_cost;
 mod report;
 mod requests;
@@ -49,6 +51,11 @@ pub const ALL: &[Benchmark] = &[
         name: "agent",
         about: "Memory and CPU of one agent in a cluster of three",
         run: |_| agent::run(),
+    },
+    Benchmark {
+        name: "ct",
+        about: "Conntrack at a million entries, beside bpftool and the kernel's own",
+        run: ct::run,
     },
     Benchmark {
         name: "detection",

@@ -9,32 +9,25 @@ use serde::Serialize;
 use super::entry::Entry;
 use crate::api::rtt::path_name;
 
-/// Entries as they are shown, sorted by peer.
-pub(super) fn entries(probes: Vec<(u32, Inflight)>) -> Vec<Entry<ProbeKey, ProbeValue>> {
-    let mut entries: Vec<_> = probes
-        .into_iter()
-        .map(|(slot, probe)| {
-            let id = probe.id(slot);
-            Entry {
-                key: ProbeKey {
-                    peer: probe.peer.to_ip(),
-                    session: id.session,
-                    round: id.round,
-                    sequence: id.sequence,
-                },
-                value: ProbeValue {
-                    sent_ns: probe.sent_ns,
-                    path: path_name(probe.path()),
-                },
-            }
-        })
-        .collect();
-    entries.sort_by(|a, b| a.key.cmp(&b.key));
-    entries
+/// An entry as it is shown.
+pub(super) fn entry((slot, probe): (u32, Inflight)) -> Entry<ProbeKey, ProbeValue> {
+    let id = probe.id(slot);
+    Entry {
+        key: ProbeKey {
+            peer: probe.peer.to_ip(),
+            session: id.session,
+            round: id.round,
+            sequence: id.sequence,
+        },
+        value: ProbeValue {
+            sent_ns: probe.sent_ns,
+            path: path_name(probe.path()),
+        },
+    }
 }
 
 /// Which probe.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Serialize)]
 pub(super) struct ProbeKey {
     peer: IpAddr,
     session: u32,
@@ -76,26 +69,21 @@ mod tests {
     use crate::cli::bpf::entry::lines;
 
     #[test]
-    fn probes_are_read_from_their_slots_and_sorted() {
-        let probe = |ip: &str, sequence: u16| {
-            let id = ProbeId {
-                session: 4660,
-                round: 3,
-                sequence,
-            };
-            let probe = Inflight {
-                peer: ip.parse::<IpAddr>().unwrap().into(),
-                sent_ns: 77,
-                ticket: ticket(id, 2, Fate::InFlight),
-                ..Inflight::default()
-            };
-            (slot(&probe.peer, sequence), probe)
+    fn a_probe_is_read_from_its_slot() {
+        let id = ProbeId {
+            session: 4660,
+            round: 3,
+            sequence: 258,
         };
-        let probes = vec![probe("172.30.0.10", 1), probe("172.30.0.2", 258)];
+        let probe = Inflight {
+            peer: "172.30.0.2".parse::<IpAddr>().unwrap().into(),
+            sent_ns: 77,
+            ticket: ticket(id, 2, Fate::InFlight),
+            ..Inflight::default()
+        };
         assert_eq!(
-            lines(&entries(probes)),
-            "172.30.0.2 session=4660 round=3 sequence=258: sent_ns=77 path=endpoint\n\
-             172.30.0.10 session=4660 round=3 sequence=1: sent_ns=77 path=endpoint\n"
+            lines(&[entry((slot(&probe.peer, 258), probe))]),
+            "172.30.0.2 session=4660 round=3 sequence=258: sent_ns=77 path=endpoint\n"
         );
     }
 }

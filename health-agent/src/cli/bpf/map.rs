@@ -1,16 +1,20 @@
 //! `health-agent bpf map`: the pinned maps themselves.
 
-use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::entry::{Entry, lines};
-use super::{clock, ct, endpoint, inflight, metrics, nat, rtt, settings, stream};
+use super::{
+    arrivals, clock, connections, ct, endpoint, inflight, metrics, nat, rtt, settings, stream,
+};
 use crate::cli::output::{Format, NONE, OutputArgs, table};
-use crate::datapath::dump::{DumpError, MapInfo, Pinned};
+use crate::config::Location;
+use crate::datapath::btf::Value;
+use crate::datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
 use crate::datapath::layout;
+use crate::net;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,9 +27,15 @@ Examples:
   health-agent bpf map list -o json | jq 'map(.\"memory-bytes\") | add'";
 
 const DUMP_EXAMPLES: &str = "\
+Output:
+  Entries of large maps are shown while they are read, in no order. Another program's map is shown by the
+  types that it was made with (BTF), and in hexadecimal where there are none; of per-CPU maps, each
+  value is a list of all CPUs'
+
 Examples:
   health-agent bpf map dump HEALTH_CONFIG
-  health-agent bpf map dump HEALTH_INFLIGHT -o jsonl";
+  health-agent bpf map dump HEALTH_INFLIGHT -o jsonl
+  health-agent bpf map dump /sys/fs/bpf/tc/globals/cilium_ipcache -o json";
 
 /// Commands of `bpf map`.
 #[derive(Debug, Subcommand)]
@@ -34,7 +44,7 @@ pub enum MapCommand {
     /// List all maps
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show all entries of a map, in hexadecimal where the layout is not known
+    /// Show all entries of a map, of the agent's or any other that is pinned
     #[command(after_help = DUMP_EXAMPLES)]
     Dump(DumpArgs),
 }
@@ -42,100 +52,108 @@ pub enum MapCommand {
 /// Flags of `bpf map dump`.
 #[derive(Args, Debug)]
 pub struct DumpArgs {
-    /// Name of the map; `bpf map list` shows those there are
-    name: String,
+    /// Name of the map, which `bpf map list` shows, or the path of any pinned map
+    #[arg(value_name = "NAME|PATH")]
+    map: String,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 impl MapCommand {
-    pub(super) fn execute(self, pinned: &Pinned) -> anyhow::Result<()> {
+    pub(super) fn execute(self, location: &Location) -> anyhow::Result<()> {
         match self {
             Self::List(args) => {
-                let mut rows: Vec<MapRow> = pinned.maps()?.into_iter().map(MapRow::from).collect();
+                let maps = Pinned::open(location)?.maps()?;
+                let mut rows: Vec<MapRow> = maps.into_iter().map(MapRow::from).collect();
                 rows.sort_by(|a, b| a.name.cmp(&b.name));
                 args.output.print_rows(&rows, maps_table)
             }
-            Self::Dump(args) => Dump {
-                name: &args.name,
-                format: args.output.output,
-                pinned,
+            Self::Dump(DumpArgs { map, output }) => {
+                let format = output.output;
+                if map.contains('/') {
+                    return dump_by_types(OpenMap::open(Path::new(&map))?, format);
+                }
+                let pinned = Pinned::open(location)?;
+                dump(&pinned, &map, format).or_else(|error| match error.downcast_ref() {
+                    // Another version's map.
+                    Some(DumpError::OtherLayout(_)) => dump_by_types(pinned.map(&map)?, format),
+                    _ => Err(error),
+                })
             }
-            .execute(),
         }
     }
 }
 
-/// One map to show.
-struct Dump<'a> {
-    name: &'a str,
-    format: Format,
-    pinned: &'a Pinned,
-}
+/// Shows one of the agent's own maps.
+fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
+    // Patterns must be paths.
+    const CT4: &str = layout::CT4.name;
+    const CT6: &str = layout::CT6.name;
+    const NAT4: &str = layout::NAT4.name;
+    const NAT6: &str = layout::NAT6.name;
+    const RTT: &str = layout::RTT.name;
+    const INFLIGHT: &str = layout::INFLIGHT.name;
+    const ARRIVALS: &str = layout::ARRIVALS.name;
+    const PEERS: &str = layout::PEERS.name;
+    const TCP: &str = layout::TCP.name;
+    const ENDPOINTS: &str = layout::ENDPOINTS.name;
+    const METRICS: &str = layout::METRICS.name;
+    const CONFIG: &str = layout::CONFIG.name;
 
-impl Dump<'_> {
-    fn execute(&self) -> anyhow::Result<()> {
-        // Patterns must be paths.
-        const CT4: &str = layout::CT4.name;
-        const CT6: &str = layout::CT6.name;
-        const NAT4: &str = layout::NAT4.name;
-        const NAT6: &str = layout::NAT6.name;
-        const RTT: &str = layout::RTT.name;
-        const INFLIGHT: &str = layout::INFLIGHT.name;
-        const ENDPOINTS: &str = layout::ENDPOINTS.name;
-        const METRICS: &str = layout::METRICS.name;
-        const CONFIG: &str = layout::CONFIG.name;
-
-        let pinned = self.pinned;
-        match self.name {
-            CT4 | CT6 => {
-                let [v4, v6] = pinned.conntrack_rows()?;
-                let rows = if self.name == CT4 { v4 } else { v6 };
-                stream::print(self.format, &[rows], |row| Some(ct::entry(row)))
-            }
-            NAT4 | NAT6 => {
-                let now_ns = clock::monotonic_ns()?;
-                let [v4, v6] = pinned.nat_rows()?;
-                let rows = if self.name == NAT4 { v4 } else { v6 };
-                stream::print(self.format, &[rows], |row| Some(nat::entry(row, now_ns)))
-            }
-            RTT => self.print(pinned.rtt().map(rtt::entries)),
-            INFLIGHT => self.print(pinned.inflight().map(inflight::entries)),
-            ENDPOINTS => self.print(pinned.endpoints().map(endpoint::entries)),
-            METRICS => self.print(pinned.metrics().map(metrics::entries)),
-            CONFIG => self.print(pinned.config().map(settings::entries)),
-            _ => self.print_hex(),
+    match name {
+        CT4 | CT6 => {
+            let [v4, v6] = pinned.conntrack_rows()?;
+            let rows = if name == CT4 { v4 } else { v6 };
+            stream::print(format, &[rows], |row| Some(ct::entry(row)))
         }
-    }
-
-    fn print<K, V>(&self, entries: Result<Vec<Entry<K, V>>, DumpError>) -> anyhow::Result<()>
-    where
-        K: Display + Serialize,
-        V: Display + Serialize,
-    {
-        match entries {
-            Ok(entries) => self.format.print_rows(&entries, lines),
-            // Another version's map: its bytes are all that can be told.
-            Err(DumpError::OtherLayout(_)) => self.print_hex(),
-            Err(error) => Err(error.into()),
+        NAT4 | NAT6 => {
+            let now_ns = clock::monotonic_ns()?;
+            let [v4, v6] = pinned.nat_rows()?;
+            let rows = if name == NAT4 { v4 } else { v6 };
+            stream::print(format, &[rows], |row| Some(nat::entry(row, now_ns)))
         }
-    }
-
-    fn print_hex(&self) -> anyhow::Result<()> {
-        let entries = in_hex(&self.pinned.raw(self.name)?);
-        self.format.print_rows(&entries, lines)
+        RTT => {
+            let clock = net::clock::state().ok();
+            stream::print_each(format, |each| {
+                pinned.each_rtt(&mut |key, row| each(&rtt::entry(key, row, clock)))
+            })
+        }
+        INFLIGHT => stream::print(format, &[pinned.inflight_rows()?], |row| {
+            Some(inflight::entry(row))
+        }),
+        ARRIVALS => stream::print(format, &[pinned.arrivals_rows()?], |row| {
+            Some(arrivals::entry(row))
+        }),
+        PEERS => stream::print(format, &[pinned.peers_rows()?], |row| {
+            Some(connections::peer(row))
+        }),
+        TCP => stream::print(format, &[pinned.tcp_rows()?], |row| {
+            Some(connections::connection(row))
+        }),
+        ENDPOINTS => format.print_rows(&endpoint::entries(pinned.endpoints()?), lines),
+        METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
+        CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
+        _ => dump_by_types(pinned.map(name)?, format),
     }
 }
 
-fn in_hex(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<String, String>> {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    entries
-        .iter()
-        .map(|(key, value)| Entry {
-            key: hex(key),
-            value: hex(value),
-        })
-        .collect()
+/// Shows a map of whatever layout by the types that it was made with; in hexadecimal where there are none.
+fn dump_by_types(map: OpenMap, format: Format) -> anyhow::Result<()> {
+    let types = map.types().unwrap_or_else(|error| {
+        eprintln!("warning: {error}; its entries are shown in hexadecimal");
+        None
+    });
+    let entry = |(key, value): (Vec<u8>, Vec<u8>)| match &types {
+        Some(types) => Entry {
+            key: types.key(&key),
+            value: types.value(&value),
+        },
+        None => Entry {
+            key: Value::Bytes(key),
+            value: Value::Bytes(value),
+        },
+    };
+    stream::print(format, &[map.rows(raw)?], |row| Some(entry(row)))
 }
 
 /// A map as JSON shows it.
@@ -221,16 +239,6 @@ mod tests {
 NAME            ID   KIND    KEY BYTES   VALUE BYTES   ENTRIES   MAX ENTRIES   MEMORY BYTES
 HEALTH_CONFIG   12   array   4           56            -         1             344
 "
-        );
-    }
-
-    #[test]
-    fn unknown_layouts_are_hexadecimal() {
-        let entries = in_hex(&[(vec![1, 2], vec![0xff])]);
-        assert_eq!(lines(&entries), "0102: ff\n");
-        assert_eq!(
-            serde_json::to_string(&entries).unwrap(),
-            r#"[{"key":"0102","value":"ff"}]"#
         );
     }
 }

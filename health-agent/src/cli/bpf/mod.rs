@@ -2,7 +2,9 @@
 //! alone.
 
 mod address;
+mod arrivals;
 mod clock;
+mod connections;
 mod ct;
 mod endpoint;
 mod entry;
@@ -59,15 +61,16 @@ pub enum BpfCommand {
 
 impl BpfCommand {
     pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
-        let pinned = Pinned::open(location)?;
+        let pinned = || Pinned::open(location);
         match self {
-            Self::Ct(command) => command.execute(&pinned),
-            Self::Nat(command) => command.execute(&pinned),
-            Self::Rtt(command) => command.execute(client, &pinned).await,
-            Self::Endpoint(command) => command.execute(&pinned),
-            Self::Metrics(command) => command.execute(&pinned),
-            Self::Map(command) => command.execute(&pinned),
-            Self::Prog(command) => command.execute(&pinned),
+            Self::Ct(command) => command.execute(&pinned()?),
+            Self::Nat(command) => command.execute(&pinned()?),
+            Self::Rtt(command) => command.execute(client, &pinned()?).await,
+            Self::Endpoint(command) => command.execute(&pinned()?),
+            Self::Metrics(command) => command.execute(&pinned()?),
+            // May be about a map of others.
+            Self::Map(command) => command.execute(location),
+            Self::Prog(command) => command.execute(&pinned()?),
         }
     }
 }

@@ -65,6 +65,7 @@ pub(super) fn status() -> HealthStatus {
         local: SelfStatus {
             name: "default/hnode2".into(),
             diagnosis: None,
+            full_maps: Vec::new(),
         },
         nodes: vec![
             NodeStatus {

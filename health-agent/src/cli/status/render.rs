@@ -6,8 +6,9 @@ use std::time::Duration;
 use super::figures::Figures;
 use super::view::{Changes, Tally, Target, View};
 use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, LargerPackets, NodeStatus,
-    PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource, go_duration,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets,
+    NodeStatus, PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource,
+    go_duration,
 };
 use crate::cli::output::{NONE, comma_separated, indent, table};
 use crate::cli::path_mtu::larger as larger_packets;
@@ -85,6 +86,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     if let Some(diagnosis) = &status.local.diagnosis {
         text += &local_fault(diagnosis);
     }
+    text += &full_maps(status);
     if view.has_none_of_many() {
         text += &format!("  {NONE_FAILING}\n");
     } else {
@@ -146,6 +148,7 @@ impl Report<'_> {
             self.out.push_str(&local_fault(diagnosis));
             self.evidence(2, diagnosis)?;
         }
+        self.out.push_str(&full_maps(status));
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
         }) = self.detail
@@ -352,6 +355,25 @@ fn local_fault(diagnosis: &Diagnosis) -> String {
     format!("Fault of this node:   {}\n", diagnosis.message)
 }
 
+/// `Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries)`, if there are any.
+fn full_maps(status: &HealthStatus) -> String {
+    let maps = &status.local.full_maps;
+    if maps.is_empty() {
+        return String::new();
+    }
+    let shown: Vec<String> = maps.iter().map(full_map).collect();
+    format!("Nearly full maps:   {}\n", shown.join(", "))
+}
+
+fn full_map(full: &FullMap) -> String {
+    let FullMap {
+        map,
+        entries,
+        capacity,
+    } = full;
+    format!("{map} ({entries} of {capacity} entries)")
+}
+
 fn mark(is_changed: bool) -> char {
     if is_changed { CHANGED } else { ' ' }
 }
@@ -406,6 +428,23 @@ mod tests {
             last_results: 0,
             path_mtus: BTreeMap::new(),
         }
+    }
+
+    #[test]
+    fn maps_that_are_nearly_full_have_a_line() {
+        let mut status = status();
+        status.local.full_maps = ["HEALTH_CT4", "HEALTH_NAT4"]
+            .map(|map| FullMap {
+                map: map.into(),
+                entries: 60_000,
+                capacity: 65_536,
+            })
+            .into();
+        let line = "Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries), \
+                    HEALTH_NAT4 (60000 of 65536 entries)\n";
+        let view = all(&status);
+        assert!(full(&view, &Detail::Normal, None).contains(line));
+        assert!(succinct(&view, false, None).contains(line));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use aya::Pod;
 use aya::util::nr_cpus;
 
 use super::DumpError;
+use crate::datapath::btf::{Btf, Value};
 use crate::datapath::layout::MapLayout;
 use crate::datapath::sys;
 use crate::datapath::walk::{Batch, EntrySize, Walk};
@@ -160,6 +161,26 @@ impl OpenMap {
         self.map.as_fd()
     }
 
+    /// The types of its entries; `None` where whoever made it told none.
+    pub fn types(&self) -> Result<Option<EntryTypes>, DumpError> {
+        let info = &self.info;
+        if info.btf == 0 || info.btf_value_type == 0 {
+            return Ok(None);
+        }
+        let data = sys::btf(info.btf).map_err(|source| self.cannot("read the types of", source))?;
+        let btf = Btf::parse(&data).map_err(|source| DumpError::Types {
+            path: self.pin.clone(),
+            source,
+        })?;
+        Ok(Some(EntryTypes {
+            key: info.btf_key_type,
+            value: info.btf_value_type,
+            is_array: self.kind().is_array(),
+            per_cpu: self.kind().is_per_cpu().then_some(info.value_size as usize),
+            btf,
+        }))
+    }
+
     /// What the kernel charges for it, bytes; 0 where it does not say.
     pub(super) fn memory_bytes(&self) -> u64 {
         fs::read_to_string(format!("/proc/self/fdinfo/{}", self.map.as_raw_fd()))
@@ -229,8 +250,43 @@ impl OpenMap {
 }
 
 /// The kernel copies each CPU's value in steps of eight bytes.
-pub(super) fn per_cpu_stride(value_size: usize) -> usize {
+fn per_cpu_stride(value_size: usize) -> usize {
     value_size.next_multiple_of(8)
+}
+
+/// The types of a map's entries.
+#[derive(Debug)]
+pub struct EntryTypes {
+    btf: Btf,
+    key: u32,
+    value: u32,
+    is_array: bool,
+    /// Bytes of one CPU's value.
+    per_cpu: Option<usize>,
+}
+
+impl EntryTypes {
+    /// A key, readable.
+    pub fn key(&self, bytes: &[u8]) -> Value {
+        match sys::read::<u32>(bytes) {
+            // The maps of a program's variables have no type of key.
+            Some(index) if self.is_array && self.key == 0 => Value::Unsigned(index.into()),
+            _ => self.btf.value(self.key, bytes),
+        }
+    }
+
+    /// A value, readable; for per-CPU maps a list of all CPUs'.
+    pub fn value(&self, bytes: &[u8]) -> Value {
+        let Some(size) = self.per_cpu else {
+            return self.btf.value(self.value, bytes);
+        };
+        let values = bytes.chunks_exact(per_cpu_stride(size));
+        Value::List(
+            values
+                .map(|value| self.btf.value(self.value, &value[..size]))
+                .collect(),
+        )
+    }
 }
 
 /// Reads an entry from key and value; `None` for what is not to be shown.

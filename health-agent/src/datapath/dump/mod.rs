@@ -21,6 +21,7 @@ use health_common::metrics::Counter;
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{self, FlowKey, Peer};
 
+use super::btf::BtfError;
 use super::layout::{self, MapLayout, PROGRAM_PINS};
 use super::{rtt, sys};
 use crate::config::Location;
@@ -30,7 +31,7 @@ use map::decode;
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};
 pub use flush::Flushed;
-pub use map::{Decode, MapKind, OpenMap, Rows};
+pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 
 /// Why a dump could not be made.
@@ -66,6 +67,14 @@ pub enum DumpError {
         path: PathBuf,
         /// Its kind, as bpftool names it.
         kind: &'static str,
+    },
+    /// The types of its entries are not understood.
+    #[error("cannot tell the types of {path}: {source}")]
+    Types {
+        /// Where it is pinned.
+        path: PathBuf,
+        /// Why.
+        source: BtfError,
     },
     /// The kernel refused.
     #[error("cannot {what} {path}: {source}")]

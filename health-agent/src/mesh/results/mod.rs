@@ -14,6 +14,7 @@ use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
 use jiff::Timestamp;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
+use tokio::sync::watch;
 
 use super::diagnosis::isolation::{Isolation, Survey};
 use super::diagnosis::{
@@ -27,6 +28,7 @@ use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 use crate::api::types::{self, RttSource};
 use crate::config::ProbeIntervals;
+use crate::conntrack::Fill;
 use crate::net::carrier;
 use crate::nodes::{Node, NodeSet};
 
@@ -50,6 +52,7 @@ const ERROR_MEMORY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Results {
     local: String,
+    full_maps: watch::Receiver<Vec<Fill>>,
     local_addresses: Vec<IpAddr>,
     uplinks: Vec<String>,
     port: u16,
@@ -186,6 +189,7 @@ impl Results {
     pub(super) fn new(options: &MeshOptions) -> Self {
         Self {
             local: options.local.clone(),
+            full_maps: options.full_maps.clone(),
             local_addresses: options.local_addresses.clone(),
             uplinks: options.uplinks.clone(),
             port: options.port,

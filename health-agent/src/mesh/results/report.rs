@@ -11,11 +11,12 @@ use super::super::path_mtu::PathMtu;
 use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
 use crate::api::types::{
-    self, AddressGroupStatus, ConnectivityStatus, HealthStatus, HistoryWindow, LargerPackets,
-    NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus, PathStatus,
-    RegistryState, RejectedEntry, SelfStatus, TargetHistory,
+    self, AddressGroupStatus, ConnectivityStatus, FullMap, HealthStatus, HistoryWindow,
+    LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus,
+    PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
 };
 use crate::config::duration_text;
+use crate::conntrack::Fill;
 use crate::nodes::SourceState;
 
 /// Results that a history lists one by one.
@@ -72,6 +73,7 @@ impl Results {
             local: SelfStatus {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
+                full_maps: self.full_maps.borrow().iter().map(full_map).collect(),
             },
             nodes,
         }
@@ -281,6 +283,14 @@ pub(super) fn shown(diagnosis: Diagnosis) -> types::Diagnosis {
         cause: diagnosis.cause.to_string(),
         message: diagnosis.message,
         evidence: diagnosis.evidence,
+    }
+}
+
+fn full_map(fill: &Fill) -> FullMap {
+    FullMap {
+        map: fill.map.to_owned(),
+        entries: fill.entries,
+        capacity: fill.capacity,
     }
 }
 

@@ -30,6 +30,7 @@ fn options() -> MeshOptions {
         probe_key: SipKey::default(),
         one_way: false,
         state_dir: "/nonexistent".into(),
+        full_maps: watch::channel(Vec::new()).1,
     }
 }
 

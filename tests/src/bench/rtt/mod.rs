@@ -16,13 +16,12 @@ mod throughput;
 
 use std::time::Duration;
 
-use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::DEFAULT_KEY;
 
-use super::{Figure, Options, Report};
-use crate::process::tell;
+use super::parts::{self, Part, median};
+use super::{Options, Report};
 
 const ICMP_ID: u16 = 0x4a11;
 const SESSION: u32 = 1;
@@ -41,13 +40,6 @@ fn settings() -> DatapathConfig {
         flags: PASSIVE_RTT,
         ..DatapathConfig::default()
     }
-}
-
-/// One part of the benchmark, by its name on the command line.
-struct Part {
-    name: &'static str,
-    about: &'static str,
-    measure: fn(&Options) -> anyhow::Result<Vec<Figure>>,
 }
 
 const PARTS: &[Part] = &[
@@ -99,54 +91,9 @@ const PARTS: &[Part] = &[
 ];
 
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
-    let mut figures = Vec::new();
-    for part in chosen(&options.parts)? {
-        tell(format_args!("{}: {}", part.name, part.about));
-        let found = (part.measure)(options).with_context(|| format!("part {}", part.name))?;
-        found.iter().for_each(Figure::tell);
-        figures.extend(found);
-    }
-    Report::new(figures, 1)
-}
-
-/// The parts of these names; all of them if there are none.
-fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Part>> {
-    if names.is_empty() {
-        return Ok(PARTS.iter().collect());
-    }
-    let find = |name: &String| {
-        PARTS
-            .iter()
-            .find(|part| part.name == name)
-            .with_context(|| {
-                let known: Vec<&str> = PARTS.iter().map(|part| part.name).collect();
-                format!("no part {name}; there are: {}", known.join(", "))
-            })
-    };
-    names.iter().map(find).collect()
+    parts::run(PARTS, options)
 }
 
 fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
-}
-
-/// The middle one of the values.
-fn median(mut values: Vec<f64>) -> anyhow::Result<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.get(values.len() / 2);
-    middle.copied().context("nothing was measured")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_are_chosen_by_name() {
-        let names = |chosen: Vec<&Part>| -> Vec<&str> { chosen.iter().map(|p| p.name).collect() };
-        assert_eq!(chosen(&[]).map(names).unwrap().len(), PARTS.len());
-        let two = ["loss".to_owned(), "cost".to_owned()];
-        assert_eq!(chosen(&two).map(names).unwrap(), ["loss", "cost"]);
-        assert!(chosen(&["cots".to_owned()]).is_err());
-    }
 }

@@ -17,7 +17,7 @@ use super::entry::Entry;
 use crate::api::client::Client;
 use crate::api::rtt::{RttFigures, RttPath};
 use crate::datapath::dump::Pinned;
-use crate::net::clock;
+use crate::net::clock::ClockState;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,16 +44,14 @@ impl RttCommand {
     }
 }
 
-/// Entries as a dump of the map shows them, sorted by peer.
-pub(super) fn entries(rows: Vec<(RttKey, RttRow)>) -> Vec<Entry<RttPath, RttFigures>> {
-    let clock = clock::state().ok();
-    let mut entries: Vec<_> = rows
-        .iter()
-        .map(|(key, row)| Entry {
-            key: RttPath::from(key),
-            value: RttFigures::new(row.into(), clock),
-        })
-        .collect();
-    entries.sort_by_key(|entry| entry.key);
-    entries
+/// A row as a dump of the map shows it.
+pub(super) fn entry(
+    key: &RttKey,
+    row: &RttRow,
+    clock: Option<ClockState>,
+) -> Entry<RttPath, RttFigures> {
+    Entry {
+        key: RttPath::from(key),
+        value: RttFigures::new(row.into(), clock),
+    }
 }

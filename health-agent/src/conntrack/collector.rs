@@ -1,0 +1,327 @@
+//! The task that collects when it is due, and at once when a map is nearly full.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::{debug, error, info, warn};
+
+use super::{Cause, Counts, Family, Fill, Pace, Schedule, Tables};
+
+/// Time between two looks at how full the maps are.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What is known of collections, at any time.
+#[derive(Clone, Debug, Default)]
+pub struct Told(Arc<Mutex<Counts>>);
+
+impl Told {
+    /// The counts as they are now.
+    pub fn counts(&self) -> Counts {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        // Plain counts: a panic leaves none of them invalid.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Collects until it is dropped.
+pub struct Collector {
+    task: JoinHandle<()>,
+    told: Told,
+    pressed: watch::Receiver<Vec<Fill>>,
+}
+
+impl Collector {
+    /// Starts to collect.
+    pub fn start(tables: impl Tables, pace: Pace) -> Self {
+        let told = Told::default();
+        let (pressed, receiver) = watch::channel(Vec::new());
+        let started = Instant::now();
+        let work = Work {
+            tables: Arc::new(tables),
+            schedule: Schedule::new(pace, Duration::ZERO),
+            started,
+            told: told.clone(),
+            pressed,
+            last_error: None,
+        };
+        Self {
+            task: tokio::spawn(work.run()),
+            told,
+            pressed: receiver,
+        }
+    }
+
+    /// What is known of collections, now and later.
+    pub fn told(&self) -> Told {
+        self.told.clone()
+    }
+
+    /// The maps that are nearly full, now and whenever that changes.
+    pub fn pressed(&self) -> watch::Receiver<Vec<Fill>> {
+        self.pressed.clone()
+    }
+}
+
+impl Drop for Collector {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Work<T> {
+    tables: Arc<T>,
+    schedule: Schedule,
+    started: Instant,
+    told: Told,
+    pressed: watch::Sender<Vec<Fill>>,
+    /// What was wrong last: it is logged once.
+    last_error: Option<String>,
+}
+
+impl<T: Tables> Work<T> {
+    async fn run(mut self) {
+        self.told.lock().interval = self.schedule.interval();
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = sleep_until(self.started + self.schedule.due()) => {
+                    self.collect(Cause::Interval).await;
+                }
+                _ = looks.tick() => {
+                    self.look().await;
+                    let is_pressed = !self.pressed.borrow().is_empty();
+                    if is_pressed && self.schedule.may_hurry(self.started.elapsed()) {
+                        self.collect(Cause::Pressure).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Collects both families, one after the other.
+    async fn collect(&mut self, cause: Cause) {
+        let mut removed: f64 = 0.0;
+        let mut failure = None;
+        for family in Family::ALL {
+            let tables = self.tables.clone();
+            let begun = Instant::now();
+            let result = spawn_blocking(move || tables.collect(family)).await;
+            let took = begun.elapsed();
+            match result {
+                Ok(Ok(collected)) => {
+                    debug!(
+                        family = family.name(),
+                        cause = cause.name(),
+                        ?took,
+                        removed = collected.flows.removed,
+                        refreshed = collected.flows.refreshed,
+                        alive = collected.flows.alive,
+                        translations_removed = collected.translations.removed,
+                        "collected conntrack entries"
+                    );
+                    removed = removed.max(collected.flows.removed_part());
+                    self.told.lock().note(family, cause, collected, took);
+                }
+                Ok(Err(error)) => {
+                    self.told.lock().note_failure(family);
+                    failure = Some(error.to_string());
+                }
+                Err(error) => {
+                    self.told.lock().note_failure(family);
+                    failure = Some(error.to_string());
+                }
+            }
+        }
+        let now = self.started.elapsed();
+        match &failure {
+            None => self.schedule.collected(now, removed),
+            Some(_) => self.schedule.failed(now),
+        }
+        self.told.lock().interval = self.schedule.interval();
+        self.note_failure(failure);
+        self.look().await;
+    }
+
+    /// Looks how full the maps are.
+    async fn look(&mut self) {
+        let tables = self.tables.clone();
+        let result = spawn_blocking(move || tables.fills()).await;
+        let failure = match result {
+            Ok(Ok(fills)) => {
+                self.note_fills(fills);
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        self.note_failure(failure);
+    }
+
+    fn note_fills(&self, fills: Vec<Fill>) {
+        let pressed: Vec<Fill> = fills.iter().filter(|f| f.is_pressed()).copied().collect();
+        let names = |fills: &[Fill]| -> BTreeSet<_> { fills.iter().map(|fill| fill.map).collect() };
+        let before = names(&self.pressed.borrow());
+        let after = names(&pressed);
+        for fill in pressed.iter().filter(|fill| !before.contains(fill.map)) {
+            let Fill {
+                map,
+                entries,
+                capacity,
+            } = fill;
+            warn!(map, entries, capacity, "the map is nearly full");
+        }
+        for map in before.difference(&after) {
+            info!(map, "the map has room again");
+        }
+        self.pressed.send_if_modified(|shown| {
+            let is_new = *shown != pressed;
+            *shown = pressed;
+            is_new
+        });
+        self.told.lock().fills = fills;
+    }
+
+    fn note_failure(&mut self, failure: Option<String>) {
+        if let Some(cause) = &failure
+            && self.last_error.as_ref() != Some(cause)
+        {
+            error!(cause, "cannot collect conntrack entries");
+        }
+        self.last_error = failure;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::conntrack::{Collected, Pass, TableError};
+
+    /// Maps of which each collection removes half, and that hold `entries` of 100.
+    #[derive(Clone, Default)]
+    struct Half(Arc<Mutex<State>>);
+
+    #[derive(Default)]
+    struct State {
+        entries: u64,
+        broken: bool,
+        collections: Vec<(Instant, Family)>,
+    }
+
+    impl Half {
+        fn state(&self) -> MutexGuard<'_, State> {
+            self.0.lock().unwrap()
+        }
+
+        /// Seconds from `start` to each collection of IPv4 entries.
+        fn collections_since(&self, start: Instant) -> Vec<u64> {
+            let state = self.state();
+            let of_ipv4 = state.collections.iter().filter(|(_, f)| *f == Family::Ipv4);
+            of_ipv4.map(|(at, _)| (*at - start).as_secs()).collect()
+        }
+    }
+
+    impl Tables for Half {
+        fn collect(&self, family: Family) -> Result<Collected, TableError> {
+            let mut state = self.state();
+            state.collections.push((Instant::now(), family));
+            if state.broken {
+                return Err(TableError {
+                    what: "collect",
+                    map: "HEALTH_CT4",
+                    source: io::ErrorKind::PermissionDenied.into(),
+                });
+            }
+            let flows = Pass {
+                removed: 1,
+                refreshed: 0,
+                alive: 1,
+            };
+            Ok(Collected {
+                flows,
+                ..Collected::default()
+            })
+        }
+
+        fn fills(&self) -> Result<Vec<Fill>, TableError> {
+            Ok(vec![Fill {
+                map: "HEALTH_CT4",
+                entries: self.state().entries,
+                capacity: 100,
+            }])
+        }
+    }
+
+    fn adaptive() -> Pace {
+        let longest = Duration::from_secs(3_600);
+        Pace::Adaptive { longest }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn collections_come_sooner_while_much_expires() {
+        let tables = Half::default();
+        let start = Instant::now();
+        let collector = Collector::start(tables.clone(), adaptive());
+        tokio::time::sleep(Duration::from_secs(560)).await;
+        // Half went each time: 300 s, 150, 75, 38 (rounded).
+        assert_eq!(tables.collections_since(start), [300, 450, 525]);
+        let counts = collector.told().counts();
+        assert_eq!(counts.interval, Duration::from_secs(38));
+        assert_eq!(counts.of(Family::Ipv6).completed, [3, 0]);
+        drop(collector);
+        tokio::time::sleep(Duration::from_secs(560)).await;
+        assert_eq!(tables.state().collections.len(), 6);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_map_that_is_nearly_full_is_collected_at_once_and_told() {
+        let tables = Half::default();
+        let start = Instant::now();
+        let collector = Collector::start(tables.clone(), adaptive());
+        let mut pressed = collector.pressed();
+        tokio::time::sleep(Duration::from_secs(21)).await;
+        assert!(pressed.borrow_and_update().is_empty());
+        assert!(tables.collections_since(start).is_empty());
+
+        tables.state().entries = 81;
+        tokio::time::timeout(LOOK, pressed.changed())
+            .await
+            .expect("soon")
+            .expect("a collector");
+        assert_eq!(pressed.borrow_and_update()[0].entries, 81);
+        // While it stays full: not all the time.
+        tokio::time::sleep(Duration::from_secs(21)).await;
+        assert_eq!(tables.collections_since(start), [22, 32, 42]);
+        assert_eq!(collector.told().counts().of(Family::Ipv4).completed, [0, 3]);
+
+        tables.state().entries = 80;
+        tokio::time::timeout(LOOK, pressed.changed())
+            .await
+            .expect("soon")
+            .expect("a collector");
+        assert!(pressed.borrow_and_update().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_failure_it_is_tried_again_when_it_is_due() {
+        let tables = Half::default();
+        tables.state().broken = true;
+        let start = Instant::now();
+        let collector = Collector::start(tables.clone(), Pace::Fixed(Duration::from_secs(3)));
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        assert_eq!(tables.collections_since(start), [3, 6]);
+        let counts = collector.told().counts();
+        assert_eq!(counts.of(Family::Ipv4).failed, 2);
+        assert_eq!(counts.of(Family::Ipv4).completed, [0, 0]);
+        assert_eq!(counts.fills.len(), 1);
+    }
+}

@@ -1,0 +1,127 @@
+//! What collections came to, for metrics.
+
+use std::time::Duration;
+
+use super::{Collected, Family, Fill};
+
+/// Upper bounds of the durations of collections, seconds; those of a million entries take the better part
+/// of one.
+pub const DURATION_BOUNDS: [f64; 9] = [0.001, 0.004, 0.016, 0.064, 0.25, 0.5, 1.0, 2.0, 8.0];
+
+/// Why a collection was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It was due.
+    Interval,
+    /// A map was nearly full.
+    Pressure,
+}
+
+impl Cause {
+    /// `interval` or `pressure`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Interval => "interval",
+            Self::Pressure => "pressure",
+        }
+    }
+}
+
+/// Collections of one IP version since the agent started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FamilyCounts {
+    /// Those that came to their end, by cause: due, and under pressure.
+    pub completed: [u64; 2],
+    /// Those that failed.
+    pub failed: u64,
+    /// How long those took that came to their end, by [`DURATION_BOUNDS`], not cumulated; the last count is
+    /// of longer ones.
+    pub durations: [u64; DURATION_BOUNDS.len() + 1],
+    /// Sum of these durations.
+    pub duration: Duration,
+    /// What the last one did.
+    pub last: Collected,
+    /// Conntrack entries removed by all of them.
+    pub flows_removed: u64,
+    /// Conntrack entries that were in use again when they were to be removed.
+    pub flows_refreshed: u64,
+    /// NAT entries removed by all of them.
+    pub translations_removed: u64,
+}
+
+impl FamilyCounts {
+    fn note(&mut self, cause: Cause, collected: Collected, took: Duration) {
+        self.completed[cause as usize] += 1;
+        let secs = took.as_secs_f64();
+        let bucket = DURATION_BOUNDS.partition_point(|&bound| bound < secs);
+        self.durations[bucket] += 1;
+        self.duration += took;
+        self.flows_removed += collected.flows.removed;
+        self.flows_refreshed += collected.flows.refreshed;
+        self.translations_removed += collected.translations.removed;
+        self.last = collected;
+    }
+}
+
+/// Collections since the agent started, and how full the maps are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    families: [FamilyCounts; 2],
+    /// The time between two collections as it is now.
+    pub interval: Duration,
+    /// How full each map was when last looked at.
+    pub fills: Vec<Fill>,
+}
+
+impl Counts {
+    /// Those of one IP version.
+    pub fn of(&self, family: Family) -> &FamilyCounts {
+        &self.families[family as usize]
+    }
+
+    /// Takes note of a collection that came to its end.
+    pub(crate) fn note(
+        &mut self,
+        family: Family,
+        cause: Cause,
+        collected: Collected,
+        took: Duration,
+    ) {
+        self.families[family as usize].note(cause, collected, took);
+    }
+
+    /// Takes note of one that failed.
+    pub(crate) fn note_failure(&mut self, family: Family) {
+        self.families[family as usize].failed += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conntrack::Pass;
+
+    #[test]
+    fn collections_are_counted_by_family_cause_and_duration() {
+        let mut counts = Counts::default();
+        let collected = Collected {
+            flows: Pass {
+                removed: 3,
+                refreshed: 1,
+                alive: 5,
+            },
+            ..Collected::default()
+        };
+        let millis = Duration::from_millis;
+        counts.note(Family::Ipv6, Cause::Pressure, collected, millis(4));
+        counts.note(Family::Ipv6, Cause::Interval, collected, millis(9_000));
+        counts.note_failure(Family::Ipv6);
+        assert_eq!(*counts.of(Family::Ipv4), FamilyCounts::default());
+        let seen = counts.of(Family::Ipv6);
+        assert_eq!((seen.completed, seen.failed), ([1, 1], 1));
+        assert_eq!(seen.durations, [0, 1, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(seen.duration, millis(9_004));
+        assert_eq!((seen.flows_removed, seen.flows_refreshed), (6, 2));
+        assert_eq!(seen.last, collected);
+    }
+}

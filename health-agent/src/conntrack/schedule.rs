@@ -1,0 +1,180 @@
+//! When entries are collected next: sooner where much has expired, later where little has. Pure arithmetic;
+//! times are durations since any fixed moment.
+
+use std::time::Duration;
+
+/// Time to the first collection.
+const FIRST: Duration = Duration::from_secs(5 * 60);
+/// Shortest time between two collections, whatever calls for them.
+pub const SHORTEST: Duration = Duration::from_secs(10);
+/// With a larger part of the entries removed, the next collection comes sooner.
+const MUCH: f64 = 0.25;
+/// The part of them that brings it forward most.
+const MOST: f64 = 0.9;
+/// With a smaller part of the entries removed, the next collection comes later.
+const LITTLE: f64 = 0.05;
+/// How much later.
+const GROWTH: f64 = 1.5;
+
+/// How the time between two collections is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// By how much each one removes, up to this.
+    Adaptive {
+        /// Longest time between two.
+        longest: Duration,
+    },
+    /// Always the same.
+    Fixed(Duration),
+}
+
+/// When to collect.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pace: Pace,
+    interval: Duration,
+    due: Duration,
+    last: Option<Duration>,
+}
+
+impl Schedule {
+    /// The first collection is due after five minutes, or after the fixed time, from `now` on.
+    pub fn new(pace: Pace, now: Duration) -> Self {
+        let interval = match pace {
+            Pace::Adaptive { longest } => FIRST.min(longest),
+            Pace::Fixed(interval) => interval,
+        };
+        Self {
+            pace,
+            interval,
+            due: now + interval,
+            last: None,
+        }
+    }
+
+    /// When the next one is due.
+    pub fn due(&self) -> Duration {
+        self.due
+    }
+
+    /// The time between two as it is now.
+    pub fn interval(&self) -> Duration {
+        self.interval
+    }
+
+    /// Whether a map that is nearly full may call for a collection at `now`: the last one has to be a while
+    /// ago, since what it left there was alive.
+    pub fn may_hurry(&self, now: Duration) -> bool {
+        self.last.is_none_or(|last| now >= last + SHORTEST)
+    }
+
+    /// Takes note of a collection that ended at `now` and removed this part of the entries.
+    pub fn collected(&mut self, now: Duration, removed: f64) {
+        if let Pace::Adaptive { longest } = self.pace {
+            self.interval = adapted(self.interval, removed).clamp(SHORTEST.min(longest), longest);
+        }
+        self.failed(now);
+    }
+
+    /// Takes note of a collection that failed at `now`: the next one comes after the same time.
+    pub fn failed(&mut self, now: Duration) {
+        self.last = Some(now);
+        self.due = now + self.interval;
+    }
+}
+
+fn adapted(interval: Duration, removed: f64) -> Duration {
+    let factor = if removed > MUCH {
+        1.0 - removed.min(MOST)
+    } else if removed < LITTLE {
+        GROWTH
+    } else {
+        return interval;
+    };
+    Duration::from_secs(interval.mul_f64(factor).as_secs_f64().round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONGEST: Duration = Duration::from_secs(12 * 3600);
+
+    fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    fn adaptive() -> Schedule {
+        Schedule::new(Pace::Adaptive { longest: LONGEST }, secs(0))
+    }
+
+    /// The intervals after collections that removed these parts.
+    fn intervals(removed: &[f64]) -> Vec<u64> {
+        let mut schedule = adaptive();
+        removed
+            .iter()
+            .map(|&removed| {
+                schedule.collected(schedule.due(), removed);
+                schedule.interval().as_secs()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_first_collection_is_due_after_five_minutes() {
+        assert_eq!(adaptive().due(), secs(300));
+    }
+
+    #[test]
+    fn much_that_expired_brings_the_next_collection_forward() {
+        assert_eq!(intervals(&[0.26, 0.5, 0.9]), [222, 111, 11]);
+        // Not more than by nine tenths, and never below ten seconds.
+        assert_eq!(intervals(&[1.0, 1.0]), [30, 10]);
+    }
+
+    #[test]
+    fn little_that_expired_puts_it_off() {
+        assert_eq!(intervals(&[0.049, 0.0, 0.0]), [450, 675, 1013]);
+        let many = [0.0; 30];
+        assert_eq!(intervals(&many).last(), Some(&LONGEST.as_secs()));
+    }
+
+    #[test]
+    fn what_is_between_changes_nothing() {
+        assert_eq!(intervals(&[0.05, 0.25, 0.1]), [300, 300, 300]);
+    }
+
+    #[test]
+    fn the_next_one_is_due_an_interval_after_the_last() {
+        let mut schedule = adaptive();
+        schedule.collected(secs(1_000), 0.5);
+        assert_eq!(schedule.due(), secs(1_150));
+        schedule.failed(secs(2_000));
+        assert_eq!(schedule.due(), secs(2_150));
+    }
+
+    #[test]
+    fn a_fixed_interval_stays() {
+        let mut schedule = Schedule::new(Pace::Fixed(secs(2)), secs(7));
+        assert_eq!(schedule.due(), secs(9));
+        schedule.collected(secs(9), 0.9);
+        assert_eq!(schedule.due(), secs(11));
+    }
+
+    #[test]
+    fn a_short_longest_interval_holds_from_the_start() {
+        let mut schedule = Schedule::new(Pace::Adaptive { longest: secs(60) }, secs(0));
+        assert_eq!(schedule.due(), secs(60));
+        schedule.collected(secs(60), 0.0);
+        assert_eq!(schedule.due(), secs(120));
+    }
+
+    #[test]
+    fn full_maps_hurry_at_once_but_not_all_the_time() {
+        let mut schedule = adaptive();
+        assert!(schedule.may_hurry(secs(0)));
+        schedule.collected(secs(3), 0.0);
+        assert!(!schedule.may_hurry(secs(12)));
+        assert!(schedule.may_hurry(secs(13)));
+    }
+}

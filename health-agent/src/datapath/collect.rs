@@ -1,0 +1,302 @@
+//! Collection of conntrack and NAT entries: user space walks the maps for what is over, the program
+//! `ct_collect` looks at each once more and removes it.
+
+use std::io;
+use std::os::fd::AsFd as _;
+
+use aya::maps::MapData;
+use aya::programs::{SchedClassifier, TestRun as _};
+use aya::{Pod, TestRunOptions};
+use health_common::collect::{
+    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, Translated,
+    may_be_orphan,
+};
+use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
+
+use super::layout::{self, MapLayout};
+use super::rtt::{map_io, program_io};
+use super::walk::{Batch, EntrySize, Walk};
+use super::{clock, sys};
+use crate::conntrack::{Collected, Family, Fill, Pass, TableError, Tables};
+
+/// Entries from which the number of all is estimated: 10 % are three standard deviations.
+const SAMPLE: usize = 1_024;
+
+/// `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, and the program that removes from them.
+pub struct KernelTables {
+    flows4: Table,
+    flows6: Table,
+    translations4: Table,
+    translations6: Table,
+    program: SchedClassifier,
+}
+
+impl KernelTables {
+    /// Of the maps that `open` opens.
+    pub(super) fn open<E>(
+        program: SchedClassifier,
+        mut open: impl FnMut(&MapLayout) -> Result<MapData, E>,
+    ) -> Result<Self, E> {
+        let mut table = |layout: MapLayout| {
+            let map = open(&layout)?;
+            Ok(Table { map, layout })
+        };
+        Ok(Self {
+            flows4: table(layout::CT4)?,
+            flows6: table(layout::CT6)?,
+            translations4: table(layout::NAT4)?,
+            translations6: table(layout::NAT6)?,
+            program,
+        })
+    }
+
+    fn collect_family<T>(
+        &self,
+        flows: &Table,
+        translations: &Table,
+    ) -> Result<Collected, TableError>
+    where
+        T: Translated + Pod + Default,
+        T::Entry: Pod,
+        CollectRequest<T>: Pod,
+    {
+        let (flows_seen, expired) = self
+            .collect_flows::<T>(flows)
+            .map_err(|source| flows.error("collect", source))?;
+        let (translations_seen, orphans) = self
+            .collect_orphans::<T>(flows, translations)
+            .map_err(|source| translations.error("collect", source))?;
+        Ok(Collected {
+            flows: Pass {
+                removed: expired.flows,
+                refreshed: expired.refreshed,
+                alive: flows_seen.saturating_sub(expired.flows),
+            },
+            translations: Pass {
+                removed: expired.translations + orphans.translations,
+                refreshed: orphans.refreshed,
+                alive: translations_seen.saturating_sub(orphans.translations),
+            },
+        })
+    }
+
+    /// Removes the flows that have expired. Returns how many there were, too.
+    fn collect_flows<T>(&self, flows: &Table) -> io::Result<(u64, Answer)>
+    where
+        T: Translated + Pod + Default,
+        CollectRequest<T>: Pod,
+    {
+        let now = clock::coarse_now_secs();
+        let mut chunk = Chunk::<T>::new(&self.program, COLLECT_FLOWS);
+        let seen = flows.walk(|key, entry: CtEntry| {
+            if entry.has_expired(now) {
+                chunk.push(key)?;
+            }
+            Ok(())
+        })?;
+        Ok((seen, chunk.finish()?))
+    }
+
+    /// Removes the entries of translations whose flow is gone. Returns how many there were, too.
+    fn collect_orphans<T>(&self, flows: &Table, translations: &Table) -> io::Result<(u64, Answer)>
+    where
+        T: Translated + Pod + Default,
+        T::Entry: Pod,
+        CollectRequest<T>: Pod,
+    {
+        let now_ns = clock::now_ns();
+        let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
+        let seen = translations.walk(|key: T, entry: T::Entry| {
+            // The program would find out as well, but its looking counts as use of the flow's entry.
+            let is_orphan = || {
+                let flow = key.flow(&entry);
+                let back = flow.in_direction(TUPLE_IN);
+                Ok::<_, io::Error>(!flows.contains(&flow)? && !flows.contains(&back)?)
+            };
+            if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
+                chunk.push(key)?;
+            }
+            Ok(())
+        })?;
+        Ok((seen, chunk.finish()?))
+    }
+}
+
+impl Tables for KernelTables {
+    fn collect(&self, family: Family) -> Result<Collected, TableError> {
+        match family {
+            Family::Ipv4 => self.collect_family::<Tuple4>(&self.flows4, &self.translations4),
+            Family::Ipv6 => self.collect_family::<Tuple6>(&self.flows6, &self.translations6),
+        }
+    }
+
+    fn fills(&self) -> Result<Vec<Fill>, TableError> {
+        [
+            &self.flows4,
+            &self.flows6,
+            &self.translations4,
+            &self.translations6,
+        ]
+        .into_iter()
+        .map(|table| {
+            table
+                .fill()
+                .map_err(|source| table.error("count the entries of", source))
+        })
+        .collect()
+    }
+}
+
+/// One of the maps.
+struct Table {
+    map: MapData,
+    layout: MapLayout,
+}
+
+impl Table {
+    fn size(&self) -> EntrySize {
+        EntrySize {
+            key: self.layout.key_size as usize,
+            value: self.layout.value_size as usize,
+        }
+    }
+
+    fn error(&self, what: &'static str, source: io::Error) -> TableError {
+        TableError {
+            what,
+            map: self.layout.name,
+            source,
+        }
+    }
+
+    /// Calls `each` with every entry until it fails. Returns how many there are.
+    fn walk<K: Pod, V: Pod>(
+        &self,
+        mut each: impl FnMut(K, V) -> io::Result<()>,
+    ) -> io::Result<u64> {
+        let mut walk = Walk::new(self.size());
+        let mut batch = Batch::default();
+        let mut seen = 0;
+        while walk.read(self.map.fd().as_fd(), &mut batch)? {
+            for (key, value) in batch.entries() {
+                if let (Some(key), Some(value)) = (sys::read(key), sys::read(value)) {
+                    seen += 1;
+                    each(key, value)?;
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Whether there is an entry. Of an LRU map that is no use of it, other than in programs.
+    fn contains<K: Pod>(&self, key: &K) -> io::Result<bool> {
+        let mut value = vec![0; self.size().value];
+        sys::lookup(self.map.fd().as_fd(), sys::bytes_of(key), &mut value)
+    }
+
+    fn fill(&self) -> io::Result<Fill> {
+        let capacity = self.map.info().map_err(map_io)?.max_entries();
+        let size = self.size();
+        // Of a hash map, the cursor is the number of the bucket that comes next
+        // (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`).
+        let mut cursor = vec![0; size.key];
+        let (count, is_all) = sys::lookup_batch(
+            self.map.fd().as_fd(),
+            None,
+            &mut cursor,
+            &mut vec![0; SAMPLE * size.key],
+            &mut vec![0; SAMPLE * size.value],
+            SAMPLE as u32,
+        )?;
+        let mut entries = u64::from(count);
+        if !is_all {
+            let buckets = sys::read::<u32>(&cursor).unwrap_or_default().max(1);
+            // `htab_map_alloc` makes a power of two of them.
+            let all_buckets = u64::from(capacity.next_power_of_two());
+            entries = (entries * all_buckets / u64::from(buckets)).min(capacity.into());
+        }
+        Ok(Fill {
+            map: self.layout.name,
+            entries,
+            capacity: capacity.into(),
+        })
+    }
+}
+
+/// What the program did.
+#[derive(Clone, Copy, Default)]
+struct Answer {
+    flows: u64,
+    refreshed: u64,
+    translations: u64,
+}
+
+/// Keys that wait until there are enough for a request.
+struct Chunk<'a, T> {
+    program: &'a SchedClassifier,
+    request: CollectRequest<T>,
+    answer: Answer,
+}
+
+impl<'a, T> Chunk<'a, T>
+where
+    T: Translated + Pod + Default,
+    CollectRequest<T>: Pod,
+{
+    fn new(program: &'a SchedClassifier, operation: u32) -> Self {
+        Self {
+            program,
+            request: CollectRequest {
+                header: CollectHeader {
+                    operation,
+                    ip_version: T::IP_VERSION,
+                    ..CollectHeader::default()
+                },
+                keys: [T::default(); CHUNK],
+            },
+            answer: Answer::default(),
+        }
+    }
+
+    fn push(&mut self, key: T) -> io::Result<()> {
+        let count = &mut self.request.header.count;
+        self.request.keys[*count as usize] = key;
+        *count += 1;
+        if *count as usize == CHUNK {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// Sends what is left. Returns what came of all.
+    fn finish(mut self) -> io::Result<Answer> {
+        if self.request.header.count > 0 {
+            self.send()?;
+        }
+        Ok(self.answer)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        // The kernel takes less room than the request has for an error.
+        let mut answer = vec![0; size_of::<CollectRequest<T>>()];
+        let options = TestRunOptions {
+            data_in: Some(sys::bytes_of(&self.request)),
+            data_out: Some(&mut answer),
+            ..TestRunOptions::new()
+        };
+        let result = self.program.test_run(options).map_err(program_io)?;
+        match (result.return_value, sys::read::<CollectHeader>(&answer)) {
+            (COLLECTED, Some(answer)) => {
+                self.answer.flows += u64::from(answer.flows);
+                self.answer.refreshed += u64::from(answer.refreshed);
+                self.answer.translations += u64::from(answer.translations);
+                self.request.header.count = 0;
+                Ok(())
+            }
+            (other, _) => {
+                let text = format!("ct_collect of another version: it returned {other}");
+                Err(io::Error::other(text))
+            }
+        }
+    }
+}

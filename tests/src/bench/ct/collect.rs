@@ -1,0 +1,211 @@
+//! Collection of a million entries of which half have expired: how long it takes, and for how much longer
+//! packets wait meanwhile.
+
+use std::net::Ipv4Addr;
+use std::process::Stdio;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use aya::EbpfLoader;
+use aya::maps::{HashMap, Map, MapData};
+use health_agent::config::Location;
+use health_agent::conntrack::{Collected, Family, Tables as _};
+use health_agent::datapath::collect::KernelTables;
+use health_agent::datapath::loader::{Datapath, ProgramLog};
+use health_agent::datapath::{PROGRAMS, layout};
+use health_common::collect::Translated as _;
+use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
+use health_common::nat::NatEntry4;
+
+use crate::bench::{Figure, Target};
+use crate::testrun::Bpffs;
+use crate::{Bed, Node};
+
+const ENTRIES: u32 = 1_000_000;
+/// Flows that are translated, too.
+const TRANSLATED: u32 = 100_000;
+/// LRU maps keep some room for each CPU.
+const CAPACITY: u32 = 1 << 20;
+const ROUNDS: u32 = 5;
+/// A ping goes on for longer than a collection takes: milliseconds, which is as many echoes.
+const PINGS: u32 = 2_000;
+/// Between the start of a ping and that of a collection: the first echo is slower than all others.
+const HEAD_START: Duration = Duration::from_millis(100);
+const TIME_LIMIT_MS: f64 = 1_000.0;
+const WAIT_LIMIT_MS: f64 = 1.0;
+
+/// The time of a collection, and the longest round trips of a ping at 1 ms through the bed's veth pairs.
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let mut expiring = Expiring::new()?;
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    let mut times = Vec::new();
+    let (mut waited, mut waited_without) = (0.0_f64, 0.0_f64);
+    for _ in 0..ROUNDS {
+        expiring.fill()?;
+        let (without, ()) = while_pinging(bed.node(1), || Ok(()))?;
+        let (with, took) = while_pinging(bed.node(1), || {
+            let start = Instant::now();
+            let collected = expiring.tables.collect(Family::Ipv4)?;
+            let took = start.elapsed();
+            check(&collected)?;
+            Ok(took)
+        })?;
+        times.push(took.as_secs_f64() * 1e3);
+        waited = waited.max(with);
+        waited_without = waited_without.max(without);
+    }
+    times.sort_by(f64::total_cmp);
+    let figure = |what: String, ours, other, target| Figure {
+        name: format!("{ENTRIES} entries, half expired: {what}"),
+        unit: "ms",
+        ours,
+        other,
+        target,
+    };
+    Ok(vec![
+        figure(
+            format!("collection, median of {ROUNDS}"),
+            times[times.len() / 2],
+            None,
+            Some(Target::AtMost(TIME_LIMIT_MS)),
+        ),
+        figure(
+            format!("collection, longest of {ROUNDS}"),
+            times[times.len() - 1],
+            None,
+            Some(Target::AtMost(TIME_LIMIT_MS)),
+        ),
+        figure(
+            format!(
+                "longest round trip of {} pings at 1 ms meanwhile (other: without a collection)",
+                ROUNDS * PINGS
+            ),
+            waited,
+            Some(waited_without),
+            None,
+        ),
+        figure(
+            "by how much it is longer".to_owned(),
+            waited - waited_without,
+            None,
+            Some(Target::AtMost(WAIT_LIMIT_MS)),
+        ),
+    ])
+}
+
+fn check(collected: &Collected) -> anyhow::Result<()> {
+    let half = u64::from(ENTRIES / 2);
+    ensure!(
+        collected.flows.removed == half && collected.translations.removed == u64::from(TRANSLATED),
+        "not half of all were removed: {collected:?}"
+    );
+    Ok(())
+}
+
+/// The longest round trip, milliseconds, of a ping from `node` to the next one while `work` is done; from
+/// process to process, so that a CPU that is taken shows.
+fn while_pinging<T>(
+    node: &Node,
+    work: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<(f64, T)> {
+    let ping = node
+        .command("ping")
+        .args(["-U", "-q", "-i", "0.001", "-c"])
+        .arg(PINGS.to_string())
+        .arg("172.30.0.2")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run ping")?;
+    thread::sleep(HEAD_START);
+    let result = work();
+    let output = ping.wait_with_output().context("cannot wait for ping")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // rtt min/avg/max/mdev = 0.018/0.025/0.134/0.005 ms
+    let longest = text
+        .lines()
+        .find_map(|line| line.strip_prefix("rtt ")?.split('/').nth(5)?.parse().ok())
+        .with_context(|| format!("ping tells no round trips: {text}"))?;
+    Ok((longest, result?))
+}
+
+/// A datapath with a large conntrack map.
+struct Expiring {
+    flows: HashMap<MapData, Tuple4, CtEntry>,
+    translations: HashMap<MapData, Tuple4, NatEntry4>,
+    tables: KernelTables,
+    _datapath: Datapath,
+    _bpffs: Bpffs,
+}
+
+impl Expiring {
+    fn new() -> anyhow::Result<Self> {
+        let bpffs = Bpffs::mount();
+        let location = Location {
+            instance: "bench-collect".to_owned(),
+            runtime_dir: "/nonexistent".into(),
+            state_dir: "/nonexistent".into(),
+            bpf_root: bpffs.path().to_owned(),
+        };
+        std::fs::create_dir_all(location.pins())?;
+        // The datapath goes on with the maps that are there.
+        EbpfLoader::new()
+            .default_map_pin_directory(location.pins())
+            .map_max_entries(layout::CT4.name, CAPACITY)
+            .map_max_entries(layout::NAT4.name, CAPACITY)
+            .load(PROGRAMS)?;
+        let datapath = Datapath::load(&location, ProgramLog::Warn)?;
+        let map = |layout: layout::MapLayout| {
+            Map::from_map_data(MapData::from_pin(location.pins().join(layout.name))?)
+        };
+        Ok(Self {
+            flows: HashMap::try_from(map(layout::CT4)?)?,
+            translations: HashMap::try_from(map(layout::NAT4)?)?,
+            tables: datapath.tables()?,
+            _datapath: datapath,
+            _bpffs: bpffs,
+        })
+    }
+
+    /// Enters all flows, every other one expired, and the translations of some. All of those are as old as
+    /// the machine, so that each is looked at for its flow.
+    fn fill(&mut self) -> anyhow::Result<()> {
+        for number in 0..ENTRIES {
+            let flow = flow(number);
+            let entry = CtEntry {
+                expires: if number % 2 == 0 { 0 } else { u32::MAX },
+                ..CtEntry::default()
+            };
+            self.flows.insert(flow, entry, 0)?;
+            if number < TRANSLATED {
+                let out = NatEntry4 {
+                    addr_be: u32::from(Ipv4Addr::new(172, 30, 0, 1)).to_be(),
+                    port_be: flow.sport_be,
+                    ..NatEntry4::default()
+                };
+                let back = NatEntry4 {
+                    addr_be: flow.saddr_be,
+                    ..out
+                };
+                self.translations.insert(flow, out, 0)?;
+                self.translations.insert(flow.reply_key(&out), back, 0)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The outbound flow of this number.
+fn flow(number: u32) -> Tuple4 {
+    Tuple4 {
+        saddr_be: u32::from(Ipv4Addr::new(10, 244, 1, 7)).to_be(),
+        daddr_be: (Ipv4Addr::new(198, 18, 0, 0).to_bits() + number / 50_000).to_be(),
+        sport_be: (10_000 + (number % 50_000) as u16).to_be(),
+        dport_be: 443_u16.to_be(),
+        protocol: 6,
+        direction: TUPLE_OUT,
+        pad: 0,
+    }
+}
