@@ -233,10 +233,14 @@ pub(super) fn lookup_batch(
         map_fd: map.as_raw_fd() as u32,
         ..BatchAttr::default()
     };
-    match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
-        Ok(()) => Ok((attr.count, false)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok((attr.count, true)),
-        Err(error) => Err(error),
+    let Err(error) = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) else {
+        return Ok((attr.count, false));
+    };
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok((attr.count, true)),
+        // The next bucket's lock was not to be had: the batch ends before it.
+        Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) => Ok((attr.count, false)),
+        _ => Err(error),
     }
 }
 
