@@ -180,9 +180,15 @@ pub(super) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
     if link.as_os_str() != MAP_LINK {
         return Ok(None);
     }
-    let mut info = MapInfo::default();
-    object_info(map.as_fd(), &mut info)?;
+    let info = map_info(map.as_fd())?;
     Ok(Some((map, info)))
+}
+
+/// What the kernel says of a map.
+pub(super) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    let mut info = MapInfo::default();
+    object_info(map, &mut info)?;
+    Ok(info)
 }
 
 /// The BTF object of this id, as the kernel was given it.
@@ -227,10 +233,14 @@ pub(super) fn lookup_batch(
         map_fd: map.as_raw_fd() as u32,
         ..BatchAttr::default()
     };
-    match bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) {
-        Ok(()) => Ok((attr.count, false)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok((attr.count, true)),
-        Err(error) => Err(error),
+    let Err(error) = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) else {
+        return Ok((attr.count, false));
+    };
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok((attr.count, true)),
+        // The next bucket's lock was not to be had: the batch ends before it.
+        Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) => Ok((attr.count, false)),
+        _ => Err(error),
     }
 }
 
@@ -289,4 +299,67 @@ pub(super) fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
 pub(super) fn bytes_of<T: aya::Pod>(value: &T) -> &[u8] {
     // SAFETY: a `Pod` has no padding that was not initialised, and lives as long as the slice.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// Maps of any kind, for tests.
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+
+    const BPF_MAP_CREATE: u32 = 0;
+    const BPF_MAP_UPDATE_ELEM: u32 = 2;
+    const BPF_BTF_LOAD: u32 = 18;
+
+    /// `union bpf_attr` for making a map.
+    #[repr(C)]
+    #[derive(Clone, Copy, Default)]
+    pub(crate) struct CreateAttr {
+        pub(crate) kind: u32,
+        pub(crate) key_size: u32,
+        pub(crate) value_size: u32,
+        pub(crate) max_entries: u32,
+        pub(crate) flags: u32,
+        pub(crate) inner_map: u32,
+        pub(crate) numa_node: u32,
+        pub(crate) name: [u8; 16],
+        pub(crate) ifindex: u32,
+        pub(crate) btf: u32,
+        pub(crate) btf_key_type: u32,
+        pub(crate) btf_value_type: u32,
+    }
+
+    /// `union bpf_attr` for handing in BTF.
+    #[repr(C)]
+    #[derive(Default)]
+    struct BtfAttr {
+        data: u64,
+        log: u64,
+        len: u32,
+        log_len: u32,
+        log_level: u32,
+        pad: u32,
+    }
+
+    fn owned(fd: libc::c_long) -> OwnedFd {
+        // SAFETY: as in `open_pin`.
+        unsafe { OwnedFd::from_raw_fd(fd as i32) }
+    }
+
+    pub(crate) fn create_map(mut attr: CreateAttr) -> OwnedFd {
+        owned(bpf_fd(BPF_MAP_CREATE, &mut attr).expect("a map"))
+    }
+
+    pub(crate) fn load_btf(data: &[u8]) -> OwnedFd {
+        let mut attr = BtfAttr {
+            data: data.as_ptr() as u64,
+            len: data.len() as u32,
+            ..BtfAttr::default()
+        };
+        owned(bpf_fd(BPF_BTF_LOAD, &mut attr).expect("types that the kernel takes"))
+    }
+
+    pub(crate) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {
+        let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
+        element(BPF_MAP_UPDATE_ELEM, map, key, value).expect("room for an entry");
+    }
 }

@@ -1,10 +1,13 @@
 //! `health-agent bpf ct`: connection tracking.
 
 use std::fmt;
+use std::str::FromStr;
 
 use clap::{ArgGroup, Args, Subcommand};
-use health_common::ct::CtEntry;
-use serde::Serialize;
+use health_common::ct::tcp::TcpState;
+use health_common::ct::{CT_FLAG_NAMES, CtEntry};
+use health_common::tcp::IP_PROTOCOL_TCP;
+use serde::{Serialize, Serializer};
 
 use super::entry::{Entry, Row};
 use super::filter::{FlowFilter, LocalSide, Scope};
@@ -28,7 +31,7 @@ Examples:
   health-agent bpf ct list
   health-agent bpf ct list 1017 --time-diff
   health-agent bpf ct list 10.244.1.7 --proto icmp --dir in
-  health-agent bpf ct list --src 10.244.0.0/16 --port 443 --count
+  health-agent bpf ct list --src 10.244.0.0/16 --state established --count
   health-agent bpf ct list global -o jsonl | jq -r .source | sort | uniq -c";
 
 const FLUSH_EXAMPLES: &str = "\
@@ -56,7 +59,7 @@ pub struct ListArgs {
     #[arg(default_value = "global")]
     scope: Scope,
     #[command(flatten)]
-    filter: FlowFilter,
+    filter: CtFilter,
     /// Times relative to now: until an entry expires, and since its last packets
     #[arg(short = 'd', long)]
     time_diff: bool,
@@ -69,12 +72,66 @@ pub struct ListArgs {
 
 /// Flags of `bpf ct flush`.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("what").args(["scope"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
+#[command(group = ArgGroup::new("what").args(["scope", "states"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
 pub struct FlushArgs {
     /// `global` for all flows, or the id or an address of the endpoint whose flows are meant
     scope: Option<Scope>,
     #[command(flatten)]
-    filter: FlowFilter,
+    filter: CtFilter,
+}
+
+/// Flags that choose among conntrack entries.
+#[derive(Args, Debug)]
+struct CtFilter {
+    #[command(flatten)]
+    flows: FlowFilter,
+    /// Only TCP connections in this state, as `conntrack -L` names it: established, time_wait and so on;
+    /// give it once for each
+    #[arg(long = "state", value_name = "STATE")]
+    states: Vec<State>,
+}
+
+/// The state of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct State(TcpState);
+
+impl State {
+    const ALL: [TcpState; 10] = [
+        TcpState::None,
+        TcpState::SynSent,
+        TcpState::SynSent2,
+        TcpState::SynRecv,
+        TcpState::Established,
+        TcpState::FinWait,
+        TcpState::CloseWait,
+        TcpState::LastAck,
+        TcpState::TimeWait,
+        TcpState::Close,
+    ];
+
+    /// `None` for other protocols.
+    fn of(flow: &Flow, entry: &CtEntry) -> Option<Self> {
+        (flow.protocol == IP_PROTOCOL_TCP).then(|| Self(TcpState::of(entry.state())))
+    }
+}
+
+impl FromStr for State {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut states = Self::ALL.iter();
+        let wanted = states.find(|state| state.name().eq_ignore_ascii_case(text));
+        wanted.copied().map(Self).ok_or_else(|| {
+            let names = Self::ALL.map(|state| state.name().to_ascii_lowercase());
+            format!("give one of {}", names.join(", "))
+        })
+    }
+}
+
+impl Serialize for State {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.0.name())
+    }
 }
 
 impl CtCommand {
@@ -104,7 +161,7 @@ impl ListArgs {
         stream::print(self.output.output, &maps, |(flow, entry)| {
             selection.has(&flow, &entry).then(|| Row {
                 key: FlowKey::from(&flow),
-                value: CtValue::new(&entry, now_s),
+                value: CtValue::new(&flow, &entry, now_s),
             })
         })
     }
@@ -113,19 +170,23 @@ impl ListArgs {
 /// Which entries are meant.
 struct Selection {
     local_side: Option<LocalSide>,
-    filter: FlowFilter,
+    filter: CtFilter,
 }
 
 impl Selection {
-    fn new(scope: Option<Scope>, filter: FlowFilter, pinned: &Pinned) -> anyhow::Result<Self> {
+    fn new(scope: Option<Scope>, filter: CtFilter, pinned: &Pinned) -> anyhow::Result<Self> {
         Ok(Self {
             local_side: scope.unwrap_or(Scope::Global).addresses(pinned)?,
             filter,
         })
     }
 
-    fn has(&self, flow: &Flow, _entry: &CtEntry) -> bool {
-        self.filter.has(flow) && self.local_side.as_ref().is_none_or(|side| side.has(flow))
+    fn has(&self, flow: &Flow, entry: &CtEntry) -> bool {
+        let CtFilter { flows, states } = &self.filter;
+        flows.has(flow)
+            && self.local_side.as_ref().is_none_or(|side| side.has(flow))
+            && (states.is_empty()
+                || State::of(flow, entry).is_some_and(|state| states.contains(&state)))
     }
 }
 
@@ -133,7 +194,7 @@ impl Selection {
 pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
     Entry {
         key: FlowKey::from(&flow),
-        value: CtValue::new(&entry, None),
+        value: CtValue::new(&flow, &entry, None),
     }
 }
 
@@ -141,6 +202,8 @@ pub(super) fn entry((flow, entry): (Flow, CtEntry)) -> Entry<FlowKey, CtValue> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct CtValue {
+    /// `null` for other protocols than TCP.
+    state: Option<State>,
     #[serde(flatten)]
     times: Times,
     rx_packets: u64,
@@ -156,8 +219,9 @@ pub(super) struct CtValue {
 
 impl CtValue {
     /// With times relative to `now_s`, seconds of `CLOCK_MONOTONIC`, if that is given.
-    fn new(entry: &CtEntry, now_s: Option<i64>) -> Self {
+    fn new(flow: &Flow, entry: &CtEntry, now_s: Option<i64>) -> Self {
         Self {
+            state: State::of(flow, entry),
             times: Times::new(entry, now_s),
             rx_packets: entry.rx_packets,
             rx_bytes: entry.rx_bytes,
@@ -172,14 +236,14 @@ impl CtValue {
     }
 }
 
-/// The line of `cilium bpf ct list`. No flag has a name, and no flow is translated back, yet.
+/// The line of `cilium bpf ct list`. No service's address is translated back.
 impl fmt::Display for CtValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [expires, last_rx, last_tx] = self.times.moments();
         write!(
             f,
             "expires={expires} RxPackets={} RxBytes={} RxFlagsSeen=0x{:02x} LastRxReport={last_rx} \
-             TxPackets={} TxBytes={} TxFlagsSeen=0x{:02x} LastTxReport={last_tx} Flags=0x{:04x} [ ] \
+             TxPackets={} TxBytes={} TxFlagsSeen=0x{:02x} LastTxReport={last_tx} Flags=0x{:04x} [ {}] \
              RevNAT=0 SourceSecurityID={} IfIndex={}",
             self.rx_packets,
             self.rx_bytes,
@@ -188,9 +252,22 @@ impl fmt::Display for CtValue {
             self.tx_bytes,
             self.tx_flags_seen,
             self.flags,
+            FlagNames(self.flags),
             self.source_identity,
             self.ifindex
         )
+    }
+}
+
+/// The names of the flags that are set, each with a blank after it.
+struct FlagNames(u16);
+
+impl fmt::Display for FlagNames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        CT_FLAG_NAMES
+            .iter()
+            .filter(|(flag, _)| self.0 & flag != 0)
+            .try_for_each(|(_, name)| write!(f, "{name} "))
     }
 }
 
@@ -268,6 +345,8 @@ impl fmt::Display for Moment {
 
 #[cfg(test)]
 mod tests {
+    use health_common::ct::{CT_RX_CLOSING, CT_SEEN_NON_SYN};
+
     use super::*;
     use crate::cli::bpf::entry::lines;
 
@@ -298,7 +377,7 @@ mod tests {
     fn row(now_s: Option<i64>) -> Row<FlowKey, CtValue> {
         Row {
             key: FlowKey::from(&flow()),
-            value: CtValue::new(&ct_entry(), now_s),
+            value: CtValue::new(&flow(), &ct_entry(), now_s),
         }
     }
 
@@ -314,6 +393,40 @@ mod tests {
         assert_eq!(json["source-port"], 1234);
         assert_eq!(json["expires-s"], 1_987_899);
         assert_eq!(json["last-tx-s"], 0);
+    }
+
+    #[test]
+    fn tcp_connections_have_flags_by_name_and_a_state_to_choose_by() {
+        let flow = Flow {
+            protocol: IP_PROTOCOL_TCP,
+            ..flow()
+        };
+        let closing = CtEntry {
+            flags: CT_RX_CLOSING | CT_SEEN_NON_SYN,
+            ..ct_entry()
+        };
+        let value = CtValue::new(&flow, &closing, None);
+        let text = value.to_string();
+        assert!(
+            text.contains(" Flags=0x0011 [ RxClosing SeenNonSyn ] "),
+            "{text}"
+        );
+        let json = serde_json::to_value(value).unwrap();
+        assert_eq!(json["state"], "FIN_WAIT");
+
+        let with_states = |states: &[&str]| Selection {
+            local_side: None,
+            filter: CtFilter {
+                flows: FlowFilter::default(),
+                states: states.iter().map(|name| name.parse().unwrap()).collect(),
+            },
+        };
+        let selection = with_states(&["time_wait", "fin_wait"]);
+        assert!(selection.has(&flow, &closing));
+        assert!(!selection.has(&super::tests::flow(), &closing), "ICMP");
+        assert!(!with_states(&["ESTABLISHED"]).has(&flow, &closing));
+        let error = "open".parse::<State>().unwrap_err();
+        assert!(error.contains("syn_sent2, syn_recv"), "{error}");
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn write<T, U: Display + Serialize>(
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     thread::scope(|scope| {
         let others: Vec<_> = (1..threads.min(THREADS))
-            .map(|_| scope.spawn(&work))
+            .map(|_| scope.spawn(work))
             .collect();
         let mut results = vec![work()];
         // A thread that panics takes the program with it.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use aya::Pod;
-use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 
 use super::map::decode;
@@ -85,17 +85,11 @@ impl Family for V4 {
     }
 
     fn other_entry(tuple: &Tuple4, entry: &NatEntry4) -> Tuple4 {
-        let mut other = *tuple;
         if tuple.direction == TUPLE_IN {
-            (other.saddr_be, other.sport_be) = (entry.addr_be, entry.port_be);
-            (other.daddr_be, other.dport_be) = (tuple.saddr_be, tuple.sport_be);
-            other.direction = TUPLE_OUT;
+            entry.outbound_key(tuple)
         } else {
-            (other.saddr_be, other.sport_be) = (tuple.daddr_be, tuple.dport_be);
-            (other.daddr_be, other.dport_be) = (entry.addr_be, entry.port_be);
-            other.direction = TUPLE_IN;
+            entry.inbound_key(tuple)
         }
-        other
     }
 }
 
@@ -126,17 +120,11 @@ impl Family for V6 {
     }
 
     fn other_entry(tuple: &Tuple6, entry: &NatEntry6) -> Tuple6 {
-        let mut other = *tuple;
         if tuple.direction == TUPLE_IN {
-            (other.saddr_be, other.sport_be) = (entry.addr_be, entry.port_be);
-            (other.daddr_be, other.dport_be) = (tuple.saddr_be, tuple.sport_be);
-            other.direction = TUPLE_OUT;
+            entry.outbound_key(tuple)
         } else {
-            (other.saddr_be, other.sport_be) = (tuple.daddr_be, tuple.dport_be);
-            (other.daddr_be, other.dport_be) = (entry.addr_be, entry.port_be);
-            other.direction = TUPLE_IN;
+            entry.inbound_key(tuple)
         }
-        other
     }
 }
 

@@ -331,3 +331,165 @@ impl<T> Rows<T> {
 pub(super) fn decode<K: Pod, V: Pod>(key: &[u8], value: &[u8]) -> Option<(K, V)> {
     Some((sys::read(key)?, sys::read(value)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::datapath::btf::tests::Writer;
+    use crate::datapath::dump::raw;
+    use crate::datapath::sys::testing::{CreateAttr, create_map, insert, load_btf};
+
+    const HASH: u32 = 1;
+    const ARRAY: u32 = 2;
+    const PROG_ARRAY: u32 = 3;
+    const PERCPU_HASH: u32 = 5;
+    const STACK_TRACE: u32 = 7;
+    const LPM_TRIE: u32 = 11;
+    const NO_PREALLOC: u32 = 1;
+
+    fn is_root() -> bool {
+        let is_root = nix::unistd::geteuid().is_root();
+        if !is_root {
+            println!("skipped: needs root");
+        }
+        is_root
+    }
+
+    fn map(kind: u32, key_size: u32, value_size: u32, max_entries: u32) -> OpenMap {
+        let flags = if kind == LPM_TRIE { NO_PREALLOC } else { 0 };
+        open(CreateAttr {
+            kind,
+            key_size,
+            value_size,
+            max_entries,
+            flags,
+            ..CreateAttr::default()
+        })
+    }
+
+    fn open(attr: CreateAttr) -> OpenMap {
+        let map = create_map(attr);
+        OpenMap {
+            info: sys::map_info(map.as_fd()).unwrap(),
+            map,
+            pin: "/bpffs/pin".into(),
+        }
+    }
+
+    #[test]
+    fn every_entry_of_every_kind_is_read_once() {
+        if !is_root() {
+            return;
+        }
+        let entries = 10_000_u32;
+        for kind in [HASH, ARRAY, LPM_TRIE] {
+            // Keys of tries begin with the length of their prefix.
+            let key = |number: u32| match kind {
+                LPM_TRIE => [32_u32.to_ne_bytes(), number.to_be_bytes()].concat(),
+                _ => number.to_ne_bytes().to_vec(),
+            };
+            let map = map(kind, key(0).len() as u32, 8, entries);
+            for number in 0..entries {
+                insert(map.fd(), &key(number), &u64::from(number).to_ne_bytes());
+            }
+            let mut read = BTreeMap::new();
+            map.rows(raw)
+                .unwrap()
+                .each(|(key, value)| *read.entry((key, value)).or_insert(0) += 1)
+                .unwrap();
+            let expected = (0..entries).map(|number| {
+                let value = u64::from(number).to_ne_bytes().to_vec();
+                ((key(number), value), 1)
+            });
+            assert!(read == expected.collect(), "kind {kind}: {}", read.len());
+        }
+    }
+
+    #[test]
+    fn what_has_no_batches_is_read_key_by_key() {
+        if !is_root() {
+            return;
+        }
+        for kind in [PROG_ARRAY, STACK_TRACE] {
+            let value_size = if kind == PROG_ARRAY { 4 } else { 8 };
+            let map = map(kind, 4, value_size, 100);
+            assert_eq!(map.rows(raw).unwrap().collect().unwrap(), [], "{kind}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_refused_by_kind() {
+        if !is_root() {
+            return;
+        }
+        for (kind, key_size, value_size, entries, name) in [
+            (22, 0, 4, 8, "queue"),
+            (23, 0, 4, 8, "stack"),
+            (27, 0, 0, 4096, "ringbuf"),
+            (30, 0, 4, 8, "bloom_filter"),
+        ] {
+            let error = map(kind, key_size, value_size, entries)
+                .rows(raw)
+                .unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("/bpffs/pin") && text.contains(name), "{text}");
+        }
+    }
+
+    #[test]
+    fn entries_are_shown_by_the_types_that_their_map_was_made_with() {
+        if !is_root() {
+            return;
+        }
+        let mut types = Writer::default();
+        let number = types.int("unsigned int", 4, 0);
+        let key = types.structure("key", 8, &[("node", number, 0), ("path", number, 32)]);
+        let btf = load_btf(&types.bytes());
+        let attr = CreateAttr {
+            kind: HASH,
+            key_size: 8,
+            value_size: 4,
+            max_entries: 4,
+            btf: btf.as_raw_fd() as u32,
+            btf_key_type: key,
+            btf_value_type: number,
+            ..CreateAttr::default()
+        };
+        let words = |words: [u32; 2]| words.map(u32::to_ne_bytes).concat();
+        let map = open(attr);
+        insert(map.fd(), &words([7, 1]), &9_u32.to_ne_bytes());
+        let types = map.types().unwrap().unwrap();
+        let rows = map.rows(raw).unwrap().collect().unwrap();
+        let [(key, value)] = &rows[..] else {
+            panic!("{rows:?}");
+        };
+        assert_eq!(types.key(key).to_string(), "{node=7 path=1}");
+        assert_eq!(types.value(value).to_string(), "9");
+
+        let map = open(CreateAttr {
+            kind: PERCPU_HASH,
+            ..attr
+        });
+        let cpus = nr_cpus().unwrap();
+        let values: Vec<u8> = (0..cpus as u64).flat_map(u64::to_ne_bytes).collect();
+        insert(map.fd(), &words([7, 1]), &values);
+        let types = map.types().unwrap().unwrap();
+        let rows = map.rows(raw).unwrap().collect().unwrap();
+        let each: Vec<Value> = (0..cpus as u128).map(Value::Unsigned).collect();
+        assert_eq!(types.value(&rows[0].1), Value::List(each));
+
+        let untyped = self::map(HASH, 4, 4, 4);
+        assert!(untyped.types().unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_no_map_is_named() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in [file.path(), Path::new("/nonexistent/map")] {
+            let error = OpenMap::open(path).unwrap_err().to_string();
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+        }
+    }
+}
