@@ -2,6 +2,7 @@
 //! stays, however close it is to its end.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
@@ -19,8 +20,7 @@ use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};
 use tests::testrun::{IFINDEX, REDIRECT, TestRun};
-use tests::wait::PATIENCE;
-use tests::wait_for;
+use tests::{Bed as Nodes, PATIENCE, wait_for};
 
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
@@ -102,7 +102,11 @@ impl Bed {
 }
 
 fn map<K: Pod, V: Pod>(run: &TestRun, name: &str) -> HashMap<MapData, K, V> {
-    let map = MapData::from_pin(run.location.pins().join(name)).expect("a pinned map");
+    pinned(&run.location.pins().join(name))
+}
+
+fn pinned<K: Pod, V: Pod>(pin: &Path) -> HashMap<MapData, K, V> {
+    let map = MapData::from_pin(pin).expect("a pinned map");
     HashMap::try_from(Map::from_map_data(map).expect("its kind")).expect("its layout")
 }
 
@@ -153,7 +157,7 @@ fn what_has_expired_goes_with_both_entries_of_its_translation() {
     let (past, future) = (now() - 2, now() + 60);
     // More than fit into one request, and not a multiple of those.
     for n in 0..300 {
-        let expires = if n % 2 == 0 { past } else { future };
+        let expires = if n.is_multiple_of(2) { past } else { future };
         bed.enter4(flow4(n), expires, 40_000 + n as u16, now_ns());
     }
     let collected = bed.collect(Family::Ipv4);
@@ -224,7 +228,11 @@ fn an_entry_that_is_alive_again_stays_with_its_translation() {
     let mut bed = Bed::new();
     let keys: Vec<Tuple4> = (0..CHUNK as u32).map(flow4).collect();
     for (n, &flow) in (0..).zip(&keys) {
-        let expires = if n % 3 == 0 { now() - 2 } else { now() + 60 };
+        let expires = if n.is_multiple_of(3) {
+            now() - 2
+        } else {
+            now() + 60
+        };
         bed.enter4(flow, expires, 40_000 + n, now_ns());
     }
     // As after a walk that found all of them expired.
@@ -492,4 +500,37 @@ fn a_full_map_makes_room_while_it_is_collected_and_is_empty_when_all_have_expire
     assert_eq!(bed.ct4.keys().count(), 0);
     assert_eq!(answer(&program, &echo_request(0)), REDIRECT);
     assert_eq!(bed.ct4.keys().count(), 1);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow::Result<()> {
+    let bed = Nodes::builder()
+        .nodes(1)
+        .agent_args("--conntrack-gc-interval 1h")
+        .start()?;
+    let node = bed.node(1);
+    bed.wait_all_reachable(PATIENCE)?;
+    let mut flows: HashMap<_, Tuple4, CtEntry> = pinned(&node.pins().join("HEALTH_CT4"));
+    // Nothing of it has expired.
+    for n in 0..CAPACITY * 9 / 10 {
+        flows.insert(flow4(n), entry(u32::MAX), 0)?;
+    }
+    let line = "Nearly full maps:   HEALTH_CT4 (";
+    wait_for("status to tell of the full map", PATIENCE, || {
+        let told = node.cli("status")?.success()?.contains(line);
+        let collected = node.logged(&["the map is nearly full", "HEALTH_CT4"])?;
+        Ok((told && !collected.is_empty()).then_some(()))
+    })?;
+    // Now they all have.
+    for n in 0..CAPACITY * 9 / 10 {
+        flows.insert(flow4(n), entry(1), 0)?;
+    }
+    wait_for("the collection", PATIENCE, || {
+        let told = node.cli("status")?.success()?.contains(line);
+        Ok((!told && flows.get(&flow4(0), 0).is_err()).then_some(()))
+    })?;
+    // Those of the agent's own probes are there.
+    assert!(flows.keys().count() < 100);
+    Ok(())
 }

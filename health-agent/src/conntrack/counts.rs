@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use super::{Collected, Family, Fill};
 
-/// Upper bounds of the durations of collections, seconds; those of a million entries take the better part
-/// of one.
+/// Upper bounds of the durations of collections, seconds.
 pub const DURATION_BOUNDS: [f64; 9] = [0.001, 0.004, 0.016, 0.064, 0.25, 0.5, 1.0, 2.0, 8.0];
 
 /// Why a collection was begun.

@@ -73,11 +73,15 @@ impl Schedule {
         if let Pace::Adaptive { longest } = self.pace {
             self.interval = adapted(self.interval, removed).clamp(SHORTEST.min(longest), longest);
         }
-        self.failed(now);
+        self.ended(now);
     }
 
-    /// Takes note of a collection that failed at `now`: the next one comes after the same time.
+    /// Takes note of a collection that failed at `now`: it tells nothing of how many expire.
     pub fn failed(&mut self, now: Duration) {
+        self.ended(now);
+    }
+
+    fn ended(&mut self, now: Duration) {
         self.last = Some(now);
         self.due = now + self.interval;
     }

@@ -175,7 +175,11 @@ impl Expiring {
         for number in 0..ENTRIES {
             let flow = flow(number);
             let entry = CtEntry {
-                expires: if number % 2 == 0 { 0 } else { u32::MAX },
+                expires: if number.is_multiple_of(2) {
+                    0
+                } else {
+                    u32::MAX
+                },
                 ..CtEntry::default()
             };
             self.flows.insert(flow, entry, 0)?;
