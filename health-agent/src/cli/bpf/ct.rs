@@ -23,9 +23,9 @@ Examples:
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  Entries are listed while they are read, in no order: pipe them through sort. Times are seconds since
-  the host was started. An entry that is made or deleted meanwhile may be listed or not, any other one
-  is listed once
+  Entries are listed while they are read, in no order: pipe them through sort. Times are seconds
+  since the host was started. An entry that is made or deleted meanwhile may be listed or not, any
+  other one is listed once
 
 Examples:
   health-agent bpf ct list

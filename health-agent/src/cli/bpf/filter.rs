@@ -27,7 +27,7 @@ pub(super) struct FlowFilter {
     /// Only flows with this port, or ICMP identifier, on either side; give it once for each
     #[arg(long = "port", value_name = "PORT")]
     ports: Vec<u16>,
-    /// Only flows that were opened towards a local endpoint (in), or by this side (out)
+    /// Only flows that were opened in this direction
     #[arg(long = "dir", value_enum, value_name = "DIRECTION")]
     direction: Option<Direction>,
 }

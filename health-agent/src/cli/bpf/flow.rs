@@ -55,9 +55,9 @@ impl fmt::Display for FlowKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Direction {
-    /// This side
+    /// Opened by this side
     Out,
-    /// The other one, towards a local endpoint
+    /// Opened towards a local endpoint
     In,
 }
 

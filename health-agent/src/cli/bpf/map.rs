@@ -28,9 +28,9 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, in no order. Another program's map is shown by the
-  types that it was made with (BTF), and in hexadecimal where there are none; of per-CPU maps, each
-  value is a list of all CPUs'
+  Entries of large maps are shown while they are read, in no order. Another program's map is shown
+  by the types that it was made with (BTF), where each value of a per-CPU map is a list of all
+  CPUs', and in hexadecimal where there are none
 
 Examples:
   health-agent bpf map dump HEALTH_CONFIG

@@ -20,9 +20,9 @@ Examples:
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  Entries are listed while they are read, in no order: pipe them through sort. An entry that is made or
-  deleted meanwhile may be listed or not, any other one is listed once. The age of each stands under
-  Created
+  Entries are listed while they are read, in no order: pipe them through sort. An entry that is
+  made or deleted meanwhile may be listed or not, any other one is listed once. The age of each
+  stands under Created
 
 Examples:
   health-agent bpf nat list

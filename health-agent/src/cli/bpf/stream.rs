@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::num::NonZero;
+use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -79,10 +80,9 @@ fn write<T, U: Display + Serialize>(
         let others: Vec<_> = (1..threads.min(THREADS))
             .map(|_| scope.spawn(work))
             .collect();
-        let mut results = vec![work()];
-        // A thread that panics takes the program with it.
-        results.extend(others.into_iter().filter_map(|other| other.join().ok()));
-        results.into_iter().collect::<Result<(), _>>()
+        others.into_iter().fold(work(), |result, other| {
+            result.and(other.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        })
     })?;
     let listing = listing.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(listing.end()?)

@@ -64,7 +64,11 @@ fn tuple(number: u32) -> Tuple4 {
         } else {
             IP_PROTOCOL_TCP
         },
-        direction: if number % 2 == 0 { TUPLE_IN } else { TUPLE_OUT },
+        direction: if number.is_multiple_of(2) {
+            TUPLE_IN
+        } else {
+            TUPLE_OUT
+        },
         pad: 0,
     }
 }

@@ -1,0 +1,217 @@
+//! Reading types from the bytes that the kernel hands out.
+
+use super::{Btf, BtfError, Field, Type};
+
+pub(super) const MAGIC: u16 = 0xeb9f;
+
+pub(super) const KIND_INT: u32 = 1;
+pub(super) const KIND_PTR: u32 = 2;
+pub(super) const KIND_ARRAY: u32 = 3;
+pub(super) const KIND_STRUCT: u32 = 4;
+pub(super) const KIND_UNION: u32 = 5;
+pub(super) const KIND_ENUM: u32 = 6;
+pub(super) const KIND_FWD: u32 = 7;
+pub(super) const KIND_TYPEDEF: u32 = 8;
+pub(super) const KIND_VOLATILE: u32 = 9;
+pub(super) const KIND_CONST: u32 = 10;
+pub(super) const KIND_RESTRICT: u32 = 11;
+pub(super) const KIND_FUNC: u32 = 12;
+pub(super) const KIND_FUNC_PROTO: u32 = 13;
+pub(super) const KIND_VAR: u32 = 14;
+pub(super) const KIND_DATASEC: u32 = 15;
+pub(super) const KIND_FLOAT: u32 = 16;
+pub(super) const KIND_DECL_TAG: u32 = 17;
+pub(super) const KIND_TYPE_TAG: u32 = 18;
+pub(super) const KIND_ENUM64: u32 = 19;
+
+pub(super) const INT_SIGNED: u32 = 1;
+pub(super) const INT_BOOL: u32 = 4;
+
+impl Btf {
+    /// Reads what the kernel hands out.
+    pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
+        let mut header = Reader { data, of: "header" };
+        let magic = u16::from_ne_bytes(header.take()?);
+        if magic != MAGIC {
+            return Err(BtfError::Magic(magic));
+        }
+        let [_version, _flags] = header.take()?;
+        let header_len = header.word()? as usize;
+        let [type_offset, type_len, string_offset, string_len] = header.words()?;
+        let section = |offset: u32, len: u32, of| {
+            let section = data
+                .get(header_len..)
+                .and_then(|after| after.get(offset as usize..));
+            section
+                .and_then(|section| section.get(..len as usize))
+                .ok_or(BtfError::Truncated(of))
+        };
+        let strings = Strings(section(string_offset, string_len, "strings")?);
+        let mut types = Reader {
+            data: section(type_offset, type_len, "types")?,
+            of: "types",
+        };
+        let mut btf = Self { types: Vec::new() };
+        while !types.data.is_empty() {
+            btf.types.push(Type::read(&mut types, &strings)?);
+        }
+        Ok(btf)
+    }
+}
+
+impl Type {
+    fn read(from: &mut Reader<'_>, strings: &Strings<'_>) -> Result<Self, BtfError> {
+        let [name, info, size_or_type] = from.words()?;
+        let (count, kind) = (info & 0xffff, info >> 24 & 0x1f);
+        let has_flag = info >> 31 != 0;
+        let size = size_or_type as usize;
+        Ok(match kind {
+            KIND_INT => {
+                let encoding = from.word()? >> 24;
+                Self::Int {
+                    size,
+                    is_signed: encoding & INT_SIGNED != 0,
+                    is_bool: encoding & INT_BOOL != 0,
+                    // Compilers give `char` no encoding of its own.
+                    is_char: strings.get(name) == "char",
+                }
+            }
+            KIND_PTR => Self::Pointer,
+            KIND_ARRAY => {
+                let [element, _index, count] = from.words()?;
+                Self::Array {
+                    element,
+                    count: count as usize,
+                }
+            }
+            KIND_STRUCT | KIND_UNION => {
+                let mut fields = Vec::new();
+                for _ in 0..count {
+                    let [name, kind, offset] = from.words()?;
+                    let (offset, bits) = if has_flag {
+                        (
+                            offset & 0xff_ffff,
+                            Some(offset >> 24).filter(|bits| *bits > 0),
+                        )
+                    } else {
+                        (offset, None)
+                    };
+                    fields.push(Field {
+                        name: strings.get(name),
+                        kind,
+                        offset_bits: offset as usize,
+                        bits,
+                    });
+                }
+                Self::Fields { size, fields }
+            }
+            KIND_ENUM => {
+                let mut names = Vec::new();
+                for _ in 0..count {
+                    let [name, value] = from.words()?;
+                    let value = if has_flag {
+                        i64::from(value.cast_signed()).cast_unsigned()
+                    } else {
+                        u64::from(value)
+                    };
+                    names.push((value, strings.get(name)));
+                }
+                Self::Enum {
+                    size,
+                    is_signed: has_flag,
+                    names,
+                }
+            }
+            KIND_ENUM64 => {
+                let mut names = Vec::new();
+                for _ in 0..count {
+                    let [name, low, high] = from.words()?;
+                    names.push((u64::from(high) << 32 | u64::from(low), strings.get(name)));
+                }
+                Self::Enum {
+                    size,
+                    is_signed: has_flag,
+                    names,
+                }
+            }
+            KIND_TYPEDEF | KIND_VOLATILE | KIND_CONST | KIND_RESTRICT | KIND_TYPE_TAG => {
+                Self::Alias(size_or_type)
+            }
+            KIND_VAR => {
+                let _linkage = from.word()?;
+                Self::Variable {
+                    name: strings.get(name),
+                    kind: size_or_type,
+                }
+            }
+            KIND_DATASEC => {
+                let mut fields = Vec::new();
+                for _ in 0..count {
+                    let [variable, offset, _size] = from.words()?;
+                    fields.push(Field {
+                        // The variable has it.
+                        name: String::new(),
+                        kind: variable,
+                        offset_bits: 8 * offset as usize,
+                        bits: None,
+                    });
+                }
+                Self::Fields { size, fields }
+            }
+            KIND_FLOAT => Self::Float { size },
+            KIND_FUNC_PROTO => {
+                for _ in 0..count {
+                    let [_name, _type] = from.words()?;
+                }
+                Self::Other
+            }
+            KIND_DECL_TAG => {
+                let _component = from.word()?;
+                Self::Other
+            }
+            KIND_FWD | KIND_FUNC => Self::Other,
+            other => return Err(BtfError::Kind(other)),
+        })
+    }
+}
+
+/// What is left to be read.
+struct Reader<'a> {
+    data: &'a [u8],
+    of: &'static str,
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], BtfError> {
+        let (taken, rest) = self
+            .data
+            .split_first_chunk()
+            .ok_or(BtfError::Truncated(self.of))?;
+        self.data = rest;
+        Ok(*taken)
+    }
+
+    fn word(&mut self) -> Result<u32, BtfError> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    fn words<const N: usize>(&mut self) -> Result<[u32; N], BtfError> {
+        let mut words = [0; N];
+        for word in &mut words {
+            *word = self.word()?;
+        }
+        Ok(words)
+    }
+}
+
+/// The names of all types, each with a zero after it.
+struct Strings<'a>(&'a [u8]);
+
+impl Strings<'_> {
+    /// Empty where there is none.
+    fn get(&self, offset: u32) -> String {
+        let text = self.0.get(offset as usize..).unwrap_or_default();
+        let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+        String::from_utf8_lossy(text).into_owned()
+    }
+}
