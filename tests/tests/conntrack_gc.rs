@@ -156,7 +156,7 @@ fn what_has_expired_goes_with_both_entries_of_its_translation() {
     let mut bed = Bed::new();
     let (past, future) = (now() - 2, now() + 60);
     // More than fit into one request, and not a multiple of those.
-    for n in 0..300 {
+    for n in 0..300_u32 {
         let expires = if n.is_multiple_of(2) { past } else { future };
         bed.enter4(flow4(n), expires, 40_000 + n as u16, now_ns());
     }
@@ -227,7 +227,7 @@ fn ipv6_entries_are_collected_too() {
 fn an_entry_that_is_alive_again_stays_with_its_translation() {
     let mut bed = Bed::new();
     let keys: Vec<Tuple4> = (0..CHUNK as u32).map(flow4).collect();
-    for (n, &flow) in (0..).zip(&keys) {
+    for (n, &flow) in (0_u16..).zip(&keys) {
         let expires = if n.is_multiple_of(3) {
             now() - 2
         } else {
