@@ -1,6 +1,7 @@
 //! Run-time settings that the programs read, the one entry of `HEALTH_CONFIG`.
 
 use crate::addr::Addr;
+use crate::ct::Timeouts;
 use crate::siphash::SipKey;
 
 /// Flag: connections to the addresses in `HEALTH_PEERS` are timed.
@@ -21,12 +22,10 @@ pub struct DatapathConfig {
     pub probe_key: SipKey,
     /// Session of this agent's probes: [`crate::probe::ProbeId::session`].
     pub session: u32,
-    /// Lifetime of a conntrack entry that is neither TCP nor a service, seconds.
-    pub ct_any_timeout_secs: u32,
     /// Device of the health endpoint; 0 while there is none.
     pub health_ifindex: u32,
-    /// Explicit padding, zero.
-    pub pad2: u32,
+    /// Lifetimes of conntrack entries.
+    pub timeouts: Timeouts,
     /// By how much `CLOCK_TAI` is ahead of UTC on this host, nanoseconds: 37 s where the kernel was
     /// told of leap seconds, else 0.
     pub tai_offset_ns: u64,
@@ -45,4 +44,4 @@ pub struct DatapathConfig {
     pub flags: u16,
 }
 
-crate::map_types!(DatapathConfig = 120);
+crate::map_types!(DatapathConfig = 144);

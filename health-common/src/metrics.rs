@@ -42,6 +42,10 @@ pub enum Reason {
     ProbeReturned = 9,
     /// A reply to a probe of this agent with a wrong checksum.
     ProbeDamaged = 10,
+    /// A packet of an endpoint that belongs to no flow, nor begins one.
+    CtInvalid = 11,
+    /// An ICMP error about a flow of an endpoint.
+    CtRelated = 12,
     /// Dropped: the source address cannot be answered or is not the sender's.
     InvalidSource = 132,
     /// Dropped: the IPv4 header checksum is wrong.
@@ -50,7 +54,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -62,6 +66,8 @@ impl Reason {
         Self::ProbeArrived,
         Self::ProbeReturned,
         Self::ProbeDamaged,
+        Self::CtInvalid,
+        Self::CtRelated,
         Self::InvalidSource,
         Self::InvalidHeaderChecksum,
     ];
@@ -87,6 +93,8 @@ impl Reason {
             Self::InvalidSource => "Invalid source IP",
             Self::InvalidHeaderChecksum => "Invalid IP header checksum",
             Self::CtFull => "Conntrack full",
+            Self::CtInvalid => "Of no flow",
+            Self::CtRelated => "Error about a flow",
         }
     }
 }

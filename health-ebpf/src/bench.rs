@@ -20,7 +20,7 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
 use health_ebpf::conntrack::{self, Tracked, Traffic};
 use health_ebpf::endpoint::{self, Stateless};
 use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
-use health_ebpf::maps::HEALTH_CT4;
+use health_ebpf::maps::{HEALTH_CONFIG, HEALTH_CT4};
 use health_ebpf::rtt;
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
@@ -134,7 +134,7 @@ fn bench_record(ctx: TcContext) -> i32 {
 #[classifier]
 fn bench_track(ctx: TcContext) -> i32 {
     let frame = Frame::new(&ctx);
-    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+    let (Some(ip), Some(config)) = (frame.at::<Ipv4Header>(IP_AT), HEALTH_CONFIG.get(0)) else {
         return TC_ACT_SHOT;
     };
     let tuple = Tuple4 {
@@ -148,12 +148,11 @@ fn bench_track(ctx: TcContext) -> i32 {
     };
     let traffic = Traffic {
         rx_bytes: frame.length(),
-        timeout_secs: 60,
         ..Traffic::default()
     };
-    match conntrack::track(&HEALTH_CT4, &tuple, traffic) {
-        Tracked::Full => TC_ACT_SHOT,
-        Tracked::Established | Tracked::New => TC_ACT_OK,
+    match conntrack::track(&HEALTH_CT4, &tuple, traffic, &config.timeouts) {
+        Tracked::Full | Tracked::Invalid => TC_ACT_SHOT,
+        Tracked::Known | Tracked::New => TC_ACT_OK,
     }
 }
 

@@ -1,12 +1,61 @@
-//! Conntrack entries of ICMP echoes.
+//! Conntrack: the entries of flows, found, changed and made.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
+use core::ptr;
 
-use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
-use health_common::ct::CtEntry;
+use health_common::ct::{
+    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, TUPLE_IN, Timeouts, Tuple4, Tuple6, lifetime,
+    tcp,
+};
+use health_common::tcp::IP_PROTOCOL_TCP;
 
 use crate::clock::coarse_now_ns;
+
+/// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
+/// what is not entered now comes with the next packet.
+const STATE_ATTEMPTS: u32 = 4;
+
+/// A tuple of either IP version.
+pub trait Tuple: Copy {
+    /// The tuple of a packet that goes the other way.
+    fn reply(&self) -> Self;
+    /// IP protocol number.
+    fn protocol(&self) -> u8;
+    /// [`TUPLE_IN`] or its opposite.
+    fn direction(&self) -> u8;
+}
+
+impl Tuple for Tuple4 {
+    #[inline(always)]
+    fn reply(&self) -> Self {
+        self.reversed()
+    }
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self.protocol
+    }
+    #[inline(always)]
+    fn direction(&self) -> u8 {
+        self.direction
+    }
+}
+
+impl Tuple for Tuple6 {
+    #[inline(always)]
+    fn reply(&self) -> Self {
+        self.reversed()
+    }
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        self.protocol
+    }
+    #[inline(always)]
+    fn direction(&self) -> u8 {
+        self.direction
+    }
+}
 
 /// What one packet, or one exchange, adds to its entry.
 #[derive(Clone, Copy, Default)]
@@ -19,68 +68,244 @@ pub struct Traffic {
     pub source_identity: u32,
     /// Device on which it was opened.
     pub ifindex: u32,
-    /// Lifetime of the entry after this packet, seconds.
-    pub timeout_secs: u32,
 }
 
 /// How the entry was found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Tracked {
     /// It was there.
-    Established,
+    Known,
     /// It was made.
     New,
+    /// There is none, and the packet makes none.
+    Invalid,
     /// It could not be made.
     Full,
 }
 
-/// Updates a flow's entry, or makes it.
+/// Enters a packet with this tuple, in the direction that it goes, into the entry of its flow, or makes
+/// one. `tcp_flags` counts for TCP alone.
 #[inline(always)]
-pub fn track<K>(map: &LruHashMap<K, CtEntry>, tuple: &K, traffic: Traffic) -> Tracked {
+pub fn enter<K: Tuple>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    tcp_flags: u8,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+) -> Tracked {
+    let now_ns = coarse_now_ns();
+    if let Some((entry, side)) = live(map, tuple, seconds(now_ns)) {
+        // SAFETY: a value of that map.
+        let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
+        if !is_part {
+            return Tracked::Invalid;
+        }
+        // SAFETY: as above.
+        unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
+        return Tracked::Known;
+    }
+    let state = if tuple.protocol() == IP_PROTOCOL_TCP {
+        let step = tcp_step(0, tuple.direction().into(), 0, tcp_flags.into());
+        if step & REFUSED != 0 {
+            return Tracked::Invalid;
+        }
+        CtState::from_word(step as u32)
+    } else {
+        CtState::default()
+    };
+    create(map, tuple, state, traffic, timeouts, now_ns)
+}
+
+/// Enters a packet of which nothing is known but its tuple (a later fragment) into the entry of its flow.
+#[inline(always)]
+pub fn enter_part<K: Tuple>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+) -> Tracked {
+    let now_ns = coarse_now_ns();
+    match live(map, tuple, seconds(now_ns)) {
+        Some((entry, _)) => {
+            // SAFETY: a value of that map.
+            unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
+            Tracked::Known
+        }
+        None => Tracked::Invalid,
+    }
+}
+
+/// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
+#[inline(always)]
+pub fn is_known<K: Tuple>(map: &LruHashMap<K, CtEntry>, tuple: &K) -> bool {
+    live(map, tuple, seconds(coarse_now_ns())).is_some()
+}
+
+/// Updates a flow's entry under its own tuple, whichever side sent, or makes it. For exchanges whose protocol
+/// has no state.
+#[inline(always)]
+pub fn track<K: Tuple>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+) -> Tracked {
     // Milliseconds of error do not matter in seconds.
-    track_at(map, tuple, traffic, coarse_now_ns())
+    track_at(map, tuple, traffic, timeouts, coarse_now_ns())
 }
 
 /// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
-pub fn track_at<K>(
+pub fn track_at<K: Tuple>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &K,
     traffic: Traffic,
+    timeouts: &Timeouts,
     now_ns: u64,
 ) -> Tracked {
-    if let Some(entry) = map.get_ptr_mut(tuple) {
-        // SAFETY: a map value.
-        unsafe { update(entry, traffic, now_ns) };
-        return Tracked::Established;
+    match map.get_ptr_mut(tuple) {
+        Some(entry) => {
+            // SAFETY: a map value.
+            unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
+            Tracked::Known
+        }
+        None => create(map, tuple, CtState::default(), traffic, timeouts, now_ns),
     }
+}
+
+/// The entry that a packet with this tuple belongs to, and which side of the flow sent it. One whose time
+/// is over is none: it waits to be collected.
+#[inline(always)]
+fn live<K: Tuple>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    now: u32,
+) -> Option<(*mut CtEntry, Side)> {
+    if let Some(entry) = map.get_ptr_mut(tuple) {
+        // SAFETY: a map value stays valid memory for the program's run.
+        if unsafe { !(*entry).has_expired(now) } {
+            return Some((entry, Side::Original));
+        }
+    }
+    let entry = map.get_ptr_mut(tuple.reply())?;
+    // SAFETY: as above.
+    unsafe { !(*entry).has_expired(now) }.then_some((entry, Side::Reply))
+}
+
+#[inline(always)]
+fn create<K: Tuple>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &K,
+    state: CtState,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+    now_ns: u64,
+) -> Tracked {
     let now = seconds(now_ns);
-    let entry = CtEntry {
+    let mut entry = CtEntry {
         rx_packets: u64::from(traffic.rx_bytes != 0),
         rx_bytes: u64::from(traffic.rx_bytes),
         tx_packets: u64::from(traffic.tx_bytes != 0),
         tx_bytes: u64::from(traffic.tx_bytes),
-        expires: now + traffic.timeout_secs,
-        flags: 0,
-        rx_flags_seen: 0,
-        tx_flags_seen: 0,
+        expires: now + lifetime(tuple.protocol(), state, timeouts),
         last_rx: if traffic.rx_bytes != 0 { now } else { 0 },
         last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
         source_identity: traffic.source_identity,
         ifindex: traffic.ifindex,
+        ..CtEntry::default()
     };
+    entry.set_state(state);
     if map.insert(tuple, entry, u64::from(BPF_NOEXIST)).is_ok() {
         return Tracked::New;
     }
-    // Another CPU may have made it in the meantime.
+    // Another CPU may have made it in the meantime, or one whose time is over stands there.
     match map.get_ptr_mut(tuple) {
-        Some(entry) => {
+        // SAFETY: a map value.
+        Some(there) if unsafe { !(*there).has_expired(now) } => {
             // SAFETY: as above.
-            unsafe { update(entry, traffic, now_ns) };
-            Tracked::Established
+            unsafe { update(there, tuple, traffic, timeouts, now_ns) };
+            Tracked::Known
         }
-        None => Tracked::Full,
+        _ => match map.insert(tuple, entry, u64::from(BPF_ANY)) {
+            Ok(()) => Tracked::New,
+            Err(_) => Tracked::Full,
+        },
     }
+}
+
+/// Takes what a packet says about the state of its flow in. `false` when it cannot be part of it.
+///
+/// # Safety
+///
+/// `entry` must point to a value of a conntrack map.
+#[inline(always)]
+unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flags: u8) -> bool {
+    if tuple.protocol() != IP_PROTOCOL_TCP {
+        return true;
+    }
+    let opened = match side {
+        Side::Original => tuple.direction(),
+        Side::Reply => tuple.direction() ^ TUPLE_IN,
+    };
+    // SAFETY: the caller's promise; the word is aligned and inside the entry.
+    let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
+    for _ in 0..STATE_ATTEMPTS {
+        // SAFETY: as above. Volatile: in one piece, and anew each time.
+        let last = unsafe { ptr::read_volatile(word) };
+        let step = tcp_step(
+            last,
+            opened.into(),
+            (side == Side::Reply).into(),
+            tcp_flags.into(),
+        );
+        if step & REFUSED != 0 {
+            return false;
+        }
+        if step as u32 == last {
+            return true;
+        }
+        // SAFETY: as above. For why an intrinsic see `add`.
+        let (seen, _) = unsafe {
+            atomic_cxchg::<u32, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+                word,
+                last,
+                step as u32,
+            )
+        };
+        if seen == last {
+            return true;
+        }
+    }
+    true
+}
+
+/// Bit of [`tcp_step`]'s result: the segment cannot be part of the connection.
+const REFUSED: u64 = 1 << 32;
+
+/// The state of a connection, as a word, after a segment; see [`tcp::next`].
+///
+/// A function of its own in the kernel too: the verifier looks at its many ways once, and not once for
+/// each of those that lead there.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) -> u64 {
+    let side = if is_reply == 0 {
+        Side::Original
+    } else {
+        Side::Reply
+    };
+    let step = tcp::next(
+        CtState::from_word(word),
+        opened as u8,
+        side,
+        tcp_flags as u8,
+    );
+    let refused = if step.outcome == Outcome::Invalid {
+        REFUSED
+    } else {
+        0
+    };
+    u64::from(step.state.word()) | refused
 }
 
 /// Adds to an entry what happened at `now_ns`: `CLOCK_MONOTONIC`, nanoseconds.
@@ -89,7 +314,13 @@ pub fn track_at<K>(
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
-pub unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now_ns: u64) {
+pub unsafe fn update<K: Tuple>(
+    entry: *mut CtEntry,
+    tuple: &K,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+    now_ns: u64,
+) {
     let now = seconds(now_ns);
     // SAFETY: the caller's promise; map values stay valid memory for the program's run. Counters are added
     // to atomically, since several CPUs may carry one flow; the rest are single words of which the last
@@ -105,7 +336,7 @@ pub unsafe fn update(entry: *mut CtEntry, traffic: Traffic, now_ns: u64) {
             add(&raw mut (*entry).tx_bytes, u64::from(traffic.tx_bytes));
             (*entry).last_tx = now;
         }
-        (*entry).expires = now + traffic.timeout_secs;
+        (*entry).expires = now + lifetime(tuple.protocol(), (*entry).state(), timeouts);
     }
 }
 

@@ -1,11 +1,11 @@
 //! `to_endpoint` and `from_endpoint`: the host's side of an endpoint's veth pair.
 
 use aya_ebpf::bindings::BPF_F_INGRESS;
-use aya_ebpf::helpers::generated::{bpf_skb_adjust_room, bpf_skb_load_bytes};
+use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use aya_log_ebpf::debug;
 use health_common::addr::{Addr, v6_is_link_local};
 use health_common::config::DatapathConfig;
-use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
     self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMP,
     PROTOCOL_ICMPV6,
@@ -22,9 +22,11 @@ use aya_ebpf::EbpfContext as _;
 
 use crate::bounds::forgotten;
 use crate::conntrack::{self, Tracked, Traffic};
+use crate::endpoint_flow::{track_endpoint4, track_endpoint6};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
+use crate::packet::load;
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
@@ -86,6 +88,7 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     };
     if ip.protocol != PROTOCOL_ICMP {
+        track_endpoint4(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
     let verdict = match judge4(frame) {
@@ -94,7 +97,10 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
     };
     match verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
-        EchoVerdict::Stack => pass(frame, Reason::LeftToStack, Direction::Egress),
+        EchoVerdict::Stack => {
+            track_endpoint4(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
+            pass(frame, Reason::LeftToStack, Direction::Egress)
+        }
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
             refuse(frame, reason, Direction::Egress)
@@ -173,21 +179,6 @@ fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
     verdict
 }
 
-/// Copies `len` bytes at `offset` of the packet into `to`.
-#[inline(always)]
-fn load<T>(frame: &Frame, offset: u32, to: &mut T, len: u32) -> Option<()> {
-    // SAFETY: `len` is at most the size of `T`, which the verifier checks against the stack.
-    let failed = unsafe {
-        bpf_skb_load_bytes(
-            frame.ctx().as_ptr().cast(),
-            offset,
-            core::ptr::from_mut(to).cast(),
-            len,
-        )
-    };
-    (failed == 0).then_some(())
-}
-
 #[inline(always)]
 fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
     let Some((ethernet, ip, echo)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
@@ -205,7 +196,7 @@ fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
         };
         note(
             frame,
-            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame, config)),
+            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame), &config.timeouts),
         );
     }
     echo::turn4(ip, echo);
@@ -236,6 +227,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
             refuse(frame, reason, Direction::Egress)
         }
         EchoVerdict::Stack | EchoVerdict::AnswerWithoutOptions(_) => {
+            track_endpoint6(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
             pass(frame, Reason::LeftToStack, Direction::Egress)
         }
     }
@@ -258,7 +250,7 @@ fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
         };
         note(
             frame,
-            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame, config)),
+            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame), &config.timeouts),
         );
     }
     echo::turn6(ip, echo);
@@ -267,14 +259,13 @@ fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
 
 /// Request and reply of one echo, which are of the same length.
 #[inline(always)]
-fn exchange(frame: &Frame, config: &DatapathConfig) -> Traffic {
+fn exchange(frame: &Frame) -> Traffic {
     let bytes = frame.length() - IP_AT as u32;
     Traffic {
         rx_bytes: bytes,
         tx_bytes: bytes,
         source_identity: identity::UNKNOWN,
         ifindex: frame.ifindex(),
-        timeout_secs: config.ct_any_timeout_secs,
     }
 }
 
@@ -336,7 +327,8 @@ fn from_endpoint4(frame: &Frame) -> Verdict {
     let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
-    if endpoint_at(frame, Addr::v4(ip.saddr_be)).is_some() {
+    if let Some(endpoint) = endpoint_at(frame, Addr::v4(ip.saddr_be)) {
+        track_endpoint4(frame.skb(), TUPLE_OUT.into(), endpoint.identity);
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     debug!(
@@ -357,10 +349,11 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
     };
     let source = Addr::v6(ip.saddr_be);
     // Router and neighbour discovery go by link-local or no source.
-    if v6_is_link_local(&source.words_be)
-        || source.is_unset()
-        || endpoint_at(frame, source).is_some()
-    {
+    if v6_is_link_local(&source.words_be) || source.is_unset() {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
+    if let Some(endpoint) = endpoint_at(frame, source) {
+        track_endpoint6(frame.skb(), TUPLE_OUT.into(), endpoint.identity);
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     debug!(frame.ctx(), "IPv6 source is not the endpoint's");

@@ -26,16 +26,18 @@ pub fn sent4(frame: &Frame, ip: &Ipv4Header, config: &DatapathConfig, stamp: imp
     let traffic = Traffic {
         tx_bytes: PACKET_LEN4,
         ifindex: frame.ifindex(),
-        ..traffic(config)
+        ..traffic()
     };
     let known = HEALTH_CT4.get_ptr_mut(tuple);
-    if known.is_none() && conntrack::track(&HEALTH_CT4, &tuple, traffic) == Tracked::New {
+    if known.is_none()
+        && conntrack::track(&HEALTH_CT4, &tuple, traffic, &config.timeouts) == Tracked::New
+    {
         reserve4(ip, tuple, config);
     }
     let now_ns = stamp();
     if let Some(entry) = known {
         // SAFETY: a value of that map.
-        unsafe { conntrack::update(entry, traffic, now_ns) };
+        unsafe { conntrack::update(entry, &tuple, traffic, &config.timeouts, now_ns) };
     }
 }
 
@@ -69,16 +71,18 @@ pub fn sent6(frame: &Frame, ip: &Ipv6Header, config: &DatapathConfig, stamp: imp
     let traffic = Traffic {
         tx_bytes: PACKET_LEN6,
         ifindex: frame.ifindex(),
-        ..traffic(config)
+        ..traffic()
     };
     let known = HEALTH_CT6.get_ptr_mut(tuple);
-    if known.is_none() && conntrack::track(&HEALTH_CT6, &tuple, traffic) == Tracked::New {
+    if known.is_none()
+        && conntrack::track(&HEALTH_CT6, &tuple, traffic, &config.timeouts) == Tracked::New
+    {
         reserve6(ip, tuple, config);
     }
     let now_ns = stamp();
     if let Some(entry) = known {
         // SAFETY: a value of that map.
-        unsafe { conntrack::update(entry, traffic, now_ns) };
+        unsafe { conntrack::update(entry, &tuple, traffic, &config.timeouts, now_ns) };
     }
 }
 
@@ -110,9 +114,9 @@ pub fn received4(local_be: u32, peer_be: u32, config: &DatapathConfig, now_ns: u
     let tuple = out4(local_be, peer_be, config);
     let traffic = Traffic {
         rx_bytes: PACKET_LEN4,
-        ..traffic(config)
+        ..traffic()
     };
-    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, now_ns);
+    conntrack::track_at(&HEALTH_CT4, &tuple, traffic, &config.timeouts, now_ns);
 }
 
 /// As [`received4`].
@@ -121,9 +125,9 @@ pub fn received6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig,
     let tuple = out6(local_be, peer_be, config);
     let traffic = Traffic {
         rx_bytes: PACKET_LEN6,
-        ..traffic(config)
+        ..traffic()
     };
-    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, now_ns);
+    conntrack::track_at(&HEALTH_CT6, &tuple, traffic, &config.timeouts, now_ns);
 }
 
 /// As [`received4`], for either IP version.
@@ -163,10 +167,9 @@ fn out6(local_be: [u32; 4], peer_be: [u32; 4], config: &DatapathConfig) -> Tuple
 }
 
 #[inline(always)]
-fn traffic(config: &DatapathConfig) -> Traffic {
+fn traffic() -> Traffic {
     Traffic {
         source_identity: identity::HOST,
-        timeout_secs: config.ct_any_timeout_secs,
         ..Traffic::default()
     }
 }

@@ -36,8 +36,9 @@ impl<'a> Frame<'a> {
         self.ctx
     }
 
+    /// The packet's buffer, as programs see it.
     #[inline(always)]
-    fn skb(&self) -> *mut __sk_buff {
+    pub fn skb(&self) -> *mut __sk_buff {
         self.ctx.as_ptr().cast()
     }
 

@@ -8,6 +8,7 @@ use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
@@ -15,6 +16,7 @@ use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FLOWS: u32 = 65_536;
+const FRAGMENTS: u32 = 8_192;
 const PEER_PATHS: u32 = 262_144;
 const ENDPOINTS: u32 = 8_192;
 const PEERS: u32 = 131_072;
@@ -27,6 +29,16 @@ pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(FLOWS, 0
 /// IPv6 flows.
 #[map]
 pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(FLOWS, 0);
+
+/// Ports of IPv4 packets that come in fragments.
+#[map]
+pub static HEALTH_FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
+    LruHashMap::pinned(FRAGMENTS, 0);
+
+/// Ports of IPv6 packets that come in fragments.
+#[map]
+pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
+    LruHashMap::pinned(FRAGMENTS, 0);
 
 /// IPv4 translations.
 #[map]

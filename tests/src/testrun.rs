@@ -218,7 +218,6 @@ impl TestRun {
             .expect("the endpoints");
         let config = DatapathConfig {
             layout_version: LAYOUT_VERSION,
-            ct_any_timeout_secs: 60,
             health_ifindex: IFINDEX,
             health4: ipv4.into(),
             health6: ipv6.into(),

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::ct::Timeouts;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
 use health_common::siphash::SipKey;
@@ -26,9 +27,6 @@ use crate::mesh::probe_key;
 use crate::net::netlink::Handle;
 use crate::net::{clock, link};
 use crate::nodes::Node;
-
-/// Lifetime of conntrack entries that are neither TCP nor of a service, seconds.
-const CT_ANY_TIMEOUT_SECS: u32 = 60;
 
 /// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
 pub(super) struct NodeDatapath {
@@ -302,9 +300,8 @@ impl NodeDatapath {
             health_port_be: self.port.to_be(),
             probe_key: self.probe_key,
             session: self.session,
-            ct_any_timeout_secs: CT_ANY_TIMEOUT_SECS,
             health_ifindex: endpoint.ifindex(),
-            pad2: 0,
+            timeouts: Timeouts::default(),
             tai_offset_ns: self.tai_offset_ns,
             gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
             gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),

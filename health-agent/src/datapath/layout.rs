@@ -5,6 +5,7 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::Inflight;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
@@ -34,6 +35,10 @@ const fn map<K, V>(name: &'static str) -> MapLayout {
 pub const CT4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT4");
 /// IPv6 flows.
 pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6");
+/// Ports of IPv4 packets in fragments.
+pub const FRAGMENTS4: MapLayout = map::<FragmentKey4, FragmentPorts>("HEALTH_FRAGMENTS4");
+/// Ports of IPv6 packets in fragments.
+pub const FRAGMENTS6: MapLayout = map::<FragmentKey6, FragmentPorts>("HEALTH_FRAGMENTS6");
 /// IPv4 translations.
 pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
 /// IPv6 translations.
@@ -56,8 +61,9 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 12] = [
-    CT4, CT6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS, METRICS, CONFIG,
+pub const MAPS: [MapLayout; 14] = [
+    CT4, CT6, FRAGMENTS4, FRAGMENTS6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS,
+    METRICS, CONFIG,
 ];
 
 /// All programs that are pinned.

@@ -124,7 +124,6 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
     let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
     datapath.configure(DatapathConfig {
         layout_version: health_common::LAYOUT_VERSION,
-        ct_any_timeout_secs: 60,
         health_ifindex: endpoint.ifindex(),
         health4: address.into(),
         health_mac: endpoint.mac().0,

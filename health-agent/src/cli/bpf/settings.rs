@@ -29,7 +29,6 @@ pub(super) struct Settings {
     icmp_id: u16,
     /// Not the key of the probes' tags, which is the mesh's secret.
     probe_session: u32,
-    ct_any_timeout_s: u32,
     gateway4: Option<IpAddr>,
     gateway6: Option<IpAddr>,
     health_ifindex: Option<u32>,
@@ -46,7 +45,6 @@ impl From<DatapathConfig> for Settings {
             layout_version: config.layout_version,
             icmp_id: u16::from_be(config.icmp_id_be),
             probe_session: config.session,
-            ct_any_timeout_s: config.ct_any_timeout_secs,
             gateway4: address(config.gateway4),
             gateway6: address(config.gateway6),
             health_ifindex: has_endpoint.then_some(config.health_ifindex),
@@ -61,8 +59,8 @@ impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "layout_version={} icmp_id={} probe_session={} ct_any_timeout_s={}",
-            self.layout_version, self.icmp_id, self.probe_session, self.ct_any_timeout_s
+            "layout_version={} icmp_id={} probe_session={}",
+            self.layout_version, self.icmp_id, self.probe_session
         )?;
         optional(f, "gateway4", self.gateway4)?;
         optional(f, "gateway6", self.gateway6)?;
@@ -97,14 +95,12 @@ mod tests {
             icmp_id_be: 258_u16.to_be(),
             probe_key: [0xabcd, 1],
             session: 99,
-            ct_any_timeout_secs: 60,
             gateway4: ip("10.244.1.1"),
             ..DatapathConfig::default()
         };
         assert_eq!(
             lines(&entries(vec![(0, config)])),
-            "0: layout_version=1 icmp_id=258 probe_session=99 ct_any_timeout_s=60 \
-             gateway4=10.244.1.1\n"
+            "0: layout_version=1 icmp_id=258 probe_session=99 gateway4=10.244.1.1\n"
         );
         config.health_ifindex = 5;
         config.health6 = ip("fd00:10:244:1::7");

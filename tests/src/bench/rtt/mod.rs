@@ -32,7 +32,6 @@ const HEALTH_PORT: u16 = 4240;
 fn settings() -> DatapathConfig {
     DatapathConfig {
         layout_version: LAYOUT_VERSION,
-        ct_any_timeout_secs: 60,
         icmp_id_be: ICMP_ID.to_be(),
         probe_key: DEFAULT_KEY,
         session: SESSION,

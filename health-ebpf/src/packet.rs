@@ -1,0 +1,121 @@
+//! Fetching the parts of a packet from which `health_common::packet` reads its tuple.
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::helpers::bpf_skb_load_bytes;
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::echo::{ECHO_LEN, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header};
+use health_common::fragment::FragmentHeader;
+use health_common::packet::{
+    self, EXTENSION_FRAGMENT, EXTENSIONS_MAX, Packet, TransportStart, Upper, extension, inner4,
+    inner6, is_extension, transport_len,
+};
+
+use crate::bounds::forgotten;
+use crate::frame::{Frame, IP_AT};
+
+/// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
+const ERROR_LEN: u32 = ECHO_LEN as u32;
+
+/// An IPv4 packet that goes in `direction`, as in a tuple. `None` when it is cut short or not IPv4.
+#[inline(always)]
+pub fn read4(frame: &Frame, direction: u8) -> Option<Packet<Tuple4>> {
+    let ip = *frame.at::<Ipv4Header>(IP_AT)?;
+    let at = IP_AT as u32 + ip.header_len();
+    let start = transport_start(frame, at, transport_len(ip.protocol));
+    packet::read4(&ip, frame.length() - IP_AT as u32, &start, direction)
+}
+
+/// The tuple of a reply to the packet in an IPv4 ICMP error that goes in `direction`.
+#[inline(always)]
+pub fn read_inner4(frame: &Frame, direction: u8) -> Option<Tuple4> {
+    let outer = frame.at::<Ipv4Header>(IP_AT)?.header_len();
+    let at = IP_AT as u32 + outer + ERROR_LEN;
+    let mut ip = Ipv4Header::default();
+    load(frame, at, &mut ip, IPV4_LEN as u32)?;
+    let start = transport_start(frame, at + ip.header_len(), ERROR_LEN);
+    inner4(&ip, frame.length().checked_sub(at)?, &start, direction)
+}
+
+/// As [`read4`]. The second value is where the packet's content begins, behind the extension headers.
+#[inline(always)]
+pub fn read6(frame: &Frame, direction: u8) -> Option<(Packet<Tuple6>, u32)> {
+    let ip = *frame.at::<Ipv6Header>(IP_AT)?;
+    let (upper, at) = upper(frame, IP_AT as u32, &ip)?;
+    let start = transport_start(frame, at, transport_len(upper.protocol));
+    Some((packet::read6(&ip, &upper, &start, direction)?, at))
+}
+
+/// As [`read_inner4`], of an error that begins at `error_at`.
+#[inline(always)]
+pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Tuple6> {
+    let ip_at = error_at + ERROR_LEN;
+    let mut ip = Ipv6Header::default();
+    load(frame, ip_at, &mut ip, IPV6_LEN as u32)?;
+    let (upper, at) = upper(frame, ip_at, &ip)?;
+    let start = transport_start(frame, at, ERROR_LEN);
+    inner6(&ip, &upper, &start, direction)
+}
+
+/// Walks over the extension headers of the packet whose IP header is at `ip_at`. Returns what is behind
+/// them, and where.
+#[inline(always)]
+fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header) -> Option<(Upper, u32)> {
+    let mut protocol = ip.next_header;
+    let mut at = ip_at + IPV6_LEN as u32;
+    let mut fragment = FragmentHeader::default();
+    for _ in 0..EXTENSIONS_MAX {
+        if !is_extension(protocol) {
+            break;
+        }
+        let mut start = [0_u8; 2];
+        load(frame, at, &mut start, 2)?;
+        if protocol == EXTENSION_FRAGMENT {
+            load(frame, at, &mut fragment, size_of::<FragmentHeader>() as u32)?;
+        }
+        let header = extension(protocol, start)?;
+        protocol = header.next_header;
+        at += header.len;
+        if matches!(fragment.fragment(), Some(fragment) if !fragment.first) {
+            break;
+        }
+    }
+    let is_later = matches!(fragment.fragment(), Some(fragment) if !fragment.first);
+    if is_extension(protocol) && !is_later {
+        return None;
+    }
+    let there = frame.length().checked_sub(at)?;
+    let upper = Upper {
+        protocol,
+        len: there,
+        fragment: fragment.fragment(),
+    };
+    Some((upper, at))
+}
+
+/// The first bytes of a transport header, at least `len` of them unless the packet ends before; the rest
+/// is zero.
+#[inline(always)]
+fn transport_start(frame: &Frame, at: u32, len: u32) -> TransportStart {
+    let mut start = TransportStart::default();
+    let len = forgotten(len);
+    if len > 0 && len <= size_of::<TransportStart>() as u32 {
+        // A packet that ends before belongs to no flow, which its length tells.
+        let _ = load(frame, at, &mut start, len);
+    }
+    start
+}
+
+/// Copies `len` bytes at `offset` of the packet into `to`.
+#[inline(always)]
+pub fn load<T>(frame: &Frame, offset: u32, to: &mut T, len: u32) -> Option<()> {
+    // SAFETY: `len` is at most the size of `T`, which the verifier checks against the stack.
+    let failed = unsafe {
+        bpf_skb_load_bytes(
+            frame.ctx().as_ptr().cast(),
+            offset,
+            core::ptr::from_mut(to).cast(),
+            len,
+        )
+    };
+    (failed == 0).then_some(())
+}
