@@ -6,8 +6,7 @@ use core::ptr;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
-    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, TUPLE_IN, Timeouts, Tuple4, Tuple6, lifetime,
-    tcp,
+    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, Tuple4, Tuple6, lifetime, tcp,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
 
@@ -83,27 +82,41 @@ pub enum Tracked {
     Full,
 }
 
+/// What a packet says about the state of its flow.
+#[derive(Clone, Copy)]
+pub enum Said {
+    /// Nothing, as a later fragment: it makes no entry.
+    Nothing,
+    /// These TCP flags, which count for TCP alone.
+    Flags(u8),
+}
+
 /// Enters a packet with this tuple, in the direction that it goes, into the entry of its flow, or makes
-/// one. `tcp_flags` counts for TCP alone.
+/// one. The tuple is turned round in its place: two would not fit on the stack.
 #[inline(always)]
 pub fn enter<K: Tuple>(
     map: &LruHashMap<K, CtEntry>,
-    tuple: &K,
-    tcp_flags: u8,
+    tuple: &mut K,
+    said: Said,
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
     let now_ns = coarse_now_ns();
     if let Some((entry, side)) = live(map, tuple, seconds(now_ns)) {
-        // SAFETY: a value of that map.
-        let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
-        if !is_part {
-            return Tracked::Invalid;
+        if let Said::Flags(tcp_flags) = said {
+            // SAFETY: a value of that map.
+            let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
+            if !is_part {
+                return Tracked::Invalid;
+            }
         }
         // SAFETY: as above.
         unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
         return Tracked::Known;
     }
+    let Said::Flags(tcp_flags) = said else {
+        return Tracked::Invalid;
+    };
     let state = if tuple.protocol() == IP_PROTOCOL_TCP {
         let step = tcp_step(0, tuple.direction().into(), 0, tcp_flags.into());
         if step & REFUSED != 0 {
@@ -116,28 +129,9 @@ pub fn enter<K: Tuple>(
     create(map, tuple, state, traffic, timeouts, now_ns)
 }
 
-/// Enters a packet of which nothing is known but its tuple (a later fragment) into the entry of its flow.
-#[inline(always)]
-pub fn enter_part<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
-    tuple: &K,
-    traffic: Traffic,
-    timeouts: &Timeouts,
-) -> Tracked {
-    let now_ns = coarse_now_ns();
-    match live(map, tuple, seconds(now_ns)) {
-        Some((entry, _)) => {
-            // SAFETY: a value of that map.
-            unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
-            Tracked::Known
-        }
-        None => Tracked::Invalid,
-    }
-}
-
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
-pub fn is_known<K: Tuple>(map: &LruHashMap<K, CtEntry>, tuple: &K) -> bool {
+pub fn is_known<K: Tuple>(map: &LruHashMap<K, CtEntry>, tuple: &mut K) -> bool {
     live(map, tuple, seconds(coarse_now_ns())).is_some()
 }
 
@@ -174,22 +168,30 @@ pub fn track_at<K: Tuple>(
 }
 
 /// The entry that a packet with this tuple belongs to, and which side of the flow sent it. One whose time
-/// is over is none: it waits to be collected.
+/// is over is none: it waits to be collected. The tuple becomes that of the entry, if there is one.
 #[inline(always)]
 fn live<K: Tuple>(
     map: &LruHashMap<K, CtEntry>,
-    tuple: &K,
+    tuple: &mut K,
     now: u32,
 ) -> Option<(*mut CtEntry, Side)> {
-    if let Some(entry) = map.get_ptr_mut(tuple) {
+    let key: &K = tuple;
+    if let Some(entry) = map.get_ptr_mut(key) {
         // SAFETY: a map value stays valid memory for the program's run.
         if unsafe { !(*entry).has_expired(now) } {
             return Some((entry, Side::Original));
         }
     }
-    let entry = map.get_ptr_mut(tuple.reply())?;
-    // SAFETY: as above.
-    unsafe { !(*entry).has_expired(now) }.then_some((entry, Side::Reply))
+    *tuple = tuple.reply();
+    let key: &K = tuple;
+    if let Some(entry) = map.get_ptr_mut(key) {
+        // SAFETY: as above.
+        if unsafe { !(*entry).has_expired(now) } {
+            return Some((entry, Side::Reply));
+        }
+    }
+    *tuple = tuple.reply();
+    None
 }
 
 #[inline(always)]
@@ -243,10 +245,6 @@ unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flag
     if tuple.protocol() != IP_PROTOCOL_TCP {
         return true;
     }
-    let opened = match side {
-        Side::Original => tuple.direction(),
-        Side::Reply => tuple.direction() ^ TUPLE_IN,
-    };
     // SAFETY: the caller's promise; the word is aligned and inside the entry.
     let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
     for _ in 0..STATE_ATTEMPTS {
@@ -254,7 +252,7 @@ unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flag
         let last = unsafe { ptr::read_volatile(word) };
         let step = tcp_step(
             last,
-            opened.into(),
+            tuple.direction().into(),
             (side == Side::Reply).into(),
             tcp_flags.into(),
         );

@@ -22,7 +22,7 @@ use aya_ebpf::EbpfContext as _;
 
 use crate::bounds::forgotten;
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::endpoint_flow::{track_endpoint4, track_endpoint6};
+use crate::endpoint_flow::{track4, track6};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
@@ -88,7 +88,7 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Egress);
     };
     if ip.protocol != PROTOCOL_ICMP {
-        track_endpoint4(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
+        track4(frame, TUPLE_IN, identity::UNKNOWN);
         return pass(frame, Reason::Forwarded, Direction::Egress);
     }
     let verdict = match judge4(frame) {
@@ -98,7 +98,7 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
     match verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
         EchoVerdict::Stack => {
-            track_endpoint4(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
+            track4(frame, TUPLE_IN, identity::UNKNOWN);
             pass(frame, Reason::LeftToStack, Direction::Egress)
         }
         EchoVerdict::Refuse(reason) => {
@@ -227,7 +227,7 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
             refuse(frame, reason, Direction::Egress)
         }
         EchoVerdict::Stack | EchoVerdict::AnswerWithoutOptions(_) => {
-            track_endpoint6(frame.skb(), TUPLE_IN.into(), identity::UNKNOWN);
+            track6(frame, TUPLE_IN, identity::UNKNOWN);
             pass(frame, Reason::LeftToStack, Direction::Egress)
         }
     }
@@ -328,7 +328,7 @@ fn from_endpoint4(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
     if let Some(endpoint) = endpoint_at(frame, Addr::v4(ip.saddr_be)) {
-        track_endpoint4(frame.skb(), TUPLE_OUT.into(), endpoint.identity);
+        track4(frame, TUPLE_OUT, endpoint.identity);
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     debug!(
@@ -353,7 +353,7 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
-        track_endpoint6(frame.skb(), TUPLE_OUT.into(), endpoint.identity);
+        track6(frame, TUPLE_OUT, endpoint.identity);
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     debug!(frame.ctx(), "IPv6 source is not the endpoint's");

@@ -19,10 +19,10 @@ const ERROR_LEN: u32 = ECHO_LEN as u32;
 /// An IPv4 packet that goes in `direction`, as in a tuple. `None` when it is cut short or not IPv4.
 #[inline(always)]
 pub fn read4(frame: &Frame, direction: u8) -> Option<Packet<Tuple4>> {
-    let ip = *frame.at::<Ipv4Header>(IP_AT)?;
+    let ip = frame.at::<Ipv4Header>(IP_AT)?;
     let at = IP_AT as u32 + ip.header_len();
     let start = transport_start(frame, at, transport_len(ip.protocol));
-    packet::read4(&ip, frame.length() - IP_AT as u32, &start, direction)
+    packet::read4(ip, frame.length() - IP_AT as u32, &start, direction)
 }
 
 /// The tuple of a reply to the packet in an IPv4 ICMP error that goes in `direction`.
@@ -39,10 +39,10 @@ pub fn read_inner4(frame: &Frame, direction: u8) -> Option<Tuple4> {
 /// As [`read4`]. The second value is where the packet's content begins, behind the extension headers.
 #[inline(always)]
 pub fn read6(frame: &Frame, direction: u8) -> Option<(Packet<Tuple6>, u32)> {
-    let ip = *frame.at::<Ipv6Header>(IP_AT)?;
-    let (upper, at) = upper(frame, IP_AT as u32, &ip)?;
+    let ip = frame.at::<Ipv6Header>(IP_AT)?;
+    let (upper, at) = upper(frame, IP_AT as u32, ip)?;
     let start = transport_start(frame, at, transport_len(upper.protocol));
-    Some((packet::read6(&ip, &upper, &start, direction)?, at))
+    Some((packet::read6(ip, &upper, &start, direction)?, at))
 }
 
 /// As [`read_inner4`], of an error that begins at `error_at`.
