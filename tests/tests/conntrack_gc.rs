@@ -15,11 +15,11 @@ use health_agent::datapath::clock::now_ns;
 use health_agent::datapath::collect::KernelTables;
 use health_common::collect::{CHUNK, COLLECT_FLOWS, COLLECTED, NOT_A_REQUEST, Translated};
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6};
 use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};
-use tests::testrun::{IFINDEX, REDIRECT, TestRun};
+use tests::testrun::{REDIRECT, TestRun};
 use tests::{Bed as Nodes, PATIENCE, wait_for};
 
 const TCP: u8 = 6;
@@ -49,19 +49,14 @@ struct Bed {
 impl Bed {
     fn new() -> Self {
         let mut run = TestRun::load();
-        run.set_health_endpoint((HEALTH, HEALTH6), MAC, HOST_MAC, DatapathConfig::default());
-        // The endpoint's settings are those of an agent, but for this one.
-        run.datapath
-            .configure(DatapathConfig {
-                layout_version: health_common::LAYOUT_VERSION,
-                ct_any_timeout_secs: LIFETIME_SECS,
-                health_ifindex: IFINDEX,
-                health4: HEALTH.into(),
-                health6: HEALTH6.into(),
-                health_mac: MAC,
-                ..DatapathConfig::default()
-            })
-            .expect("the settings");
+        let settings = DatapathConfig {
+            timeouts: Timeouts {
+                icmp: LIFETIME_SECS,
+                ..Timeouts::default()
+            },
+            ..DatapathConfig::default()
+        };
+        run.set_health_endpoint((HEALTH, HEALTH6), MAC, HOST_MAC, settings);
         Self {
             ct4: map(&run, "HEALTH_CT4"),
             ct6: map(&run, "HEALTH_CT6"),

@@ -15,6 +15,7 @@ use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::fragment::{FragmentKey4, FragmentPorts};
 use health_common::nat::NatEntry4;
 use health_common::tcp::{self, ACK, FlowKey, SYN};
 use serde_json::Value;
@@ -332,12 +333,18 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
         local_port_be: 4_000_u16.to_be(),
     };
     map(&bed, &layout::TCP)?.insert(connection, tcp::Flow::default(), 0)?;
+    let ports = FragmentPorts {
+        dport_be: 53_u16.to_be(),
+        ..FragmentPorts::default()
+    };
+    map(&bed, &layout::FRAGMENTS4)?.insert(FragmentKey4::default(), ports, 0)?;
     for (name, field, value) in [
         ("HEALTH_ARRIVALS", "/key/session", Value::from(4660)),
         ("HEALTH_PEERS", "/value/path", "host".into()),
         ("HEALTH_TCP", "/key/peer", "172.30.0.2:443".into()),
         ("HEALTH_CT6", "/key/protocol", "ICMPv6".into()),
-        ("HEALTH_CONFIG", "/value/ct-any-timeout-s", 60.into()),
+        ("HEALTH_CONFIG", "/value/timeouts/tcp-close-s", 10.into()),
+        ("HEALTH_FRAGMENTS4", "/value/destination-port", 53.into()),
     ] {
         let rows = rows(&bed, &format!("bpf map dump {name}"))?;
         let shown = rows.first().and_then(|row| row.pointer(field));

@@ -12,8 +12,9 @@ use serde::{Serialize, Serializer};
 use super::entry::{Entry, Row};
 use super::filter::{FlowFilter, LocalSide, Scope};
 use super::flow::FlowKey;
-use super::{clock, flush, stream};
+use super::{flush, stream};
 use crate::cli::output::{OutputArgs, print};
+use crate::datapath::clock;
 use crate::datapath::dump::{Flow, Pinned};
 
 const EXAMPLES: &str = "\
@@ -157,7 +158,7 @@ impl ListArgs {
             }
             return print(|out| writeln!(out, "{count}"));
         }
-        let now_s = self.time_diff.then(clock::monotonic_s).transpose()?;
+        let now_s = self.time_diff.then(|| i64::from(clock::coarse_now_secs()));
         stream::print(self.output.output, &maps, |(flow, entry)| {
             selection.has(&flow, &entry).then(|| Row {
                 key: FlowKey::from(&flow),

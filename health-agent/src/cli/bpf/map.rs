@@ -7,11 +7,12 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, clock, connections, ct, endpoint, inflight, metrics, nat, rtt, settings, stream,
+    arrivals, connections, ct, endpoint, fragments, inflight, metrics, nat, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 use crate::config::Location;
 use crate::datapath::btf::Value;
+use crate::datapath::clock;
 use crate::datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
 use crate::datapath::layout;
 use crate::net;
@@ -89,6 +90,8 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     // Patterns must be paths.
     const CT4: &str = layout::CT4.name;
     const CT6: &str = layout::CT6.name;
+    const FRAGMENTS4: &str = layout::FRAGMENTS4.name;
+    const FRAGMENTS6: &str = layout::FRAGMENTS6.name;
     const NAT4: &str = layout::NAT4.name;
     const NAT6: &str = layout::NAT6.name;
     const RTT: &str = layout::RTT.name;
@@ -106,8 +109,14 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
             let rows = if name == CT4 { v4 } else { v6 };
             stream::print(format, &[rows], |row| Some(ct::entry(row)))
         }
+        FRAGMENTS4 => stream::print(format, &[pinned.fragments4_rows()?], |row| {
+            Some(fragments::entry4(row))
+        }),
+        FRAGMENTS6 => stream::print(format, &[pinned.fragments6_rows()?], |row| {
+            Some(fragments::entry6(row))
+        }),
         NAT4 | NAT6 => {
-            let now_ns = clock::monotonic_ns()?;
+            let now_ns = clock::now_ns();
             let [v4, v6] = pinned.nat_rows()?;
             let rows = if name == NAT4 { v4 } else { v6 };
             stream::print(format, &[rows], |row| Some(nat::entry(row, now_ns)))

@@ -3,7 +3,6 @@
 
 mod address;
 mod arrivals;
-mod clock;
 mod connections;
 mod ct;
 mod endpoint;
@@ -11,6 +10,7 @@ mod entry;
 mod filter;
 mod flow;
 mod flush;
+mod fragments;
 mod inflight;
 mod map;
 mod metrics;

@@ -9,8 +9,9 @@ use serde::Serialize;
 use super::entry::{Entry, Row};
 use super::filter::FlowFilter;
 use super::flow::{Direction, FlowKey};
-use super::{address, clock, flush, stream};
+use super::{address, flush, stream};
 use crate::cli::output::{OutputArgs, print};
+use crate::datapath::clock;
 use crate::datapath::dump::{Flow, Pinned, Translation};
 
 const EXAMPLES: &str = "\
@@ -88,7 +89,7 @@ impl ListArgs {
             }
             return print(|out| writeln!(out, "{count}"));
         }
-        let now_ns = clock::monotonic_ns()?;
+        let now_ns = clock::now_ns();
         stream::print(self.output.output, &maps, |(flow, to)| {
             let is_wanted = self.filter.has(&flow);
             is_wanted.then(|| Row::from(entry((flow, to), now_ns)))

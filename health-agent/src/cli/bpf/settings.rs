@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
+use health_common::ct::Timeouts;
 use serde::Serialize;
 
 use super::endpoint::mac;
@@ -29,6 +30,7 @@ pub(super) struct Settings {
     icmp_id: u16,
     /// Not the key of the probes' tags, which is the mesh's secret.
     probe_session: u32,
+    timeouts: Lifetimes,
     gateway4: Option<IpAddr>,
     gateway6: Option<IpAddr>,
     health_ifindex: Option<u32>,
@@ -45,6 +47,7 @@ impl From<DatapathConfig> for Settings {
             layout_version: config.layout_version,
             icmp_id: u16::from_be(config.icmp_id_be),
             probe_session: config.session,
+            timeouts: Lifetimes::from(config.timeouts),
             gateway4: address(config.gateway4),
             gateway6: address(config.gateway6),
             health_ifindex: has_endpoint.then_some(config.health_ifindex),
@@ -62,12 +65,60 @@ impl fmt::Display for Settings {
             "layout_version={} icmp_id={} probe_session={}",
             self.layout_version, self.icmp_id, self.probe_session
         )?;
+        write!(f, " {}", self.timeouts)?;
         optional(f, "gateway4", self.gateway4)?;
         optional(f, "gateway6", self.gateway6)?;
         optional(f, "health_ifindex", self.health_ifindex)?;
         optional(f, "health4", self.health4)?;
         optional(f, "health6", self.health6)?;
         optional(f, "health_mac", self.health_mac.as_ref())
+    }
+}
+
+/// How long conntrack entries outlive their last packet, seconds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Lifetimes {
+    tcp_syn_s: u32,
+    tcp_established_s: u32,
+    tcp_close_s: u32,
+    udp_s: u32,
+    icmp_s: u32,
+    sctp_s: u32,
+    any_s: u32,
+    fragment_s: u32,
+}
+
+impl From<Timeouts> for Lifetimes {
+    fn from(timeouts: Timeouts) -> Self {
+        Self {
+            tcp_syn_s: timeouts.tcp_syn,
+            tcp_established_s: timeouts.tcp_established,
+            tcp_close_s: timeouts.tcp_close,
+            udp_s: timeouts.udp,
+            icmp_s: timeouts.icmp,
+            sctp_s: timeouts.sctp,
+            any_s: timeouts.any,
+            fragment_s: timeouts.fragment,
+        }
+    }
+}
+
+impl fmt::Display for Lifetimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "tcp_syn_s={} tcp_established_s={} tcp_close_s={} udp_s={} icmp_s={} sctp_s={} any_s={} \
+             fragment_s={}",
+            self.tcp_syn_s,
+            self.tcp_established_s,
+            self.tcp_close_s,
+            self.udp_s,
+            self.icmp_s,
+            self.sctp_s,
+            self.any_s,
+            self.fragment_s
+        )
     }
 }
 
@@ -100,7 +151,9 @@ mod tests {
         };
         assert_eq!(
             lines(&entries(vec![(0, config)])),
-            "0: layout_version=1 icmp_id=258 probe_session=99 gateway4=10.244.1.1\n"
+            "0: layout_version=1 icmp_id=258 probe_session=99 tcp_syn_s=60 tcp_established_s=8000 \
+             tcp_close_s=10 udp_s=60 icmp_s=60 sctp_s=210 any_s=60 fragment_s=30 \
+             gateway4=10.244.1.1\n"
         );
         config.health_ifindex = 5;
         config.health6 = ip("fd00:10:244:1::7");

@@ -16,6 +16,7 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::CtEntry;
 use health_common::endpoint::EndpointInfo;
+use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{Fate, Inflight};
 use health_common::metrics::Counter;
 use health_common::rtt::{RttKey, RttRow};
@@ -246,6 +247,16 @@ impl Pinned {
     /// Probes whose answer is waited for, all at once.
     pub fn inflight(&self) -> Result<Vec<(u32, Inflight)>, DumpError> {
         self.inflight_rows()?.collect()
+    }
+
+    /// Ports of IPv4 packets in fragments.
+    pub fn fragments4_rows(&self) -> Result<Rows<(FragmentKey4, FragmentPorts)>, DumpError> {
+        self.rows(&layout::FRAGMENTS4, decode)
+    }
+
+    /// Ports of IPv6 packets in fragments.
+    pub fn fragments6_rows(&self) -> Result<Rows<(FragmentKey6, FragmentPorts)>, DumpError> {
+        self.rows(&layout::FRAGMENTS6, decode)
     }
 
     /// What arrived of other agents' probes.
