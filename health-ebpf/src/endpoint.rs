@@ -23,7 +23,7 @@ use aya_ebpf::EbpfContext as _;
 use crate::bounds::forgotten;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::endpoint_flow::{track4, track6};
-use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
+use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED, words};
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
@@ -240,8 +240,8 @@ fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
     };
     if S::KEPT {
         let tuple = Tuple6 {
-            saddr_be: ip.saddr_be,
-            daddr_be: ip.daddr_be,
+            saddr_be: words(ip.saddr_be),
+            daddr_be: words(ip.daddr_be),
             sport_be: echo.id_be,
             dport_be: 0,
             protocol: PROTOCOL_ICMPV6,

@@ -13,7 +13,7 @@ use health_common::probe::MESSAGE_LEN;
 
 use crate::clock::coarse_now_ns;
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::frame::Frame;
+use crate::frame::{Frame, words};
 use crate::maps::{HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
 
 const PACKET_LEN4: u32 = (IPV4_LEN + MESSAGE_LEN) as u32;
@@ -172,11 +172,4 @@ fn traffic() -> Traffic {
         source_identity: identity::HOST,
         ..Traffic::default()
     }
-}
-
-/// The same words, copied one by one: of a copy of the whole LLVM makes a call of `memmove`, which moves
-/// byte by byte.
-#[inline(always)]
-fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-    [a, b, c, d]
 }
