@@ -147,16 +147,10 @@ impl Account {
     }
 }
 
-/// Reads a row as of one moment; `None` when there is none.
-pub(super) fn read_row(
-    rows: &HashMap<MapData, RttKey, RttRow>,
-    key: &RttKey,
+/// Reads a row as of one moment, by as many copies as it takes; `None` when there is none.
+pub(super) fn row_of_one_moment(
+    copy: impl Fn() -> io::Result<Option<RttRow>>,
 ) -> io::Result<Option<RttRow>> {
-    let copy = || match rows.get(key, 0) {
-        Ok(row) => Ok(Some(row)),
-        Err(MapError::KeyNotFound) => Ok(None),
-        Err(error) => Err(map_io(error)),
-    };
     patiently(|| {
         let (Some(first), Some(second)) = (copy()?, copy()?) else {
             return Ok(Some(None));
@@ -208,7 +202,12 @@ impl RttStore for KernelRtt {
     }
 
     fn row(&self, key: RttKey) -> io::Result<Option<RttRow>> {
-        read_row(&self.rows(), &key)
+        let rows = self.rows();
+        row_of_one_moment(|| match rows.get(&key, 0) {
+            Ok(row) => Ok(Some(row)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(error) => Err(map_io(error)),
+        })
     }
 
     fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {

@@ -29,6 +29,13 @@ pub(super) struct EntrySize {
     pub(super) value: usize,
 }
 
+impl EntrySize {
+    /// Bytes of a cursor, at least.
+    fn cursor(self) -> usize {
+        self.key.max(MIN_CURSOR)
+    }
+}
+
 /// Room for some entries.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -37,6 +44,19 @@ pub struct Batch {
     size: Option<EntrySize>,
     /// Entries that there are.
     count: usize,
+    origin: Origin,
+}
+
+/// How a batch was asked for.
+#[derive(Debug, Default)]
+enum Origin {
+    /// From the map's first bucket or index on.
+    #[default]
+    Start,
+    /// From this cursor on.
+    After(Vec<u8>),
+    /// Key by key.
+    Keys,
 }
 
 impl Batch {
@@ -47,6 +67,43 @@ impl Batch {
             keys.zip(self.values.chunks_exact(size.value))
                 .take(self.count)
         })
+    }
+
+    /// Reads these entries of their map once more, into `again`: each in its former place unless others came or
+    /// went before it.
+    pub(super) fn read_again(&self, map: BorrowedFd<'_>, again: &mut Self) -> io::Result<()> {
+        let Some(size) = self.size else {
+            again.count = 0;
+            return Ok(());
+        };
+        let cursor = match &self.origin {
+            Origin::Start => None,
+            Origin::After(cursor) => Some(&cursor[..]),
+            Origin::Keys => return self.read_keys(map, size, again),
+        };
+        let room = self.keys.len() / size.key;
+        let mut end = vec![0; size.cursor()];
+        again.make_room(size, room);
+        let Self { keys, values, .. } = again;
+        match sys::lookup_batch(map, cursor, &mut end, keys, values, room as u32) {
+            Ok((count, _)) => again.count = count as usize,
+            // The first bucket has become longer than all of them were.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn read_keys(&self, map: BorrowedFd<'_>, size: EntrySize, again: &mut Self) -> io::Result<()> {
+        again.make_room(size, self.count);
+        for (key, _) in self.entries() {
+            let slot = &mut again.values[again.count * size.value..][..size.value];
+            if sys::lookup(map, key, slot)? {
+                again.keys[again.count * size.key..][..size.key].copy_from_slice(key);
+                again.count += 1;
+            }
+        }
+        Ok(())
     }
 
     fn make_room(&mut self, size: EntrySize, room: usize) {
@@ -64,11 +121,9 @@ pub(super) struct Walk {
     /// Entries that a batch must have room for.
     room: usize,
     place: Place,
-    /// Where the last batch began.
-    batch_place: Place,
     /// Where the last call of the kernel ended: the cursor that it left, or a key.
     cursor: Vec<u8>,
-    /// For what the next call leaves. After a batch: the cursor that it began at.
+    /// For what the next call leaves.
     next: Vec<u8>,
 }
 
@@ -84,12 +139,11 @@ impl Walk {
     /// From the first entry on. Neither size may be 0.
     pub(super) fn new(size: EntrySize) -> Self {
         let fitting = MAX_BYTES / (size.key + size.value);
-        let cursor = vec![0; size.key.max(MIN_CURSOR)];
+        let cursor = vec![0; size.cursor()];
         Self {
             size,
             room: fitting.clamp(1, MAX_ENTRIES),
             place: Place::Start,
-            batch_place: Place::Start,
             next: cursor.clone(),
             cursor,
         }
@@ -114,45 +168,7 @@ impl Walk {
         Ok(true)
     }
 
-    /// Reads the entries of `batch`, the last that was read, once more, into `again`: each in its former place
-    /// unless others came or went before it.
-    pub(super) fn read_again(
-        &mut self,
-        map: BorrowedFd<'_>,
-        batch: &Batch,
-        again: &mut Batch,
-    ) -> io::Result<()> {
-        if self.place == Place::AfterKey || self.batch_place == Place::AfterKey {
-            return self.read_keys(map, batch, again);
-        }
-        let cursor = (self.batch_place == Place::AfterBatch).then_some(&self.next[..]);
-        let mut end = vec![0; self.next.len()];
-        again.make_room(self.size, self.room);
-        let Batch { keys, values, .. } = again;
-        match sys::lookup_batch(map, cursor, &mut end, keys, values, self.room as u32) {
-            Ok((count, _)) => again.count = count as usize,
-            // The first bucket has become longer than all of them were.
-            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn read_keys(&self, map: BorrowedFd<'_>, batch: &Batch, again: &mut Batch) -> io::Result<()> {
-        let EntrySize { key: len, value } = self.size;
-        again.make_room(self.size, batch.count);
-        for (key, _) in batch.entries() {
-            let slot = &mut again.values[again.count * value..][..value];
-            if sys::lookup(map, key, slot)? {
-                again.keys[again.count * len..][..len].copy_from_slice(key);
-                again.count += 1;
-            }
-        }
-        Ok(())
-    }
-
     fn read_batch(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
-        self.batch_place = self.place;
         let cursor = (self.place == Place::AfterBatch).then_some(&self.cursor[..]);
         let (count, is_end) = loop {
             batch.make_room(self.size, self.room);
@@ -164,6 +180,7 @@ impl Walk {
             }
         };
         batch.count = count as usize;
+        batch.origin = cursor.map_or(Origin::Start, |cursor| Origin::After(cursor.to_vec()));
         std::mem::swap(&mut self.cursor, &mut self.next);
         self.place = if is_end {
             Place::End
@@ -174,8 +191,8 @@ impl Walk {
     }
 
     fn read_by_key(&mut self, map: BorrowedFd<'_>, batch: &mut Batch) -> io::Result<()> {
-        self.batch_place = Place::AfterKey;
         batch.make_room(self.size, self.room);
+        batch.origin = Origin::Keys;
         let EntrySize { key, value } = self.size;
         while batch.count < self.room {
             let after = (self.place == Place::AfterKey).then_some(&self.cursor[..key]);

@@ -15,6 +15,7 @@ mod inflight;
 mod map;
 mod metrics;
 mod nat;
+mod parallel;
 mod prog;
 mod rtt;
 mod settings;

@@ -2,19 +2,14 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::num::NonZero;
-use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use anyhow::Context as _;
 use serde::Serialize;
 
+use super::parallel::on_all_cpus;
 use crate::cli::output::{Format, write_json_line, write_yaml};
 use crate::datapath::dump::{Batch, DumpError, Rows};
-
-/// More threads wait for each other: the kernel is asked and the text is written by one at a time.
-const THREADS: usize = 4;
 
 /// Why writing ended early.
 #[derive(Debug, thiserror::Error)]
@@ -75,15 +70,7 @@ fn write<T, U: Display + Serialize>(
         }
         Ok(())
     };
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    thread::scope(|scope| {
-        let others: Vec<_> = (1..threads.min(THREADS))
-            .map(|_| scope.spawn(work))
-            .collect();
-        others.into_iter().fold(work(), |result, other| {
-            result.and(other.join().unwrap_or_else(|panic| resume_unwind(panic)))
-        })
-    })?;
+    on_all_cpus(work)?;
     let listing = listing.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(listing.end()?)
 }
@@ -170,6 +157,7 @@ impl<'a, W: Write + ?Sized> Listing<'a, W> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::parallel::tests::Gone;
     use super::*;
 
     fn written(format: Format, rows: &[u32]) -> String {
@@ -199,15 +187,6 @@ mod tests {
 
     #[test]
     fn a_reader_that_is_gone_ends_it() {
-        struct Gone;
-        impl Write for Gone {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
         let read = |each: &mut dyn FnMut(&u32)| {
             each(&7);
             Ok(())

@@ -202,28 +202,7 @@ impl OpenMap {
         })
     }
 
-    /// Calls `each` with every entry, and with what its value is a moment later unless the map's entries have
-    /// changed meanwhile.
-    pub(super) fn each_twice(
-        &self,
-        mut each: impl FnMut(&[u8], &[u8], Option<&[u8]>),
-    ) -> Result<(), DumpError> {
-        let failed = |source| self.cannot("read", source);
-        let mut walk = Walk::new(self.entry_size()?);
-        let (mut batch, mut again) = (Batch::default(), Batch::default());
-        while walk.read(self.fd(), &mut batch).map_err(failed)? {
-            walk.read_again(self.fd(), &batch, &mut again)
-                .map_err(failed)?;
-            let mut later = again.entries();
-            for (key, value) in batch.entries() {
-                let later = later.next().filter(|(later, _)| *later == key);
-                each(key, value, later.map(|(_, value)| value));
-            }
-        }
-        Ok(())
-    }
-
-    fn entry_size(&self) -> Result<EntrySize, DumpError> {
+    pub(super) fn entry_size(&self) -> Result<EntrySize, DumpError> {
         let (key, value) = (self.info.key_size as usize, self.info.value_size as usize);
         if !self.kind().is_listable() || key == 0 || value == 0 {
             return Err(DumpError::NothingToList {

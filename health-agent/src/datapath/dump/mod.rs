@@ -4,13 +4,13 @@ mod flow;
 mod flush;
 mod map;
 mod objects;
+mod rtt_rows;
 
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{HashMap, Map, MapData};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
@@ -34,6 +34,7 @@ pub use flow::{Flow, Translation};
 pub use flush::Flushed;
 pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
+pub use rtt_rows::RttRows;
 
 /// Why a dump could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -184,35 +185,14 @@ impl Pinned {
         Ok(rows)
     }
 
-    /// Round-trip times, row by row, each of one moment: with many peers they are too large to hold all at once.
+    /// Round-trip times, row by row: with many peers they are too large to hold all at once.
     pub fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow)) -> Result<(), DumpError> {
-        let mut torn = Vec::new();
-        OpenMap::open_as(&self.dir, &layout::RTT)?.each_twice(|key, copy, again| {
-            match decode::<RttKey, RttRow>(key, copy) {
-                Some((key, row)) if row.is_unlocked() && again == Some(copy) => each(&key, &row),
-                Some((key, _)) => torn.push(key),
-                None => {}
-            }
-        })?;
-        if torn.is_empty() {
-            return Ok(());
-        }
-        let pin = self.dir.join(layout::RTT.name);
-        let failed = |source| DumpError::Kernel {
-            what: "read",
-            path: pin.clone(),
-            source,
-        };
-        let rows = MapData::from_pin(&pin)
-            .and_then(Map::from_map_data)
-            .and_then(HashMap::try_from)
-            .map_err(|error| failed(io::Error::other(error)))?;
-        for key in torn {
-            if let Some(row) = rtt::read_row(&rows, &key).map_err(failed)? {
-                each(&key, &row);
-            }
-        }
-        Ok(())
+        self.rtt_rows()?.each(each)
+    }
+
+    /// Round-trip times, for several threads.
+    pub fn rtt_rows(&self) -> Result<RttRows, DumpError> {
+        RttRows::new(OpenMap::open_as(&self.dir, &layout::RTT)?)
     }
 
     /// Makes rows of round-trip times empty, each of them at one moment. Returns how many of these keys

@@ -6,10 +6,10 @@ use health_common::rtt::RttKey;
 
 use super::names::Names;
 use super::order::{Order, Place, Sort};
-use super::parallel::overlapped;
 use super::select::{Addresses, Scope};
 use crate::api::rtt::{RttEntry, RttFigures, RttPath};
 use crate::api::rtt_summary::RttSummary;
+use crate::cli::bpf::parallel::on_all_cpus;
 use crate::datapath::dump::{DumpError, Pinned};
 use crate::net::clock::{self, ClockState};
 
@@ -58,20 +58,18 @@ impl Listing {
         names: Names,
     ) -> Result<Self, DumpError> {
         let order = Order::new(query.sort, query.is_reversed, &names);
-        let mut collected = Collected::default();
-        // The kernel copies rows on this CPU, while another makes them small.
-        overlapped(
-            |hand_over| {
-                pinned.each_rtt(&mut |key, row| {
-                    if query.has(key) {
-                        hand_over((*key, *row));
-                    }
-                })
-            },
-            |(key, row)| collected.add(key, row.into(), query, &order),
-        )?;
-        let Collected { rows, look, .. } = collected;
-        let order = sorted(collected.places, query.top);
+        let pinned_rows = pinned.rtt_rows()?;
+        let parts = on_all_cpus(|| {
+            let mut part = Collected::default();
+            pinned_rows.each(&mut |key, row| {
+                if query.has(key) {
+                    part.add(key, row.into(), query, &order);
+                }
+            })?;
+            Ok(part)
+        })?;
+        let Collected { rows, places, look } = Collected::of(parts);
+        let order = sorted(places, query.top);
         Ok(Self {
             rows,
             order,
@@ -136,6 +134,20 @@ struct Collected {
 }
 
 impl Collected {
+    /// All parts together.
+    fn of(parts: Vec<Self>) -> Self {
+        let mut all = Self::default();
+        for part in parts {
+            let first = (all.rows.len() * CHUNK) as u32;
+            let places = part.places.into_iter();
+            all.places
+                .extend(places.map(|(place, number)| (place, first + number)));
+            all.rows.extend(part.rows);
+            all.look.extend(part.look);
+        }
+        all
+    }
+
     fn add(&mut self, key: &RttKey, row: RttSummary, query: &Query<'_>, order: &Order<'_>) {
         let shown = match query.earlier {
             None => row,
@@ -153,7 +165,7 @@ impl Collected {
         let number = self.places.len();
         if number.is_multiple_of(CHUNK) {
             self.rows.push(Vec::with_capacity(CHUNK));
-            // Rows are waited for meanwhile, and what is sorted in parts is soon merged.
+            // What is sorted in parts is soon merged.
             self.places[number.saturating_sub(CHUNK)..].sort_unstable();
         }
         // No map has as many.

@@ -5,7 +5,6 @@ mod list;
 mod listing;
 mod names;
 mod order;
-mod parallel;
 mod reset;
 mod select;
 mod table;

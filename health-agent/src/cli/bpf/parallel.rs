@@ -1,54 +1,38 @@
-//! Very many rows, read and written by several CPUs in their order.
+//! Very many rows, read and written by several CPUs.
 
 use std::io::{self, Write};
-use std::mem;
 use std::num::NonZero;
+use std::panic;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 
-/// Rows that one thread takes or writes at a time: few enough to stay in a CPU's cache.
+/// Rows that one thread writes at a time: few enough to stay in a CPU's cache.
 const CHUNK: usize = 256;
-/// Chunks that were read and wait to be taken.
-const READ_AHEAD: usize = 32;
 /// Chunks of each thread that wait to be printed.
 const WRITTEN_AHEAD: usize = 4;
-/// More threads wait for the printing.
+/// More threads wait for each other: the kernel is asked and the text is printed by one at a time.
 const THREADS: usize = 4;
 
-/// Has `read` hand over items here, while `take` takes them on another CPU, in their order.
-pub(super) fn overlapped<T: Send, E>(
-    read: impl FnOnce(&mut dyn FnMut(T)) -> Result<(), E>,
-    mut take: impl FnMut(&T) + Send,
-) -> Result<(), E> {
-    let (full, chunks) = sync_channel::<Vec<T>>(READ_AHEAD);
-    let (empty, taken) = channel();
+/// Has every CPU do `work`, and returns what each made.
+pub(super) fn on_all_cpus<T: Send, E: Send>(
+    work: impl Fn() -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
     thread::scope(|scope| {
-        scope.spawn(move || {
-            for mut chunk in chunks {
-                chunk.iter().for_each(&mut take);
-                chunk.clear();
-                // After the last one, nobody needs it.
-                let _ = empty.send(chunk);
-            }
-        });
-        let fresh = || {
-            taken
-                .try_recv()
-                .unwrap_or_else(|_| Vec::with_capacity(CHUNK))
-        };
-        // A thread that panics takes the program with it: who takes is there to the end.
-        let send = |chunk| drop(full.send(chunk));
-        let mut chunk = fresh();
-        let result = read(&mut |item| {
-            chunk.push(item);
-            if chunk.len() == CHUNK {
-                send(mem::replace(&mut chunk, fresh()));
-            }
-        });
-        send(chunk);
-        drop(full);
-        result
+        let others: Vec<_> = (1..threads()).map(|_| scope.spawn(&work)).collect();
+        let mut made = vec![work()];
+        made.extend(others.into_iter().map(|other| {
+            other
+                .join()
+                .unwrap_or_else(|panic| panic::resume_unwind(panic))
+        }));
+        made.into_iter().collect()
     })
+}
+
+fn threads() -> usize {
+    thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .min(THREADS)
 }
 
 /// Has `fetch` fetch and `write` write each of the rows `0..count`, and prints their texts in that order.
@@ -59,8 +43,7 @@ pub(super) fn print_rows<T>(
     write: impl Fn(&mut Vec<u8>, T) -> io::Result<()> + Sync,
 ) -> io::Result<()> {
     let chunks = count.div_ceil(CHUNK);
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let threads = threads.min(THREADS).min(chunks);
+    let threads = threads().min(chunks);
     let write_chunk = |text: &mut Vec<u8>, chunk: usize| -> io::Result<()> {
         text.clear();
         // Sorted rows lie anywhere in memory: fetched together, they are waited for together.
@@ -106,8 +89,22 @@ pub(super) fn print_rows<T>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    /// A pipe that nobody reads any more.
+    pub(in super::super) struct Gone;
+
+    impl Write for Gone {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn rows_come_in_their_order_however_many() {
@@ -126,29 +123,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_taken_in_its_order_to_the_last() {
-        for count in [0, 1, CHUNK, 100 * CHUNK + 7] {
-            let mut taken = Vec::new();
-            let read = |hand_over: &mut dyn FnMut(usize)| {
-                (0..count).for_each(hand_over);
-                Err("the end")
-            };
-            assert_eq!(overlapped(read, |&item| taken.push(item)), Err("the end"));
-            assert!(taken.into_iter().eq(0..count), "{count}");
-        }
+    fn what_each_cpu_makes_comes_together_and_one_failure_is_enough() {
+        let turns = AtomicUsize::new(0);
+        let turn = || turns.fetch_add(1, Ordering::Relaxed);
+        let made = on_all_cpus(|| Ok::<_, ()>(turn())).unwrap();
+        assert_eq!(made.iter().sum::<usize>(), (0..made.len()).sum::<usize>());
+        let last = made.len() - 1;
+        turns.store(0, Ordering::Relaxed);
+        let failed = on_all_cpus(|| if turn() == last { Err("it") } else { Ok(()) });
+        assert_eq!(failed, Err("it"));
     }
 
     #[test]
     fn a_reader_that_is_gone_ends_it() {
-        struct Gone;
-        impl Write for Gone {
-            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-                Err(io::ErrorKind::BrokenPipe.into())
-            }
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
         let printed = print_rows(
             &mut Gone,
             100 * CHUNK,
