@@ -9,8 +9,6 @@ use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::Timeouts;
-use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
-use health_common::identity;
 use health_common::siphash::SipKey;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -279,18 +277,9 @@ impl NodeDatapath {
     /// Tells the programs about the endpoint and the agent's own probes.
     fn configure(&mut self) -> anyhow::Result<()> {
         let endpoint = &self.endpoint;
-        let info = EndpointInfo {
-            ifindex: endpoint.ifindex(),
-            identity: identity::HEALTH,
-            flags: ENDPOINT_HEALTH,
-            id: endpoint.id(),
-            mac: endpoint.mac().0,
-            host_mac: endpoint.host_mac().0,
-            pad: 0,
-        };
         let endpoints: Vec<_> = addresses(endpoint)
             .into_iter()
-            .map(|addr| (addr, info))
+            .map(|addr| (addr, endpoint.info()))
             .collect();
         self.datapath.set_endpoints(&endpoints)?;
         self.tai_offset_ns = clock::state()?.tai_offset_ns();

@@ -5,17 +5,17 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use health_agent::config::Location;
-use health_agent::datapath::loader::ProgramLog;
+use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::{Datapath, Hook};
-use health_agent::endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
+use health_agent::endpoint::health::HealthEndpoint;
 use health_common::config::DatapathConfig;
-use nix::sched::{CloneFlags, unshare};
 
+use super::endpoint::{NODE, with_endpoint};
+use super::parts::median;
 use super::program_cost::ProgramCost;
 use super::{Figure, Report, Target};
 use crate::packet::{IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
-use crate::testrun::{Bpffs, TestRun};
+use crate::testrun::TestRun;
 
 /// Echoes in one run of `ping -f`.
 const ECHOES: u32 = 300_000;
@@ -31,7 +31,6 @@ const STACK_LOSSES: u32 = 10;
 /// How long `ping -f` waits for an echo before it sends the next, milliseconds (ping(8)).
 const FLOOD_PATIENCE_MS: f64 = 10.0;
 
-const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const INSTANCE: &str = "bench-echo";
 
 const EMPTY_CODE: u32 = 0;
@@ -53,82 +52,17 @@ pub(super) fn run() -> anyhow::Result<Report> {
 
 /// Microseconds a `ping -f` cycle, medians: answered in eBPF, and by the namespace's stack.
 fn ping_cycles() -> anyhow::Result<(f64, f64)> {
-    // A thread of its own takes the network namespace with it when it ends.
-    std::thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        runtime.block_on(alternate())
-    })
-    .join()
-    .map_err(|_| anyhow::anyhow!("the measuring thread panicked"))?
+    with_endpoint(INSTANCE, alternate)
 }
 
-async fn alternate() -> anyhow::Result<(f64, f64)> {
-    let bpffs = Bpffs::mount();
-    let state_dir = tempfile::tempdir()?;
-    ip(&["link", "set", "lo", "up"])?;
-    ip(&["address", "add", &format!("{NODE}/32"), "dev", "lo"])?;
-    let spec = HealthEndpointSpec {
-        instance: INSTANCE.to_owned(),
-        node_addresses: vec![NODE.into()],
-        unusable_addresses: Vec::new(),
-        pod_cidrs: vec!["10.244.1.0/24".parse()?],
-        fixed_addresses: Vec::new(),
-        mtu_device: None,
-        uplinks: Vec::new(),
-        state_dir: state_dir.path().to_owned(),
-    };
-    let result = async {
-        let (endpoint, _) = HealthEndpoint::ensure(&spec).await?;
-        measure(&endpoint, &bpffs)
-    }
-    .await;
-    let cleanup = health::cleanup(INSTANCE, state_dir.path()).await;
-    ensure!(
-        cleanup.failed.is_empty(),
-        "cannot remove the health endpoint: {:?}",
-        cleanup.failed
-    );
-    result
-}
-
-fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64)> {
-    let location = Location {
-        instance: INSTANCE.to_owned(),
-        runtime_dir: "/nonexistent".into(),
-        state_dir: "/nonexistent".into(),
-        bpf_root: bpffs.path().to_owned(),
-    };
+fn alternate(
+    endpoint: &HealthEndpoint,
+    datapath: &mut Datapath,
+    _: &Pinned,
+) -> anyhow::Result<(f64, f64)> {
     let address = endpoint
         .ipv4()
         .context("the endpoint has no IPv4 address")?;
-    let gateway = endpoint
-        .gateway4()
-        .context("the endpoint has no IPv4 gateway")?;
-    // Answered in eBPF otherwise; both sides are to be alike but for the echo.
-    endpoint.netns().run_in(|| {
-        ip(&[
-            "neighbour",
-            "replace",
-            &gateway.to_string(),
-            "lladdr",
-            &endpoint.host_mac().to_string(),
-            "dev",
-            health::INNER_DEVICE,
-            "nud",
-            "permanent",
-        ])
-    })??;
-    let mut datapath = Datapath::load(&location, ProgramLog::Warn)?;
-    datapath.configure(DatapathConfig {
-        layout_version: health_common::LAYOUT_VERSION,
-        health_ifindex: endpoint.ifindex(),
-        health4: address.into(),
-        health_mac: endpoint.mac().0,
-        ..DatapathConfig::default()
-    })?;
     let hooks = Hook::endpoint(endpoint.ifname());
     let mut ebpf = Vec::new();
     let mut stack = Vec::new();
@@ -143,7 +77,7 @@ fn measure(endpoint: &HealthEndpoint, bpffs: &Bpffs) -> anyhow::Result<(f64, f64
             stack.push(by_stack);
         }
     }
-    Ok((median(ebpf), median(stack)))
+    Ok((median(ebpf)?, median(stack)?))
 }
 
 /// Microseconds a cycle of one `ping -f`, in which at most `tolerated` echoes are lost.
@@ -216,12 +150,12 @@ fn program_figures() -> anyhow::Result<Vec<Figure>> {
             stateless.push(cost.measure_own("bench_echo_stateless", PASSES, REDIRECT_CODE)?);
             full.push(cost.measure(&program, PASSES, REDIRECT_CODE)?);
         }
-        let empty = median(empty);
+        let empty = median(empty)?;
         figures.push(Figure {
             name: format!("to_endpoint, {family}, known flow, net (other: without state)"),
             unit: "ns",
-            ours: median(full) - empty,
-            other: Some(median(stateless) - empty),
+            ours: median(full)? - empty,
+            other: Some(median(stateless)? - empty),
             target,
         });
         figures.push(Figure {
@@ -233,23 +167,4 @@ fn program_figures() -> anyhow::Result<Vec<Figure>> {
         });
     }
     Ok(figures)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-fn ip(args: &[&str]) -> anyhow::Result<()> {
-    let output = Command::new("ip")
-        .args(args)
-        .output()
-        .context("cannot run ip (Debian: iproute2)")?;
-    ensure!(
-        output.status.success(),
-        "ip {}: {}",
-        args.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(())
 }

@@ -5,6 +5,7 @@ mod cluster;
 mod ct;
 mod detection;
 mod echo;
+mod endpoint;
 mod mesh;
 mod parts;
 mod program_cost;

@@ -18,6 +18,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::identity;
 use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{info, warn};
@@ -201,6 +203,19 @@ impl HealthEndpoint {
     /// The endpoint's own hardware address.
     pub fn mac(&self) -> MacAddr {
         self.state.mac
+    }
+
+    /// What the programs are told of it.
+    pub fn info(&self) -> EndpointInfo {
+        EndpointInfo {
+            ifindex: self.ifindex(),
+            identity: identity::HEALTH,
+            flags: ENDPOINT_HEALTH,
+            id: self.id(),
+            mac: self.mac().0,
+            host_mac: self.host_mac().0,
+            pad: 0,
+        }
     }
 
     /// The host side's hardware address, which is the gateway's.

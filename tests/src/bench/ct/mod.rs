@@ -1,8 +1,10 @@
-//! Conntrack: what its maps cost to read and to collect.
+//! Conntrack: what its maps cost to read and to collect, and what tracking costs a packet.
 
 mod collect;
+mod cost;
 mod dump;
 mod filled;
+mod throughput;
 
 use super::parts::{self, Part};
 use super::{Options, Report};
@@ -17,6 +19,16 @@ const PARTS: &[Part] = &[
         name: "collect",
         about: "collecting a million entries of which half have expired",
         measure: |_| collect::figures(),
+    },
+    Part {
+        name: "cost",
+        about: "what tracking costs a packet, by test runs",
+        measure: |_| cost::figures(),
+    },
+    Part {
+        name: "throughput",
+        about: "packets a second through a veth, beside the kernel's own conntrack",
+        measure: |_| throughput::figures(),
     },
 ];
 
