@@ -1,8 +1,7 @@
 //! Collection of conntrack and NAT entries whose time is over: which may go, what belongs together, and
 //! how `ct_collect` is asked to remove them.
 
-use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
-use crate::nat::{NatEntry4, NatEntry6};
+use crate::ct::{Tuple4, Tuple6};
 
 /// Most keys in one request. It is short, since packets of the CPU wait while the program runs.
 pub const CHUNK: usize = 64;
@@ -63,96 +62,9 @@ pub const fn may_be_orphan(created_ns: u64, now_ns: u64) -> bool {
     created_ns.saturating_add(ORPHAN_AGE_NS) < now_ns
 }
 
-/// A tuple of one IP version with what its flow's translation consists of: an entry under the flow's own
-/// tuple in direction out, and one under the tuple of what comes back.
-pub trait Translated: Copy + PartialEq {
-    /// The value of the NAT map.
-    type Entry: Copy;
-    /// As [`CollectHeader::ip_version`].
-    const IP_VERSION: u32;
-
-    /// The same addresses and ports in another direction.
-    #[must_use]
-    fn in_direction(self, direction: u8) -> Self;
-
-    /// Of an outbound flow that is translated by `out`: the key of the entry for what comes back.
-    #[must_use]
-    fn reply_key(self, out: &Self::Entry) -> Self;
-
-    /// The outbound flow that `entry`, found under this key, is for.
-    #[must_use]
-    fn flow(self, entry: &Self::Entry) -> Self;
-
-    /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
-    fn created_ns(entry: &Self::Entry) -> u64;
-}
-
-macro_rules! translated {
-    ($tuple:ty, $entry:ty, $ip_version:literal) => {
-        impl Translated for $tuple {
-            type Entry = $entry;
-            const IP_VERSION: u32 = $ip_version;
-
-            #[inline(always)]
-            fn in_direction(self, direction: u8) -> Self {
-                Self { direction, ..self }
-            }
-
-            #[inline(always)]
-            fn reply_key(self, out: &$entry) -> Self {
-                out.inbound_key(&self)
-            }
-
-            #[inline(always)]
-            fn flow(self, entry: &$entry) -> Self {
-                if self.direction == TUPLE_OUT {
-                    self
-                } else {
-                    entry.outbound_key(&self)
-                }
-            }
-
-            #[inline(always)]
-            fn created_ns(entry: &$entry) -> u64 {
-                entry.created_ns
-            }
-        }
-    };
-}
-
-translated!(Tuple4, NatEntry4, 4);
-translated!(Tuple6, NatEntry6, 6);
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const FLOW: Tuple4 = Tuple4 {
-        saddr_be: 1,
-        daddr_be: 2,
-        sport_be: 3,
-        dport_be: 4,
-        protocol: 6,
-        direction: TUPLE_OUT,
-        pad: 0,
-    };
-
-    #[test]
-    fn both_entries_of_a_translation_lead_to_its_flow() {
-        let out = NatEntry4 {
-            addr_be: 9,
-            port_be: 8,
-            ..NatEntry4::default()
-        };
-        let key = FLOW.reply_key(&out);
-        let back = NatEntry4 {
-            addr_be: FLOW.saddr_be,
-            port_be: FLOW.sport_be,
-            ..NatEntry4::default()
-        };
-        assert_eq!(FLOW.flow(&out), FLOW);
-        assert_eq!(key.flow(&back), FLOW);
-    }
 
     #[test]
     fn translations_without_a_flow_are_orphans_after_a_minute() {

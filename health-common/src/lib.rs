@@ -25,6 +25,7 @@ pub mod probe;
 pub mod rtt;
 pub mod siphash;
 pub mod tcp;
+pub mod tuple;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
 /// and keeps an agent from reusing pinned maps that it would misread.

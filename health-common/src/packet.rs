@@ -5,7 +5,7 @@
 
 use crate::ct::{IP_PROTOCOL_SCTP, IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use crate::echo::{
-    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, IPV4_LEN,
+    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, IPV4_LEN, IPV6_LEN,
     Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
 };
 use crate::fragment::Fragment;
@@ -229,6 +229,25 @@ impl Ipv4Header {
         };
         let there = if claimed < len { claimed } else { len };
         there.checked_sub(header_len)
+    }
+}
+
+impl Ipv6Header {
+    /// As [`Ipv4Header::data_len`], with the extension headers.
+    #[inline(always)]
+    pub const fn data_len(&self, len: u32) -> Option<u32> {
+        if u32::from_be(self.version_class_flow_be) >> 28 != 6 {
+            return None;
+        }
+        let Some(there) = len.checked_sub(IPV6_LEN as u32) else {
+            return None;
+        };
+        let claimed = match u16::from_be(self.payload_len_be) as u32 {
+            // Larger than the field can say (RFC 2675, BIG TCP).
+            0 if there > u16::MAX as u32 => there,
+            claimed => claimed,
+        };
+        Some(if claimed < there { claimed } else { there })
     }
 }
 
@@ -542,6 +561,24 @@ mod tests {
         ip.total_len_be = 0;
         assert_eq!(ip.data_len(70_000), Some(69_980));
         assert!(read4(&ip, 70_000, &start(&PORTS), TUPLE_OUT).is_some());
+    }
+
+    #[test]
+    fn an_ipv6_packet_ends_where_its_header_says_and_where_its_bytes_do() {
+        let of = |payload_len: u16, len| {
+            let ip = Ipv6Header {
+                version_class_flow_be: 0x6000_0000_u32.to_be(),
+                payload_len_be: payload_len.to_be(),
+                ..Ipv6Header::default()
+            };
+            ip.data_len(len)
+        };
+        assert_eq!(of(4, 46), Some(4), "padding is no data");
+        assert_eq!(of(0, 46), Some(0));
+        assert_eq!(of(1400, 60), Some(20), "cut short");
+        assert_eq!(of(0, 70_000), Some(69_960));
+        assert_eq!(of(0, 39), None);
+        assert_eq!(ip6().data_len(40), None, "no version");
     }
 
     #[test]

@@ -41,6 +41,18 @@ pub fn coarse_now_ns() -> u64 {
     unsafe { bpf_ktime_get_coarse_ns() }
 }
 
+/// As [`coarse_now_ns`], in whole seconds.
+#[inline(always)]
+pub fn coarse_now_secs() -> u32 {
+    seconds(coarse_now_ns())
+}
+
+/// Whole seconds.
+#[inline(always)]
+pub fn seconds(ns: u64) -> u32 {
+    (ns / 1_000_000_000) as u32
+}
+
 /// The time of day, UTC, since 1970.
 #[inline(always)]
 pub fn utc_now_ns(config: &DatapathConfig) -> u64 {

@@ -6,55 +6,16 @@ use core::ptr;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
-    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, Tuple4, Tuple6, lifetime, tcp,
+    CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::Tuple;
 
-use crate::clock::coarse_now_ns;
+use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
 
 /// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
 /// what is not entered now comes with the next packet.
 const STATE_ATTEMPTS: u32 = 4;
-
-/// A tuple of either IP version.
-pub trait Tuple: Copy {
-    /// The tuple of a packet that goes the other way.
-    fn reply(&self) -> Self;
-    /// IP protocol number.
-    fn protocol(&self) -> u8;
-    /// [`TUPLE_IN`] or its opposite.
-    fn direction(&self) -> u8;
-}
-
-impl Tuple for Tuple4 {
-    #[inline(always)]
-    fn reply(&self) -> Self {
-        self.reversed()
-    }
-    #[inline(always)]
-    fn protocol(&self) -> u8 {
-        self.protocol
-    }
-    #[inline(always)]
-    fn direction(&self) -> u8 {
-        self.direction
-    }
-}
-
-impl Tuple for Tuple6 {
-    #[inline(always)]
-    fn reply(&self) -> Self {
-        self.reversed()
-    }
-    #[inline(always)]
-    fn protocol(&self) -> u8 {
-        self.protocol
-    }
-    #[inline(always)]
-    fn direction(&self) -> u8 {
-        self.direction
-    }
-}
 
 /// What one packet, or one exchange, adds to its entry.
 #[derive(Clone, Copy, Default)]
@@ -132,7 +93,7 @@ pub fn enter<K: Tuple>(
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
 pub fn is_known<K: Tuple>(map: &LruHashMap<K, CtEntry>, tuple: &mut K) -> bool {
-    live(map, tuple, seconds(coarse_now_ns())).is_some()
+    live(map, tuple, coarse_now_secs()).is_some()
 }
 
 /// Updates a flow's entry under its own tuple, whichever side sent, or makes it. For exchanges whose protocol
@@ -336,11 +297,6 @@ pub unsafe fn update<K: Tuple>(
         }
         (*entry).expires = now + lifetime(tuple.protocol(), (*entry).state(), timeouts);
     }
-}
-
-#[inline(always)]
-fn seconds(ns: u64) -> u32 {
-    (ns / 1_000_000_000) as u32
 }
 
 /// Adds to a counter that several CPUs write.

@@ -16,6 +16,7 @@ pub mod conntrack;
 pub mod endpoint;
 pub mod endpoint_flow;
 pub mod flow;
+pub mod fragment;
 pub mod frame;
 pub mod maps;
 pub mod metrics;
@@ -24,6 +25,7 @@ pub mod packet;
 pub mod rtt;
 pub mod tcp;
 pub mod turnround;
+pub mod version;
 
 /// Never reached: the verifier proves that no program panics.
 #[panic_handler]

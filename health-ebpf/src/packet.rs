@@ -11,49 +11,83 @@ use health_common::packet::{
 };
 
 use crate::bounds::forgotten;
-use crate::frame::{Frame, IP_AT};
+use crate::frame::Frame;
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
 const ERROR_LEN: u32 = ECHO_LEN as u32;
 
-/// An IPv4 packet that goes in `direction`, as in a tuple. `None` when it is cut short or not IPv4.
-#[inline(always)]
-pub fn read4(frame: &Frame, direction: u8) -> Option<Packet<Tuple4>> {
-    let ip = frame.at::<Ipv4Header>(IP_AT)?;
-    let at = IP_AT as u32 + ip.header_len();
-    let start = transport_start(frame, at, transport_len(ip.protocol));
-    packet::read4(ip, frame.length() - IP_AT as u32, &start, direction)
+/// A packet, and what it carries.
+pub struct Found<T> {
+    /// What conntrack wants to know of it.
+    pub packet: Packet<T>,
+    /// Where the transport header begins, behind IP options and extension headers.
+    pub content_at: u32,
 }
 
-/// The tuple of a reply to the packet in an IPv4 ICMP error that goes in `direction`.
+/// The packet in an ICMP error.
+pub struct Inner<T> {
+    /// The tuple of a reply to it.
+    pub reply: T,
+    /// Where its IP header begins.
+    pub ip_at: u32,
+    /// Where its transport header begins.
+    pub content_at: u32,
+    /// How many bytes of it are there from the transport header on.
+    pub content_len: u32,
+}
+
+/// The IPv4 packet whose header is at `ip_at` and which goes in `direction`, as in a tuple. `None` when it
+/// is cut short or not IPv4.
 #[inline(always)]
-pub fn read_inner4(frame: &Frame, direction: u8) -> Option<Tuple4> {
-    let outer = frame.at::<Ipv4Header>(IP_AT)?.header_len();
-    let at = IP_AT as u32 + outer + ERROR_LEN;
+pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple4>> {
+    let ip = frame.at::<Ipv4Header>(ip_at)?;
+    let content_at = ip_at as u32 + ip.header_len();
+    let start = transport_start(frame, content_at, transport_len(ip.protocol));
+    let packet = packet::read4(ip, frame.length() - ip_at as u32, &start, direction)?;
+    Some(Found { packet, content_at })
+}
+
+/// The packet in an IPv4 ICMP error that begins at `error_at` and goes in `direction`.
+#[inline(always)]
+pub fn read_inner4(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Tuple4>> {
+    let ip_at = error_at + ERROR_LEN;
     let mut ip = Ipv4Header::default();
-    load(frame, at, &mut ip, IPV4_LEN as u32)?;
-    let start = transport_start(frame, at + ip.header_len(), ERROR_LEN);
-    inner4(&ip, frame.length().checked_sub(at)?, &start, direction)
+    load(frame, ip_at, &mut ip, IPV4_LEN as u32)?;
+    let content_at = ip_at + ip.header_len();
+    let start = transport_start(frame, content_at, ERROR_LEN);
+    let len = frame.length().checked_sub(ip_at)?;
+    Some(Inner {
+        reply: inner4(&ip, len, &start, direction)?,
+        ip_at,
+        content_at,
+        content_len: ip.data_len(len)?,
+    })
 }
 
-/// As [`read4`]. The second value is where the packet's content begins, behind the extension headers.
+/// As [`read4`].
 #[inline(always)]
-pub fn read6(frame: &Frame, direction: u8) -> Option<(Packet<Tuple6>, u32)> {
-    let ip = frame.at::<Ipv6Header>(IP_AT)?;
-    let (upper, at) = upper(frame, IP_AT as u32, ip)?;
-    let start = transport_start(frame, at, transport_len(upper.protocol));
-    Some((packet::read6(ip, &upper, &start, direction)?, at))
+pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple6>> {
+    let ip = frame.at::<Ipv6Header>(ip_at)?;
+    let (upper, content_at) = upper(frame, ip_at as u32, ip)?;
+    let start = transport_start(frame, content_at, transport_len(upper.protocol));
+    let packet = packet::read6(ip, &upper, &start, direction)?;
+    Some(Found { packet, content_at })
 }
 
-/// As [`read_inner4`], of an error that begins at `error_at`.
+/// As [`read_inner4`].
 #[inline(always)]
-pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Tuple6> {
+pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Tuple6>> {
     let ip_at = error_at + ERROR_LEN;
     let mut ip = Ipv6Header::default();
     load(frame, ip_at, &mut ip, IPV6_LEN as u32)?;
-    let (upper, at) = upper(frame, ip_at, &ip)?;
-    let start = transport_start(frame, at, ERROR_LEN);
-    inner6(&ip, &upper, &start, direction)
+    let (upper, content_at) = upper(frame, ip_at, &ip)?;
+    let start = transport_start(frame, content_at, ERROR_LEN);
+    Some(Inner {
+        reply: inner6(&ip, &upper, &start, direction)?,
+        ip_at,
+        content_at,
+        content_len: upper.len,
+    })
 }
 
 /// Walks over the extension headers of the packet whose IP header is at `ip_at`. Returns what is behind
@@ -62,6 +96,7 @@ pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Tuple6
 fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header) -> Option<(Upper, u32)> {
     let mut protocol = ip.next_header;
     let mut at = ip_at + IPV6_LEN as u32;
+    let end = at + ip.data_len(frame.length().checked_sub(ip_at)?)?;
     let mut fragment = FragmentHeader::default();
     for _ in 0..EXTENSIONS_MAX {
         if !is_extension(protocol) {
@@ -83,10 +118,9 @@ fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header) -> Option<(Upper, u32)> {
     if is_extension(protocol) && !is_later {
         return None;
     }
-    let there = frame.length().checked_sub(at)?;
     let upper = Upper {
         protocol,
-        len: there,
+        len: end.checked_sub(at)?,
         fragment: fragment.fragment(),
     };
     Some((upper, at))

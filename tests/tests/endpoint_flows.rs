@@ -274,6 +274,19 @@ fn protocols_without_a_state_are_tracked_by_ports_or_by_their_number() {
     }
 }
 
+#[test]
+#[ignore = "needs root"]
+fn padding_behind_a_short_packet_is_not_taken_for_its_ports() {
+    for is_v4 in [true, false] {
+        let bed = Endpoint::new();
+        let mut padded = frame(Out, is_v4, UDP, &[0; 4]);
+        padded.extend(with_ports(5353, 53));
+        bed.pass(Out, &padded);
+        assert_eq!(bed.flows(), []);
+        assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
+    }
+}
+
 /// An ICMP error about a packet, as the host far away or one on the way there sends it.
 fn error(is_v4: bool, about: &[u8]) -> Vec<u8> {
     let (protocol, kind) = if is_v4 { (1, 3) } else { (58, 1) };

@@ -8,10 +8,10 @@ use aya::maps::MapData;
 use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Pod, TestRunOptions};
 use health_common::collect::{
-    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, Translated,
-    may_be_orphan,
+    CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, may_be_orphan,
 };
 use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
+use health_common::tuple::Tuple;
 
 use super::layout::{self, MapLayout};
 use super::rtt::{map_io, program_io};
@@ -56,8 +56,8 @@ impl KernelTables {
         translations: &Table,
     ) -> Result<Collected, TableError>
     where
-        T: Translated + Pod + Default,
-        T::Entry: Pod,
+        T: Tuple + Pod + Default,
+        T::Translation: Pod,
         CollectRequest<T>: Pod,
     {
         let (flows_seen, expired) = self
@@ -83,7 +83,7 @@ impl KernelTables {
     /// Removes the flows that have expired. Returns how many there were, too.
     fn collect_flows<T>(&self, flows: &Table) -> io::Result<(u64, Answer)>
     where
-        T: Translated + Pod + Default,
+        T: Tuple + Pod + Default,
         CollectRequest<T>: Pod,
     {
         let now = clock::coarse_now_secs();
@@ -100,13 +100,13 @@ impl KernelTables {
     /// Removes the entries of translations whose flow is gone. Returns how many there were, too.
     fn collect_orphans<T>(&self, flows: &Table, translations: &Table) -> io::Result<(u64, Answer)>
     where
-        T: Translated + Pod + Default,
-        T::Entry: Pod,
+        T: Tuple + Pod + Default,
+        T::Translation: Pod,
         CollectRequest<T>: Pod,
     {
         let now_ns = clock::now_ns();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
-        let seen = translations.walk(|key: T, entry: T::Entry| {
+        let seen = translations.walk(|key: T, entry: T::Translation| {
             // The program would find out as well, but its looking counts as use of the flow's entry.
             let is_orphan = || {
                 let flow = key.flow(&entry);
@@ -240,7 +240,7 @@ struct Chunk<'a, T> {
 
 impl<'a, T> Chunk<'a, T>
 where
-    T: Translated + Pod + Default,
+    T: Tuple + Pod + Default,
     CollectRequest<T>: Pod,
 {
     fn new(program: &'a SchedClassifier, operation: u32) -> Self {

@@ -14,9 +14,9 @@ use health_agent::conntrack::{Collected, Family, Tables as _};
 use health_agent::datapath::collect::KernelTables;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
 use health_agent::datapath::{PROGRAMS, layout};
-use health_common::collect::Translated as _;
 use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
+use health_common::tuple::Tuple as _;
 
 use crate::bench::{Figure, Target};
 use crate::testrun::Bpffs;

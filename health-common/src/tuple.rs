@@ -1,0 +1,253 @@
+//! What conntrack, translation and collection do alike with the tuples of both IP versions.
+
+use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
+use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
+use crate::fragment::{FragmentKey4, FragmentKey6};
+use crate::nat::{Change, NatEntry4, NatEntry6};
+
+/// A tuple of one IP version, and what belongs to it.
+///
+/// The translation of a flow is an entry under the flow's own tuple in direction out, and one under the
+/// tuple of what comes back.
+pub trait Tuple: Copy + PartialEq {
+    /// An address in network byte order.
+    type Address: Copy + PartialEq;
+    /// The value of the NAT map.
+    type Translation: Copy;
+    /// What all fragments of a packet share.
+    type FragmentKey;
+    /// 4 or 6.
+    const IP_VERSION: u32;
+    /// Protocol number of this version's ICMP.
+    const ICMP: u8;
+
+    /// The tuple of a packet that goes the other way.
+    #[must_use]
+    fn reply(&self) -> Self;
+
+    /// IP protocol number.
+    fn protocol(&self) -> u8;
+
+    /// [`TUPLE_OUT`] or [`crate::ct::TUPLE_IN`].
+    fn direction(&self) -> u8;
+
+    /// The same addresses and ports in another direction.
+    #[must_use]
+    fn in_direction(self, direction: u8) -> Self;
+
+    /// Source address and port, network byte order.
+    fn source(&self) -> (Self::Address, u16);
+
+    /// Destination address and port, network byte order.
+    fn destination(&self) -> (Self::Address, u16);
+
+    /// Sets what a later fragment does not tell: ports in network byte order, and protocol.
+    fn set_ports(&mut self, sport_be: u16, dport_be: u16, protocol: u8);
+
+    /// What the fragments of a packet with this tuple share, given its identification.
+    fn fragment_key(&self, id_be: u32) -> Self::FragmentKey;
+
+    /// Of an outbound flow that is translated by `out`: the key of the entry for what comes back.
+    #[must_use]
+    fn reply_key(self, out: &Self::Translation) -> Self;
+
+    /// The outbound flow that `entry`, found under this key, is for.
+    #[must_use]
+    fn flow(self, entry: &Self::Translation) -> Self;
+
+    /// An entry made at `created_ns` (`CLOCK_MONOTONIC`): the address and port after translation, network
+    /// byte order, and flags such as [`crate::nat::NAT_HOST_LOCAL`].
+    fn translation(to: (Self::Address, u16), flags: u32, created_ns: u64) -> Self::Translation;
+
+    /// Address and port after translation, network byte order.
+    fn translated(entry: &Self::Translation) -> (Self::Address, u16);
+
+    /// The flags of an entry.
+    fn flags(entry: &Self::Translation) -> u32;
+
+    /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
+    fn created_ns(entry: &Self::Translation) -> u64;
+
+    /// What changes when an end of a packet is rewritten from `old` to `new`.
+    fn change(old: &(Self::Address, u16), new: &(Self::Address, u16)) -> Change;
+}
+
+macro_rules! tuple {
+    (
+        $tuple:ty, $entry:ident, $key:ty, $address:ty, $ip_version:literal, $icmp:ident,
+        $pad:expr, $fragment_key:expr, $change:expr
+    ) => {
+        impl Tuple for $tuple {
+            type Address = $address;
+            type Translation = $entry;
+            type FragmentKey = $key;
+            const IP_VERSION: u32 = $ip_version;
+            const ICMP: u8 = $icmp;
+
+            #[inline(always)]
+            fn reply(&self) -> Self {
+                self.reversed()
+            }
+
+            #[inline(always)]
+            fn protocol(&self) -> u8 {
+                self.protocol
+            }
+
+            #[inline(always)]
+            fn direction(&self) -> u8 {
+                self.direction
+            }
+
+            #[inline(always)]
+            fn in_direction(self, direction: u8) -> Self {
+                Self { direction, ..self }
+            }
+
+            #[inline(always)]
+            fn source(&self) -> ($address, u16) {
+                (self.saddr_be, self.sport_be)
+            }
+
+            #[inline(always)]
+            fn destination(&self) -> ($address, u16) {
+                (self.daddr_be, self.dport_be)
+            }
+
+            #[inline(always)]
+            fn set_ports(&mut self, sport_be: u16, dport_be: u16, protocol: u8) {
+                self.sport_be = sport_be;
+                self.dport_be = dport_be;
+                self.protocol = protocol;
+            }
+
+            #[inline(always)]
+            fn fragment_key(&self, id_be: u32) -> $key {
+                $fragment_key(self, id_be)
+            }
+
+            #[inline(always)]
+            fn reply_key(self, out: &$entry) -> Self {
+                out.inbound_key(&self)
+            }
+
+            #[inline(always)]
+            fn flow(self, entry: &$entry) -> Self {
+                if self.direction == TUPLE_OUT {
+                    self
+                } else {
+                    entry.outbound_key(&self)
+                }
+            }
+
+            #[inline(always)]
+            fn translation(to: ($address, u16), flags: u32, created_ns: u64) -> $entry {
+                $entry {
+                    created_ns,
+                    flags,
+                    addr_be: to.0,
+                    port_be: to.1,
+                    pad: $pad,
+                }
+            }
+
+            #[inline(always)]
+            fn translated(entry: &$entry) -> ($address, u16) {
+                (entry.addr_be, entry.port_be)
+            }
+
+            #[inline(always)]
+            fn flags(entry: &$entry) -> u32 {
+                entry.flags
+            }
+
+            #[inline(always)]
+            fn created_ns(entry: &$entry) -> u64 {
+                entry.created_ns
+            }
+
+            #[inline(always)]
+            fn change(old: &($address, u16), new: &($address, u16)) -> Change {
+                $change(old, new)
+            }
+        }
+    };
+}
+
+tuple!(
+    Tuple4,
+    NatEntry4,
+    FragmentKey4,
+    u32,
+    4,
+    PROTOCOL_ICMP,
+    [0; 3],
+    |tuple: &Tuple4, id_be| FragmentKey4 {
+        saddr_be: tuple.saddr_be,
+        daddr_be: tuple.daddr_be,
+        id_be: id_be as u16,
+        protocol: tuple.protocol,
+        pad: 0,
+    },
+    |old: &(u32, u16), new: &(u32, u16)| Change::v4(*old, *new)
+);
+
+tuple!(
+    Tuple6,
+    NatEntry6,
+    FragmentKey6,
+    [u32; 4],
+    6,
+    PROTOCOL_ICMPV6,
+    0,
+    |tuple: &Tuple6, id_be| FragmentKey6 {
+        saddr_be: tuple.saddr_be,
+        daddr_be: tuple.daddr_be,
+        id_be,
+    },
+    |old: &([u32; 4], u16), new: &([u32; 4], u16)| Change::v6((&old.0, old.1), (&new.0, new.1))
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ct::tests::{tuple4, tuple6};
+    use proptest::prelude::*;
+
+    fn entries_lead_to_their_flow<T: Tuple + core::fmt::Debug>(
+        flow: T,
+        to: (T::Address, u16),
+    ) -> Result<(), TestCaseError> {
+        let flow = flow.in_direction(TUPLE_OUT);
+        let out = T::translation(to, 0, 7);
+        let key = flow.reply_key(&out);
+        let back = T::translation(flow.source(), 0, 7);
+        prop_assert_eq!(flow.flow(&out), flow);
+        prop_assert_eq!(key.flow(&back), flow);
+        prop_assert!(key.destination() == T::translated(&out));
+        prop_assert!(key.source() == flow.destination());
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn both_entries_of_a_translation_lead_to_its_flow(
+            four in tuple4(),
+            six in tuple6(),
+            addr_be: u32,
+            addr6_be: [u32; 4],
+            port_be: u16,
+        ) {
+            entries_lead_to_their_flow(four, (addr_be, port_be))?;
+            entries_lead_to_their_flow(six, (addr6_be, port_be))?;
+        }
+
+        #[test]
+        fn a_later_fragment_has_the_key_of_its_first(mut first in tuple4(), ports: (u16, u16), id_be: u16) {
+            let key = first.fragment_key(id_be.into());
+            first.set_ports(ports.0, ports.1, first.protocol);
+            prop_assert_eq!(first.fragment_key(id_be.into()), key);
+            prop_assert_eq!((first.source().1, first.destination().1), ports);
+        }
+    }
+}

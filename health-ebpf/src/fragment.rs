@@ -1,0 +1,41 @@
+//! The ports of packets that come in fragments: kept from the first one, found for the others.
+
+use aya_ebpf::bindings::BPF_ANY;
+use health_common::ct::Timeouts;
+use health_common::fragment::FragmentPorts;
+use health_common::packet::{Kind, Packet};
+
+use crate::clock::coarse_now_secs;
+use crate::conntrack::Said;
+use crate::version::Version;
+
+/// What a packet says about the state of its flow. A later fragment gets the ports of its packet; `None`
+/// when they are not known.
+#[inline(always)]
+pub fn said<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> Option<Said> {
+    let Kind::Fragment(fragment) = packet.kind else {
+        return Some(Said::Flags(packet.tcp_flags));
+    };
+    let key = packet.tuple.fragment_key(fragment.id_be);
+    if fragment.first {
+        let ports = FragmentPorts {
+            expires: coarse_now_secs() + timeouts.fragment,
+            sport_be: packet.tuple.source().1,
+            dport_be: packet.tuple.destination().1,
+            protocol: packet.tuple.protocol(),
+            pad: [0; 3],
+        };
+        // Without room, those that follow are of no known flow, and are counted as such.
+        let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
+        return Some(Said::Flags(packet.tcp_flags));
+    }
+    // SAFETY: entries are replaced as a whole.
+    let ports = unsafe { T::fragments().get(key) }?;
+    if ports.has_expired(coarse_now_secs()) {
+        return None;
+    }
+    packet
+        .tuple
+        .set_ports(ports.sport_be, ports.dport_be, ports.protocol);
+    Some(Said::Nothing)
+}
