@@ -103,6 +103,22 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "--conntrack-gc-max-interval",
             "9s",
         ),
+        ("run --masquerade-ports 80", "--masquerade-ports", "80"),
+        (
+            "run --masquerade-ports 90-80",
+            "--masquerade-ports",
+            "90-80",
+        ),
+        (
+            "run --native-routing-cidr 10.0.0.1/8",
+            "--native-routing-cidr",
+            "10.0.0.0/8",
+        ),
+        (
+            "run --gateway-cidr 10.0.0.0/33",
+            "--gateway-cidr",
+            "10.0.0.0/33",
+        ),
         ("run --health-port 0", "--health-port", "0"),
         ("run --health-port 65536", "--health-port", "65536"),
         ("run --metrics-address on", "--metrics-address", "on"),

@@ -8,6 +8,7 @@
 
 pub mod addr;
 pub mod arrivals;
+pub mod calls;
 pub mod checksum;
 pub mod collect;
 pub mod config;
@@ -17,6 +18,7 @@ pub mod endpoint;
 pub mod fragment;
 pub mod identity;
 pub mod inflight;
+pub mod masquerade;
 pub mod metrics;
 pub mod nat;
 pub mod neighbour;

@@ -50,11 +50,19 @@ pub enum Reason {
     InvalidSource = 132,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
+    /// Dropped: a packet could not be rewritten as its translation asks.
+    WriteFailed = 141,
+    /// Dropped: no port was free to masquerade a new flow with, or there was no room for its translation.
+    NatNoMapping = 167,
+    /// Dropped: a packet to be masqueraded that belongs to no flow, nor begins one.
+    NatUnsupported = 168,
+    /// Dropped: a fragment to be masqueraded, of a packet whose first one was not seen.
+    FragmentUnknown = 187,
 }
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -70,6 +78,10 @@ impl Reason {
         Self::CtRelated,
         Self::InvalidSource,
         Self::InvalidHeaderChecksum,
+        Self::WriteFailed,
+        Self::NatNoMapping,
+        Self::NatUnsupported,
+        Self::FragmentUnknown,
     ];
 
     /// Whether packets counted here were dropped.
@@ -95,6 +107,10 @@ impl Reason {
             Self::CtFull => "Conntrack full",
             Self::CtInvalid => "Of no flow",
             Self::CtRelated => "Error about a flow",
+            Self::WriteFailed => "Error writing to packet",
+            Self::NatNoMapping => "No mapping for NAT masquerade",
+            Self::NatUnsupported => "Unsupported for NAT masquerade",
+            Self::FragmentUnknown => "Fragment of an unknown packet",
         }
     }
 }

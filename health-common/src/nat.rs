@@ -12,20 +12,25 @@ use crate::tcp::IP_PROTOCOL_TCP;
 /// Flag: the flow is the host's own; its port or identifier is reserved, nothing is rewritten.
 pub const NAT_HOST_LOCAL: u32 = 1;
 
+/// Flag: no endpoint sends this flow, so the uplinks' programs enter its packets into conntrack.
+pub const NAT_NEEDS_CT: u32 = 2;
+
 /// Translation of an IPv4 tuple.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NatEntry4 {
     /// When it was made: nanoseconds of `CLOCK_MONOTONIC`.
     pub created_ns: u64,
-    /// [`NAT_HOST_LOCAL`].
+    /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
     /// The address after translation.
     pub addr_be: u32,
     /// The port or identifier after translation.
     pub port_be: u16,
     /// Explicit padding, zero.
-    pub pad: [u16; 3],
+    pub pad: u16,
+    /// Explicit padding, zero.
+    pub pad2: u32,
 }
 
 /// Translation of an IPv6 tuple.
@@ -34,7 +39,7 @@ pub struct NatEntry4 {
 pub struct NatEntry6 {
     /// When it was made: nanoseconds of `CLOCK_MONOTONIC`.
     pub created_ns: u64,
-    /// [`NAT_HOST_LOCAL`].
+    /// [`NAT_HOST_LOCAL`] and [`NAT_NEEDS_CT`].
     pub flags: u32,
     /// The address after translation.
     pub addr_be: [u32; 4],

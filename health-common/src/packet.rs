@@ -125,6 +125,14 @@ pub struct Packet<T> {
     pub kind: Kind,
 }
 
+impl<T> Packet<T> {
+    /// Whether it has no transport header, as a fragment behind the first.
+    #[inline(always)]
+    pub const fn is_later(&self) -> bool {
+        matches!(self.kind, Kind::Fragment(fragment) if !fragment.first)
+    }
+}
+
 /// What stands in the transport header.
 #[derive(Clone, Copy)]
 struct Transport {

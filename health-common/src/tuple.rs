@@ -3,17 +3,18 @@
 use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use crate::fragment::{FragmentKey4, FragmentKey6};
+use crate::masquerade::{Address, Masquerade, MasqueradeConfig};
 use crate::nat::{Change, NatEntry4, NatEntry6};
 
 /// A tuple of one IP version, and what belongs to it.
 ///
 /// The translation of a flow is an entry under the flow's own tuple in direction out, and one under the
 /// tuple of what comes back.
-pub trait Tuple: Copy + PartialEq {
+pub trait Tuple: Copy + Default + PartialEq {
     /// An address in network byte order.
-    type Address: Copy + PartialEq;
+    type Address: Address;
     /// The value of the NAT map.
-    type Translation: Copy;
+    type Translation: Copy + Default;
     /// What all fragments of a packet share.
     type FragmentKey;
     /// 4 or 6.
@@ -68,6 +69,9 @@ pub trait Tuple: Copy + PartialEq {
     /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
     fn created_ns(entry: &Self::Translation) -> u64;
 
+    /// What is masqueraded of this IP version.
+    fn masquerade(config: &MasqueradeConfig) -> &Masquerade<Self::Address>;
+
     /// What changes when an end of a packet is rewritten from `old` to `new`.
     fn change(old: &(Self::Address, u16), new: &(Self::Address, u16)) -> Change;
 }
@@ -75,7 +79,8 @@ pub trait Tuple: Copy + PartialEq {
 macro_rules! tuple {
     (
         $tuple:ty, $entry:ident, $key:ty, $address:ty, $ip_version:literal, $icmp:ident,
-        $pad:expr, $fragment_key:expr, $change:expr
+        $masquerade:ident,
+        $fragment_key:expr, $change:expr
     ) => {
         impl Tuple for $tuple {
             type Address = $address;
@@ -147,7 +152,7 @@ macro_rules! tuple {
                     flags,
                     addr_be: to.0,
                     port_be: to.1,
-                    pad: $pad,
+                    ..$entry::default()
                 }
             }
 
@@ -167,6 +172,11 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
+            fn masquerade(config: &MasqueradeConfig) -> &Masquerade<$address> {
+                &config.$masquerade
+            }
+
+            #[inline(always)]
             fn change(old: &($address, u16), new: &($address, u16)) -> Change {
                 $change(old, new)
             }
@@ -181,7 +191,7 @@ tuple!(
     u32,
     4,
     PROTOCOL_ICMP,
-    [0; 3],
+    v4,
     |tuple: &Tuple4, id_be| FragmentKey4 {
         saddr_be: tuple.saddr_be,
         daddr_be: tuple.daddr_be,
@@ -199,7 +209,7 @@ tuple!(
     [u32; 4],
     6,
     PROTOCOL_ICMPV6,
-    0,
+    v6,
     |tuple: &Tuple6, id_be| FragmentKey6 {
         saddr_be: tuple.saddr_be,
         daddr_be: tuple.daddr_be,

@@ -8,6 +8,7 @@ use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
     CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
+use health_common::packet::Packet;
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 
@@ -50,6 +51,18 @@ pub enum Said {
     Nothing,
     /// These TCP flags, which count for TCP alone.
     Flags(u8),
+}
+
+impl Said {
+    /// By a packet.
+    #[inline(always)]
+    pub fn by<T>(packet: &Packet<T>) -> Self {
+        if packet.is_later() {
+            Self::Nothing
+        } else {
+            Self::Flags(packet.tcp_flags)
+        }
+    }
 }
 
 /// Enters a packet with this tuple, in the direction that it goes, into the entry of its flow, or makes

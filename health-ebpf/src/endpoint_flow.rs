@@ -6,8 +6,8 @@ use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
 use health_common::metrics::{Direction, Reason};
 use health_common::packet::Kind;
 
-use crate::conntrack::{Tracked, Traffic, enter, is_known};
-use crate::fragment::said;
+use crate::conntrack::{Said, Tracked, Traffic, enter, is_known};
+use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
@@ -73,9 +73,10 @@ fn enter_packet<T: Version>(skb: *mut __sk_buff, direction: u8, source_identity:
         Kind::IcmpError => return content_at,
         Kind::NoFlow => return 0,
     }
-    let Some(said) = said(&mut packet, &config.timeouts) else {
+    if !resolve(&mut packet, &config.timeouts) {
         return note(frame, direction, Tracked::Invalid);
-    };
+    }
+    let said = Said::by(&packet);
     let traffic = traffic(frame, direction, source_identity);
     let tracked = enter(
         T::flows(),

@@ -57,7 +57,7 @@ fn reserve4(ip: &Ipv4Header, tuple: Tuple4, config: &DatapathConfig) {
         flags: NAT_HOST_LOCAL,
         addr_be: ip.saddr_be,
         port_be: config.icmp_id_be,
-        pad: [0; 3],
+        ..NatEntry4::default()
     };
     // Host-local entries only reserve the identifier: without room, nothing is translated wrongly.
     let _ = HEALTH_NAT4.insert(tuple, entry, u64::from(BPF_ANY));

@@ -6,15 +6,14 @@ use health_common::fragment::FragmentPorts;
 use health_common::packet::{Kind, Packet};
 
 use crate::clock::coarse_now_secs;
-use crate::conntrack::Said;
 use crate::version::Version;
 
-/// What a packet says about the state of its flow. A later fragment gets the ports of its packet; `None`
-/// when they are not known.
+/// Keeps the ports of a first fragment, and gives a later one those of its packet; `false` when they are not
+/// known.
 #[inline(always)]
-pub fn said<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> Option<Said> {
+pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool {
     let Kind::Fragment(fragment) = packet.kind else {
-        return Some(Said::Flags(packet.tcp_flags));
+        return true;
     };
     let key = packet.tuple.fragment_key(fragment.id_be);
     if fragment.first {
@@ -27,15 +26,17 @@ pub fn said<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> Option<S
         };
         // Without room, those that follow are of no known flow, and are counted as such.
         let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
-        return Some(Said::Flags(packet.tcp_flags));
+        return true;
     }
     // SAFETY: entries are replaced as a whole.
-    let ports = unsafe { T::fragments().get(key) }?;
+    let Some(ports) = (unsafe { T::fragments().get(key) }) else {
+        return false;
+    };
     if ports.has_expired(coarse_now_secs()) {
-        return None;
+        return false;
     }
     packet
         .tuple
         .set_ports(ports.sport_be, ports.dport_be, ports.protocol);
-    Some(Said::Nothing)
+    true
 }

@@ -13,7 +13,7 @@ use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
 use health_common::tcp::ConnectionRequest;
 use health_ebpf::endpoint::Kept;
 use health_ebpf::frame::Frame;
-use health_ebpf::{collect, endpoint, netdev, rtt, tcp};
+use health_ebpf::{collect, endpoint, nat, netdev, rtt, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
@@ -37,6 +37,18 @@ fn to_netdev(ctx: TcContext) -> i32 {
 #[classifier]
 fn from_netdev(ctx: TcContext) -> i32 {
     netdev::from_netdev(&Frame::new(&ctx)).code()
+}
+
+/// Where `to_netdev` goes on with packets that may have to be masqueraded.
+#[classifier]
+fn masquerade(ctx: TcContext) -> i32 {
+    nat::masquerade(&Frame::new(&ctx)).code()
+}
+
+/// Where `from_netdev` goes on with packets that may be for masqueraded flows.
+#[classifier]
+fn unmasquerade(ctx: TcContext) -> i32 {
+    nat::unmasquerade(&Frame::new(&ctx)).code()
 }
 
 /// Never attached: the agent runs it with `BPF_PROG_TEST_RUN` to add what it observed itself to a row of

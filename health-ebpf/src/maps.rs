@@ -2,14 +2,16 @@
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray};
 use health_common::addr::Addr;
 use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
+use health_common::calls::CALLS_ENTRIES;
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
+use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
@@ -76,6 +78,14 @@ pub static HEALTH_ENDPOINTS: HashMap<Addr, EndpointInfo> =
 /// Packet counters.
 #[map]
 pub static HEALTH_METRICS: PerCpuArray<Counter> = PerCpuArray::pinned(METRICS_ENTRIES, 0);
+
+/// Programs that others go on with.
+#[map]
+pub static HEALTH_CALLS: ProgramArray = ProgramArray::pinned(CALLS_ENTRIES, 0);
+
+/// Whose packets are masqueraded.
+#[map]
+pub static HEALTH_MASQUERADE: Array<MasqueradeConfig> = Array::pinned(1, 0);
 
 /// Settings.
 #[map]

@@ -18,7 +18,7 @@ use crate::frame::Frame;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
 use crate::tcp::{self, Packet};
-use crate::{arrivals as counts, flow, rtt, turnround};
+use crate::{arrivals as counts, flow, nat, rtt, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
@@ -28,12 +28,16 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
     };
     if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Egress) {
         tcp::sent(frame, &packet);
-        return ignore();
+        return nat::leave(frame, ethertype);
     }
-    match ethertype {
+    let probe = match ethertype {
         ETHERTYPE_IPV4 => to_netdev4(frame, ip_at),
         ETHERTYPE_IPV6 => to_netdev6(frame, ip_at),
-        _ => ignore(),
+        _ => return ignore(),
+    };
+    match probe {
+        Some(verdict) => verdict,
+        None => nat::leave(frame, ethertype),
     }
 }
 
@@ -45,56 +49,57 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
     };
     if let Some(packet) = Packet::read(frame, ethertype, ip_at, Direction::Ingress) {
         tcp::received(frame, &packet);
-        return ignore();
+        return nat::arrive(frame, ethertype);
     }
-    match ethertype {
+    let probe = match ethertype {
         ETHERTYPE_IPV4 => from_netdev4(frame, ip_at),
         ETHERTYPE_IPV6 => from_netdev6(frame, ip_at),
-        _ => ignore(),
+        _ => return ignore(),
+    };
+    match probe {
+        Some(verdict) => verdict,
+        None => nat::arrive(frame, ethertype),
     }
 }
 
+/// A probe that leaves, of this agent or answered by this host; `None` for everything else.
 #[inline(always)]
-fn to_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
-    let Some((ip, message, config)) = probe4(frame, ip_at) else {
-        return ignore();
-    };
+fn to_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe4(frame, ip_at)?;
     match message.echo.kind {
         ICMP_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
             flow::sent4(frame, ip, config, || {
                 rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message)
             });
-            verdict
+            Some(verdict)
         }
-        ICMP_ECHO_REPLY => depart(frame, true, ip_at + IPV4_LEN, message, config),
-        _ => ignore(),
+        ICMP_ECHO_REPLY => Some(depart(frame, true, ip_at + IPV4_LEN, message, config)),
+        _ => None,
     }
 }
 
+/// As [`to_netdev4`].
 #[inline(always)]
-fn to_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
-    let Some((ip, message, config)) = probe6(frame, ip_at) else {
-        return ignore();
-    };
+fn to_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe6(frame, ip_at)?;
     match message.echo.kind {
         ICMPV6_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
             flow::sent6(frame, ip, config, || {
                 rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message)
             });
-            verdict
+            Some(verdict)
         }
-        ICMPV6_ECHO_REPLY => depart(frame, false, ip_at + IPV6_LEN, message, config),
-        _ => ignore(),
+        ICMPV6_ECHO_REPLY => Some(depart(frame, false, ip_at + IPV6_LEN, message, config)),
+        _ => None,
     }
 }
 
+/// A probe that came, of another agent or answering this one's; `None` for everything else.
 #[inline(always)]
-fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
-    let Some((ip, message, config)) = probe4(frame, ip_at) else {
-        return ignore();
-    };
+fn from_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe4(frame, ip_at)?;
     let peer = Addr::v4(ip.saddr_be);
     match message.echo.kind {
         ICMP_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
@@ -104,24 +109,23 @@ fn from_netdev4(frame: &Frame, ip_at: usize) -> Verdict {
                 _ => false,
             };
             if !is_intact {
-                return pass(frame, Reason::ProbeDamaged, Direction::Ingress);
+                return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
             }
             if rtt::matched(peer, message, config, now_ns) {
-                return pass(frame, Reason::ProbeMatched, Direction::Ingress);
+                return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
             }
             flow::received4(ip.daddr_be, ip.saddr_be, config, now_ns);
-            pass(frame, Reason::ProbeUnmatched, Direction::Ingress)
+            Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
         }
-        ICMP_ECHO_REQUEST => arrive(frame, true, ip_at + IPV4_LEN, message, config),
-        _ => ignore(),
+        ICMP_ECHO_REQUEST => Some(arrive(frame, true, ip_at + IPV4_LEN, message, config)),
+        _ => None,
     }
 }
 
+/// As [`from_netdev4`].
 #[inline(always)]
-fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
-    let Some((ip, message, config)) = probe6(frame, ip_at) else {
-        return ignore();
-    };
+fn from_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe6(frame, ip_at)?;
     let peer = Addr::v6(ip.saddr_be);
     match message.echo.kind {
         ICMPV6_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
@@ -131,16 +135,16 @@ fn from_netdev6(frame: &Frame, ip_at: usize) -> Verdict {
                 None => false,
             };
             if !is_intact {
-                return pass(frame, Reason::ProbeDamaged, Direction::Ingress);
+                return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
             }
             if rtt::matched(peer, message, config, now_ns) {
-                return pass(frame, Reason::ProbeMatched, Direction::Ingress);
+                return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
             }
             flow::received6(ip.daddr_be, ip.saddr_be, config, now_ns);
-            pass(frame, Reason::ProbeUnmatched, Direction::Ingress)
+            Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
         }
-        ICMPV6_ECHO_REQUEST => arrive(frame, false, ip_at + IPV6_LEN, message, config),
-        _ => ignore(),
+        ICMPV6_ECHO_REQUEST => Some(arrive(frame, false, ip_at + IPV6_LEN, message, config)),
+        _ => None,
     }
 }
 

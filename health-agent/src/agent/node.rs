@@ -116,7 +116,9 @@ impl NodeDatapath {
         } else {
             ProgramLog::Warn
         };
+        let masquerade = config.masquerade.of_node(&spec.node_addresses)?;
         let mut datapath = Datapath::load(&config.location, level)?;
+        datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
         let listeners = endpoint.listen(config.health_port)?;
         let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));

@@ -31,6 +31,7 @@ impl ConfigArgs {
 /// A setting a line, named by its flag.
 fn config_table(config: &Config) -> String {
     let location = &config.location;
+    let masquerade = &config.masquerade;
     let rows = [
         ("instance", location.instance.clone()),
         ("runtime-dir", location.runtime_dir.display().to_string()),
@@ -63,6 +64,16 @@ fn config_table(config: &Config) -> String {
             "conntrack-gc-max-interval",
             duration_text(config.conntrack_gc_max_interval),
         ),
+        (
+            "native-routing-cidr",
+            comma_separated(&masquerade.native_routing_cidrs),
+        ),
+        (
+            "masquerade-exclude",
+            comma_separated(&masquerade.masquerade_excludes),
+        ),
+        ("masquerade-ports", masquerade.masquerade_ports.to_string()),
+        ("gateway-cidr", comma_separated(&masquerade.gateway_cidrs)),
         (
             "probe-key-file",
             comma_separated(config.probe_key_file.as_deref().map(Path::display).as_ref()),

@@ -13,8 +13,8 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, GcInterval, Interval, ListenAddress, Location, ProbeChoice, RegistrySpec,
-    RemoteCluster, parse_duration,
+    Config, GcInterval, Interval, ListenAddress, Location, MasqueradePorts, MasqueradeSettings,
+    ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
 
 /// The registry of an agent that was told of none.
@@ -28,6 +28,7 @@ Examples:
   health-agent run --registry etcd:http://192.0.2.1:2379 --pod-cidr 10.244.1.0/24
   health-agent run --registry kubernetes --remote-cluster west=etcd:/etc/health-agent/west.yaml
   health-agent run --probe http=30s --probe endpoint-icmp=off --probe-rate 200
+  health-agent run --native-routing-cidr 10.0.0.0/8 --masquerade-exclude 192.0.2.0/24
   health-agent run --log-format json --log-level debug
   health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
@@ -99,6 +100,19 @@ pub struct RunArgs {
     /// Longest time between two of them while it is adaptive, 10s to 12h
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
     conntrack_gc_max_interval: Duration,
+    /// Destinations that endpoints reach without masquerading, which it turns on for this IP version; give
+    /// it once for each
+    #[arg(long = "native-routing-cidr", value_name = "CIDR")]
+    native_routing_cidrs: Vec<IpNet>,
+    /// More destinations that are reached without masquerading; give it once for each
+    #[arg(long = "masquerade-exclude", value_name = "CIDR")]
+    masquerade_excludes: Vec<IpNet>,
+    /// Ports that masqueraded flows get, 1024 or higher
+    #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
+    masquerade_ports: MasqueradePorts,
+    /// Sources routed through this host that are masqueraded besides its endpoints; give it once for each
+    #[arg(long = "gateway-cidr", value_name = "CIDR")]
+    gateway_cidrs: Vec<IpNet>,
     /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
     /// ICMP probes [default: a key that everybody knows]
     #[arg(long, value_name = "FILE")]
@@ -153,6 +167,12 @@ impl RunArgs {
             passive_relief: self.passive_relief,
             conntrack_gc_interval: self.conntrack_gc_interval,
             conntrack_gc_max_interval: self.conntrack_gc_max_interval,
+            masquerade: MasqueradeSettings {
+                native_routing_cidrs: self.native_routing_cidrs,
+                masquerade_excludes: self.masquerade_excludes,
+                masquerade_ports: self.masquerade_ports,
+                gateway_cidrs: self.gateway_cidrs,
+            },
             probe_key_file: self.probe_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,

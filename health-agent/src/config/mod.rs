@@ -3,6 +3,7 @@
 mod conntrack;
 mod duration;
 mod listen;
+mod masquerade;
 mod probing;
 mod registry;
 
@@ -16,6 +17,9 @@ use serde::{Deserialize, Serialize};
 pub use self::conntrack::{GcInterval, GcIntervalError};
 pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
+pub use self::masquerade::{
+    MasqueradePorts, MasqueradePortsError, MasqueradeSettings, NoNodeAddress,
+};
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
@@ -194,6 +198,9 @@ pub struct Config {
         with = "duration::nanoseconds"
     )]
     pub conntrack_gc_max_interval: Duration,
+    /// Whose packets get this node's address.
+    #[serde(flatten)]
+    pub masquerade: MasqueradeSettings,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -344,6 +351,7 @@ impl Config {
             MIN_GC_MAX_INTERVAL,
             MAX_GC_INTERVAL,
         )?;
+        self.masquerade.validate()?;
         if !(1..=100).contains(&self.loss_threshold) {
             return Err(InvalidSetting::new(
                 "--loss-threshold",
@@ -460,6 +468,12 @@ mod tests {
             passive_relief: 1,
             conntrack_gc_interval: GcInterval::Adaptive,
             conntrack_gc_max_interval: MAX_GC_INTERVAL,
+            masquerade: MasqueradeSettings {
+                native_routing_cidrs: Vec::new(),
+                masquerade_excludes: Vec::new(),
+                masquerade_ports: "32768-65535".parse().expect("ports"),
+                gateway_cidrs: Vec::new(),
+            },
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -467,6 +481,10 @@ mod tests {
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
             healthz_address: ListenAddress::Localhost(9879),
         }
+    }
+
+    fn cidrs(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().expect(text)).collect()
     }
 
     #[test]
@@ -477,7 +495,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 36] = [
+        let cases: [(&str, &str, Change); 42] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -544,6 +562,33 @@ mod tests {
             }),
             ("--conntrack-gc-max-interval", "9s", |c| {
                 c.conntrack_gc_max_interval = Duration::from_secs(9);
+            }),
+            ("--native-routing-cidr", "10.1.2.3/8", |c| {
+                c.masquerade.native_routing_cidrs = cidrs(&["10.1.2.3/8"]);
+            }),
+            ("--native-routing-cidr", "10.16.0.0/16", |c| {
+                c.masquerade.native_routing_cidrs = (0..17)
+                    .map(|i| format!("10.{i}.0.0/16").parse().expect("a prefix"))
+                    .collect();
+            }),
+            ("--masquerade-exclude", "fd00::/8", |c| {
+                c.masquerade.native_routing_cidrs = cidrs(&["10.0.0.0/8"]);
+                c.masquerade.masquerade_excludes = cidrs(&["fd00::/8"]);
+            }),
+            ("--masquerade-exclude", "192.168.15.0/24", |c| {
+                c.masquerade.native_routing_cidrs = cidrs(&["10.0.0.0/8", "fd00::/8"]);
+                c.masquerade.masquerade_excludes = (0..16)
+                    .map(|i| format!("192.168.{i}.0/24").parse().expect("a prefix"))
+                    .collect();
+            }),
+            ("--gateway-cidr", "192.168.0.0/16", |c| {
+                c.masquerade.gateway_cidrs = cidrs(&["192.168.0.0/16"]);
+            }),
+            ("--gateway-cidr", "192.168.8.0/24", |c| {
+                c.masquerade.native_routing_cidrs = cidrs(&["10.0.0.0/8"]);
+                c.masquerade.gateway_cidrs = (0..9)
+                    .map(|i| format!("192.168.{i}.0/24").parse().expect("a prefix"))
+                    .collect();
             }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];

@@ -7,6 +7,7 @@ use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::Inflight;
+use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
@@ -57,26 +58,36 @@ pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
 /// Packet counters.
 pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
+/// Programs that others go on with; the values are file descriptors.
+pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS");
+/// Whose packets are masqueraded.
+pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 14] = [
+pub const MAPS: [MapLayout; 16] = [
     CT4, CT6, FRAGMENTS4, FRAGMENTS6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS,
-    METRICS, CONFIG,
+    METRICS, CALLS, MASQUERADE, CONFIG,
 ];
 
 /// All programs that are pinned.
-pub const PROGRAMS: [&str; 7] = [
+pub const PROGRAMS: [&str; 9] = [
     "to_endpoint",
     "from_endpoint",
     "to_netdev",
     "from_netdev",
+    MASQUERADE_OUT,
+    MASQUERADE_IN,
     RTT_ACCOUNT,
     TCP_ACCOUNT,
     CT_COLLECT,
 ];
 
+/// The program that `to_netdev` goes on with.
+pub const MASQUERADE_OUT: &str = "masquerade";
+/// The program that `from_netdev` goes on with.
+pub const MASQUERADE_IN: &str = "unmasquerade";
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.

@@ -6,12 +6,14 @@ use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, MapInfo};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, MapInfo, ProgramArray};
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use health_common::addr::Addr;
+use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
+use health_common::masquerade::MasqueradeConfig;
 use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
@@ -40,6 +42,7 @@ pub struct Datapath {
     pub(super) links: attach::Links,
     endpoints: HashMap<MapData, Addr, EndpointInfo>,
     config: Array<MapData, DatapathConfig>,
+    masquerade: Array<MapData, MasqueradeConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
     lock: File,
 }
@@ -74,6 +77,7 @@ impl Datapath {
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
+        let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let mut datapath = Self {
             pins,
             ebpf,
@@ -81,10 +85,28 @@ impl Datapath {
             links: attach::Links::default(),
             endpoints,
             config,
+            masquerade,
             lock,
         };
         datapath.pin_programs()?;
+        datapath.connect_programs()?;
         Ok(datapath)
+    }
+
+    /// Tells programs which others they go on with.
+    fn connect_programs(&mut self) -> Result<(), DatapathError> {
+        let mut calls = typed(&self.pins, &layout::CALLS, ProgramArray::try_from)?;
+        for (index, name) in [
+            (CALL_MASQUERADE, layout::MASQUERADE_OUT),
+            (CALL_UNMASQUERADE, layout::MASQUERADE_IN),
+        ] {
+            let program = classifier(&mut self.ebpf, name)?;
+            let fd = program.fd().map_err(program_error("open", name))?;
+            calls
+                .set(index, fd, 0)
+                .map_err(map_error("write", layout::CALLS.name))?;
+        }
+        Ok(())
     }
 
     /// Sets what the programs read.
@@ -92,6 +114,13 @@ impl Datapath {
         self.config
             .set(0, config, 0)
             .map_err(map_error("write", layout::CONFIG.name))
+    }
+
+    /// Sets whose packets are masqueraded. Flows that are translated stay so.
+    pub fn set_masquerade(&mut self, masquerade: MasqueradeConfig) -> Result<(), DatapathError> {
+        self.masquerade
+            .set(0, masquerade, 0)
+            .map_err(map_error("write", layout::MASQUERADE.name))
     }
 
     /// Makes exactly these the local endpoints. Those that stay are never missing in between.

@@ -1,0 +1,140 @@
+//! Whose packets are masqueraded on their way to whom: the one entry of `HEALTH_MASQUERADE`.
+
+use crate::addr::Addr;
+use crate::nat::{Ports, can_change_port};
+
+/// Most prefixes of one IP version whose addresses are reached without translation.
+pub const NATIVE_MAX: usize = 16;
+/// Most prefixes of one IP version for which this host is the gateway.
+pub const GATEWAY_MAX: usize = 8;
+
+/// An address of one IP version in network byte order: `u32` or four of them.
+pub trait Address: Copy + PartialEq {
+    /// Whether all bits that are set in the prefix' mask are the prefix'.
+    fn is_in(&self, prefix: &Prefix<Self>) -> bool;
+    /// As maps of both IP versions hold it.
+    fn to_addr(self) -> Addr;
+    /// Whether no router sends packets to it on: multicast, broadcast, link-local (RFC 3927, RFC 4291).
+    fn stays_on_link(&self) -> bool;
+}
+
+impl Address for u32 {
+    #[inline(always)]
+    fn is_in(&self, prefix: &Prefix<Self>) -> bool {
+        (self ^ prefix.addr_be) & prefix.mask_be == 0
+    }
+
+    #[inline(always)]
+    fn to_addr(self) -> Addr {
+        Addr::v4(self)
+    }
+
+    #[inline(always)]
+    fn stays_on_link(&self) -> bool {
+        let [first, second, ..] = self.to_ne_bytes();
+        (224..240).contains(&first) || *self == u32::MAX || first == 169 && second == 254
+    }
+}
+
+impl Address for [u32; 4] {
+    #[inline(always)]
+    fn is_in(&self, prefix: &Prefix<Self>) -> bool {
+        let ([a, b, c, d], of, mask) = (self, &prefix.addr_be, &prefix.mask_be);
+        (a ^ of[0]) & mask[0]
+            | (b ^ of[1]) & mask[1]
+            | (c ^ of[2]) & mask[2]
+            | (d ^ of[3]) & mask[3]
+            == 0
+    }
+
+    #[inline(always)]
+    fn to_addr(self) -> Addr {
+        Addr::v6(self)
+    }
+
+    #[inline(always)]
+    fn stays_on_link(&self) -> bool {
+        let [first, second, ..] = self[0].to_ne_bytes();
+        first == 0xff || first == 0xfe && second & 0xc0 == 0x80
+    }
+}
+
+/// A prefix, network byte order. Bits of the address that are not in the mask are zero.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prefix<A> {
+    /// The address.
+    pub addr_be: A,
+    /// As many ones as the prefix is long.
+    pub mask_be: A,
+}
+
+/// What is masqueraded of one IP version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Masquerade<A> {
+    /// The address that sources are rewritten to: this node's.
+    pub node_be: A,
+    /// The ports that translated flows get. All zero: nothing is masqueraded.
+    pub ports: Ports,
+    /// How many of `native` are set.
+    pub native_count: u32,
+    /// How many of `gateway` are set.
+    pub gateway_count: u32,
+    /// Destinations that are reached without translation.
+    pub native: [Prefix<A>; NATIVE_MAX],
+    /// Sources that are masqueraded besides this node's endpoints.
+    pub gateway: [Prefix<A>; GATEWAY_MAX],
+}
+
+/// The one value of `HEALTH_MASQUERADE`, under index 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MasqueradeConfig {
+    /// IPv4.
+    pub v4: Masquerade<u32>,
+    /// IPv6.
+    pub v6: Masquerade<[u32; 4]>,
+}
+
+crate::map_types!(MasqueradeConfig = 1004);
+
+impl<A: Address> Masquerade<A> {
+    /// Whether anything is masqueraded.
+    #[inline(always)]
+    pub const fn is_on(&self) -> bool {
+        self.ports.max != 0
+    }
+
+    /// Whether packets to this address keep their source, whoever sends them.
+    #[inline(always)]
+    pub fn is_native(&self, destination: &A) -> bool {
+        destination.stays_on_link() || is_in_any(destination, &self.native, self.native_count)
+    }
+
+    /// Whether this host is the gateway of a source.
+    #[inline(always)]
+    pub fn is_behind(&self, source: &A) -> bool {
+        is_in_any(source, &self.gateway, self.gateway_count)
+    }
+
+    /// Whether a packet of the node's address with this port or identifier, network byte order, may share
+    /// it with a translated flow.
+    #[inline(always)]
+    pub const fn is_shared(&self, protocol: u8, port_be: u16) -> bool {
+        !can_change_port(protocol) || self.ports.contains(u16::from_be(port_be))
+    }
+}
+
+#[inline(always)]
+fn is_in_any<A: Address>(address: &A, prefixes: &[Prefix<A>], count: u32) -> bool {
+    for (place, prefix) in prefixes.iter().enumerate() {
+        if place as u32 >= count {
+            break;
+        }
+        if address.is_in(prefix) {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,193 @@
+//! Rewriting an end of a packet, and of the packet in an ICMP error, with all checksums that cover it.
+
+use core::ffi::c_long;
+
+use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
+use aya_ebpf::helpers::generated::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf_skb_store_bytes};
+use health_common::nat::{ChecksumField, Difference, End, checksum_field, port_at};
+
+use crate::frame::Frame;
+use crate::packet::{Inner, load};
+use crate::version::Version;
+
+/// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
+/// checksum makes up for.
+const BPF_F_IPV6: u64 = 1 << 7;
+/// Where an ICMP message has its checksum.
+const ICMP_CHECK_AT: u32 = 2;
+
+/// What an end of a packet becomes.
+pub struct Ends<T: Version> {
+    /// Which end.
+    pub end: End,
+    /// Address and port before, network byte order.
+    pub old: (T::Address, u16),
+    /// Address and port after.
+    pub new: (T::Address, u16),
+}
+
+impl<T: Version> Ends<T> {
+    #[inline(always)]
+    const fn address_at(&self) -> u32 {
+        T::ADDRESSES_AT[match self.end {
+            End::Source => 0,
+            End::Destination => 1,
+        }]
+    }
+}
+
+/// Rewrites a packet whose IP header is at `ip_at`. Its transport header is at `content_at`, which later
+/// fragments have none of. After `None` the packet is damaged.
+#[inline(always)]
+pub fn packet<T: Version>(
+    frame: &Frame,
+    ip_at: u32,
+    content_at: Option<u32>,
+    protocol: u8,
+    ends: &Ends<T>,
+) -> Option<()> {
+    let change = T::change(&ends.old, &ends.new);
+    let has_other_port = ends.old.1 != ends.new.1;
+    if let Some(content_at) = content_at {
+        if let Some(field) = checksum_field(protocol) {
+            if field.has_pseudo_header {
+                replace_pseudo::<T>(frame, content_at, &field, change.address)?;
+            }
+            if has_other_port {
+                replace(frame, content_at, &field, change.port, 0)?;
+            }
+        }
+        if has_other_port && let Some(at) = port_at(protocol, ends.end) {
+            store(frame, content_at + at, &ends.new.1)?;
+        }
+    }
+    if let Some(check_at) = T::IP_CHECK_AT {
+        // SAFETY: a valid context; the helper checks the rest.
+        let result = unsafe {
+            bpf_l3_csum_replace(
+                frame.skb(),
+                ip_at + check_at,
+                0,
+                u64::from(change.address.word()),
+                0,
+            )
+        };
+        done(result)?;
+    }
+    store(frame, ip_at + ends.address_at(), &ends.new.0)
+}
+
+/// Rewrites the packet in an ICMP error that begins at `error_at`, and the error's checksum; not the error's
+/// own addresses. After `None` the packet is damaged.
+#[inline(always)]
+pub fn inner<T: Version>(
+    frame: &Frame,
+    error_at: u32,
+    inner: &Inner<T>,
+    ends: &Ends<T>,
+) -> Option<()> {
+    let protocol = inner.reply.protocol();
+    let ip_check_at = T::IP_CHECK_AT.map(|at| inner.ip_at + at);
+    let ip_check = match ip_check_at {
+        Some(at) => Some(load_check(frame, at)?),
+        None => None,
+    };
+    let check_at = match checksum_field(protocol) {
+        // A router need not send more than the first eight bytes.
+        Some(field) if field.at + 2 <= inner.content_len => Some(inner.content_at + field.at),
+        _ => None,
+    };
+    let check = match check_at {
+        Some(at) => Some(load_check(frame, at)?),
+        None => None,
+    };
+    let inside = T::change(&ends.old, &ends.new).inside(protocol, ip_check, check);
+    if let (Some(at), Some(check)) = (ip_check_at, inside.ip_check) {
+        store(frame, at, &check)?;
+    }
+    if let (Some(at), Some(check)) = (check_at, inside.transport_check) {
+        store(frame, at, &check)?;
+    }
+    if let Some(at) = port_at(protocol, ends.end) {
+        store(frame, inner.content_at + at, &ends.new.1)?;
+    }
+    store(frame, inner.ip_at + ends.address_at(), &ends.new.0)?;
+    let field = ChecksumField {
+        at: ICMP_CHECK_AT,
+        has_pseudo_header: false,
+        is_optional: false,
+    };
+    replace(frame, error_at, &field, inside.around, 0)
+}
+
+/// Changes a checksum by what changed in the pseudo header.
+#[inline(always)]
+fn replace_pseudo<T: Version>(
+    frame: &Frame,
+    content_at: u32,
+    field: &ChecksumField,
+    difference: Difference,
+) -> Option<()> {
+    let pseudo = u64::from(BPF_F_PSEUDO_HDR);
+    if T::IP_VERSION == 6
+        && replace(frame, content_at, field, difference, pseudo | BPF_F_IPV6).is_some()
+    {
+        return Some(());
+    }
+    // An older kernel has changed nothing.
+    replace(frame, content_at, field, difference, pseudo)
+}
+
+#[inline(always)]
+fn replace(
+    frame: &Frame,
+    content_at: u32,
+    field: &ChecksumField,
+    difference: Difference,
+    flags: u64,
+) -> Option<()> {
+    let optional = if field.is_optional {
+        u64::from(BPF_F_MARK_MANGLED_0)
+    } else {
+        0
+    };
+    // SAFETY: a valid context; the helper checks the rest.
+    let result = unsafe {
+        bpf_l4_csum_replace(
+            frame.skb(),
+            content_at + field.at,
+            0,
+            u64::from(difference.word()),
+            flags | optional,
+        )
+    };
+    done(result)
+}
+
+#[inline(always)]
+fn load_check(frame: &Frame, at: u32) -> Option<u16> {
+    let mut check = 0_u16;
+    load(frame, at, &mut check, 2)?;
+    Some(check)
+}
+
+#[inline(always)]
+fn store<V>(frame: &Frame, at: u32, value: &V) -> Option<()> {
+    // SAFETY: a valid context and a value of that size. What the device computed over the whole packet
+    // stays right: the checksums are changed by as much.
+    let result = unsafe {
+        bpf_skb_store_bytes(
+            frame.skb(),
+            at,
+            core::ptr::from_ref(value).cast(),
+            size_of::<V>() as u32,
+            0,
+        )
+    };
+    done(result)
+}
+
+#[inline(always)]
+fn done(result: c_long) -> Option<()> {
+    (result == 0).then_some(())
+}
