@@ -1,0 +1,795 @@
+//! Masquerading: the uplinks' programs on crafted packets, compared byte by byte, checksums included.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+
+use aya::maps::{HashMap, MapData};
+use health_agent::config::MasqueradeSettings;
+use health_agent::datapath::dump::{Flow, Translation};
+use health_common::addr::Addr;
+use health_common::config::DatapathConfig;
+use health_common::ct::{CT_MASQUERADED, CtEntry, Tuple4};
+use health_common::endpoint::EndpointInfo;
+use health_common::identity;
+use health_common::metrics::Reason;
+use health_common::nat::NatEntry4;
+use health_common::tcp::Peer;
+use tests::packet::{
+    IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,
+};
+use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, TestRun};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
+const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
+const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
+
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const GRE: u8 = 47;
+const ICMPV6: u8 = 58;
+const SCTP: u8 = 132;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+const MORE_FRAGMENTS: u16 = 0x2000;
+
+/// Who sends and receives, in one IP version.
+#[derive(Clone, Copy, Debug)]
+struct Hosts {
+    endpoint: IpAddr,
+    other_endpoint: IpAddr,
+    node: IpAddr,
+    routed: IpAddr,
+    far: IpAddr,
+    native: IpAddr,
+    excluded: IpAddr,
+    peer: IpAddr,
+    /// On the way to `far`.
+    router: IpAddr,
+}
+
+fn v4() -> Hosts {
+    let ip = |text: &str| text.parse().expect(text);
+    Hosts {
+        endpoint: ENDPOINT4.into(),
+        other_endpoint: ip("10.244.1.8"),
+        node: ip("172.30.0.1"),
+        routed: ip("192.168.7.9"),
+        far: ip("198.51.100.9"),
+        native: ip("10.9.9.9"),
+        excluded: ip("203.0.113.5"),
+        peer: ip("172.31.0.2"),
+        router: ip("198.51.100.1"),
+    }
+}
+
+fn v6() -> Hosts {
+    let ip = |text: &str| text.parse().expect(text);
+    Hosts {
+        endpoint: ENDPOINT6.into(),
+        other_endpoint: ip("fd00:10:244:1::8"),
+        node: ip("fd00:30::1"),
+        routed: ip("fd77::9"),
+        far: ip("2001:db8::9"),
+        native: ip("fd00:10:9::9"),
+        excluded: ip("2001:db8:5::5"),
+        peer: ip("fd00:31::2"),
+        router: ip("2001:db8::1"),
+    }
+}
+
+fn both() -> [Hosts; 2] {
+    [v4(), v6()]
+}
+
+/// An address with a port, or an echo identifier on the side that asks and 0 on the other.
+type End = (IpAddr, u16);
+
+struct Bed(TestRun);
+
+impl Bed {
+    /// Masquerades to these ports.
+    fn new(ports: &str) -> Self {
+        let mut bed = TestRun::load();
+        let settings = DatapathConfig::default();
+        bed.set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, MAC, settings);
+        let endpoint = EndpointInfo {
+            ifindex: IFINDEX,
+            identity: identity::HEALTH,
+            id: 78,
+            ..EndpointInfo::default()
+        };
+        let addresses: Vec<IpAddr> = both()
+            .iter()
+            .flat_map(|hosts| [hosts.endpoint, hosts.other_endpoint])
+            .collect();
+        let endpoints: Vec<_> = addresses.iter().map(|addr| (*addr, endpoint)).collect();
+        bed.datapath
+            .set_endpoints(&endpoints)
+            .expect("the endpoints");
+        let cidrs = |texts: [&str; 2]| {
+            let cidrs = texts.iter().map(|text| text.parse().expect(text));
+            cidrs.collect()
+        };
+        let masquerade = MasqueradeSettings {
+            native_routing_cidrs: cidrs(["10.0.0.0/8", "fd00:10::/32"]),
+            masquerade_excludes: cidrs(["203.0.113.0/24", "2001:db8:5::/48"]),
+            masquerade_ports: ports.parse().expect(ports),
+            gateway_cidrs: cidrs(["192.168.0.0/16", "fd77::/16"]),
+        };
+        let nodes = both().map(|hosts| hosts.node);
+        let masquerade = masquerade.of_node(&nodes).expect("addresses of both");
+        bed.datapath
+            .set_masquerade(masquerade)
+            .expect("the settings");
+        let bed = Self(bed);
+        let mut peers: HashMap<MapData, Addr, Peer> = bed.map("HEALTH_PEERS");
+        for hosts in both() {
+            peers
+                .insert(Addr::from(hosts.peer), Peer::default(), 0)
+                .expect("a peer");
+        }
+        bed
+    }
+
+    fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
+        let data = MapData::from_pin(self.0.location.pins().join(name)).expect("a pinned map");
+        let map = aya::maps::Map::from_map_data(data).expect("a known kind");
+        map.try_into().expect("a hash map")
+    }
+
+    /// Has an endpoint's packet leave.
+    fn send(&self, packet: &[u8]) -> Outcome {
+        assert_eq!(self.0.run("from_endpoint", packet), passed(packet));
+        self.leave(packet)
+    }
+
+    fn leave(&self, packet: &[u8]) -> Outcome {
+        self.0.run("to_netdev", packet)
+    }
+
+    fn arrive(&self, packet: &[u8]) -> Outcome {
+        self.0.run("from_netdev", packet)
+    }
+
+    /// Has an endpoint open a flow; the port that it left with.
+    fn open(&self, protocol: u8, from: End, to: End) -> u16 {
+        let node = both()
+            .into_iter()
+            .find(|hosts| hosts.far.is_ipv4() == to.0.is_ipv4())
+            .expect("an IP version")
+            .node;
+        let outcome = self.send(&packet(protocol, from, to));
+        let port = source_port(protocol, &outcome.bytes);
+        assert_eq!(outcome, passed(&packet(protocol, (node, port), to)));
+        port
+    }
+
+    fn nat(&self) -> Vec<(Flow, Translation)> {
+        let mut entries = self.0.maps().nat().expect("the translations");
+        entries.sort_by_key(|(flow, _)| (flow.source, flow.source_port, flow.inbound));
+        entries
+    }
+
+    fn flows(&self) -> Vec<(Flow, CtEntry)> {
+        self.0.maps().conntrack().expect("the flows")
+    }
+
+    fn flow(&self, from: End) -> CtEntry {
+        let flows = self.flows();
+        let of = |flow: &Flow| (flow.source, flow.source_port) == from && !flow.inbound;
+        let found = flows.iter().find(|(flow, _)| of(flow));
+        found.unwrap_or_else(|| panic!("{from:?} in {flows:?}")).1
+    }
+}
+
+fn passed(packet: &[u8]) -> Outcome {
+    Outcome {
+        code: GO_ON,
+        bytes: packet.to_vec(),
+    }
+}
+
+fn dropped(packet: &[u8]) -> Outcome {
+    Outcome {
+        code: DROP,
+        bytes: packet.to_vec(),
+    }
+}
+
+fn icmp(address: IpAddr) -> u8 {
+    if address.is_ipv4() { ICMP } else { ICMPV6 }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+/// What stands behind the IP header.
+fn content(protocol: u8, from: End, to: End) -> Vec<u8> {
+    let with_ports = |rest: &[u8]| [&from.1.to_be_bytes(), &to.1.to_be_bytes(), rest].concat();
+    match protocol {
+        TCP => segment(from, to, SYN),
+        UDP => {
+            let mut bytes = with_ports(&[0, 29, 0, 0]);
+            bytes.extend(payload(21));
+            let check = checksum(&[
+                &octets(from.0),
+                &octets(to.0),
+                &[0, 0, 0, 29, 0, 0, 0, UDP],
+                &bytes,
+            ]);
+            bytes[6..8].copy_from_slice(&check.to_be_bytes());
+            bytes
+        }
+        ICMP => match (from.1, to.1) {
+            (id, 0) => echo4(8, 0, id, 7, b"data"),
+            (_, id) => echo4(0, 0, id, 7, b"data"),
+        },
+        ICMPV6 => {
+            let (kind, id) = if to.1 == 0 {
+                (128, from.1)
+            } else {
+                (129, to.1)
+            };
+            ip6(from.0, to.0, ICMPV6).with_checksum(echo(kind, 0, id, 7, b"data"))
+        }
+        SCTP => with_ports(&payload(24)),
+        _ => payload(30),
+    }
+}
+
+fn segment(from: End, to: End, flags: u8) -> Vec<u8> {
+    let tcp = Tcp {
+        source: from.1,
+        destination: to.1,
+        flags,
+        data: payload(9),
+        ..Tcp::default()
+    };
+    tcp.segment(from.0, to.0)
+}
+
+fn ip6(from: IpAddr, to: IpAddr, next_header: u8) -> Ipv6 {
+    let (IpAddr::V6(source), IpAddr::V6(destination)) = (from, to) else {
+        panic!("{from} and {to} are not IPv6");
+    };
+    Ipv6 {
+        next_header,
+        ..Ipv6::icmp(source, destination)
+    }
+}
+
+fn ip4(from: IpAddr, to: IpAddr, protocol: u8) -> Ipv4 {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from, to) else {
+        panic!("{from} and {to} are not IPv4");
+    };
+    Ipv4 {
+        protocol,
+        ..Ipv4::icmp(source, destination)
+    }
+}
+
+/// An IP packet with this content.
+fn around(from: IpAddr, to: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
+    if from.is_ipv4() {
+        ip4(from, to, protocol).packet(content)
+    } else {
+        ip6(from, to, protocol).packet(content)
+    }
+}
+
+fn framed(is_v4: bool, packet: &[u8]) -> Vec<u8> {
+    ethernet(MAC, MAC, if is_v4 { IPV4 } else { IPV6 }, packet)
+}
+
+fn packet(protocol: u8, from: End, to: End) -> Vec<u8> {
+    let content = content(protocol, from, to);
+    framed(from.0.is_ipv4(), &around(from.0, to.0, protocol, &content))
+}
+
+/// The source port, or the identifier of an echo request, that a packet left with.
+fn source_port(protocol: u8, packet: &[u8]) -> u16 {
+    let l4_at = if packet[12..14] == IPV4.to_be_bytes() {
+        34
+    } else {
+        54
+    };
+    let at = match protocol {
+        ICMP | ICMPV6 => l4_at + 4,
+        TCP | UDP | SCTP => l4_at,
+        _ => return 0,
+    };
+    u16::from_be_bytes([packet[at], packet[at + 1]])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_leave_with_the_nodes_address_and_their_replies_find_back() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for (protocol, far_port) in [(TCP, 443), (UDP, 53), (icmp(hosts.far), 0)] {
+            for port in [40_000, 1000] {
+                let (from, to) = ((hosts.endpoint, port), (hosts.far, far_port));
+                let given = bed.open(protocol, from, to);
+                if port == 40_000 {
+                    assert_eq!(given, port, "a port that is free is kept");
+                } else {
+                    assert!(given >= 32_768, "{given} is of the range");
+                }
+                // Once more, and it is the same.
+                assert_eq!(bed.open(protocol, from, to), given);
+                let back = packet(protocol, (hosts.far, far_port), (hosts.node, given));
+                let expected = packet(protocol, (hosts.far, far_port), from);
+                assert_eq!(bed.arrive(&back), passed(&expected));
+                assert!(bed.flow(from).flags & CT_MASQUERADED != 0);
+            }
+        }
+        assert_eq!(bed.nat().len(), if hosts.far.is_ipv4() { 12 } else { 24 });
+    }
+    assert_eq!(bed.0.counted(Reason::NatNoMapping), 0);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_taken_is_given_to_no_other_flow_to_the_same_place() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for (protocol, far_port) in [(TCP, 443), (UDP, 53), (icmp(hosts.far), 0)] {
+            let to = (hosts.far, far_port);
+            let first = bed.open(protocol, (hosts.endpoint, 40_000), to);
+            let second = bed.open(protocol, (hosts.other_endpoint, 40_000), to);
+            assert_eq!(first, 40_000);
+            assert!(second != first && second >= 32_768);
+            for (endpoint, port) in [(hosts.endpoint, first), (hosts.other_endpoint, second)] {
+                let back = packet(protocol, to, (hosts.node, port));
+                let expected = packet(protocol, to, (endpoint, 40_000));
+                assert_eq!(bed.arrive(&back), passed(&expected));
+            }
+            // To another place it is free.
+            let elsewhere = (hosts.router, far_port);
+            assert_eq!(
+                bed.open(protocol, (hosts.other_endpoint, 40_000), elsewhere),
+                40_000
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn ports_of_this_hosts_processes_are_never_handed_out() {
+    let (tcp, udp) = (
+        TcpListener::bind("[::]:0").expect("a listener"),
+        UdpSocket::bind("[::]:0").expect("a socket"),
+    );
+    for (protocol, address) in [(TCP, tcp.local_addr()), (UDP, udp.local_addr())] {
+        let used = address.as_ref().map(SocketAddr::port).expect("a port");
+        let bed = Bed::new(&format!("{used}-{used}"));
+        for hosts in both() {
+            let (from, to) = ((hosts.endpoint, used), (hosts.far, 443));
+            let syn = packet(protocol, from, to);
+            assert_eq!(bed.send(&syn), dropped(&syn));
+            // Echo identifiers are no ports.
+            assert_eq!(bed.open(icmp(hosts.far), from, (hosts.far, 0)), used);
+        }
+        assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
+        let only_echoes = |(flow, _): &(Flow, _)| flow.protocol != protocol;
+        assert!(bed.nat().iter().all(only_echoes), "both entries or none");
+    }
+    let (a, b) = (tcp.local_addr().expect("a port").port(), 2);
+    let range = format!("{a}-{}", a.saturating_add(b));
+    let bed = Bed::new(&range);
+    let given = bed.open(TCP, (v4().endpoint, a), (v4().far, 443));
+    assert!(given > a, "{given} of {range}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn destinations_of_the_cluster_see_who_sends() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let multicast: IpAddr = if hosts.far.is_ipv4() {
+            Ipv4Addr::new(239, 1, 2, 3).into()
+        } else {
+            Ipv6Addr::new(0xff0e, 0, 0, 0, 0, 0, 0, 3).into()
+        };
+        for to in [hosts.native, hosts.excluded, hosts.peer, multicast] {
+            for protocol in [TCP, UDP, icmp(to), GRE] {
+                let port = if protocol == icmp(to) { 0 } else { 80 };
+                let sent = packet(protocol, (hosts.endpoint, 40_000), (to, port));
+                assert_eq!(bed.send(&sent), passed(&sent), "{protocol} to {to}");
+            }
+        }
+        // Neither does anybody else's source change.
+        for from in [hosts.native, hosts.far] {
+            let sent = packet(UDP, (from, 40_000), (hosts.router, 80));
+            assert_eq!(bed.leave(&sent), passed(&sent));
+        }
+    }
+    assert_eq!(bed.nat(), []);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_endpoint_that_answers_keeps_its_address() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for (protocol, asks, answers) in [
+            (TCP, 50_000, 8080),
+            (UDP, 50_000, 8080),
+            (icmp(hosts.far), 77, 0),
+        ] {
+            let request = packet(protocol, (hosts.far, asks), (hosts.other_endpoint, answers));
+            assert_eq!(bed.arrive(&request), passed(&request));
+            // Of the health endpoint the program answers echoes itself.
+            let (from, to) = ((hosts.endpoint, answers), (hosts.far, asks));
+            let request = packet(protocol, to, from);
+            let _ = bed.0.run("to_endpoint", &request);
+            let reply = packet(protocol, from, to);
+            let reply = match protocol {
+                TCP => framed(
+                    hosts.far.is_ipv4(),
+                    &around(from.0, to.0, TCP, &segment(from, to, SYN | ACK)),
+                ),
+                _ => reply,
+            };
+            assert_eq!(bed.leave(&reply), passed(&reply));
+        }
+    }
+    assert_eq!(bed.nat(), []);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_cannot_be_masqueraded_is_dropped_and_counted() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let is_v4 = hosts.far.is_ipv4();
+        let (from, to) = ((hosts.endpoint, 40_000), (hosts.far, 443));
+        let reset = framed(is_v4, &around(from.0, to.0, TCP, &segment(from, to, RST)));
+        let cut = framed(is_v4, &around(from.0, to.0, UDP, &[1, 2, 3]));
+        let timestamp = framed(
+            is_v4,
+            &around(
+                from.0,
+                to.0,
+                icmp(to.0),
+                &[if is_v4 { 13 } else { 200 }; 20],
+            ),
+        );
+        let echo_reply = packet(icmp(to.0), (from.0, 0), (to.0, 9));
+        for sent in [reset, cut, timestamp, echo_reply] {
+            assert_eq!(bed.leave(&sent), dropped(&sent));
+        }
+    }
+    assert_eq!(bed.0.counted(Reason::NatUnsupported), 8);
+    assert_eq!(bed.nat(), []);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn protocols_whose_ports_stay_are_masqueraded_while_nobody_else_has_them() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for (protocol, ports) in [(SCTP, (7, 9)), (GRE, (0, 0))] {
+            let to = (hosts.far, ports.1);
+            assert_eq!(bed.open(protocol, (hosts.endpoint, ports.0), to), ports.0);
+            let back = packet(protocol, to, (hosts.node, ports.0));
+            let expected = packet(protocol, to, (hosts.endpoint, ports.0));
+            assert_eq!(bed.arrive(&back), passed(&expected));
+            let second = packet(protocol, (hosts.other_endpoint, ports.0), to);
+            assert_eq!(bed.send(&second), dropped(&second));
+        }
+    }
+    assert_eq!(bed.0.counted(Reason::NatNoMapping), 4);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn when_all_ports_are_taken_new_flows_are_dropped_until_one_is_free() {
+    let bed = Bed::new("40000-40003");
+    for hosts in both() {
+        let to = (hosts.far, 443);
+        let mut given: Vec<u16> = (0..4)
+            .map(|i| bed.open(TCP, (hosts.endpoint, 5000 + i), to))
+            .collect();
+        given.sort_unstable();
+        assert_eq!(given, [40_000, 40_001, 40_002, 40_003]);
+        let entries = bed.nat();
+        let fifth = packet(TCP, (hosts.endpoint, 6000), to);
+        assert_eq!(bed.send(&fifth), dropped(&fifth));
+        assert_eq!(bed.nat(), entries);
+        // Others are not in their way, and those that have one keep it.
+        bed.open(UDP, (hosts.endpoint, 6000), to);
+        bed.open(TCP, (hosts.endpoint, 5002), to);
+        let freed = bed
+            .0
+            .maps()
+            .flush_nat(|flow, _| flow.source_port == 5001)
+            .expect("a flush");
+        assert_eq!(freed.iter().map(|of| of.entries).sum::<u64>(), 2);
+        bed.open(TCP, (hosts.endpoint, 6000), to);
+    }
+    assert_eq!(bed.0.counted(Reason::NatNoMapping), 2);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_lost_of_a_translation_is_made_good() {
+    let bed = Bed::new("32768-65535");
+    let hosts = v4();
+    let (from, to) = ((hosts.endpoint, 1000), (hosts.far, 443));
+    let port = bed.open(TCP, from, to);
+    let whole = bed.nat();
+    let mut nat: HashMap<MapData, Tuple4, NatEntry4> = bed.map("HEALTH_NAT4");
+    let keys: Vec<Tuple4> = nat.keys().map(|key| key.expect("a key")).collect();
+    assert_eq!(keys.len(), 2);
+    for key in keys {
+        nat.remove(&key).expect("an entry");
+        if key.direction == 0 {
+            let back = packet(TCP, to, (hosts.node, port));
+            assert_eq!(bed.arrive(&back), passed(&packet(TCP, to, from)));
+        } else {
+            assert_eq!(bed.open(TCP, from, to), port);
+        }
+        assert_eq!(bed.nat(), whole);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn errors_about_what_was_translated_find_who_sent_it() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let is_v4 = hosts.far.is_ipv4();
+        for (protocol, far_port) in [(TCP, 443), (UDP, 53), (icmp(hosts.far), 0), (SCTP, 443)] {
+            let (from, to) = ((hosts.endpoint, 1000), (hosts.far, far_port));
+            let port = bed.open(protocol, from, to);
+            let outside = around(
+                hosts.node,
+                to.0,
+                protocol,
+                &content(protocol, (hosts.node, port), to),
+            );
+            let inside = around(from.0, to.0, protocol, &content(protocol, from, to));
+            let header = if is_v4 { 20 } else { 40 };
+            for held in [header + 8, outside.len()] {
+                let arrived = error(hosts.router, hosts.node, &outside[..held]);
+                let expected = error(hosts.router, from.0, &inside[..held]);
+                assert_eq!(bed.arrive(&arrived), passed(&expected), "{protocol} {held}");
+            }
+        }
+        // About what this host sent itself.
+        let own = around(
+            hosts.node,
+            hosts.far,
+            UDP,
+            &content(UDP, (hosts.node, 50_000), (hosts.far, 53)),
+        );
+        let arrived = error(hosts.router, hosts.node, &own);
+        assert_eq!(bed.arrive(&arrived), passed(&arrived));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn errors_about_what_came_back_leave_as_if_this_node_had_got_it() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        for (protocol, far_port) in [(TCP, 443), (UDP, 53)] {
+            let (from, to) = ((hosts.endpoint, 1000), (hosts.far, far_port));
+            let port = bed.open(protocol, from, to);
+            let outside = around(
+                to.0,
+                hosts.node,
+                protocol,
+                &content(protocol, to, (hosts.node, port)),
+            );
+            let inside = around(to.0, from.0, protocol, &content(protocol, to, from));
+            let expected = passed(&error(hosts.node, hosts.far, &outside));
+            // The endpoint's own, and this host's on its behalf.
+            for sender in [hosts.endpoint, hosts.node] {
+                let sent = error(sender, hosts.far, &inside);
+                assert_eq!(bed.leave(&sent), expected, "{protocol}");
+            }
+        }
+        // About what came for the endpoint's own address.
+        let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
+        let _ = bed.0.run("to_endpoint", &request);
+        let sent = error(hosts.endpoint, hosts.far, &request[14..]);
+        assert_eq!(bed.leave(&sent), passed(&sent));
+        // About what nobody knows of.
+        let request = packet(UDP, (hosts.far, 50_001), (hosts.endpoint, 99));
+        let sent = error(hosts.endpoint, hosts.far, &request[14..]);
+        assert_eq!(bed.leave(&sent), dropped(&sent));
+    }
+}
+
+/// A frame with an ICMP error about a packet: destination unreachable.
+fn error(from: IpAddr, to: IpAddr, about: &[u8]) -> Vec<u8> {
+    let message = |kind| {
+        let mut message = vec![kind, 1, 0, 0, 0, 0, 0, 0];
+        message.extend(about);
+        message
+    };
+    if from.is_ipv4() {
+        let mut message = message(3);
+        let check = checksum(&[&message]);
+        message[2..4].copy_from_slice(&check.to_be_bytes());
+        framed(true, &around(from, to, ICMP, &message))
+    } else {
+        let message = ip6(from, to, ICMPV6).with_checksum(message(1));
+        framed(false, &around(from, to, ICMPV6, &message))
+    }
+}
+
+/// A part of a UDP packet: that from `offset` on, in units of eight bytes.
+fn fragment(from: IpAddr, to: IpAddr, id: u16, offset: u16, more: bool, part: &[u8]) -> Vec<u8> {
+    if from.is_ipv4() {
+        let ip = Ipv4 {
+            id,
+            fragment: offset | if more { MORE_FRAGMENTS } else { 0 },
+            ..ip4(from, to, UDP)
+        };
+        return framed(true, &ip.packet(part));
+    }
+    let mut bytes = vec![UDP, 0];
+    bytes.extend((offset << 3 | u16::from(more)).to_be_bytes());
+    bytes.extend(u32::from(id).to_be_bytes());
+    bytes.extend(part);
+    framed(false, &ip6(from, to, 44).packet(&bytes))
+}
+
+/// The packet without `len` bytes at `at`.
+fn without(packet: &[u8], at: usize, len: usize) -> Vec<u8> {
+    [&packet[..at], &packet[at + len..]].concat()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_are_translated_like_their_first() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let (from, to) = ((hosts.endpoint, 1000), (hosts.far, 53));
+        let parts = |from: End, to: End, id| {
+            let whole = content(UDP, from, to);
+            [
+                fragment(from.0, to.0, id, 0, true, &whole[..16]),
+                fragment(from.0, to.0, id, 2, false, &whole[16..]),
+            ]
+        };
+        let [first, later] = parts(from, to, 7);
+        // Before the first one nobody knows what it belongs to.
+        assert_eq!(bed.leave(&later), dropped(&later));
+        let outcome = bed.send(&first);
+        // IPv6 has a header for fragments.
+        let fragment_len = if hosts.far.is_ipv4() { 0 } else { 8 };
+        let port = source_port(UDP, &without(&outcome.bytes, 54, fragment_len));
+        let expected = parts((hosts.node, port), to, 7);
+        assert_eq!(outcome, passed(&expected[0]));
+        assert_eq!(bed.send(&later), passed(&expected[1]));
+
+        let back = parts(to, (hosts.node, port), 9);
+        let expected = parts(to, from, 9);
+        assert_eq!(bed.arrive(&back[1]), passed(&back[1]), "too early");
+        assert_eq!(bed.arrive(&back[0]), passed(&expected[0]));
+        assert_eq!(bed.arrive(&back[1]), passed(&expected[1]));
+    }
+    assert_eq!(bed.0.counted(Reason::FragmentUnknown), 2);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let (from, to) = ((hosts.routed, 1000), (hosts.far, 53));
+        let sent = packet(UDP, from, to);
+        let outcome = bed.leave(&sent);
+        let port = source_port(UDP, &outcome.bytes);
+        assert_eq!(outcome, passed(&packet(UDP, (hosts.node, port), to)));
+        let back = packet(UDP, to, (hosts.node, port));
+        assert_eq!(bed.arrive(&back), passed(&packet(UDP, to, from)));
+        let entry = bed.flow(from);
+        assert_eq!((entry.tx_packets, entry.rx_packets), (1, 1));
+        assert!(entry.flags & CT_MASQUERADED != 0);
+        // What is opened from outside is answered as it was asked.
+        let (asks, answers) = ((hosts.far, 50_000), (hosts.routed, 8080));
+        let request = packet(UDP, asks, answers);
+        assert_eq!(bed.arrive(&request), passed(&request));
+        let reply = packet(UDP, answers, asks);
+        assert_eq!(bed.leave(&reply), passed(&reply));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_hosts_own_flows_keep_their_ports_unless_another_has_them() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let to = (hosts.far, 443);
+        let own = packet(TCP, (hosts.node, 40_000), to);
+        assert_eq!(bed.leave(&own), passed(&own));
+        assert!(bed.nat().iter().all(|(_, to)| to.host_local));
+        assert_eq!(
+            bed.flow((hosts.node, 40_000)).source_identity,
+            identity::HOST
+        );
+        // An endpoint gets another.
+        assert_ne!(bed.open(TCP, (hosts.endpoint, 40_000), to), 40_000);
+        let back = packet(TCP, to, (hosts.node, 40_000));
+        assert_eq!(bed.arrive(&back), passed(&back));
+        assert_eq!(bed.flow((hosts.node, 40_000)).rx_packets, 1);
+        // Where an endpoint was first, the host's is translated.
+        assert_eq!(bed.open(TCP, (hosts.endpoint, 41_000), to), 41_000);
+        let own = packet(TCP, (hosts.node, 41_000), to);
+        let outcome = bed.leave(&own);
+        let port = source_port(TCP, &outcome.bytes);
+        assert_ne!(port, 41_000);
+        assert_eq!(outcome, passed(&packet(TCP, (hosts.node, port), to)));
+        let back = packet(TCP, to, (hosts.node, port));
+        let expected = packet(TCP, to, (hosts.node, 41_000));
+        assert_eq!(bed.arrive(&back), passed(&expected));
+        // Ports that no translated flow gets need no entry.
+        let entries = bed.nat().len();
+        let own = packet(TCP, (hosts.node, 999), to);
+        assert_eq!(bed.leave(&own), passed(&own));
+        assert_eq!(bed.nat().len(), entries);
+        bed.0.maps().flush_nat(|_, _| true).expect("a flush");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_behind_vlan_tags_are_translated_in_their_place() {
+    let bed = Bed::new("32768-65535");
+    let tags = [(0x88a8, 5), (0x8100, 6)];
+    for hosts in both() {
+        let (from, to) = ((hosts.endpoint, 40_000), (hosts.far, 443));
+        let port = bed.open(TCP, from, to);
+        let sent = tagged(&packet(TCP, from, to), &tags);
+        let expected = tagged(&packet(TCP, (hosts.node, port), to), &tags);
+        assert_eq!(bed.leave(&sent), passed(&expected));
+        let back = tagged(&packet(TCP, to, (hosts.node, port)), &tags);
+        assert_eq!(
+            bed.arrive(&back),
+            passed(&tagged(&packet(TCP, to, from), &tags))
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_udp_checksum_that_was_left_out_stays_left_out() {
+    let bed = Bed::new("32768-65535");
+    let hosts = v4();
+    let unsummed = |from: End, to: End| {
+        let mut bytes = content(UDP, from, to);
+        bytes[6..8].fill(0);
+        framed(true, &around(from.0, to.0, UDP, &bytes))
+    };
+    let (from, to) = ((hosts.endpoint, 40_000), (hosts.far, 53));
+    let expected = unsummed((hosts.node, 40_000), to);
+    assert_eq!(bed.send(&unsummed(from, to)), passed(&expected));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_masqueraded_that_was_not_asked_for() {
+    let mut bed = Bed::new("32768-65535");
+    bed.0
+        .datapath
+        .set_masquerade(Default::default())
+        .expect("the settings");
+    for hosts in both() {
+        for from in [hosts.endpoint, hosts.routed, hosts.node] {
+            let sent = packet(TCP, (from, 40_000), (hosts.far, 443));
+            assert_eq!(bed.leave(&sent), passed(&sent));
+        }
+    }
+    assert_eq!((bed.nat(), bed.flows()), (vec![], vec![]));
+}
