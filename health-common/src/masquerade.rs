@@ -138,3 +138,98 @@ fn is_in_any<A: Address>(address: &A, prefixes: &[Prefix<A>], count: u32) -> boo
     }
     false
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use core::net::{Ipv4Addr, Ipv6Addr};
+    use proptest::prelude::*;
+
+    fn word(addr: u32) -> u32 {
+        addr.to_be()
+    }
+
+    fn words(addr: u128) -> [u32; 4] {
+        Addr::from(Ipv6Addr::from(addr)).words_be
+    }
+
+    fn is_local(text: &str) -> bool {
+        match text.parse().expect(text) {
+            core::net::IpAddr::V4(v4) => word(v4.to_bits()).stays_on_link(),
+            core::net::IpAddr::V6(v6) => words(v6.to_bits()).stays_on_link(),
+        }
+    }
+
+    #[test]
+    fn what_no_router_sends_on_is_never_masqueraded() {
+        for local in [
+            "224.0.0.1",
+            "239.255.255.255",
+            "255.255.255.255",
+            "169.254.9.9",
+            "ff02::1",
+            "ff0e::1",
+            "fe80::1",
+            "febf::1",
+        ] {
+            assert!(is_local(local), "{local}");
+        }
+        for far in [
+            "223.255.255.255",
+            "240.0.0.1",
+            "169.253.0.1",
+            "198.51.100.9",
+            "2001:db8::1",
+            "fec0::1",
+            "fd00::1",
+        ] {
+            assert!(!is_local(far), "{far}");
+        }
+    }
+
+    #[test]
+    fn only_prefixes_that_are_set_count() {
+        let mut masquerade = Masquerade::<u32>::default();
+        assert!(!masquerade.is_on());
+        let far = word(Ipv4Addr::new(198, 51, 100, 9).to_bits());
+        // A prefix that is not set would have them all.
+        assert!(!masquerade.is_native(&far) && !masquerade.is_behind(&far));
+        masquerade.native_count = 1;
+        assert!(masquerade.is_native(&far));
+        masquerade.gateway_count = GATEWAY_MAX as u32;
+        assert!(masquerade.is_behind(&far));
+    }
+
+    #[test]
+    fn ports_outside_the_range_are_shared_by_none_but_protocols_that_keep_them() {
+        let masquerade = Masquerade::<u32> {
+            ports: Ports {
+                min: 40_000,
+                max: 40_001,
+            },
+            ..Masquerade::default()
+        };
+        for protocol in [6, 17, 1, 58] {
+            assert!(masquerade.is_shared(protocol, 40_001_u16.to_be()));
+            assert!(!masquerade.is_shared(protocol, 40_002_u16.to_be()));
+            assert!(!masquerade.is_shared(protocol, 0));
+        }
+        for protocol in [132, 47] {
+            assert!(masquerade.is_shared(protocol, 7));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_is_in_a_prefix_as_its_first_bits_are(a: u128, b: u128, len in 0_u32..=128, alike: bool) {
+            let mask = u128::MAX.checked_shl(128 - len).unwrap_or(0);
+            let a = if alike { a & !mask | b & mask } else { a };
+            let prefix = Prefix { addr_be: words(b & mask), mask_be: words(mask) };
+            prop_assert_eq!(words(a).is_in(&prefix), (a ^ b) & mask == 0);
+            let (a, b, mask) = ((a >> 96) as u32, (b >> 96) as u32, (mask >> 96) as u32);
+            let prefix = Prefix { addr_be: word(b & mask), mask_be: word(mask) };
+            prop_assert_eq!(word(a).is_in(&prefix), (a ^ b) & mask == 0);
+        }
+    }
+}

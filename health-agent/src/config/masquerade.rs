@@ -219,3 +219,78 @@ fn word(octets: [u8; 4]) -> u32 {
 fn words(octets: [u8; 16]) -> [u32; 4] {
     health_common::addr::Addr::from(std::net::Ipv6Addr::from(octets)).words_be
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(native: &[&str], excludes: &[&str], gateway: &[&str]) -> MasqueradeSettings {
+        let cidrs = |texts: &[&str]| {
+            let cidrs = texts.iter().map(|text| text.parse().expect(text));
+            cidrs.collect()
+        };
+        MasqueradeSettings {
+            native_routing_cidrs: cidrs(native),
+            masquerade_excludes: cidrs(excludes),
+            masquerade_ports: "40000-40999".parse().expect("ports"),
+            gateway_cidrs: cidrs(gateway),
+        }
+    }
+
+    fn addresses(texts: &[&str]) -> Vec<IpAddr> {
+        let addresses = texts.iter().map(|text| text.parse().expect(text));
+        addresses.collect()
+    }
+
+    #[test]
+    fn ports_are_a_range_of_unprivileged_ones() {
+        for text in ["32768-65535", "1024-1024"] {
+            let ports: MasqueradePorts = text.parse().expect(text);
+            assert_eq!(ports.to_string(), text);
+        }
+        for bad in [
+            "",
+            "1024",
+            "1023-2000",
+            "2000-1999",
+            "1024-65536",
+            "a-b",
+            "-",
+            "1-2-3",
+        ] {
+            assert_eq!(
+                bad.parse::<MasqueradePorts>(),
+                Err(MasqueradePortsError),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_ip_version_is_masqueraded_that_has_a_native_prefix() {
+        let settings = settings(&["10.0.0.0/8"], &["192.0.2.0/24"], &["192.168.0.0/16"]);
+        let nodes = addresses(&["fd00:30::1", "172.30.0.1", "172.30.9.1"]);
+        let config = settings.of_node(&nodes).expect("both versions");
+        assert_eq!(config.v6, Masquerade::default());
+        assert!(config.v4.is_on());
+        assert_eq!(config.v4.node_be, word([172, 30, 0, 1]), "the first one");
+        let native = |octets| config.v4.is_native(&word(octets));
+        assert!(native([10, 200, 0, 1]) && native([192, 0, 2, 7]));
+        assert!(!native([11, 0, 0, 1]) && !native([192, 0, 3, 7]));
+        assert!(config.v4.is_behind(&word([192, 168, 7, 7])));
+        assert!(!config.v4.is_behind(&word([10, 1, 1, 1])));
+    }
+
+    #[test]
+    fn a_node_needs_an_address_to_masquerade_with() {
+        let settings = settings(&["10.0.0.0/8", "fd00::/8"], &[], &[]);
+        let error = settings
+            .of_node(&addresses(&["172.30.0.1"]))
+            .expect_err("no IPv6");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("--native-routing-cidr fd00::/8: "),
+            "{text}"
+        );
+    }
+}
