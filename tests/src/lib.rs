@@ -4,6 +4,7 @@
 pub mod apiserver;
 pub mod bed;
 pub mod bench;
+pub mod conntrack;
 pub mod packet;
 pub mod ping;
 pub mod process;

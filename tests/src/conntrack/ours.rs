@@ -1,0 +1,111 @@
+//! What the datapath's maps tell of flows.
+
+use std::net::IpAddr;
+
+use anyhow::Context as _;
+use aya::maps::{Array, Map, MapData};
+use health_agent::config::Location;
+use health_agent::datapath::clock::now_ns;
+use health_agent::datapath::dump::{Flow, Pinned};
+use health_agent::datapath::layout;
+use health_common::config::DatapathConfig;
+use health_common::ct::tcp::TcpState;
+use health_common::ct::{CtEntry, Timeouts};
+use health_common::metrics::Reason;
+use health_common::tcp::IP_PROTOCOL_TCP;
+
+use super::{Counted, Entry, Noted, Tuple};
+use crate::Node;
+use crate::bed::BPFFS;
+
+/// The pinned maps of a node's agent.
+pub struct Ours {
+    pinned: Pinned,
+    config: Array<MapData, DatapathConfig>,
+}
+
+impl Ours {
+    /// Opens them.
+    pub fn open(node: &Node) -> anyhow::Result<Self> {
+        let location = Location {
+            instance: node.name().to_owned(),
+            runtime_dir: node.runtime_dir(),
+            state_dir: node.runtime_dir(),
+            bpf_root: BPFFS.into(),
+        };
+        let config = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
+        Ok(Self {
+            pinned: Pinned::open(&location)?,
+            config: Array::try_from(Map::from_map_data(config)?)?,
+        })
+    }
+
+    /// Has entries live for so long from their next packet on. A running agent writes its own settings
+    /// again when they change.
+    pub fn set_timeouts(&mut self, timeouts: Timeouts) -> anyhow::Result<()> {
+        let config = self.config.get(&0, 0)?;
+        let config = DatapathConfig { timeouts, ..config };
+        self.config.set(0, config, 0).context("cannot set timeouts")
+    }
+
+    /// The entries of flows with this host that are alive.
+    pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
+        let [v4, v6] = self.pinned.conntrack_rows()?;
+        let rows = if host.is_ipv4() { v4 } else { v6 };
+        let now = u32::try_from(now_ns() / 1_000_000_000)?;
+        let rows: Vec<(Flow, CtEntry)> = rows.collect()?;
+        Ok(rows
+            .iter()
+            .filter(|(flow, entry)| {
+                (flow.source == host || flow.destination == host) && !entry.has_expired(now)
+            })
+            .map(|(flow, entry)| told(flow, entry))
+            .collect())
+    }
+
+    /// Packets of endpoints that made no entry.
+    pub fn noted(&self) -> anyhow::Result<Noted> {
+        let rows = self.pinned.metrics()?;
+        let of = |reason| {
+            let rows = rows.iter().filter(|row| row.reason == reason as u8);
+            rows.map(|row| row.packets).sum()
+        };
+        Ok(Noted {
+            related: of(Reason::CtRelated),
+            invalid: of(Reason::CtInvalid),
+        })
+    }
+}
+
+fn told(flow: &Flow, entry: &CtEntry) -> Entry {
+    let received = Counted {
+        packets: entry.rx_packets,
+        bytes: entry.rx_bytes,
+    };
+    let sent = Counted {
+        packets: entry.tx_packets,
+        bytes: entry.tx_bytes,
+    };
+    let (there, back) = if flow.inbound {
+        (received, sent)
+    } else {
+        (sent, received)
+    };
+    let state = match flow.protocol {
+        IP_PROTOCOL_TCP => TcpState::of(entry.state()).name(),
+        _ => "",
+    };
+    Entry {
+        tuple: Tuple {
+            protocol: flow.protocol,
+            source: flow.source,
+            destination: flow.destination,
+            source_port: flow.source_port,
+            destination_port: flow.destination_port,
+        },
+        state: state.to_owned(),
+        replied: back.packets > 0,
+        there,
+        back,
+    }
+}

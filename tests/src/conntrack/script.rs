@@ -1,0 +1,331 @@
+//! Scripts of flows: the packets of two hosts, one after the other.
+
+use std::net::IpAddr;
+
+use super::packets::{
+    Hosts, IP_PROTOCOL_SCTP, IP_PROTOCOL_UDP, IP_PROTOCOL_UDPLITE, echo_message, fragments, icmp,
+    icmp_protocol, packet, sctp, tcp, udp, udplite,
+};
+use crate::packet::{Tcp, payload};
+
+/// FIN in a segment's flags.
+pub const FIN: u8 = 1;
+/// SYN.
+pub const SYN: u8 = 2;
+/// RST.
+pub const RST: u8 = 4;
+/// ACK.
+pub const ACK: u8 = 16;
+/// Urgent data, and both flags of an offer of explicit congestion notification.
+pub const URG: u8 = 0x20;
+/// See [`URG`].
+pub const ECN: u8 = 0xc0;
+
+const IP_PROTOCOL_TCP: u8 = 6;
+/// Sequence number of the first segment of each side.
+const FIRST: u32 = 1_000_000;
+const WINDOW: u16 = 65_000;
+/// Bytes of content in each fragment.
+const FRAGMENT_LEN: usize = 1_200;
+
+/// Who sends a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The one that sends the flow's first packet.
+    Opener,
+    /// The other.
+    Answerer,
+}
+
+/// Which sequence number a segment has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sequence {
+    /// The next one.
+    Next,
+    /// That of this side's last segment once more.
+    Again,
+    /// So far ahead of the next one.
+    Ahead(i32),
+    /// Zero, as that of a RST to a segment without ACK, and acknowledged is all that came.
+    Zero,
+}
+
+/// A TCP segment.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    flags: u8,
+    len: usize,
+    sequence: Sequence,
+    window: u16,
+    is_damaged: bool,
+}
+
+/// A segment with these flags, without data.
+pub fn segment(flags: u8) -> Segment {
+    Segment {
+        flags,
+        len: 0,
+        sequence: Sequence::Next,
+        window: WINDOW,
+        is_damaged: false,
+    }
+}
+
+impl Segment {
+    /// With so many bytes of data.
+    pub fn data(self, len: usize) -> Self {
+        Self { len, ..self }
+    }
+
+    /// With the sequence number of this side's last segment.
+    pub fn again(self) -> Self {
+        Self {
+            sequence: Sequence::Again,
+            ..self
+        }
+    }
+
+    /// With a sequence number that is so far ahead of the right one.
+    pub fn ahead(self, by: i32) -> Self {
+        Self {
+            sequence: Sequence::Ahead(by),
+            ..self
+        }
+    }
+
+    /// With sequence number zero.
+    pub fn of_nothing(self) -> Self {
+        Self {
+            sequence: Sequence::Zero,
+            ..self
+        }
+    }
+
+    /// With a window of zero.
+    pub fn without_window(self) -> Self {
+        Self { window: 0, ..self }
+    }
+
+    /// With a wrong checksum.
+    pub fn damaged(self) -> Self {
+        Self {
+            is_damaged: true,
+            ..self
+        }
+    }
+}
+
+/// Type and code of an ICMP error.
+pub type ErrorKind = (u8, u8);
+
+/// About what an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    /// The last packet of the other side.
+    Last,
+    /// The last packet of the side that sends the error.
+    Own,
+    /// A packet to another port than any that was sent.
+    Unsent,
+}
+
+/// What a side sends.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// A TCP segment.
+    Segment(Segment),
+    /// A segment that is lost on the way to the node: nothing comes.
+    Lost(Segment),
+    /// A datagram of UDP with so many bytes.
+    Datagram(usize),
+    /// One of UDP-Lite.
+    LiteDatagram,
+    /// An echo request.
+    Request,
+    /// The reply to it.
+    Reply,
+    /// A message of ICMP of this type, with an identifier.
+    Message(u8),
+    /// A packet of this IP protocol.
+    Protocol(u8),
+    /// An SCTP chunk of this type.
+    Chunk(u8),
+    /// An ICMP error.
+    Error(ErrorKind, About),
+    /// One with a wrong checksum, about the last packet.
+    DamagedError(ErrorKind),
+    /// Some of so many fragments of a datagram, in this order; 0 is the first.
+    Parts(usize, &'static [usize]),
+}
+
+/// Two hosts that talk.
+#[derive(Clone, Debug)]
+pub struct Talk {
+    /// The one that opens, and the other.
+    hosts: Hosts,
+    ports: (u16, u16),
+    /// The next sequence number of each side.
+    next: [u32; 2],
+    /// That of the last segment of each side.
+    last_sequence: [u32; 2],
+    /// The last packet of each side.
+    last: [Vec<u8>; 2],
+    /// Identification of the next packet in fragments.
+    fragment_id: u16,
+}
+
+impl Talk {
+    /// Nothing was said yet.
+    pub fn new(opener: IpAddr, answerer: IpAddr, ports: (u16, u16)) -> Self {
+        Self {
+            hosts: (opener, answerer),
+            ports,
+            next: [FIRST, 2 * FIRST],
+            last_sequence: [FIRST, 2 * FIRST],
+            last: [Vec::new(), Vec::new()],
+            fragment_id: ports.0,
+        }
+    }
+
+    /// Addresses and ports in the order in which this side's packets have them.
+    fn ends(&self, side: Side) -> (Hosts, (u16, u16)) {
+        let (opener, answerer) = self.hosts;
+        let (source, destination) = self.ports;
+        match side {
+            Side::Opener => (self.hosts, self.ports),
+            Side::Answerer => ((answerer, opener), (destination, source)),
+        }
+    }
+
+    /// The IP packets of what a side says.
+    pub fn say(&mut self, side: Side, content: &Content) -> Vec<Vec<u8>> {
+        let (hosts, ports) = self.ends(side);
+        let (protocol, bytes) = match content {
+            Content::Segment(segment) => (IP_PROTOCOL_TCP, self.segment(side, segment)),
+            Content::Lost(segment) => {
+                self.segment(side, segment);
+                return Vec::new();
+            }
+            Content::Datagram(len) => (IP_PROTOCOL_UDP, udp(hosts, ports, &payload(*len))),
+            Content::LiteDatagram => (IP_PROTOCOL_UDPLITE, udplite(hosts, ports, &payload(30))),
+            Content::Request => (icmp_protocol(hosts), self.echo(hosts, false)),
+            Content::Reply => (icmp_protocol(hosts), self.echo(hosts, true)),
+            Content::Message(kind) => {
+                let id = self.ports.0.to_be_bytes();
+                let message = [&[*kind, 0, 0, 0][..], &id, &[0; 14]].concat();
+                (icmp_protocol(hosts), icmp(hosts, message))
+            }
+            Content::Protocol(protocol) => (*protocol, vec![0; 36]),
+            Content::Chunk(kind) => (IP_PROTOCOL_SCTP, self.chunk(side, *kind)),
+            Content::Error(kind, about) => (icmp_protocol(hosts), self.error(side, *kind, *about)),
+            Content::DamagedError(kind) => {
+                let mut error = self.error(side, *kind, About::Last);
+                error[2] ^= 0x55;
+                (icmp_protocol(hosts), error)
+            }
+            Content::Parts(count, order) => {
+                let datagram = udp(hosts, ports, &payload((count - 1) * FRAGMENT_LEN + 100));
+                self.fragment_id = self.fragment_id.wrapping_add(1);
+                let all = fragments(
+                    hosts,
+                    IP_PROTOCOL_UDP,
+                    &datagram,
+                    self.fragment_id,
+                    FRAGMENT_LEN,
+                );
+                return order.iter().map(|&index| all[index].clone()).collect();
+            }
+        };
+        let packet = packet(hosts, protocol, &bytes);
+        if !matches!(content, Content::Error(..) | Content::DamagedError(_)) {
+            self.last[side as usize] = packet.clone();
+        }
+        vec![packet]
+    }
+
+    fn segment(&mut self, side: Side, segment: &Segment) -> Vec<u8> {
+        let (hosts, ports) = self.ends(side);
+        let own = side as usize;
+        let sequence = match segment.sequence {
+            Sequence::Next => self.next[own],
+            Sequence::Again => self.last_sequence[own],
+            Sequence::Ahead(by) => self.next[own].wrapping_add_signed(by),
+            Sequence::Zero => 0,
+        };
+        let acknowledgement = if segment.flags & ACK == 0 {
+            0
+        } else {
+            self.next[1 - own]
+        };
+        let built = Tcp {
+            source: ports.0,
+            destination: ports.1,
+            sequence,
+            acknowledgement,
+            flags: segment.flags,
+            options: Vec::new(),
+            data: payload(segment.len),
+        };
+        if let Sequence::Next | Sequence::Again = segment.sequence {
+            let taken = segment.len as u32 + u32::from(segment.flags & (SYN | FIN) != 0);
+            if taken > 0 {
+                self.last_sequence[own] = sequence;
+            }
+            self.next[own] = sequence.wrapping_add(taken).max(self.next[own]);
+        }
+        let mut bytes = tcp(hosts, &built, segment.window);
+        if segment.is_damaged {
+            bytes[16] ^= 0x55;
+        }
+        bytes
+    }
+
+    fn echo(&self, hosts: Hosts, is_reply: bool) -> Vec<u8> {
+        echo_message(hosts, is_reply, self.ports.0, &payload(56))
+    }
+
+    fn chunk(&self, side: Side, kind: u8) -> Vec<u8> {
+        const INIT: u8 = 1;
+        const INIT_ACK: u8 = 2;
+        let (_, ports) = self.ends(side);
+        // Each side's packets have the tag that the other one chose.
+        let tags = [0x1111_u32, 0x2222];
+        let tag = if kind == INIT {
+            0
+        } else {
+            tags[1 - side as usize]
+        };
+        let value = match kind {
+            INIT | INIT_ACK => {
+                let mut value = tags[side as usize].to_be_bytes().to_vec();
+                value.extend([0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1]);
+                value
+            }
+            _ => vec![0; 12],
+        };
+        sctp(ports, tag, kind, &value)
+    }
+
+    fn error(&self, side: Side, (kind, code): ErrorKind, about: About) -> Vec<u8> {
+        let (hosts, _) = self.ends(side);
+        let own = side as usize;
+        let about = match about {
+            About::Last => self.last[1 - own].clone(),
+            About::Own => self.last[own].clone(),
+            About::Unsent => {
+                let (source, destination) = hosts;
+                let other = (destination, source);
+                packet(other, IP_PROTOCOL_UDP, &udp(other, (7, 7), &payload(30)))
+            }
+        };
+        let rest = match (hosts.0.is_ipv4(), kind, code) {
+            // The next hop's MTU (RFC 1191, RFC 4443 section 3.2).
+            (true, 3, 4) | (false, 2, 0) => 1_280_u32,
+            _ => 0,
+        };
+        let mut message = vec![kind, code, 0, 0];
+        message.extend(rest.to_be_bytes());
+        message.extend(about);
+        icmp(hosts, message)
+    }
+}

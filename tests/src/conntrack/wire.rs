@@ -1,0 +1,152 @@
+//! The way between an endpoint and a host far away, with a packet socket at each end.
+
+use std::io::{ErrorKind, Read as _};
+use std::net::IpAddr;
+use std::os::fd::AsRawFd as _;
+
+use anyhow::{Context as _, bail};
+use health_agent::net::netns::NetNs;
+use nix::ifaddrs::getifaddrs;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sys::socket::{LinkAddr, bind};
+use nix::unistd::Pid;
+use socket2::{Domain, Socket, Type};
+
+use super::packets::{IP_PROTOCOL_UDP, packet, udp};
+use crate::PATIENCE;
+use crate::packet::{IPV4, IPV6, ethernet};
+
+/// Port of the packets that tell that all before them have arrived.
+const MARK_PORT: u16 = 9;
+const LONGEST: usize = 1 << 17;
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The endpoint sends it.
+    Out,
+    /// It is sent to the endpoint.
+    In,
+}
+
+/// A device, and who is reached through it.
+#[derive(Debug)]
+struct End {
+    socket: Socket,
+    own: [u8; 6],
+    next_hop: [u8; 6],
+}
+
+impl End {
+    fn open(netns: &str, device: &str, next_hop: LinkAddr) -> anyhow::Result<Self> {
+        let address = link(netns, device)?;
+        let open = || {
+            let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all.into()))?;
+            bind(socket.as_raw_fd(), &address)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            anyhow::Ok(socket)
+        };
+        let hardware = |address: LinkAddr| address.addr().context("no hardware address");
+        Ok(Self {
+            socket: NetNs::open(netns)?.run_in(open)??,
+            own: hardware(address)?,
+            next_hop: hardware(next_hop)?,
+        })
+    }
+
+    fn send(&self, packet: &[u8]) -> anyhow::Result<()> {
+        let ethertype = if packet[0] >> 4 == 4 { IPV4 } else { IPV6 };
+        let frame = ethernet(self.next_hop, self.own, ethertype, packet);
+        self.socket.send(&frame).context("cannot send a packet")?;
+        Ok(())
+    }
+
+    /// Takes in what comes, to the packet that ends with these bytes.
+    fn receive_to(&self, mark: &[u8]) -> anyhow::Result<()> {
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            match (&self.socket).read(&mut buffer) {
+                Ok(len) if buffer[..len].ends_with(mark) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => bail!("waited {PATIENCE:?} in vain for a packet: {error}"),
+            }
+        }
+    }
+}
+
+/// A device's own address.
+fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
+    let find = || {
+        let found = getifaddrs()?
+            .filter(|entry| entry.interface_name == device)
+            .find_map(|entry| entry.address?.as_link_addr().copied());
+        anyhow::Ok(found)
+    };
+    let found = NetNs::open(netns)?.run_in(find)??;
+    found.with_context(|| format!("{netns} has no device {device}"))
+}
+
+/// The ends of a way: namespace and device of each, and the device of the node between them that faces it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The end's namespace.
+    pub netns: &'a str,
+    /// Its device.
+    pub device: &'a str,
+    /// The node's namespace.
+    pub node: &'a str,
+    /// The node's device.
+    pub facing: &'a str,
+}
+
+/// Both ends.
+#[derive(Debug)]
+pub struct Wire {
+    endpoint: End,
+    far: End,
+    marks: u64,
+}
+
+impl Wire {
+    /// Opens both, and keeps the calling thread on one CPU: packets that it sends stay in their order.
+    pub fn open(endpoint: Place<'_>, far: Place<'_>) -> anyhow::Result<Self> {
+        let own = Pid::from_raw(0);
+        let allowed = sched_getaffinity(own)?;
+        let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu) == Ok(true));
+        let mut only = CpuSet::new();
+        only.set(first.context("no CPU to run on")?)?;
+        sched_setaffinity(own, &only)?;
+        let end = |place: Place<'_>| {
+            End::open(place.netns, place.device, link(place.node, place.facing)?)
+        };
+        Ok(Self {
+            endpoint: end(endpoint)?,
+            far: end(far)?,
+            marks: 0,
+        })
+    }
+
+    /// Sends IP packets and waits until a last one, a datagram from `hosts.0` to `hosts.1`, has passed the
+    /// node behind them.
+    pub fn carry(
+        &mut self,
+        way: Way,
+        packets: &[Vec<u8>],
+        hosts: (IpAddr, IpAddr),
+    ) -> anyhow::Result<()> {
+        let (from, to) = match way {
+            Way::Out => (&self.endpoint, &self.far),
+            Way::In => (&self.far, &self.endpoint),
+        };
+        self.marks += 1;
+        let mark = [&b"all before have passed"[..], &self.marks.to_be_bytes()].concat();
+        let datagram = udp(hosts, (MARK_PORT, MARK_PORT), &mark);
+        for packet in packets {
+            from.send(packet)?;
+        }
+        from.send(&packet(hosts, IP_PROTOCOL_UDP, &datagram))?;
+        to.receive_to(&mark)
+    }
+}
