@@ -1,5 +1,6 @@
 //! The same flows as this project's conntrack and as the kernel's, nf_conntrack, tell of them.
 
+pub mod churn;
 mod kernel;
 mod ours;
 pub mod packets;

@@ -1,5 +1,6 @@
 //! Conntrack: what its maps cost to read and to collect, and what tracking costs a packet.
 
+mod churn;
 mod collect;
 mod cost;
 mod dump;
@@ -29,6 +30,11 @@ const PARTS: &[Part] = &[
         name: "throughput",
         about: "packets a second through a veth, beside the kernel's own conntrack",
         measure: |_| throughput::figures(),
+    },
+    Part {
+        name: "churn",
+        about: "a million connections opened, closed and opened again while they are collected",
+        measure: |_| churn::figures(),
     },
 ];
 

@@ -1,0 +1,311 @@
+//! Connections of an endpoint that are opened, closed and opened again on the same ports, as fast as the
+//! programs take their segments, while conntrack is collected all the time.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use aya::TestRunOptions;
+use aya::maps::{HashMap, Map, MapData, MapError};
+use aya::programs::{SchedClassifier, TestRun as _};
+use health_agent::conntrack::{Family, Tables as _};
+use health_agent::datapath::clock::now_ns;
+use health_agent::datapath::collect::KernelTables;
+use health_agent::datapath::layout;
+use health_common::config::DatapathConfig;
+use health_common::ct::{CtEntry, TUPLE_OUT, Timeouts, Tuple4};
+
+use super::script::{ACK, FIN, SYN};
+use crate::packet::Tcp;
+use crate::testrun::{GO_ON, TestRun};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
+const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
+const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
+/// First of the hosts that the endpoint connects to.
+const SERVERS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+const PORTS_OF_A_SERVER: u32 = 50_000;
+const FIRST_PORT: u16 = 10_000;
+const IP_PROTOCOL_TCP: u8 = 6;
+/// How much of the table the connections would take if all were open.
+const FULL_PERCENT: u32 = 95;
+/// How often each connection is opened.
+const OPENINGS: u32 = 3;
+/// Lifetime of entries of open connections: longer than a round over a million of them, seconds.
+const OPEN_SECS: u32 = 15;
+/// Lifetime of entries of closed connections, seconds.
+const CLOSED_SECS: u32 = 2;
+const SECOND_NS: u64 = 1_000_000_000;
+/// After that time the entry of a closed connection has surely expired.
+const FORGOTTEN_NS: u64 = (CLOSED_SECS as u64 + 1) * SECOND_NS;
+
+/// Where the addresses and ports of a frame with IPv4 and TCP begin.
+const SOURCE_AT: usize = 26;
+const DESTINATION_AT: usize = 30;
+const SOURCE_PORT_AT: usize = 34;
+const DESTINATION_PORT_AT: usize = 36;
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Churned {
+    /// Connections opened, those opened again included.
+    pub opened: u64,
+    /// Of them on the ports of one that had been closed, whose entry was still there.
+    pub reopened: u64,
+    /// Segments that went through the programs.
+    pub segments: u64,
+    /// Looks at an entry whose last packet was within its lifetime.
+    pub looks: u64,
+    /// Such entries that were not there, or counted fewer packets than the connection had.
+    pub wrong: u64,
+    /// Collections meanwhile.
+    pub collections: u64,
+    /// Entries that they removed.
+    pub removed: u64,
+    /// Most entries that there were at once, in percent of the table's size.
+    pub fullest_percent: u64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Opens, closes and opens again so many connections.
+pub fn churn(connections: u32) -> anyhow::Result<Churned> {
+    let capacity = connections / FULL_PERCENT * 100 + 100;
+    let mut bed = TestRun::load_sized(&[(layout::CT4.name, capacity)]);
+    let settings = DatapathConfig {
+        timeouts: Timeouts {
+            tcp_syn: OPEN_SECS,
+            tcp_established: OPEN_SECS,
+            tcp_close: CLOSED_SECS,
+            ..Timeouts::default()
+        },
+        ..DatapathConfig::default()
+    };
+    bed.set_health_endpoint((ENDPOINT, ENDPOINT6), MAC, HOST_MAC, settings);
+    let tables = bed.datapath.tables()?;
+    let mut endpoint = Endpoint::new(&bed)?;
+    let start = Instant::now();
+    let is_over = AtomicBool::new(false);
+    let (collected, churned) = thread::scope(|scope| {
+        let collector = scope.spawn(|| collect_until(&tables, &is_over));
+        let churned = endpoint.churn(connections);
+        is_over.store(true, Ordering::Relaxed);
+        (collector.join(), churned)
+    });
+    churned?;
+    let collected = collected.ok().context("the collector panicked")??;
+    Ok(Churned {
+        collections: collected.runs,
+        removed: collected.removed,
+        fullest_percent: collected.most * 100 / u64::from(capacity),
+        took: start.elapsed(),
+        ..endpoint.found
+    })
+}
+
+#[derive(Default)]
+struct Collections {
+    runs: u64,
+    removed: u64,
+    /// Most entries that one has met.
+    most: u64,
+}
+
+fn collect_until(tables: &KernelTables, is_over: &AtomicBool) -> anyhow::Result<Collections> {
+    let mut collections = Collections::default();
+    while !is_over.load(Ordering::Relaxed) {
+        let flows = tables.collect(Family::Ipv4)?.flows;
+        collections.runs += 1;
+        collections.removed += flows.removed;
+        collections.most = collections.most.max(flows.removed + flows.alive);
+    }
+    Ok(collections)
+}
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Closed,
+    Open,
+    Used,
+}
+
+/// A connection, as its endpoints know it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Connection {
+    stage: Stage,
+    openings: u32,
+    /// When its last segment began to be sent, nanoseconds of `CLOCK_MONOTONIC`.
+    last_ns: u64,
+    /// Segments since its entry was made.
+    sent: u64,
+    received: u64,
+}
+
+impl Connection {
+    /// Until when its entry is there for certain: expiry is in whole seconds, rounded down.
+    fn lives_until(&self) -> u64 {
+        let seconds = match self.stage {
+            Stage::Closed => CLOSED_SECS,
+            Stage::Open | Stage::Used => OPEN_SECS,
+        };
+        self.last_ns + u64::from(seconds - 1) * SECOND_NS
+    }
+}
+
+/// The programs of an endpoint, and the segments that go through them.
+struct Endpoint {
+    from: SchedClassifier,
+    to: SchedClassifier,
+    flows: HashMap<MapData, Tuple4, CtEntry>,
+    /// One segment for each direction and combination of flags; addresses and ports are filled in.
+    /// Conntrack does not look at checksums.
+    frames: [[Vec<u8>; 32]; 2],
+    found: Churned,
+}
+
+impl Endpoint {
+    fn new(bed: &TestRun) -> anyhow::Result<Self> {
+        let pin = bed.location.pins().join(layout::CT4.name);
+        let flows = Map::from_map_data(MapData::from_pin(pin)?)?;
+        let frame = |flags: usize| {
+            let segment = Tcp {
+                flags: flags as u8,
+                ..Tcp::default()
+            };
+            segment.frame(ENDPOINT.into(), SERVERS.into())
+        };
+        Ok(Self {
+            from: bed.program("from_endpoint"),
+            to: bed.program("to_endpoint"),
+            flows: HashMap::try_from(flows)?,
+            frames: std::array::from_fn(|_| std::array::from_fn(frame)),
+            found: Churned::default(),
+        })
+    }
+
+    /// Goes round all connections until each was opened as often as it is to be.
+    fn churn(&mut self, connections: u32) -> anyhow::Result<()> {
+        let mut all = vec![Connection::default(); connections as usize];
+        let mut open = connections;
+        while open > 0 {
+            for (number, connection) in (0..).zip(&mut all) {
+                if self.visit(number, connection)? {
+                    open -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a connection on by one stage; `true` when that was its last.
+    fn visit(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
+        let is_new = connection.openings == 0;
+        // Every other one is opened again at once, the rest when it is forgotten.
+        if connection.stage == Stage::Closed && !is_new {
+            if connection.openings == OPENINGS {
+                return Ok(false);
+            }
+            let age_ns = now_ns() - connection.last_ns;
+            if number.is_multiple_of(2) && age_ns < FORGOTTEN_NS {
+                return Ok(false);
+            }
+        }
+        let was_there = self.look(number, connection)?;
+        connection.last_ns = now_ns();
+        let (next, segments): (Stage, &[(bool, u8)]) = match connection.stage {
+            Stage::Closed => {
+                connection.openings += 1;
+                self.found.opened += 1;
+                self.found.reopened += u64::from(was_there);
+                (Stage::Open, &[(true, SYN), (false, SYN | ACK), (true, ACK)])
+            }
+            Stage::Open => (Stage::Used, &[(true, ACK), (false, ACK)]),
+            Stage::Used => (
+                Stage::Closed,
+                &[
+                    (true, FIN | ACK),
+                    (false, ACK),
+                    (false, FIN | ACK),
+                    (true, ACK),
+                ],
+            ),
+        };
+        for &(is_sent, flags) in segments {
+            self.pass(number, is_sent, flags)?;
+            if is_sent {
+                connection.sent += 1;
+            } else {
+                connection.received += 1;
+            }
+        }
+        connection.stage = next;
+        Ok(next == Stage::Closed && connection.openings == OPENINGS)
+    }
+
+    /// Looks whether the entry is as it must be, and takes over what it counts where that may be. Returns
+    /// whether it was there.
+    fn look(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
+        let entry = match self.flows.get(&tuple(number), 0) {
+            Ok(entry) => Some(entry),
+            Err(MapError::KeyNotFound) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let counted = entry.map(|entry| (entry.tx_packets, entry.rx_packets));
+        let now = now_ns();
+        if connection.openings > 0 && now < connection.lives_until() {
+            self.found.looks += 1;
+            self.found.wrong += u64::from(counted != Some((connection.sent, connection.received)));
+        }
+        // One whose time is over is made anew by the next segment, whether it is there or not.
+        let is_alive = entry.is_some_and(|entry| u64::from(entry.expires) * SECOND_NS > now);
+        (connection.sent, connection.received) = match counted {
+            Some(counted) if is_alive => counted,
+            _ => (0, 0),
+        };
+        Ok(is_alive)
+    }
+
+    /// Has a segment pass the endpoint's program.
+    fn pass(&mut self, number: u32, is_sent: bool, flags: u8) -> anyhow::Result<()> {
+        let frame = &mut self.frames[usize::from(is_sent)][usize::from(flags)];
+        let key = tuple(number);
+        let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
+        let other = (key.daddr_be.to_ne_bytes(), key.dport_be.to_ne_bytes());
+        let (source, destination) = if is_sent { (own, other) } else { (other, own) };
+        frame[SOURCE_AT..][..4].copy_from_slice(&source.0);
+        frame[DESTINATION_AT..][..4].copy_from_slice(&destination.0);
+        frame[SOURCE_PORT_AT..][..2].copy_from_slice(&source.1);
+        frame[DESTINATION_PORT_AT..][..2].copy_from_slice(&destination.1);
+        let program = if is_sent { &self.from } else { &self.to };
+        let options = TestRunOptions {
+            data_in: Some(frame),
+            ..TestRunOptions::new()
+        };
+        let ran = program.test_run(options)?;
+        ensure!(
+            ran.return_value as i32 == GO_ON,
+            "a segment did not pass: {}",
+            ran.return_value
+        );
+        self.found.segments += 1;
+        Ok(())
+    }
+}
+
+/// The tuple of connection `number`.
+fn tuple(number: u32) -> Tuple4 {
+    Tuple4 {
+        saddr_be: ENDPOINT.to_bits().to_be(),
+        daddr_be: (SERVERS.to_bits() + number / PORTS_OF_A_SERVER).to_be(),
+        sport_be: (FIRST_PORT + (number % PORTS_OF_A_SERVER) as u16).to_be(),
+        dport_be: 443_u16.to_be(),
+        protocol: IP_PROTOCOL_TCP,
+        direction: TUPLE_OUT,
+        pad: 0,
+    }
+}
