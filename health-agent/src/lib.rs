@@ -11,6 +11,7 @@ pub mod config;
 pub mod conntrack;
 pub mod datapath;
 pub mod endpoint;
+pub mod events;
 pub mod ipam;
 pub mod mesh;
 pub mod metrics;

@@ -15,6 +15,7 @@ pub mod config;
 pub mod ct;
 pub mod echo;
 pub mod endpoint;
+pub mod events;
 pub mod fragment;
 pub mod identity;
 pub mod inflight;

@@ -46,6 +46,8 @@ pub enum Reason {
     CtInvalid = 11,
     /// An ICMP error about a flow of an endpoint.
     CtRelated = 12,
+    /// An event that somebody monitors was lost: the ring buffer was full.
+    EventLost = 127,
     /// Dropped: the source address cannot be answered or is not the sender's.
     InvalidSource = 132,
     /// Dropped: the IPv4 header checksum is wrong.
@@ -62,7 +64,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -76,6 +78,7 @@ impl Reason {
         Self::ProbeDamaged,
         Self::CtInvalid,
         Self::CtRelated,
+        Self::EventLost,
         Self::InvalidSource,
         Self::InvalidHeaderChecksum,
         Self::WriteFailed,
@@ -111,6 +114,7 @@ impl Reason {
             Self::NatNoMapping => "No mapping for NAT masquerade",
             Self::NatUnsupported => "Unsupported for NAT masquerade",
             Self::FragmentUnknown => "Fragment of an unknown packet",
+            Self::EventLost => "Event lost",
         }
     }
 }

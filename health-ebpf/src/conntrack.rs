@@ -8,11 +8,13 @@ use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{
     CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
+use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
 use health_common::packet::Packet;
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
+use crate::events::tell_flow;
 
 /// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
 /// what is not entered now comes with the next packet.
@@ -192,6 +194,7 @@ fn create<K: Tuple>(
     };
     entry.set_state(state);
     if map.insert(tuple, entry, u64::from(BPF_NOEXIST)).is_ok() {
+        tell_flow(EVENT_CT_CREATED, tuple, &entry);
         return Tracked::New;
     }
     // Another CPU may have made it in the meantime, or one whose time is over stands there.
@@ -203,7 +206,10 @@ fn create<K: Tuple>(
             Tracked::Known
         }
         _ => match map.insert(tuple, entry, u64::from(BPF_ANY)) {
-            Ok(()) => Tracked::New,
+            Ok(()) => {
+                tell_flow(EVENT_CT_CREATED, tuple, &entry);
+                Tracked::New
+            }
             Err(_) => Tracked::Full,
         },
     }
@@ -245,10 +251,27 @@ unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flag
             )
         };
         if seen == last {
+            // SAFETY: as above.
+            tell_turn(last, step as u32, tuple, unsafe { &*entry });
             return true;
         }
     }
     true
+}
+
+/// Tells whoever monitors that a segment closed a connection, or opened a closed one anew.
+#[inline(always)]
+fn tell_turn<K: Tuple>(before: u32, after: u32, tuple: &K, entry: &CtEntry) {
+    let was_closed = CtState::from_word(before).is_closed();
+    let is_closed = CtState::from_word(after).is_closed();
+    if is_closed != was_closed {
+        let kind = if is_closed {
+            EVENT_CT_CLOSED
+        } else {
+            EVENT_CT_REOPENED
+        };
+        tell_flow(kind, tuple, entry);
+    }
 }
 
 /// Bit of [`tcp_step`]'s result: the segment cannot be part of the connection.

@@ -15,6 +15,7 @@ pub mod collect;
 pub mod conntrack;
 pub mod endpoint;
 pub mod endpoint_flow;
+pub mod events;
 pub mod flow;
 pub mod fragment;
 pub mod frame;

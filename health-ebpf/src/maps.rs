@@ -2,13 +2,14 @@
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use health_common::addr::Addr;
 use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
 use health_common::calls::CALLS_ENTRIES;
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, DEFAULT_ENTRIES, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::events::{EVENTS_BYTES, Event, MonitorFilter};
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
 use health_common::masquerade::MasqueradeConfig;
@@ -17,7 +18,6 @@ use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
-const FLOWS: u32 = 65_536;
 const FRAGMENTS: u32 = 8_192;
 const PEER_PATHS: u32 = 262_144;
 const ENDPOINTS: u32 = 8_192;
@@ -26,11 +26,11 @@ const TCP_FLOWS: u32 = 32_768;
 
 /// IPv4 flows.
 #[map]
-pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(FLOWS, 0);
+pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv6 flows.
 #[map]
-pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(FLOWS, 0);
+pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
 /// Ports of IPv4 packets that come in fragments.
 #[map]
@@ -44,11 +44,11 @@ pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
 
 /// IPv4 translations.
 #[map]
-pub static HEALTH_NAT4: LruHashMap<Tuple4, NatEntry4> = LruHashMap::pinned(FLOWS, 0);
+pub static HEALTH_NAT4: LruHashMap<Tuple4, NatEntry4> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
 /// IPv6 translations.
 #[map]
-pub static HEALTH_NAT6: LruHashMap<Tuple6, NatEntry6> = LruHashMap::pinned(FLOWS, 0);
+pub static HEALTH_NAT6: LruHashMap<Tuple6, NatEntry6> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
 /// Round-trip times by peer. Rows are large and made by the agent, so memory is taken as they come.
 #[map]
@@ -86,6 +86,18 @@ pub static HEALTH_CALLS: ProgramArray = ProgramArray::pinned(CALLS_ENTRIES, 0);
 /// Whose packets are masqueraded.
 #[map]
 pub static HEALTH_MASQUERADE: Array<MasqueradeConfig> = Array::pinned(1, 0);
+/// What happens to packets and flows, for whoever monitors it.
+#[map]
+pub static HEALTH_EVENTS: RingBuf = RingBuf::pinned(EVENTS_BYTES, 0);
+
+/// Which events are wanted.
+#[map]
+pub static HEALTH_MONITOR: Array<MonitorFilter> = Array::pinned(1, 0);
+
+/// Where a record is made before it is known to be wanted: the stack has no room. Of no meaning to anybody
+/// else, and not pinned.
+#[map]
+pub static HEALTH_DRAFT: PerCpuArray<Event> = PerCpuArray::with_max_entries(1, 0);
 
 /// Settings.
 #[map]

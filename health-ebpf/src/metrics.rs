@@ -3,6 +3,7 @@
 use aya_ebpf::bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC};
 use health_common::metrics::{Direction, Reason, metrics_index};
 
+use crate::events;
 use crate::frame::Frame;
 use crate::maps::HEALTH_METRICS;
 
@@ -43,10 +44,11 @@ pub fn redirected_uncounted(code: i64) -> Verdict {
     })
 }
 
-/// Drops a packet.
+/// Drops a packet, and tells whoever monitors that.
 #[inline(always)]
 pub fn refuse(frame: &Frame, reason: Reason, direction: Direction) -> Verdict {
     count(frame, reason, direction);
+    events::dropped(frame, reason, direction);
     Verdict(TC_ACT_SHOT)
 }
 
@@ -59,12 +61,18 @@ pub fn ignore() -> Verdict {
 /// Counts a packet without deciding about it.
 #[inline(always)]
 pub fn count(frame: &Frame, reason: Reason, direction: Direction) {
+    count_bytes(frame.length(), reason, direction);
+}
+
+/// As [`count`], of a packet of this length.
+#[inline(always)]
+pub fn count_bytes(length: u32, reason: Reason, direction: Direction) {
     if let Some(counter) = HEALTH_METRICS.get_ptr_mut(metrics_index(reason, direction)) {
         // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each
         // other here, as both tc hooks run with bottom halves off.
         unsafe {
             (*counter).packets += 1;
-            (*counter).bytes += u64::from(frame.length());
+            (*counter).bytes += u64::from(length);
         }
     }
 }

@@ -345,12 +345,19 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
         ("HEALTH_CT6", "/key/protocol", "ICMPv6".into()),
         ("HEALTH_CONFIG", "/value/timeouts/tcp-close-s", 10.into()),
         ("HEALTH_FRAGMENTS4", "/value/destination-port", 53.into()),
+        ("HEALTH_MONITOR", "/value/types", Value::Array(Vec::new())),
     ] {
         let rows = rows(&bed, &format!("bpf map dump {name}"))?;
         let shown = rows.first().and_then(|row| row.pointer(field));
         assert_eq!(shown, Some(&value), "{name}: {rows:?}");
     }
+    let of_events = cli(&bed, "bpf map dump HEALTH_EVENTS")?;
+    assert_eq!(of_events.code, Some(1));
+    assert!(of_events.stderr.contains("monitor"), "{}", of_events.stderr);
     for layout in layout::MAPS {
+        if layout == layout::EVENTS {
+            continue;
+        }
         let rows = rows(&bed, &format!("bpf map dump {}", layout.name))?;
         let in_hex = rows.iter().find(|row| row["value"].is_string());
         assert_eq!(in_hex, None, "{}", layout.name);

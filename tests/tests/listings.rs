@@ -175,6 +175,9 @@ fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<(
     }
     for map in &maps {
         let name = map["name"].as_str().context("a map without a name")?;
+        if map["kind"] == "ringbuf" {
+            continue;
+        }
         let entries = rows(node, &format!("bpf map dump {name}"))?;
         if let Some(expected) = map["entries"].as_u64() {
             // Entries come and go between the two looks, but not all of them.

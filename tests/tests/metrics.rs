@@ -192,6 +192,15 @@ fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()>
     assert_eq!(healthy["health_agent_datapath_maps_readable"], 1.0);
     let forwards = |series: &String| series.starts_with("health_agent_forward_count_total{");
     assert!(healthy.keys().any(forwards), "{healthy:?}");
+    for series in [
+        "readers",
+        "events_total",
+        "lost_events_total{cause=\"ring-full\"}",
+        "lost_events_total{cause=\"slow-reader\"}",
+    ] {
+        let name = format!("health_agent_monitor_{series}");
+        assert_eq!(healthy[&name], 0.0, "{name}: nobody monitors");
+    }
     let failing = |samples: &Samples| -> Vec<String> {
         let names = samples.keys().filter(|series| series.contains("_failing{"));
         names.cloned().collect()

@@ -34,6 +34,7 @@ use crate::config::{Config, GcInterval, Location};
 use crate::conntrack::{Collector, Pace};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
+use crate::events::{self, Hub};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
@@ -105,6 +106,8 @@ struct Agent {
     host_responder: Responder,
     /// Ends when it is dropped.
     _collector: Collector,
+    events: Arc<Hub>,
+    relay: JoinHandle<()>,
     monitors: [Monitor; 2],
 }
 
@@ -135,7 +138,8 @@ impl Agent {
         let node = NodeDatapath::establish(config, &own, &netlink, uplinks, found).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
-        let (collector, host_responder, mesh) = match probing {
+        let started = probing.and_then(|probing| Ok((probing, Self::start_relay(&node)?)));
+        let ((collector, host_responder, mesh), (events, relay)) = match started {
             Ok(started) => started,
             Err(error) => {
                 node.take_back().await;
@@ -144,6 +148,7 @@ impl Agent {
         };
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.told());
+        source.set_events(events.clone());
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
@@ -159,6 +164,8 @@ impl Agent {
             own,
             host_responder,
             _collector: collector,
+            events,
+            relay,
             monitors,
         })
     }
@@ -207,12 +214,23 @@ impl Agent {
         Ok((collector, host_responder, mesh))
     }
 
+    /// Starts to hand on what the programs tell to those who monitor.
+    fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>)> {
+        let hub = Hub::new(node.datapath.event_switch()?)
+            .context("cannot tell the programs to write no events")?;
+        let hub = Arc::new(hub);
+        let relay = tokio::spawn(events::relay(node.datapath.ring()?, hub.clone()));
+        Ok((hub, relay))
+    }
+
     /// Watches over everything until a signal comes, then stops in order.
     async fn supervise(mut self) {
         if let Err(error) = self.watch_until_signal().await {
             warn!(%error, "cannot wait for signals");
         }
         self.routes.abort();
+        self.events.close();
+        self.relay.abort();
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }

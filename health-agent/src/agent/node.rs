@@ -18,7 +18,7 @@ use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
 use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
-use crate::datapath::{Datapath, Hook, log};
+use crate::datapath::{Datapath, Hook, MapSizes, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
@@ -49,6 +49,7 @@ pub(super) struct NodeDatapath {
     /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
     has_device: bool,
     passive_rtt: bool,
+    timeouts: Timeouts,
     /// Whether settings, programs and responder are those of the endpoint as it is.
     is_followed: bool,
     /// Whether the responder is still in the namespace of an endpoint before this one.
@@ -117,7 +118,11 @@ impl NodeDatapath {
             ProgramLog::Warn
         };
         let masquerade = config.masquerade.of_node(&spec.node_addresses)?;
-        let mut datapath = Datapath::load(&config.location, level)?;
+        let sizes = MapSizes {
+            conntrack: config.conntrack_max_entries,
+            nat: config.nat_max_entries,
+        };
+        let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
         let listeners = endpoint.listen(config.health_port)?;
@@ -141,6 +146,7 @@ impl NodeDatapath {
             port: config.health_port,
             has_device: true,
             passive_rtt: config.passive_rtt,
+            timeouts: config.conntrack_timeouts.into(),
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
@@ -292,7 +298,7 @@ impl NodeDatapath {
             probe_key: self.probe_key,
             session: self.session,
             health_ifindex: endpoint.ifindex(),
-            timeouts: Timeouts::default(),
+            timeouts: self.timeouts,
             tai_offset_ns: self.tai_offset_ns,
             gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
             gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),

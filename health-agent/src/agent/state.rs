@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
+use crate::api::events::EventFilter;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
@@ -21,6 +22,7 @@ use crate::config::Config;
 use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::HealthEndpoint;
+use crate::events::{self, Hub, SubscribeError, Subscription};
 use crate::mesh::exchange::MalformedHeaders;
 use crate::mesh::hello::Responder;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
@@ -33,6 +35,7 @@ pub(super) struct AgentSource {
     /// What the responders count.
     responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
     collections: OnceLock<Told>,
+    events: OnceLock<Arc<Hub>>,
     endpoint: RwLock<Option<Endpoint>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
@@ -55,6 +58,7 @@ impl AgentSource {
             mesh: OnceLock::new(),
             responders: OnceLock::new(),
             collections: OnceLock::new(),
+            events: OnceLock::new(),
             endpoint: RwLock::default(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
@@ -122,6 +126,11 @@ impl AgentSource {
     pub(super) fn set_collections(&self, told: Told) {
         // As there is one mesh.
         let _ = self.collections.set(told);
+    }
+
+    pub(super) fn set_events(&self, hub: Arc<Hub>) {
+        // As there is one mesh.
+        let _ = self.events.set(hub);
     }
 
     /// What the start waits for, in words.
@@ -286,6 +295,17 @@ impl Source for AgentSource {
 
     fn collections(&self) -> Counts {
         self.collections.get().map(Told::counts).unwrap_or_default()
+    }
+
+    fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
+        self.events.get().map(|hub| hub.subscribe(filter))
+    }
+
+    fn events(&self) -> events::Counts {
+        self.events
+            .get()
+            .map(|hub| hub.counts())
+            .unwrap_or_default()
     }
 
     fn endpoints(&self) -> Vec<Endpoint> {

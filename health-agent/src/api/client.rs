@@ -1,6 +1,7 @@
 //! Speaks to an agent over its socket.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
+use super::events::{EventFilter, MonitorLine};
 use super::types::{ErrorBody, ProbeEvent};
 
 /// Reading answers at once with what is known.
@@ -148,28 +150,40 @@ impl Client {
         let path = "/v1beta/status/probe?stream=true";
         let name = format!("{} {path}", Method::PUT);
         self.exchange(Method::PUT, path, &name, PROBE_TIMEOUT, async |response| {
-            let mut body = response.into_body();
-            let mut received = BytesMut::new();
+            let mut lines = Lines::of(response);
             loop {
-                let frame = tokio::time::timeout(PROBE_TIMEOUT, body.frame())
+                let line = tokio::time::timeout(PROBE_TIMEOUT, lines.next(self, &name))
                     .await
-                    .map_err(|_| self.timeout(&name, PROBE_TIMEOUT))?
-                    .ok_or_else(|| self.cut(&name))?
-                    .map_err(|source| self.broken(&name, source))?;
-                let Ok(data) = frame.into_data() else {
-                    continue;
-                };
-                let mut searched = received.len();
-                received.extend_from_slice(&data);
-                while let Some(end) = received[searched..].iter().position(|&b| b == b'\n') {
-                    let line = received.split_to(searched + end + 1);
-                    searched = 0;
-                    let event = self.decode(&name, &line)?;
-                    let is_last = matches!(event, ProbeEvent::Done(_));
-                    each(event);
-                    if is_last {
-                        return Ok(());
-                    }
+                    .map_err(|_| self.timeout(&name, PROBE_TIMEOUT))??;
+                let event = self.decode(&name, &line)?;
+                let is_last = matches!(event, ProbeEvent::Done(_));
+                each(event);
+                if is_last {
+                    return Ok(());
+                }
+            }
+        })
+        .await
+    }
+
+    /// Calls `begin` when the agent tells of these events, and then `each` with every line up to
+    /// [`MonitorLine::End`], until it breaks. However long nothing happens.
+    pub async fn monitor(
+        &self,
+        filter: &EventFilter,
+        begin: impl FnOnce(),
+        mut each: impl FnMut(MonitorLine) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
+        let path = format!("/v1/monitor?{}", filter.query());
+        let name = format!("{} /v1/monitor", Method::GET);
+        self.exchange(Method::GET, &path, &name, READ_TIMEOUT, async |response| {
+            begin();
+            let mut lines = Lines::of(response);
+            loop {
+                let line = self.decode(&name, &lines.next(self, &name).await?)?;
+                let is_last = line == MonitorLine::End;
+                if each(line).is_break() || is_last {
+                    return Ok(());
                 }
             }
         })
@@ -309,6 +323,45 @@ impl Client {
             io::ErrorKind::ConnectionRefused => ClientError::Stale(path),
             io::ErrorKind::PermissionDenied => ClientError::Permission(path),
             _ => ClientError::Connect { path, source },
+        }
+    }
+}
+
+/// The lines of an answer as they come.
+struct Lines {
+    body: Incoming,
+    received: BytesMut,
+    /// Bytes of it that are known to have no end of a line.
+    searched: usize,
+}
+
+impl Lines {
+    fn of(response: Response<Incoming>) -> Self {
+        Self {
+            body: response.into_body(),
+            received: BytesMut::new(),
+            searched: 0,
+        }
+    }
+
+    async fn next(&mut self, client: &Client, name: &str) -> Result<BytesMut, ClientError> {
+        loop {
+            let unknown = &self.received[self.searched..];
+            if let Some(end) = unknown.iter().position(|&b| b == b'\n') {
+                let line = self.received.split_to(self.searched + end + 1);
+                self.searched = 0;
+                return Ok(line);
+            }
+            self.searched = self.received.len();
+            let frame = self
+                .body
+                .frame()
+                .await
+                .ok_or_else(|| client.cut(name))?
+                .map_err(|source| client.broken(name, source))?;
+            if let Ok(data) = frame.into_data() {
+                self.received.extend_from_slice(&data);
+            }
         }
     }
 }

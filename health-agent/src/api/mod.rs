@@ -1,6 +1,8 @@
 //! The agent's HTTP API on a unix socket.
 
 pub mod client;
+pub mod events;
+pub mod flow;
 pub mod liveness;
 pub mod monitor;
 mod node_feed;

@@ -150,8 +150,9 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         deadline: None,
     };
     let router = TowerToHyperService::new(router);
-    let service = service_fn(move |request: hyper::Request<Incoming>| {
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         waits.end();
+        request.extensions_mut().insert(Client(waits.clone()));
         router.call(request)
     });
     let mut builder = http1::Builder::new();
@@ -168,6 +169,19 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     connection.await
 }
 
+/// Whoever sent a request.
+#[derive(Clone, Debug)]
+pub(super) struct Client(Arc<Waits>);
+
+impl Client {
+    /// Lets it read its answer as slowly as it likes, as long as nobody else waits for its place: for
+    /// answers that end when the client goes.
+    pub(super) fn take_time(&self) {
+        let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.has_time = true;
+    }
+}
+
 /// How long a client has let the server wait.
 #[derive(Debug, Default)]
 struct Waits(Mutex<WaitState>);
@@ -176,6 +190,8 @@ struct Waits(Mutex<WaitState>);
 struct WaitState {
     before: Duration,
     since: Option<Instant>,
+    /// Whether there is no limit.
+    has_time: bool,
 }
 
 impl Waits {
@@ -188,6 +204,16 @@ impl Waits {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(since) = state.since.take() {
             state.before += since.elapsed();
+        }
+    }
+
+    /// What is left of `patience`.
+    fn left(&self, patience: Duration) -> Duration {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.has_time {
+            Duration::MAX
+        } else {
+            patience.saturating_sub(state.before)
         }
     }
 
@@ -221,8 +247,7 @@ impl<S> Paced<S> {
         }
         let deadline = self.deadline.get_or_insert_with(|| {
             self.waits.begin();
-            let left = self.patience.saturating_sub(self.waits.total());
-            Box::pin(tokio::time::sleep(left))
+            Box::pin(tokio::time::sleep(self.waits.left(self.patience)))
         });
         ready!(deadline.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
@@ -273,6 +298,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
 
 #[cfg(test)]
 mod tests {
+    use axum::Extension;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{UnixListener, UnixStream};
@@ -299,7 +325,8 @@ mod tests {
             let listener = UnixListener::bind(dir.path().join("s")).unwrap();
             let router = Router::new()
                 .route("/small", get(|| async { "fine" }))
-                .route("/large", get(|| async { vec![b'x'; LARGE] }));
+                .route("/large", get(|| async { vec![b'x'; LARGE] }))
+                .route("/patient", get(patient));
             let server = Server::start([listener], &router, limits);
             Self { dir, server }
         }
@@ -321,6 +348,11 @@ mod tests {
         async fn ask(&self, path: &str) -> Vec<u8> {
             rest(&mut self.send(path).await).await
         }
+    }
+
+    async fn patient(Extension(client): Extension<Client>) -> Vec<u8> {
+        client.take_time();
+        vec![b'x'; LARGE]
     }
 
     async fn rest(stream: &mut UnixStream) -> Vec<u8> {
@@ -368,6 +400,18 @@ mod tests {
             .await
             .unwrap();
         drop(slow);
+    }
+
+    #[tokio::test]
+    async fn one_that_may_take_its_time_is_not() {
+        let patience = Duration::from_millis(200);
+        let bed = Bed::start(Limits { patience, ..LIMITS });
+        let mut patient = bed.send("/patient").await;
+        let mut slow = bed.send("/large").await;
+        while slow.write_all(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(rest(&mut patient).await.len() > LARGE);
     }
 
     #[tokio::test]

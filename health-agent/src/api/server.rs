@@ -12,19 +12,20 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{self, Query, Request, State};
+use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, put};
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::events::EventFilter;
 use super::node_feed::{self, NodeFeed};
-use super::serve::{Limits, Server, has_body};
+use super::serve::{Client, Limits, Server, has_body};
 use super::streamed;
 use super::types::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
@@ -32,6 +33,7 @@ use super::types::{
 };
 use crate::config::{Config, duration_text};
 use crate::conntrack::Counts;
+use crate::events::{self, SubscribeError, Subscription};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
@@ -98,6 +100,14 @@ pub trait Source: Send + Sync + 'static {
     /// What collections of conntrack entries came to.
     fn collections(&self) -> Counts {
         Counts::default()
+    }
+    /// What the programs tell of these events from now on; `None` while there are no programs.
+    fn monitor(&self, _: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
+        None
+    }
+    /// What was read and lost of it.
+    fn events(&self) -> events::Counts {
+        events::Counts::default()
     }
     /// Local endpoints.
     fn endpoints(&self) -> Vec<Endpoint>;
@@ -175,7 +185,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 13] {
+fn routes<S: Source>() -> [Route<S>; 14] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -189,6 +199,7 @@ fn routes<S: Source>() -> [Route<S>; 13] {
         ("/v1/nodes", get(nodes)),
         ("/v1/history", get(history)),
         ("/v1/rtt", get(rtt)),
+        ("/v1/monitor", get(monitor)),
         ("/v1/endpoints", get(endpoints)),
         ("/v1/endpoints/{id}", get(endpoint)),
         ("/v1/config", get(config)),
@@ -307,19 +318,26 @@ async fn probe<S: Source>(
 
 /// A line of JSON for each event, as they come. `place` is held until the last.
 fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) -> Response {
-    let lines = stream::try_unfold((events, place), async |(mut events, place)| {
-        let mut batch = Vec::new();
-        if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
-            return Ok(None);
-        }
-        let lines = tokio::task::spawn_blocking(move || write_lines(&batch)).await??;
-        Ok::<_, io::Error>(Some((lines, (events, place))))
-    });
+    as_lines(stream::try_unfold(
+        (events, place),
+        async |(mut events, place)| {
+            let mut batch = Vec::new();
+            if events.recv_many(&mut batch, EVENT_BATCH).await == 0 {
+                return Ok(None);
+            }
+            let lines = tokio::task::spawn_blocking(move || write_lines(&batch)).await??;
+            Ok(Some((lines, (events, place))))
+        },
+    ))
+}
+
+/// An answer of lines of JSON, which is sent as it is made.
+fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
     let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
     (content_type, Body::from_stream(lines)).into_response()
 }
 
-fn write_lines(events: &[ProbeEvent]) -> io::Result<Bytes> {
+fn write_lines<T: Serialize>(events: &[T]) -> io::Result<Bytes> {
     let mut lines = Vec::new();
     for event in events {
         serde_json::to_writer(&mut lines, event)?;
@@ -417,6 +435,30 @@ async fn rtt<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
             format!("cannot read the round-trip times: {error}"),
         )),
     }
+}
+
+async fn monitor<S: Source>(
+    State(api): Shared<S>,
+    Extension(client): Extension<Client>,
+    query: Result<Query<EventFilter>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(filter) = query?;
+    let unavailable = |reason: String| Refusal(StatusCode::SERVICE_UNAVAILABLE, reason);
+    let subscription = api.source.monitor(filter).ok_or_else(|| {
+        unavailable("the agent has not loaded its programs yet; try again later".to_owned())
+    })?;
+    let subscription = subscription.map_err(|error| unavailable(error.to_string()))?;
+    client.take_time();
+    Ok(as_lines(stream::try_unfold(
+        subscription,
+        async |mut subscription| {
+            let lines = subscription.next(EVENT_BATCH).await;
+            if lines.is_empty() {
+                return Ok(None);
+            }
+            Ok(Some((write_lines(&lines)?, subscription)))
+        },
+    )))
 }
 
 /// What there is to tell of `node`, or of all; nothing at all if there is no such node.

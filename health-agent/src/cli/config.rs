@@ -32,6 +32,7 @@ impl ConfigArgs {
 fn config_table(config: &Config) -> String {
     let location = &config.location;
     let masquerade = &config.masquerade;
+    let timeouts = &config.conntrack_timeouts;
     let rows = [
         ("instance", location.instance.clone()),
         ("runtime-dir", location.runtime_dir.display().to_string()),
@@ -64,6 +65,25 @@ fn config_table(config: &Config) -> String {
             "conntrack-gc-max-interval",
             duration_text(config.conntrack_gc_max_interval),
         ),
+        ("conntrack-timeout-tcp-syn", timeouts.tcp_syn.to_string()),
+        (
+            "conntrack-timeout-tcp-established",
+            timeouts.tcp_established.to_string(),
+        ),
+        (
+            "conntrack-timeout-tcp-close",
+            timeouts.tcp_close.to_string(),
+        ),
+        ("conntrack-timeout-udp", timeouts.udp.to_string()),
+        ("conntrack-timeout-icmp", timeouts.icmp.to_string()),
+        ("conntrack-timeout-sctp", timeouts.sctp.to_string()),
+        ("conntrack-timeout-any", timeouts.any.to_string()),
+        ("conntrack-timeout-fragment", timeouts.fragment.to_string()),
+        (
+            "conntrack-max-entries",
+            config.conntrack_max_entries.to_string(),
+        ),
+        ("nat-max-entries", config.nat_max_entries.to_string()),
         (
             "native-routing-cidr",
             comma_separated(&masquerade.native_routing_cidrs),

@@ -7,6 +7,7 @@ mod config;
 mod endpoint;
 pub mod exit;
 pub mod logging;
+mod monitor;
 mod node;
 mod output;
 mod path_mtu;
@@ -31,6 +32,7 @@ Examples:
   health-agent status                 Show the connectivity to all nodes
   health-agent status --watch         Keep showing it, and what changes
   health-agent node get host2         Show all that is known about a node
+  health-agent monitor --type drop    Show packets as they are dropped
   health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
   health-agent help status            Explain a command";
 
@@ -128,6 +130,8 @@ pub enum Command {
     /// Look at the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
+    /// Show drops and flows as they happen
+    Monitor(monitor::MonitorArgs),
     /// Show the settings that the agent runs with
     Config(config::ConfigArgs),
     /// Remove everything that an agent left on this machine
@@ -147,6 +151,7 @@ impl Command {
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&client, &location).await?,
+            Self::Monitor(args) => args.execute(&client).await?,
             Self::Config(args) => args.execute(&client).await?,
             Self::Cleanup(args) => args.execute(&location).await?,
             Self::Completion(args) => args.execute()?,

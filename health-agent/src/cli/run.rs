@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use health_common::ct::DEFAULT_ENTRIES;
 use ipnet::IpNet;
 
 use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, GcInterval, Interval, ListenAddress, Location, MasqueradePorts, MasqueradeSettings,
-    ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradePorts,
+    MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
 
 /// The registry of an agent that was told of none.
@@ -113,6 +114,15 @@ pub struct RunArgs {
     /// Sources routed through this host that are masqueraded besides its endpoints; give it once for each
     #[arg(long = "gateway-cidr", value_name = "CIDR")]
     gateway_cidrs: Vec<IpNet>,
+    /// How long conntrack entries live.
+    #[command(flatten)]
+    conntrack_timeouts: ConntrackTimeouts,
+    /// Most conntrack entries of each IP version, 1024 to 16777216; those there are stay when this changes
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
+    conntrack_max_entries: u32,
+    /// Most NAT entries of each IP version, two a translation, 1024 to 16777216; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
+    nat_max_entries: u32,
     /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
     /// ICMP probes [default: a key that everybody knows]
     #[arg(long, value_name = "FILE")]
@@ -173,6 +183,9 @@ impl RunArgs {
                 masquerade_ports: self.masquerade_ports,
                 gateway_cidrs: self.gateway_cidrs,
             },
+            conntrack_timeouts: self.conntrack_timeouts,
+            conntrack_max_entries: self.conntrack_max_entries,
+            nat_max_entries: self.nat_max_entries,
             probe_key_file: self.probe_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,

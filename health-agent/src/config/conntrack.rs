@@ -1,12 +1,15 @@
-//! How often conntrack entries are collected.
+//! How long conntrack entries live, how many there may be, and how often they are collected.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use clap::Args;
+use health_common::ct::Timeouts;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::duration::{duration_text, parse_duration};
+use super::duration::{duration_text, nanoseconds, parse_duration};
 
 /// Time between two collections, or `adaptive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,9 +63,214 @@ impl TryFrom<String> for GcInterval {
     }
 }
 
+/// How long an entry outlives its last packet: whole seconds, 1 to 864 000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime(u32);
+
+impl Lifetime {
+    /// Ten days.
+    const MAX_SECS: u32 = 240 * 3600;
+
+    /// Seconds.
+    pub const fn secs(self) -> u32 {
+        self.0
+    }
+
+    fn duration(self) -> Duration {
+        Duration::from_secs(self.0.into())
+    }
+}
+
+/// The text, or the duration, is no [`Lifetime`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write whole seconds from 1s to 240h, like 90s or 2h")]
+pub struct LifetimeError;
+
+impl TryFrom<Duration> for Lifetime {
+    type Error = LifetimeError;
+
+    fn try_from(duration: Duration) -> Result<Self, Self::Error> {
+        match u32::try_from(duration.as_secs()) {
+            Ok(secs @ 1..=Self::MAX_SECS) if duration.subsec_nanos() == 0 => Ok(Self(secs)),
+            _ => Err(LifetimeError),
+        }
+    }
+}
+
+impl FromStr for Lifetime {
+    type Err = LifetimeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse_duration(text).map_err(|_| LifetimeError)?.try_into()
+    }
+}
+
+impl fmt::Display for Lifetime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&duration_text(self.duration()))
+    }
+}
+
+impl Serialize for Lifetime {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        nanoseconds::serialize(&self.duration(), to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lifetime {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let duration = nanoseconds::deserialize(from)?;
+        duration.try_into().map_err(D::Error::custom)
+    }
+}
+
+/// How long entries live; flags of `run`, too.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConntrackTimeouts {
+    /// How long a conntrack entry of a TCP connection, until its handshake is over outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-tcp-syn",
+        value_name = "DURATION",
+        default_value_t = Self::default().tcp_syn
+    )]
+    #[serde(rename = "conntrack-timeout-tcp-syn-ns")]
+    pub tcp_syn: Lifetime,
+    /// How long a conntrack entry of a TCP connection, until both sides have ended it outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-tcp-established",
+        value_name = "DURATION",
+        default_value_t = Self::default().tcp_established
+    )]
+    #[serde(rename = "conntrack-timeout-tcp-established-ns")]
+    pub tcp_established: Lifetime,
+    /// How long a conntrack entry of a TCP connection that is closed or reset outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-tcp-close",
+        value_name = "DURATION",
+        default_value_t = Self::default().tcp_close
+    )]
+    #[serde(rename = "conntrack-timeout-tcp-close-ns")]
+    pub tcp_close: Lifetime,
+    /// How long a conntrack entry of UDP outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-udp",
+        value_name = "DURATION",
+        default_value_t = Self::default().udp
+    )]
+    #[serde(rename = "conntrack-timeout-udp-ns")]
+    pub udp: Lifetime,
+    /// How long a conntrack entry of ICMP echo outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-icmp",
+        value_name = "DURATION",
+        default_value_t = Self::default().icmp
+    )]
+    #[serde(rename = "conntrack-timeout-icmp-ns")]
+    pub icmp: Lifetime,
+    /// How long a conntrack entry of SCTP outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-sctp",
+        value_name = "DURATION",
+        default_value_t = Self::default().sctp
+    )]
+    #[serde(rename = "conntrack-timeout-sctp-ns")]
+    pub sctp: Lifetime,
+    /// How long a conntrack entry of any other protocol outlives its last packet, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-any",
+        value_name = "DURATION",
+        default_value_t = Self::default().any
+    )]
+    #[serde(rename = "conntrack-timeout-any-ns")]
+    pub any: Lifetime,
+    /// How long the ports of a packet in fragments are kept for its later ones, 1s to 240h
+    #[arg(
+        long = "conntrack-timeout-fragment",
+        value_name = "DURATION",
+        default_value_t = Self::default().fragment
+    )]
+    #[serde(rename = "conntrack-timeout-fragment-ns")]
+    pub fragment: Lifetime,
+}
+
+impl Default for ConntrackTimeouts {
+    fn default() -> Self {
+        let Timeouts {
+            tcp_syn,
+            tcp_established,
+            tcp_close,
+            udp,
+            icmp,
+            sctp,
+            any,
+            fragment,
+        } = Timeouts::default();
+        Self {
+            tcp_syn: Lifetime(tcp_syn),
+            tcp_established: Lifetime(tcp_established),
+            tcp_close: Lifetime(tcp_close),
+            udp: Lifetime(udp),
+            icmp: Lifetime(icmp),
+            sctp: Lifetime(sctp),
+            any: Lifetime(any),
+            fragment: Lifetime(fragment),
+        }
+    }
+}
+
+impl From<ConntrackTimeouts> for Timeouts {
+    fn from(timeouts: ConntrackTimeouts) -> Self {
+        Self {
+            tcp_syn: timeouts.tcp_syn.secs(),
+            tcp_established: timeouts.tcp_established.secs(),
+            tcp_close: timeouts.tcp_close.secs(),
+            udp: timeouts.udp.secs(),
+            icmp: timeouts.icmp.secs(),
+            sctp: timeouts.sctp.secs(),
+            any: timeouts.any.secs(),
+            fragment: timeouts.fragment.secs(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lifetime_is_whole_seconds_within_bounds() {
+        for (text, secs) in [("1s", 1), ("90s", 90), ("2h", 7200), ("240h", 864_000)] {
+            let lifetime: Lifetime = text.parse().expect(text);
+            assert_eq!(lifetime.secs(), secs);
+            assert_eq!(lifetime.to_string().parse(), Ok(lifetime));
+            let json = serde_json::to_string(&lifetime).expect("plain data");
+            assert_eq!(json, format!("{secs}000000000"));
+            assert_eq!(serde_json::from_str::<Lifetime>(&json).ok(), Some(lifetime));
+        }
+        for bad in ["", "60", "0s", "500ms", "1.5s", "240h1s", "-1s", "off"] {
+            assert_eq!(bad.parse::<Lifetime>(), Err(LifetimeError), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_programs_are_told_what_was_set() {
+        assert_eq!(
+            Timeouts::from(ConntrackTimeouts::default()),
+            Timeouts::default()
+        );
+        let udp = Lifetime(7);
+        let timeouts = Timeouts::from(ConntrackTimeouts {
+            udp,
+            ..ConntrackTimeouts::default()
+        });
+        assert_eq!(
+            timeouts,
+            Timeouts {
+                udp: 7,
+                ..Timeouts::default()
+            }
+        );
+    }
 
     #[test]
     fn an_interval_is_a_duration_or_adaptive() {

@@ -14,7 +14,9 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-pub use self::conntrack::{GcInterval, GcIntervalError};
+pub use self::conntrack::{
+    ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
+};
 pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
@@ -39,6 +41,9 @@ const MAX_PATH_MTU_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 const MIN_GC_INTERVAL: Duration = Duration::from_secs(1);
 const MIN_GC_MAX_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_GC_INTERVAL: Duration = Duration::from_secs(12 * 3600);
+/// Cilium's bounds.
+const MIN_FLOWS: u32 = 1 << 10;
+const MAX_FLOWS: u32 = 1 << 24;
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
 /// What is left of the probes still tells an outage from loss within minutes.
 const MAX_PASSIVE_RELIEF: u8 = 5;
@@ -201,6 +206,13 @@ pub struct Config {
     /// Whose packets get this node's address.
     #[serde(flatten)]
     pub masquerade: MasqueradeSettings,
+    /// How long conntrack entries live.
+    #[serde(flatten)]
+    pub conntrack_timeouts: ConntrackTimeouts,
+    /// Most conntrack entries of each IP version.
+    pub conntrack_max_entries: u32,
+    /// Most NAT entries of each IP version; a translation has two.
+    pub nat_max_entries: u32,
     /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
     /// that everybody knows.
     pub probe_key_file: Option<PathBuf>,
@@ -352,6 +364,18 @@ impl Config {
             MAX_GC_INTERVAL,
         )?;
         self.masquerade.validate()?;
+        for (flag, entries) in [
+            ("--conntrack-max-entries", self.conntrack_max_entries),
+            ("--nat-max-entries", self.nat_max_entries),
+        ] {
+            if !(MIN_FLOWS..=MAX_FLOWS).contains(&entries) {
+                return Err(InvalidSetting::new(
+                    flag,
+                    entries,
+                    format!("must be {MIN_FLOWS} to {MAX_FLOWS}"),
+                ));
+            }
+        }
         if !(1..=100).contains(&self.loss_threshold) {
             return Err(InvalidSetting::new(
                 "--loss-threshold",
@@ -474,6 +498,9 @@ mod tests {
                 masquerade_ports: "32768-65535".parse().expect("ports"),
                 gateway_cidrs: Vec::new(),
             },
+            conntrack_timeouts: ConntrackTimeouts::default(),
+            conntrack_max_entries: 65_536,
+            nat_max_entries: 65_536,
             probe_key_file: None,
             one_way: false,
             socket_group: None,
@@ -495,7 +522,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 42] = [
+        let cases: [(&str, &str, Change); 44] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -589,6 +616,12 @@ mod tests {
                 c.masquerade.gateway_cidrs = (0..9)
                     .map(|i| format!("192.168.{i}.0/24").parse().expect("a prefix"))
                     .collect();
+            }),
+            ("--conntrack-max-entries", "1023", |c| {
+                c.conntrack_max_entries = 1023;
+            }),
+            ("--nat-max-entries", "16777217", |c| {
+                c.nat_max_entries = 16_777_217;
             }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];

@@ -134,12 +134,19 @@ impl Datapath {
     pub fn attach(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
         self.hooks = hooks.to_vec();
         self.make_folders()?;
+        if let Some(resizing) = &mut self.resizing {
+            resizing.carry_over()?;
+            self.connect_programs()?;
+        }
         let mut outcome = Ok(());
         for hook in hooks {
             outcome = outcome.and(self.take_over_or_attach(hook));
         }
         outcome?;
         self.remove_other_links(hooks)?;
+        if let Some(resizing) = self.resizing.take() {
+            resizing.finish()?;
+        }
         self.remove_set_aside()
     }
 

@@ -5,6 +5,7 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
+use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::Inflight;
 use health_common::masquerade::MasqueradeConfig;
@@ -62,13 +63,17 @@ pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS");
 /// Whose packets are masqueraded.
 pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE");
+/// What is told to whoever monitors: a ring buffer, without keys and values.
+pub const EVENTS: MapLayout = map::<(), ()>("HEALTH_EVENTS");
+/// Which of it is wanted.
+pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 16] = [
+pub const MAPS: [MapLayout; 18] = [
     CT4, CT6, FRAGMENTS4, FRAGMENTS6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS,
-    METRICS, CALLS, MASQUERADE, CONFIG,
+    METRICS, CALLS, MASQUERADE, EVENTS, MONITOR, CONFIG,
 ];
 
 /// All programs that are pinned.

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, MapInfo, ProgramArray};
+use aya::maps::{
+    Array, HashMap, Map, MapData, MapError, MapInfo, PerCpuArray, ProgramArray, RingBuf,
+};
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use health_common::addr::Addr;
@@ -18,7 +20,9 @@ use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
 use super::collect::KernelTables;
+use super::events::{KernelRing, KernelSwitch};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
+use super::resize::{MapSizes, Resizing};
 use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
 use super::{DatapathError, Hook, PROGRAMS, attach};
@@ -40,6 +44,8 @@ pub struct Datapath {
     /// Where programs shall be.
     pub(super) hooks: Vec<Hook>,
     pub(super) links: attach::Links,
+    /// Until the programs are where they shall be.
+    pub(super) resizing: Option<Resizing>,
     endpoints: HashMap<MapData, Addr, EndpointInfo>,
     config: Array<MapData, DatapathConfig>,
     masquerade: Array<MapData, MasqueradeConfig>,
@@ -55,6 +61,16 @@ impl Datapath {
     /// the new programs are attached. After an upgrade that did not get so far, the version before it
     /// finds its own maps there.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
+        Self::load_sized(location, MapSizes::default(), log)
+    }
+
+    /// As [`Datapath::load`], with maps of these sizes. Entries of maps that had others are carried over by
+    /// [`Datapath::attach`].
+    pub fn load_sized(
+        location: &Location,
+        sizes: MapSizes,
+        log: ProgramLog,
+    ) -> Result<Self, DatapathError> {
         let pins = location.pins();
         // Of a folder that is set aside the lock is of no use any more.
         let former = lock(&pins)?;
@@ -62,11 +78,14 @@ impl Datapath {
         make_folders(&pins)?;
         drop(former);
         let lock = locked(&pins)?;
+        let resizing = Resizing::prepare(&pins, sizes)?;
         let level: u8 = match log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
         };
-        let mut ebpf = EbpfLoader::new()
+        let mut loader = EbpfLoader::new();
+        sizes.apply(&mut loader);
+        let mut ebpf = loader
             .default_map_pin_directory(&pins)
             .override_global(aya_log::LEVEL, &level, false)
             .load(PROGRAMS)?;
@@ -83,18 +102,22 @@ impl Datapath {
             ebpf,
             hooks: Vec::new(),
             links: attach::Links::default(),
+            resizing: resizing.is_needed().then_some(resizing),
             endpoints,
             config,
             masquerade,
             lock,
         };
         datapath.pin_programs()?;
-        datapath.connect_programs()?;
+        // Programs that others go on with serve from then on: not before the maps hold what they need.
+        if datapath.resizing.is_none() {
+            datapath.connect_programs()?;
+        }
         Ok(datapath)
     }
 
     /// Tells programs which others they go on with.
-    fn connect_programs(&mut self) -> Result<(), DatapathError> {
+    pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
         let mut calls = typed(&self.pins, &layout::CALLS, ProgramArray::try_from)?;
         for (index, name) in [
             (CALL_MASQUERADE, layout::MASQUERADE_OUT),
@@ -177,6 +200,20 @@ impl Datapath {
         KernelTables::open(program, |layout| {
             MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
         })
+    }
+
+    /// Where the programs write events. Has one reader, for whatever it reads is gone. Must be called in a tokio
+    /// runtime.
+    pub fn ring(&self) -> Result<KernelRing, DatapathError> {
+        let ring = typed(&self.pins, &layout::EVENTS, RingBuf::try_from)?;
+        let counters = typed(&self.pins, &layout::METRICS, PerCpuArray::try_from)?;
+        KernelRing::new(ring, counters)
+            .map_err(|source| map_error("poll", layout::EVENTS.name)(MapError::IoError(source)))
+    }
+
+    /// Which events they write.
+    pub fn event_switch(&self) -> Result<KernelSwitch, DatapathError> {
+        typed(&self.pins, &layout::MONITOR, Array::try_from).map(KernelSwitch::new)
     }
 
     /// Pins again what has lost its pin; the names of what had.
@@ -402,7 +439,7 @@ pub(super) fn classifier<'a>(
 }
 
 /// Removes a file or a folder with all in it; `bpffs` knows no recursive removal of its own.
-fn remove_tree(path: &Path) -> Result<(), DatapathError> {
+pub(super) fn remove_tree(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() {
         fs::remove_dir_all(path)
     } else {

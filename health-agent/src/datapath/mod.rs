@@ -6,11 +6,13 @@ pub mod btf;
 pub mod clock;
 pub mod collect;
 pub mod dump;
+pub mod events;
 pub mod kernel;
 pub mod layout;
 mod link_pin;
 pub mod loader;
 pub mod log;
+mod resize;
 pub mod rtt;
 mod sys;
 mod tcp;
@@ -25,6 +27,7 @@ use aya::programs::ProgramError;
 
 pub use attach::{Direction, Hook};
 pub use loader::Datapath;
+pub use resize::MapSizes;
 
 /// The compiled programs that an agent loads.
 pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/datapath"));

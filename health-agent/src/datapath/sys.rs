@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 const BPF_MAP_LOOKUP_ELEM: u32 = 1;
+const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_MAP_DELETE_ELEM: u32 = 3;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
 const BPF_OBJ_GET: u32 = 7;
@@ -269,6 +270,23 @@ pub(super) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
     element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
 }
 
+/// Adds an entry. `false` when there is one of this key, which stays as it is.
+pub(super) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
+    const BPF_NOEXIST: u64 = 1;
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        key: key.as_ptr() as u64,
+        value_or_next_key: value.as_ptr() as u64,
+        flags: BPF_NOEXIST,
+        ..ElementAttr::default()
+    };
+    match bpf(BPF_MAP_UPDATE_ELEM, &mut attr) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// `false` when the kernel finds no such element.
 fn element(
     command: u32,
@@ -307,7 +325,6 @@ pub(super) mod testing {
     use super::*;
 
     const BPF_MAP_CREATE: u32 = 0;
-    const BPF_MAP_UPDATE_ELEM: u32 = 2;
     const BPF_BTF_LOAD: u32 = 18;
 
     /// `union bpf_attr` for making a map.

@@ -4,6 +4,7 @@
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
 mod collections;
+mod events;
 mod format;
 mod histogram;
 mod recent;
@@ -146,6 +147,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             probe_rate: config.probe_rate,
             repairs,
             collections: self.source.collections(),
+            events: self.source.events(),
             now: Timestamp::now(),
             uptime: self.source.uptime(),
             maps_readable,

@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use prost::Message;
 
 use super::collections;
+use super::events;
 use super::format::{ClassicWriter, Format};
 use super::histogram::{Histogram, SCHEMA};
 use super::recent::Quantiles;
@@ -51,6 +52,7 @@ pub(super) struct Snapshot {
     /// By cause.
     pub(super) repairs: BTreeMap<String, u64>,
     pub(super) collections: Counts,
+    pub(super) events: crate::events::Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
     pub(super) maps_readable: bool,
@@ -132,7 +134,8 @@ impl Collector for Snapshot {
         self.encode_latency(encoder)?;
         self.encode_probes(encoder)?;
         self.encode_packets(encoder)?;
-        collections::encode(&self.collections, encoder)
+        collections::encode(&self.collections, encoder)?;
+        events::encode(&self.events, encoder)
     }
 }
 
@@ -659,7 +662,8 @@ impl Snapshot {
                 d if d == Direction::Egress as u8 => "EGRESS",
                 _ => continue,
             };
-            // Another version's reason has no name here.
+            // Another version's reason has no name here; events that are lost are no packets.
+            let reason = reason.filter(|reason| *reason != Reason::EventLost);
             if let Some(reason) = reason.filter(|reason| reason.is_drop() == drops) {
                 let labels = [("reason", reason.text()), ("direction", direction)];
                 counter(&mut packets, &labels, count(row))?;
@@ -797,12 +801,19 @@ mod tests {
             probe_rate: 1000,
             repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
             collections: samples::collections(),
+            events: samples::events(),
             now: Timestamp::from_second(130).unwrap(),
             uptime: Duration::from_millis(1_500),
             maps_readable: true,
             counters: vec![
                 MetricRow {
                     reason: Reason::EchoAnswered as u8,
+                    direction: Direction::Ingress as u8,
+                    packets: 3,
+                    bytes: 294,
+                },
+                MetricRow {
+                    reason: Reason::EventLost as u8,
                     direction: Direction::Ingress as u8,
                     packets: 3,
                     bytes: 294,
@@ -882,6 +893,10 @@ mod tests {
             format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"answered\"}} 2"),
             format!("health_agent_node_connectivity_probes_total{{{icmp},result=\"lost\"}} 4"),
             "health_agent_repairs_total{cause=\"pin-lost\"} 2".to_owned(),
+            "health_agent_monitor_readers 0".to_owned(),
+            "health_agent_monitor_events_total 20".to_owned(),
+            "health_agent_monitor_lost_events_total{cause=\"ring-full\"} 3".to_owned(),
+            "health_agent_monitor_lost_events_total{cause=\"slow-reader\"} 4".to_owned(),
             "health_agent_bpf_map_pressure{map_name=\"HEALTH_CT4\"} 0.25".to_owned(),
             collection("interval_seconds", "", "300.0"),
             collection(
@@ -956,6 +971,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
         }
+        assert!(!text.contains("Event lost"), "no packet: {text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
 

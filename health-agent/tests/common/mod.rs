@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_agent::api::events::EventFilter;
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
@@ -15,7 +16,12 @@ use health_agent::api::types::{
     PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry, RttSource,
     SelfStatus, TargetHistory,
 };
-use health_agent::config::{Config, GcInterval, Interval, ListenAddress, Location, RegistrySpec};
+use health_agent::config::{
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, RegistrySpec,
+};
+use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
+use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
+use health_common::metrics::Reason;
 use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use tempfile::TempDir;
@@ -252,6 +258,13 @@ impl Source for Fixture {
         }]
     }
 
+    fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
+        let hub = Arc::new(Hub::new(NoPrograms).unwrap());
+        let subscription = hub.subscribe(filter);
+        tokio::spawn(relay(Canned::new(hub.clone()), hub));
+        Some(subscription)
+    }
+
     fn config(&self) -> Config {
         Config {
             location: self.location.clone(),
@@ -270,6 +283,9 @@ impl Source for Fixture {
             path_mtu_interval: Interval(None),
             conntrack_gc_interval: GcInterval::Adaptive,
             conntrack_gc_max_interval: Duration::from_secs(12 * 3600),
+            conntrack_timeouts: ConntrackTimeouts::default(),
+            conntrack_max_entries: 65_536,
+            nat_max_entries: 65_536,
             loss_threshold: 5,
             probe_key_file: None,
             one_way: false,
@@ -291,6 +307,62 @@ impl Source for Fixture {
 
     fn uptime(&self) -> Duration {
         Duration::from_secs(61)
+    }
+}
+
+/// Nobody to be told what to write.
+struct NoPrograms;
+
+impl Switch for NoPrograms {
+    fn set(&self, _: &MonitorFilter) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A ring with a drop and a closed connection, beside which three events were lost. Then its agent stops.
+struct Canned {
+    hub: Arc<Hub>,
+    events: Vec<Event>,
+}
+
+impl Canned {
+    fn new(hub: Arc<Hub>) -> Self {
+        let event = |kind, protocol, endpoint| Event {
+            source: IpAddr::from([10, 9, 9, 9]).into(),
+            destination: IpAddr::from([172, 30, 0, 2]).into(),
+            ifindex: 1,
+            kind,
+            protocol,
+            endpoint,
+            ..Event::default()
+        };
+        let dropped = Event {
+            reason: Reason::InvalidSource as u8,
+            ..event(EVENT_DROP, 17, 0)
+        };
+        Self {
+            hub,
+            events: vec![dropped, event(EVENT_CT_CLOSED, 6, 1017)],
+        }
+    }
+}
+
+impl Ring for Canned {
+    async fn ready(&mut self) -> io::Result<()> {
+        if self.events.is_empty() {
+            self.hub.close();
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, each: impl FnMut(&Event)) -> bool {
+        std::mem::take(&mut self.events).iter().for_each(each);
+        false
+    }
+
+    fn lost(&self) -> io::Result<u64> {
+        Ok(if self.events.is_empty() { 3 } else { 0 })
     }
 }
 

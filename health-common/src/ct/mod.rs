@@ -11,6 +11,10 @@ pub const IP_PROTOCOL_UDP: u8 = 17;
 /// IP protocol number of SCTP.
 pub const IP_PROTOCOL_SCTP: u8 = 132;
 
+/// Entries that `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6` have room for, unless the agent
+/// asks for another size.
+pub const DEFAULT_ENTRIES: u32 = 65_536;
+
 /// Direction bit of a tuple: the flow was opened towards a local endpoint.
 pub const TUPLE_IN: u8 = 1;
 /// Direction bit of a tuple: the flow was opened by this host.

@@ -242,7 +242,22 @@ impl Node {
         self.wait_serving()
     }
 
+    /// As [`Node::start_agent`], with these flags, words separated by blanks, in place of those that the bed
+    /// was built with.
+    pub fn start_agent_with(&self, words: &str) -> anyhow::Result<()> {
+        let spec = AgentSpec {
+            extra: words.split_whitespace().map(str::to_owned).collect(),
+            ..self.spec.clone()
+        };
+        self.spawn(&spec)?;
+        self.wait_serving()
+    }
+
     pub(super) fn spawn_agent(&self) -> anyhow::Result<()> {
+        self.spawn(&self.spec)
+    }
+
+    fn spawn(&self, spec: &AgentSpec) -> anyhow::Result<()> {
         let mut agent = self.agent();
         if let Some(running) = agent.as_mut() {
             ensure!(
@@ -251,7 +266,7 @@ impl Node {
                 self.name()
             );
         }
-        *agent = Some(AgentProcess::spawn(&self.spec)?);
+        *agent = Some(AgentProcess::spawn(spec)?);
         Ok(())
     }
 

@@ -6,27 +6,34 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use clap::Args;
-use ipnet::IpNet;
 
-use super::flow::{Direction, Protocol};
+use super::flow::Direction;
+use crate::api::flow::{IpProtocol, Network};
 use crate::datapath::dump::{Flow, Pinned};
+
+/// Flags that choose by protocol, addresses and ports.
+#[derive(Args, Clone, Debug, Default)]
+pub(in crate::cli) struct TupleFilter {
+    /// Only this protocol: tcp, udp, icmp, icmpv6, sctp or its number; give it once for each
+    #[arg(long = "proto", value_name = "PROTOCOL")]
+    pub(in crate::cli) protocols: Vec<IpProtocol>,
+    /// Only flows from this address or prefix; give it once for each
+    #[arg(long = "src", value_name = "ADDRESS|PREFIX")]
+    pub(in crate::cli) sources: Vec<Network>,
+    /// Only flows to this address or prefix; give it once for each
+    #[arg(long = "dst", value_name = "ADDRESS|PREFIX")]
+    pub(in crate::cli) destinations: Vec<Network>,
+    /// Only flows with this port, or ICMP identifier, on either side; give it once for each
+    #[arg(long = "port", value_name = "PORT")]
+    pub(in crate::cli) ports: Vec<u16>,
+}
 
 /// Flags that choose among flows. An entry must match each kind of flag; where one is repeated, one of
 /// its values.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct FlowFilter {
-    /// Only this protocol: tcp, udp, icmp, icmpv6, sctp or its number; give it once for each
-    #[arg(long = "proto", value_name = "PROTOCOL")]
-    protocols: Vec<Protocol>,
-    /// Only flows from this address or prefix; give it once for each
-    #[arg(long = "src", value_name = "ADDRESS|PREFIX")]
-    sources: Vec<Network>,
-    /// Only flows to this address or prefix; give it once for each
-    #[arg(long = "dst", value_name = "ADDRESS|PREFIX")]
-    destinations: Vec<Network>,
-    /// Only flows with this port, or ICMP identifier, on either side; give it once for each
-    #[arg(long = "port", value_name = "PORT")]
-    ports: Vec<u16>,
+    #[command(flatten)]
+    tuple: TupleFilter,
     /// Only flows that were opened in this direction
     #[arg(long = "dir", value_enum, value_name = "DIRECTION")]
     direction: Option<Direction>,
@@ -42,33 +49,23 @@ impl FlowFilter {
         fn any<T>(wanted: &[T], is: impl Fn(&T) -> bool) -> bool {
             wanted.is_empty() || wanted.iter().any(is)
         }
-        any(&self.protocols, |protocol| protocol.0 == flow.protocol)
-            && any(&self.ports, |port| {
+        let TupleFilter {
+            protocols,
+            sources,
+            destinations,
+            ports,
+        } = &self.tuple;
+        any(protocols, |protocol| protocol.0 == flow.protocol)
+            && any(ports, |port| {
                 [flow.source_port, flow.destination_port].contains(port)
             })
             && self
                 .direction
                 .is_none_or(|direction| direction == flow.into())
-            && any(&self.sources, |network| network.0.contains(&flow.source))
-            && any(&self.destinations, |network| {
+            && any(sources, |network| network.0.contains(&flow.source))
+            && any(destinations, |network| {
                 network.0.contains(&flow.destination)
             })
-    }
-}
-
-/// An address or a prefix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Network(IpNet);
-
-impl FromStr for Network {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let address = text.parse().map(|address: IpAddr| IpNet::from(address));
-        address
-            .or_else(|_| text.parse())
-            .map(Self)
-            .map_err(|_| "give an address, or a prefix such as 10.0.0.0/8")
     }
 }
 

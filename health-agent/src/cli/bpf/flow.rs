@@ -1,21 +1,20 @@
 //! The key of conntrack and NAT entries, readable.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
 
 use clap::ValueEnum;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::address;
+use crate::api::flow::IpProtocol;
 use crate::datapath::dump::Flow;
 
 /// A conntrack or NAT tuple in the flow's original direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct FlowKey {
-    protocol: Protocol,
+    protocol: IpProtocol,
     pub(super) direction: Direction,
     #[serde(serialize_with = "address::serialize")]
     source: IpAddr,
@@ -28,7 +27,7 @@ pub(super) struct FlowKey {
 impl From<&Flow> for FlowKey {
     fn from(flow: &Flow) -> Self {
         Self {
-            protocol: Protocol(flow.protocol),
+            protocol: IpProtocol(flow.protocol),
             direction: flow.into(),
             source: flow.source,
             source_port: flow.source_port,
@@ -73,56 +72,6 @@ impl fmt::Display for Direction {
             Self::Out => "OUT",
             Self::In => "IN",
         })
-    }
-}
-
-/// An IP protocol number, shown by its name (IANA protocol numbers).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Protocol(pub(super) u8);
-
-impl Protocol {
-    const NAMES: [(u8, &str); 5] = [
-        (1, "ICMP"),
-        (6, "TCP"),
-        (17, "UDP"),
-        (58, "ICMPv6"),
-        (132, "SCTP"),
-    ];
-
-    fn name(self) -> Cow<'static, str> {
-        match Self::NAMES.iter().find(|(number, _)| *number == self.0) {
-            Some((_, name)) => (*name).into(),
-            None => self.0.to_string().into(),
-        }
-    }
-}
-
-impl FromStr for Protocol {
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let named = Self::NAMES
-            .iter()
-            .find(|(_, name)| name.eq_ignore_ascii_case(text));
-        match named {
-            Some((number, _)) => Ok(Self(*number)),
-            None => text
-                .parse()
-                .map(Self)
-                .map_err(|_| "give tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255"),
-        }
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name())
-    }
-}
-
-impl Serialize for Protocol {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.name())
     }
 }
 

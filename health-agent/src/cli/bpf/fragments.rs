@@ -8,7 +8,7 @@ use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use serde::Serialize;
 
 use super::entry::Entry;
-use super::flow::Protocol;
+use crate::api::flow::IpProtocol;
 
 /// An entry of IPv4 as it is shown.
 pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<PacketKey, Ports> {
@@ -53,7 +53,7 @@ impl fmt::Display for PacketKey {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Ports {
-    protocol: Protocol,
+    protocol: IpProtocol,
     source_port: u16,
     destination_port: u16,
     /// Seconds of `CLOCK_MONOTONIC`.
@@ -63,7 +63,7 @@ pub(super) struct Ports {
 impl From<FragmentPorts> for Ports {
     fn from(ports: FragmentPorts) -> Self {
         Self {
-            protocol: Protocol(ports.protocol),
+            protocol: IpProtocol(ports.protocol),
             source_port: u16::from_be(ports.sport_be),
             destination_port: u16::from_be(ports.dport_be),
             expires_s: ports.expires,

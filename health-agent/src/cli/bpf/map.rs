@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, connections, ct, endpoint, fragments, inflight, metrics, nat, rtt, settings, stream,
+    arrivals, connections, ct, endpoint, event_filter, fragments, inflight, metrics, nat, rtt,
+    settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 use crate::config::Location;
@@ -101,6 +103,8 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const TCP: &str = layout::TCP.name;
     const ENDPOINTS: &str = layout::ENDPOINTS.name;
     const METRICS: &str = layout::METRICS.name;
+    const EVENTS: &str = layout::EVENTS.name;
+    const MONITOR: &str = layout::MONITOR.name;
     const CONFIG: &str = layout::CONFIG.name;
 
     match name {
@@ -141,6 +145,11 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         }),
         ENDPOINTS => format.print_rows(&endpoint::entries(pinned.endpoints()?), lines),
         METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
+        EVENTS => bail!(
+            "{EVENTS} cannot be dumped: whoever reads an event takes it away; `health-agent monitor` \
+             shows them"
+        ),
+        MONITOR => format.print_rows(&event_filter::entries(pinned.monitor()?), lines),
         CONFIG => format.print_rows(&settings::entries(pinned.config()?), lines),
         _ => dump_by_types(pinned.map(name)?, format),
     }

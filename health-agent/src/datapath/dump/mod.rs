@@ -16,6 +16,7 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
 use health_common::ct::CtEntry;
 use health_common::endpoint::EndpointInfo;
+use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{Fate, Inflight};
 use health_common::metrics::Counter;
@@ -257,6 +258,11 @@ impl Pinned {
     /// The settings that the programs read, by index.
     pub fn config(&self) -> Result<Vec<(u32, DatapathConfig)>, DumpError> {
         self.rows(&layout::CONFIG, decode)?.collect()
+    }
+
+    /// Which events the programs write, by index.
+    pub fn monitor(&self) -> Result<Vec<(u32, MonitorFilter)>, DumpError> {
+        self.rows(&layout::MONITOR, decode)?.collect()
     }
 
     /// Local endpoints as the datapath knows them.

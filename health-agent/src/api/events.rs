@@ -1,0 +1,280 @@
+//! What `GET /v1/monitor` takes, and the lines that it answers with.
+
+use std::fmt::{self, Display};
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use jiff::Timestamp;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::flow::{IpProtocol, Network};
+
+/// A type of event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EventType {
+    /// Packets dropped, but for those of `nat`
+    Drop,
+    /// Conntrack entries made, and connections closed
+    Ct,
+    /// Packets dropped since they could not be translated
+    Nat,
+}
+
+impl Display for EventType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Drop => "drop",
+            Self::Ct => "ct",
+            Self::Nat => "nat",
+        })
+    }
+}
+
+/// The text is no [`EventType`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("give drop, ct or nat")]
+pub struct EventTypeError;
+
+impl FromStr for EventType {
+    type Err = EventTypeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Drop, Self::Ct, Self::Nat]
+            .into_iter()
+            .find(|known| known.to_string() == text)
+            .ok_or(EventTypeError)
+    }
+}
+
+/// Which events are wanted: those that match each field, and of a field one of its values. An empty field
+/// matches all. In the query of a request the values of a field have commas between.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EventFilter {
+    /// Types.
+    #[serde(rename = "type", deserialize_with = "list")]
+    pub types: Vec<EventType>,
+    /// Protocols.
+    #[serde(rename = "proto", deserialize_with = "list")]
+    pub protocols: Vec<IpProtocol>,
+    /// Where the packet, or the first one of the flow, comes from.
+    #[serde(rename = "src", deserialize_with = "list")]
+    pub sources: Vec<Network>,
+    /// Where it goes to.
+    #[serde(rename = "dst", deserialize_with = "list")]
+    pub destinations: Vec<Network>,
+    /// Ports or ICMP identifiers, on either side.
+    #[serde(rename = "port", deserialize_with = "list")]
+    pub ports: Vec<u16>,
+    /// Ids of endpoints.
+    #[serde(rename = "endpoint", deserialize_with = "list")]
+    pub endpoints: Vec<u16>,
+}
+
+fn list<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(from: D) -> Result<Vec<T>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.split(',')
+        .map(|item| {
+            item.parse()
+                .map_err(|error| D::Error::custom(format!("'{item}': {error}")))
+        })
+        .collect()
+}
+
+impl EventFilter {
+    /// As the query of a request, without a question mark.
+    pub fn query(&self) -> String {
+        fn field<T: Display>(name: &str, values: &[T]) -> Option<String> {
+            let values: Vec<String> = values.iter().map(T::to_string).collect();
+            (!values.is_empty()).then(|| format!("{name}={}", values.join(",")))
+        }
+        let fields = [
+            field("type", &self.types),
+            field("proto", &self.protocols),
+            field("src", &self.sources),
+            field("dst", &self.destinations),
+            field("port", &self.ports),
+            field("endpoint", &self.endpoints),
+        ];
+        fields.into_iter().flatten().collect::<Vec<_>>().join("&")
+    }
+}
+
+/// One line of the answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case")]
+pub enum MonitorLine {
+    /// A packet was dropped.
+    Drop(DropEvent),
+    /// A packet was dropped since it could not be translated.
+    Nat(DropEvent),
+    /// A flow began or ended.
+    Ct(CtEvent),
+    /// Events were lost.
+    Lost {
+        /// How many.
+        events: u64,
+        /// Where.
+        cause: LossCause,
+    },
+    /// The last line: the agent stops.
+    End,
+}
+
+/// Where events were lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossCause {
+    /// The ring buffer was full: the agent did not read it in time. Those lost may not have been of this
+    /// reader's filter.
+    RingFull,
+    /// This reader was too slow.
+    SlowReader,
+}
+
+/// A dropped packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DropEvent {
+    /// When.
+    pub time: Timestamp,
+    /// Why, in words.
+    pub reason: String,
+    /// Why, as `HEALTH_METRICS` counts it.
+    pub reason_code: u8,
+    /// Which way the packet went.
+    pub direction: PacketDirection,
+    /// Where it was.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Its length from the Ethernet header on.
+    pub length_bytes: u32,
+    /// What stands in its headers; `null` without an IP header.
+    pub packet: Option<TupleShown>,
+}
+
+/// Which way a packet went, seen from the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PacketDirection {
+    /// From the network or from an endpoint.
+    Ingress,
+    /// To the network or to an endpoint.
+    Egress,
+}
+
+/// What became of a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct CtEvent {
+    /// When.
+    pub time: Timestamp,
+    /// What.
+    pub event: CtChange,
+    /// Which side opened it.
+    pub direction: FlowDirection,
+    /// Where it was opened.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Identity of the side that opened it.
+    pub source_identity: u32,
+    /// Its tuple.
+    pub flow: TupleShown,
+}
+
+/// What can become of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CtChange {
+    /// Its conntrack entry was made.
+    Created,
+    /// A closed connection was followed by one between the same ports.
+    Reopened,
+    /// Both sides have ended the connection, or one has reset it.
+    Closed,
+}
+
+/// Which side opened a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowDirection {
+    /// This host.
+    Out,
+    /// The other side, towards a local endpoint.
+    In,
+}
+
+/// Where something happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Place {
+    /// Id of the endpoint that it concerns; `null` for none.
+    pub endpoint: Option<u16>,
+    /// Name of the device; `null` if it is gone.
+    pub device: Option<String>,
+    /// Number of the device.
+    pub ifindex: u32,
+}
+
+/// Protocol, addresses and ports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TupleShown {
+    /// The protocol.
+    pub protocol: IpProtocol,
+    /// Source address.
+    pub source: IpAddr,
+    /// Source port, or the ICMP identifier; 0 where it is not known.
+    pub source_port: u16,
+    /// Destination address.
+    pub destination: IpAddr,
+    /// Destination port; 0 where there is none.
+    pub destination_port: u16,
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::extract::Query;
+    use axum::http::Uri;
+
+    use super::*;
+
+    fn read(query: &str) -> Result<EventFilter, String> {
+        let uri: Uri = format!("/v1/monitor?{query}").parse().unwrap();
+        Query::try_from_uri(&uri)
+            .map(|Query(filter)| filter)
+            .map_err(|rejection| rejection.body_text())
+    }
+
+    #[test]
+    fn a_filter_is_read_from_its_query() {
+        let filter = EventFilter {
+            types: vec![EventType::Drop, EventType::Nat],
+            protocols: vec![IpProtocol(6), IpProtocol(99)],
+            sources: vec!["10.0.0.0/8".parse().unwrap(), "fd00::7".parse().unwrap()],
+            destinations: vec!["::/0".parse().unwrap()],
+            ports: vec![53, 65535],
+            endpoints: vec![1017],
+        };
+        assert_eq!(read(&filter.query()), Ok(filter));
+        assert_eq!(EventFilter::default().query(), "");
+        assert_eq!(read(""), Ok(EventFilter::default()));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (query, named) in [
+            ("type=drop,trace", "'trace': give drop, ct or nat"),
+            ("proto=tpc", "'tpc': give tcp"),
+            ("src=10.0.0.0/33", "'10.0.0.0/33': give an address"),
+            ("port=70000", "'70000'"),
+            ("port=", "''"),
+            ("direction=in", "direction"),
+        ] {
+            let error = read(query).unwrap_err();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,383 @@
+//! What the programs tell as it happens, handed on to those who monitor: each reader gets what it wants, and
+//! the programs write only what somebody wants.
+
+mod filter;
+mod relay;
+mod show;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use health_common::events::{Event, MonitorFilter};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+use crate::api::events::{EventFilter, LossCause, MonitorLine};
+
+pub use relay::{Ring, relay};
+
+/// Readers at a time.
+pub const READERS: usize = 16;
+/// Lines that wait for one reader: some 2 MB, and a second of a thousand events.
+const LINES: usize = 1_024;
+
+/// Sets which events the programs write.
+pub trait Switch: Send + Sync + 'static {
+    /// From now on they write those that this filter passes.
+    fn set(&self, filter: &MonitorFilter) -> io::Result<()>;
+}
+
+/// Why there is nothing to read.
+#[derive(Debug, thiserror::Error)]
+pub enum SubscribeError {
+    /// No place.
+    #[error("{READERS} readers monitor already; end one of them")]
+    TooMany,
+    /// No agent.
+    #[error("the agent stops; try again when it is back")]
+    Closed,
+    /// The programs cannot be told.
+    #[error("cannot tell the programs what to write: {0}")]
+    Switch(io::Error),
+}
+
+/// What was counted since the agent started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Who reads now.
+    pub readers: usize,
+    /// Events that the programs wrote and the agent read.
+    pub read: u64,
+    /// Events that the programs could not write, since the ring buffer was full.
+    pub lost_in_ring: u64,
+    /// Events that a reader was too slow for, each counted for each such reader.
+    pub lost_by_readers: u64,
+}
+
+/// Those who monitor.
+pub struct Hub {
+    switch: Box<dyn Switch>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    readers: BTreeMap<u64, Reader>,
+    last: u64,
+    is_closed: bool,
+    counts: Counts,
+}
+
+struct Reader {
+    filter: EventFilter,
+    lines: mpsc::Sender<MonitorLine>,
+    /// Lost and not told yet, by cause.
+    untold: [u64; 2],
+}
+
+const CAUSES: [LossCause; 2] = [LossCause::RingFull, LossCause::SlowReader];
+
+impl Reader {
+    /// Tells what was lost, as far as there is room.
+    fn tell_losses(&mut self) {
+        for (events, cause) in self.untold.iter_mut().zip(CAUSES) {
+            let line = MonitorLine::Lost {
+                events: *events,
+                cause,
+            };
+            if *events > 0 && self.lines.try_send(line).is_ok() {
+                *events = 0;
+            }
+        }
+    }
+
+    /// Hands a line over, unless one is lost: nothing overtakes the news of that.
+    fn tell(&mut self, line: MonitorLine) -> bool {
+        self.tell_losses();
+        let is_told = self.untold == [0; 2] && self.lines.try_send(line).is_ok();
+        if !is_told {
+            self.untold[1] += 1;
+        }
+        is_told
+    }
+}
+
+impl Hub {
+    /// Without readers. The programs are told to write nothing, whatever a former agent told them.
+    pub fn new(switch: impl Switch) -> io::Result<Self> {
+        switch.set(&MonitorFilter::default())?;
+        Ok(Self {
+            switch: Box::new(switch),
+            state: Mutex::default(),
+        })
+    }
+
+    /// A new reader, until it is dropped. The programs write what it wants when this returns.
+    pub fn subscribe(
+        self: &Arc<Self>,
+        filter: EventFilter,
+    ) -> Result<Subscription, SubscribeError> {
+        let mut state = self.lock();
+        if state.is_closed {
+            return Err(SubscribeError::Closed);
+        }
+        if state.readers.len() >= READERS {
+            return Err(SubscribeError::TooMany);
+        }
+        let (sender, lines) = mpsc::channel(LINES);
+        let reader = Reader {
+            filter,
+            lines: sender,
+            untold: [0; 2],
+        };
+        state.last += 1;
+        let id = state.last;
+        state.readers.insert(id, reader);
+        if let Err(error) = self.switch.set(&wanted(&state)) {
+            state.readers.remove(&id);
+            return Err(SubscribeError::Switch(error));
+        }
+        Ok(Subscription {
+            hub: self.clone(),
+            id,
+            lines,
+        })
+    }
+
+    /// Ends all readers, and keeps new ones out.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        for (_, mut reader) in std::mem::take(&mut state.readers) {
+            // Without room the reader is cut off, which says the same.
+            reader.tell(MonitorLine::End);
+        }
+        self.switch_to(&MonitorFilter::default());
+    }
+
+    /// What was counted.
+    pub fn counts(&self) -> Counts {
+        let state = self.lock();
+        Counts {
+            readers: state.readers.len(),
+            ..state.counts
+        }
+    }
+
+    /// Hands an event to those who want it, as `show` makes a line of it.
+    fn deliver(&self, event: &Event, show: impl FnOnce(&Event) -> Option<MonitorLine>) {
+        let mut state = self.lock();
+        let State {
+            readers, counts, ..
+        } = &mut *state;
+        counts.read += 1;
+        let mut wanting = readers
+            .values_mut()
+            .filter(|reader| filter::has(&reader.filter, event))
+            .peekable();
+        if wanting.peek().is_none() {
+            return;
+        }
+        let Some(line) = show(event) else { return };
+        for reader in wanting {
+            if !reader.tell(line.clone()) {
+                counts.lost_by_readers += 1;
+            }
+        }
+    }
+
+    /// Tells all readers of events that the ring buffer had no room for, and of those that they were too slow
+    /// for themselves.
+    fn tell_losses(&self, lost_in_ring: u64) {
+        let mut state = self.lock();
+        state.counts.lost_in_ring += lost_in_ring;
+        for reader in state.readers.values_mut() {
+            reader.untold[0] += lost_in_ring;
+            reader.tell_losses();
+        }
+    }
+
+    fn remove(&self, id: u64) {
+        let mut state = self.lock();
+        if state.readers.remove(&id).is_some() {
+            let filter = wanted(&state);
+            self.switch_to(&filter);
+        }
+    }
+
+    /// As long as this fails, the programs write more than anybody wants.
+    fn switch_to(&self, filter: &MonitorFilter) {
+        if let Err(error) = self.switch.set(filter) {
+            warn!(%error, "cannot tell the programs which events to write");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the programs have to write.
+fn wanted(state: &State) -> MonitorFilter {
+    filter::union(
+        state
+            .readers
+            .values()
+            .map(|reader| filter::widened(&reader.filter)),
+    )
+}
+
+/// One reader's events. The programs write them until this is dropped.
+pub struct Subscription {
+    hub: Arc<Hub>,
+    id: u64,
+    lines: mpsc::Receiver<MonitorLine>,
+}
+
+impl Subscription {
+    /// Waits for lines, and takes up to `most` of them; none after the last.
+    pub async fn next(&mut self, most: usize) -> Vec<MonitorLine> {
+        let mut lines = Vec::new();
+        self.lines.recv_many(&mut lines, most).await;
+        lines
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hub.remove(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use health_common::events::{EVENT_DROP, WANT_CT, WANT_DROP};
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::api::events::EventType;
+
+    /// Remembers what the programs were told last.
+    #[derive(Clone, Default)]
+    struct Told(Arc<Mutex<Option<MonitorFilter>>>);
+
+    impl Switch for Told {
+        fn set(&self, filter: &MonitorFilter) -> io::Result<()> {
+            *self.0.lock().unwrap() = Some(*filter);
+            Ok(())
+        }
+    }
+
+    impl Told {
+        fn wanted(&self) -> Option<u32> {
+            self.0.lock().unwrap().map(|filter| filter.wanted)
+        }
+    }
+
+    fn hub() -> (Arc<Hub>, Told) {
+        let told = Told::default();
+        (Arc::new(Hub::new(told.clone()).unwrap()), told)
+    }
+
+    fn of(types: &[EventType]) -> EventFilter {
+        EventFilter {
+            types: types.to_vec(),
+            ..EventFilter::default()
+        }
+    }
+
+    fn lost(events: u64, cause: LossCause) -> MonitorLine {
+        MonitorLine::Lost { events, cause }
+    }
+
+    fn drops(hub: &Hub, count: usize) {
+        let event = Event {
+            kind: EVENT_DROP,
+            reason: 132,
+            ..Event::default()
+        };
+        for _ in 0..count {
+            hub.deliver(&event, |event| {
+                show::line(event, Timestamp::UNIX_EPOCH, None)
+            });
+        }
+    }
+
+    #[test]
+    fn the_programs_write_what_somebody_reads() {
+        let (hub, told) = hub();
+        assert_eq!(told.wanted(), Some(0), "whatever a former agent told them");
+        let drops = hub.subscribe(of(&[EventType::Drop])).unwrap();
+        assert_eq!(told.wanted(), Some(WANT_DROP));
+        let flows = hub.subscribe(of(&[EventType::Ct])).unwrap();
+        assert_eq!(told.wanted(), Some(WANT_DROP | WANT_CT));
+        drop(drops);
+        assert_eq!(told.wanted(), Some(WANT_CT));
+        drop(flows);
+        assert_eq!(told.wanted(), Some(0));
+        assert_eq!(hub.counts(), Counts::default());
+    }
+
+    #[tokio::test]
+    async fn each_reader_gets_what_it_wants() {
+        let (hub, _) = hub();
+        let mut all = hub.subscribe(of(&[])).unwrap();
+        let mut flows = hub.subscribe(of(&[EventType::Ct])).unwrap();
+        drops(&hub, 2);
+        assert_eq!(all.next(10).await.len(), 2);
+        hub.close();
+        assert_eq!(flows.next(10).await, [MonitorLine::End]);
+        assert_eq!(flows.next(10).await, []);
+        let counts = hub.counts();
+        assert_eq!((counts.read, counts.readers), (2, 0));
+    }
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_what_it_lost_where_it_lost_it() {
+        let (hub, _) = hub();
+        let mut slow = hub.subscribe(of(&[])).unwrap();
+        let mut quick = hub.subscribe(of(&[])).unwrap();
+        drops(&hub, LINES);
+        assert_eq!(quick.next(LINES).await.len(), LINES);
+        drops(&hub, 5);
+        assert_eq!(slow.next(LINES).await.len(), LINES);
+        drops(&hub, 1);
+        let lines = slow.next(10).await;
+        assert_eq!(lines[0], lost(5, LossCause::SlowReader));
+        assert_eq!(lines.len(), 2);
+        assert_eq!(quick.next(10).await.len(), 6);
+        assert_eq!(hub.counts().lost_by_readers, 5);
+    }
+
+    #[tokio::test]
+    async fn what_the_ring_had_no_room_for_is_told_to_all() {
+        let (hub, _) = hub();
+        let mut readers = [(); 2].map(|()| hub.subscribe(of(&[EventType::Ct])).unwrap());
+        hub.tell_losses(7);
+        hub.tell_losses(0);
+        for reader in &mut readers {
+            assert_eq!(reader.next(10).await, [lost(7, LossCause::RingFull)]);
+        }
+        assert_eq!(hub.counts().lost_in_ring, 7);
+    }
+
+    #[test]
+    fn readers_have_their_number_and_none_comes_after_the_end() {
+        let (hub, told) = hub();
+        let readers: Vec<_> = (0..READERS)
+            .map(|_| hub.subscribe(of(&[])).unwrap())
+            .collect();
+        assert!(matches!(
+            hub.subscribe(of(&[])),
+            Err(SubscribeError::TooMany)
+        ));
+        hub.close();
+        assert_eq!(told.wanted(), Some(0));
+        assert!(matches!(
+            hub.subscribe(of(&[])),
+            Err(SubscribeError::Closed)
+        ));
+        drop(readers);
+    }
+}

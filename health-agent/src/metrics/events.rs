@@ -1,0 +1,39 @@
+//! Metrics of what the programs tell those who monitor.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::render::{counter, family, gauge};
+use crate::events::Counts;
+
+/// Writes them.
+pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    gauge(
+        encoder,
+        "monitor_readers",
+        "Those who monitor events of the datapath",
+        &(counts.readers as u64),
+    )?;
+    family(
+        encoder,
+        "monitor_events",
+        "Events that the programs wrote for those who monitor",
+        MetricType::Counter,
+    )?
+    .encode_counter::<NoLabelSet, _, u64>(&counts.read, None)?;
+    let mut lost = family(
+        encoder,
+        "monitor_lost_events",
+        "Events that those who monitor have lost",
+        MetricType::Counter,
+    )?;
+    for (cause, count) in [
+        ("ring-full", counts.lost_in_ring),
+        ("slow-reader", counts.lost_by_readers),
+    ] {
+        counter(&mut lost, &[("cause", cause)], count)?;
+    }
+    Ok(())
+}

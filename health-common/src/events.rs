@@ -1,0 +1,310 @@
+//! What the programs tell whoever monitors them: the records of `HEALTH_EVENTS`, and the filter in
+//! `HEALTH_MONITOR` that says which of them are wanted.
+
+use crate::addr::Addr;
+use crate::metrics::Reason;
+
+/// Size of `HEALTH_EVENTS`, bytes: room for some 14 000 records, which have a header of eight bytes each.
+pub const EVENTS_BYTES: u32 = 1 << 20;
+
+/// Kind: a packet was dropped.
+pub const EVENT_DROP: u8 = 1;
+/// Kind: a conntrack entry was made.
+pub const EVENT_CT_CREATED: u8 = 2;
+/// Kind: the conntrack entry of a closed connection is that of a new one between the same ports.
+pub const EVENT_CT_REOPENED: u8 = 3;
+/// Kind: both sides of a connection have ended it, or one has reset it.
+pub const EVENT_CT_CLOSED: u8 = 4;
+
+/// Bit of [`MonitorFilter::wanted`]: drops, but for those of [`WANT_NAT`].
+pub const WANT_DROP: u32 = 1;
+/// Bit of [`MonitorFilter::wanted`]: what becomes of conntrack entries.
+pub const WANT_CT: u32 = 2;
+/// Bit of [`MonitorFilter::wanted`]: drops of packets that could not be translated.
+pub const WANT_NAT: u32 = 4;
+
+/// Reasons of drops of packets that could not be translated.
+const NAT_REASONS: [Reason; 4] = [
+    Reason::NatNoMapping,
+    Reason::NatUnsupported,
+    Reason::FragmentUnknown,
+    Reason::WriteFailed,
+];
+
+/// One record of `HEALTH_EVENTS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// When it was written: `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+    /// Source of the packet, or of the first packet of the flow. Unset where there is no IP header.
+    pub source: Addr,
+    /// Destination of the same.
+    pub destination: Addr,
+    /// Device that a dropped packet was at, or on which the flow was opened.
+    pub ifindex: u32,
+    /// Identity of the side that opened the flow; 0 for drops.
+    pub source_identity: u32,
+    /// Length of a dropped packet, bytes, from the Ethernet header on; 0 for flows.
+    pub length: u32,
+    /// Source port, or the ICMP identifier; 0 where it is not known.
+    pub sport_be: u16,
+    /// Destination port; as `sport_be`.
+    pub dport_be: u16,
+    /// Id of the endpoint that it concerns; 0 for none.
+    pub endpoint: u16,
+    /// [`EVENT_DROP`] or another kind.
+    pub kind: u8,
+    /// IP protocol number; 0 where there is no IP header.
+    pub protocol: u8,
+    /// A [`crate::metrics::Reason`] as a byte, of drops; else 0.
+    pub reason: u8,
+    /// Of drops a [`crate::metrics::Direction`] as a byte, else the tuple's direction.
+    pub direction: u8,
+    /// Explicit padding, zero.
+    pub pad: [u8; 2],
+}
+
+impl Event {
+    /// Which bit of [`MonitorFilter::wanted`] stands for an event of this kind and reason.
+    #[inline(always)]
+    pub const fn want(kind: u8, reason: u8) -> u32 {
+        if kind != EVENT_DROP {
+            return WANT_CT;
+        }
+        let [a, b, c, d] = NAT_REASONS;
+        if reason == a as u8 || reason == b as u8 || reason == c as u8 || reason == d as u8 {
+            WANT_NAT
+        } else {
+            WANT_DROP
+        }
+    }
+}
+
+/// Addresses that agree with `address` in the bits of `mask`. All zero: any.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// The address, zero where the mask is.
+    pub address: Addr,
+    /// One bits where addresses have to agree with it.
+    pub mask: Addr,
+}
+
+impl Network {
+    /// The prefix of `address` that is `len` bits of its 128 long; for IPv4, 96 more than it is written.
+    pub fn new(address: Addr, len: u8) -> Self {
+        let mask = u128::MAX.checked_shl(128_u32.saturating_sub(len.into()));
+        let bytes = mask.unwrap_or(0).to_be_bytes();
+        let mut network = Self::default();
+        for (i, word) in bytes.chunks_exact(4).enumerate() {
+            let word = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+            network.mask.words_be[i] = word;
+            network.address.words_be[i] = address.words_be[i] & word;
+        }
+        network
+    }
+
+    /// Whether it has this address.
+    #[inline(always)]
+    pub const fn has(&self, other: &Addr) -> bool {
+        let (a, m, b) = (&self.address.words_be, &self.mask.words_be, &other.words_be);
+        (b[0] & m[0]) ^ a[0] | (b[1] & m[1]) ^ a[1] | (b[2] & m[2]) ^ a[2] | (b[3] & m[3]) ^ a[3]
+            == 0
+    }
+}
+
+/// The one value of `HEALTH_MONITOR`, under index 0: which events are written.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MonitorFilter {
+    /// [`WANT_DROP`] and the other bits; 0 while nobody monitors.
+    pub wanted: u32,
+    /// Endpoint id; 0 for any.
+    pub endpoint: u16,
+    /// Port or ICMP identifier, on either side; 0 for any.
+    pub port_be: u16,
+    /// Where they come from.
+    pub source: Network,
+    /// Where they go to.
+    pub destination: Network,
+    /// IP protocol number; 0 for any.
+    pub protocol: u8,
+    /// Explicit padding, zero.
+    pub pad: [u8; 3],
+}
+
+impl MonitorFilter {
+    /// Whether an event is wanted.
+    #[inline(always)]
+    pub const fn passes(&self, event: &Event) -> bool {
+        self.wanted & Event::want(event.kind, event.reason) != 0
+            && (self.endpoint == 0 || self.endpoint == event.endpoint)
+            && (self.protocol == 0 || self.protocol == event.protocol)
+            && (self.port_be == 0
+                || self.port_be == event.sport_be
+                || self.port_be == event.dport_be)
+            && self.source.has(&event.source)
+            && self.destination.has(&event.destination)
+    }
+}
+
+crate::map_types!(Event = 64, Network = 32, MonitorFilter = 76);
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::metrics::Reason;
+    use core::net::IpAddr;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    fn addr(text: &str) -> Addr {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    fn event() -> Event {
+        Event {
+            source: addr("10.244.1.7"),
+            destination: addr("192.0.2.9"),
+            sport_be: 4000_u16.to_be(),
+            dport_be: 80_u16.to_be(),
+            endpoint: 77,
+            kind: EVENT_DROP,
+            protocol: 6,
+            reason: Reason::InvalidSource as u8,
+            ..Event::default()
+        }
+    }
+
+    #[test]
+    fn each_field_of_a_filter_keeps_out_what_it_does_not_name() {
+        let any = MonitorFilter {
+            wanted: WANT_DROP | WANT_CT | WANT_NAT,
+            ..MonitorFilter::default()
+        };
+        let network = |text, len| Network::new(addr(text), len);
+        for (passes, filter) in [
+            (true, any),
+            (false, MonitorFilter { wanted: 0, ..any }),
+            (
+                false,
+                MonitorFilter {
+                    wanted: WANT_CT | WANT_NAT,
+                    ..any
+                },
+            ),
+            (
+                true,
+                MonitorFilter {
+                    endpoint: 77,
+                    ..any
+                },
+            ),
+            (
+                false,
+                MonitorFilter {
+                    endpoint: 78,
+                    ..any
+                },
+            ),
+            (true, MonitorFilter { protocol: 6, ..any }),
+            (
+                false,
+                MonitorFilter {
+                    protocol: 17,
+                    ..any
+                },
+            ),
+            (
+                true,
+                MonitorFilter {
+                    port_be: 80_u16.to_be(),
+                    ..any
+                },
+            ),
+            (
+                true,
+                MonitorFilter {
+                    port_be: 4000_u16.to_be(),
+                    ..any
+                },
+            ),
+            (
+                false,
+                MonitorFilter {
+                    port_be: 81_u16.to_be(),
+                    ..any
+                },
+            ),
+            (
+                true,
+                MonitorFilter {
+                    source: network("10.244.0.0", 96 + 16),
+                    ..any
+                },
+            ),
+            (
+                false,
+                MonitorFilter {
+                    source: network("192.0.2.9", 128),
+                    ..any
+                },
+            ),
+            (
+                true,
+                MonitorFilter {
+                    destination: network("192.0.2.9", 128),
+                    ..any
+                },
+            ),
+            (
+                false,
+                MonitorFilter {
+                    destination: network("::", 96),
+                    ..any
+                },
+            ),
+        ] {
+            assert_eq!(filter.passes(&event()), passes, "{filter:?}");
+        }
+    }
+
+    #[test]
+    fn a_drop_for_want_of_a_translation_is_a_kind_of_its_own() {
+        let mut event = event();
+        let wants = |event: &Event| Event::want(event.kind, event.reason);
+        assert_eq!(wants(&event), WANT_DROP);
+        for reason in NAT_REASONS {
+            event.reason = reason as u8;
+            assert_eq!(wants(&event), WANT_NAT);
+        }
+        for kind in [EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_CT_CLOSED] {
+            assert_eq!(Event::want(kind, 0), WANT_CT);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_network_has_the_addresses_that_share_its_prefix(
+            a: [u32; 4], b: [u32; 4], shared in 0_usize..=128, len in 0_u8..=128,
+        ) {
+            let bits = |words: [u32; 4]| -> Vec<bool> {
+                let bytes = words.into_iter().flat_map(u32::to_ne_bytes);
+                bytes.flat_map(|byte| (0..8).map(move |i| byte & (0x80 >> i) != 0)).collect()
+            };
+            // Random addresses share no long prefix.
+            let mixed: Vec<bool> = bits(a).into_iter().take(shared)
+                .chain(bits(b).into_iter().skip(shared)).collect();
+            let mut words = [0_u32; 4];
+            for (word, bits) in words.iter_mut().zip(mixed.chunks_exact(32)) {
+                let value = bits.iter().fold(0_u32, |value, &bit| value << 1 | u32::from(bit));
+                *word = value.to_be();
+            }
+            let same = bits(a).iter().zip(&bits(words)).take_while(|(a, b)| a == b).count();
+            let network = Network::new(Addr::v6(a), len);
+            prop_assert_eq!(network.has(&Addr::v6(words)), same >= usize::from(len));
+        }
+    }
+}

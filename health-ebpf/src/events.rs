@@ -1,0 +1,229 @@
+//! Telling whoever monitors: records for `HEALTH_EVENTS`, written only if `HEALTH_MONITOR` wants them.
+//!
+//! Where nobody monitors, a program pays a look-up in an array, which the kernel inlines, and a test; and
+//! that only where there is something to tell. All else is in functions of their own in the kernel too, so
+//! that the verifier looks at them once, and not once for each place that tells.
+
+use core::ptr;
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
+use health_common::addr::Addr;
+use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::echo::{Ipv4Header, Ipv6Header};
+use health_common::events::{EVENT_DROP, Event, WANT_CT, WANT_DROP, WANT_NAT};
+use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+use health_common::tuple::Tuple;
+
+use crate::clock::now_ns;
+use crate::frame::{Frame, words};
+use crate::maps::{HEALTH_CONFIG, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR};
+use crate::metrics::count_bytes;
+use crate::packet::{read4, read6};
+
+/// Tells that a packet is dropped.
+#[inline(always)]
+pub fn dropped(frame: &Frame, reason: Reason, direction: Direction) {
+    if is_wanted(WANT_DROP | WANT_NAT) {
+        tell_drop(frame.skb(), reason as u32, direction as u32);
+    }
+}
+
+/// Tells what became of a flow; `kind` as in [`Event::kind`].
+#[inline(always)]
+pub fn tell_flow<T: Tuple>(kind: u8, tuple: &T, entry: &CtEntry) {
+    if !is_wanted(WANT_CT) {
+        return;
+    }
+    let (ifindex, identity) = (entry.ifindex, entry.source_identity);
+    let tuple = ptr::from_ref(tuple);
+    // A generic type has no name in the kernel, which checks what functions of their own are given.
+    if T::IP_VERSION == Tuple4::IP_VERSION {
+        tell_flow4(tuple.cast(), kind.into(), ifindex, identity);
+    } else {
+        tell_flow6(tuple.cast(), kind.into(), ifindex, identity);
+    }
+}
+
+#[inline(always)]
+fn is_wanted(kinds: u32) -> bool {
+    HEALTH_MONITOR
+        .get(0)
+        .is_some_and(|filter| filter.wanted & kinds != 0)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32) -> u32 {
+    let ctx = TcContext::new(skb);
+    let frame = Frame::new(&ctx);
+    let Some(event) = draft() else {
+        return 0;
+    };
+    *event = Event {
+        kind: EVENT_DROP,
+        reason: reason as u8,
+        direction: direction as u8,
+        ifindex: frame.ifindex(),
+        length: frame.length(),
+        ..Event::default()
+    };
+    match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => describe4(&frame, ip_at, event),
+        Some((ETHERTYPE_IPV6, ip_at)) => describe6(&frame, ip_at, event),
+        _ => {}
+    }
+    write(event)
+}
+
+/// A record to be filled.
+#[inline(always)]
+fn draft() -> Option<&'static mut Event> {
+    // SAFETY: a valid pointer into this CPU's slot. Programs on one CPU do not interrupt each other here, as
+    // all run with bottom halves off, and each function asks once.
+    HEALTH_DRAFT
+        .get_ptr_mut(0)
+        .map(|event| unsafe { &mut *event })
+}
+
+#[inline(always)]
+fn describe4(frame: &Frame, ip_at: usize, event: &mut Event) {
+    if let Some(found) = read4(frame, ip_at, TUPLE_OUT) {
+        let tuple = found.packet.tuple;
+        event.source = Addr::v4(tuple.saddr_be);
+        event.destination = Addr::v4(tuple.daddr_be);
+        event.sport_be = tuple.sport_be;
+        event.dport_be = tuple.dport_be;
+        event.protocol = tuple.protocol;
+    } else if let Some(ip) = frame.at::<Ipv4Header>(ip_at) {
+        event.source = Addr::v4(ip.saddr_be);
+        event.destination = Addr::v4(ip.daddr_be);
+        event.protocol = ip.protocol;
+    }
+}
+
+#[inline(always)]
+fn describe6(frame: &Frame, ip_at: usize, event: &mut Event) {
+    if let Some(found) = read6(frame, ip_at, TUPLE_OUT) {
+        let tuple = found.packet.tuple;
+        event.source = Addr::v6(words(tuple.saddr_be));
+        event.destination = Addr::v6(words(tuple.daddr_be));
+        event.sport_be = tuple.sport_be;
+        event.dport_be = tuple.dport_be;
+        event.protocol = tuple.protocol;
+    } else if let Some(ip) = frame.at::<Ipv6Header>(ip_at) {
+        event.source = Addr::v6(words(ip.saddr_be));
+        event.destination = Addr::v6(words(ip.daddr_be));
+        event.protocol = ip.next_header;
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tell_flow4(
+    tuple: *const Tuple4,
+    kind: u32,
+    ifindex: u32,
+    source_identity: u32,
+) -> u32 {
+    // SAFETY: made of a reference to such a tuple; the verifier wants to see it compared with null.
+    let (Some(tuple), Some(event)) = (unsafe { tuple.as_ref() }, draft()) else {
+        return 0;
+    };
+    *event = Event {
+        source: Addr::v4(tuple.saddr_be),
+        destination: Addr::v4(tuple.daddr_be),
+        ifindex,
+        source_identity,
+        sport_be: tuple.sport_be,
+        dport_be: tuple.dport_be,
+        kind: kind as u8,
+        protocol: tuple.protocol,
+        direction: tuple.direction,
+        ..Event::default()
+    };
+    write(event)
+}
+
+/// As [`tell_flow4`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tell_flow6(
+    tuple: *const Tuple6,
+    kind: u32,
+    ifindex: u32,
+    source_identity: u32,
+) -> u32 {
+    // SAFETY: as above.
+    let (Some(tuple), Some(event)) = (unsafe { tuple.as_ref() }, draft()) else {
+        return 0;
+    };
+    *event = Event {
+        source: Addr::v6(words(tuple.saddr_be)),
+        destination: Addr::v6(words(tuple.daddr_be)),
+        ifindex,
+        source_identity,
+        sport_be: tuple.sport_be,
+        dport_be: tuple.dport_be,
+        kind: kind as u8,
+        protocol: tuple.protocol,
+        direction: tuple.direction,
+        ..Event::default()
+    };
+    write(event)
+}
+
+/// Writes an event that is wanted. The result is of no meaning: functions in the kernel have one.
+#[inline(always)]
+fn write(event: &mut Event) -> u32 {
+    let Some(filter) = HEALTH_MONITOR.get(0) else {
+        return 0;
+    };
+    event.endpoint = endpoint(event);
+    event.time_ns = now_ns();
+    if filter.passes(event) && HEALTH_EVENTS.output::<Event>(&*event, 0).is_err() {
+        count_bytes(event.length, Reason::EventLost, way(event));
+    }
+    0
+}
+
+/// Id of the endpoint that an event concerns: the one whose device it is, or whose address.
+#[inline(always)]
+fn endpoint(event: &Event) -> u16 {
+    if let Some(config) = HEALTH_CONFIG.get(0)
+        && config.health_ifindex == event.ifindex
+    {
+        let own = if config.health4.is_unset() {
+            &config.health6
+        } else {
+            &config.health4
+        };
+        return endpoint_at(own);
+    }
+    match endpoint_at(&event.source) {
+        0 => endpoint_at(&event.destination),
+        id => id,
+    }
+}
+
+#[inline(always)]
+fn endpoint_at(addr: &Addr) -> u16 {
+    // SAFETY: entries are replaced as a whole by the agent and never changed by a program.
+    unsafe { HEALTH_ENDPOINTS.get(addr) }.map_or(0, |endpoint| endpoint.id)
+}
+
+/// Which way the packet went.
+#[inline(always)]
+fn way(event: &Event) -> Direction {
+    let egress = if event.kind == EVENT_DROP {
+        Direction::Egress as u8
+    } else {
+        TUPLE_IN
+    };
+    if event.direction == egress {
+        Direction::Egress
+    } else {
+        Direction::Ingress
+    }
+}

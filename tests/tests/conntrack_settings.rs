@@ -1,0 +1,281 @@
+//! Lifetimes and sizes of conntrack and NAT by flag: they take effect with the next start of an agent, and
+//! flows outlive that.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use anyhow::Context as _;
+use aya::Pod;
+use aya::maps::{HashMap, Map, MapData};
+use health_agent::config::Location;
+use health_agent::datapath::clock::coarse_now_secs;
+use health_agent::datapath::dump::Pinned;
+use health_agent::datapath::layout::{self, MapLayout};
+use health_agent::datapath::loader::ProgramLog;
+use health_agent::datapath::{Datapath, MapSizes};
+use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
+use health_common::nat::NatEntry4;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::testrun::Bpffs;
+use tests::{Bed, Node, PATIENCE};
+
+const ECHOES: u64 = 5;
+const FLOWS: u32 = 3_000;
+
+fn rows(node: &Node, listing: &str) -> anyhow::Result<Vec<Value>> {
+    let rows = node.listing(listing)?;
+    rows.as_array().cloned().context("no list")
+}
+
+fn lifetime(node: &Node, name: &str) -> anyhow::Result<Value> {
+    let dump = rows(node, "bpf map dump HEALTH_CONFIG")?;
+    let settings = dump.first().context("no settings")?;
+    Ok(settings["value"]["timeouts"][name].clone())
+}
+
+/// The entry of a ping that has ended.
+fn ping_entry(node: &Node, from: IpAddr) -> anyhow::Result<Value> {
+    rows(
+        node,
+        &format!("bpf ct list --src {from} --proto icmp --time-diff"),
+    )?
+    .into_iter()
+    .find(|row| row["rx-packets"] == ECHOES && row["rx-bytes"] == ECHOES * 128)
+    .context("no entry of the ping")
+}
+
+fn max_entries(node: &Node) -> anyhow::Result<Vec<(String, u64)>> {
+    let maps = rows(node, "bpf map list")?;
+    let sizes = maps.iter().filter_map(|map| {
+        let name = map["name"].as_str()?;
+        let is_sized = ["HEALTH_CT", "HEALTH_NAT"]
+            .iter()
+            .any(|of| name.starts_with(of));
+        is_sized.then_some((name.to_owned(), map["max-entries"].as_u64()?))
+    });
+    Ok(sizes.collect())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .agent_args("--conntrack-timeout-icmp 300s --conntrack-timeout-tcp-close 20s")
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (node, peer) = (bed.node(1), bed.node(2));
+    assert_eq!(lifetime(node, "icmp-s")?, 300);
+    assert_eq!(lifetime(node, "tcp-close-s")?, 20);
+    assert_eq!(lifetime(node, "udp-s")?, 60, "as it always was");
+    let endpoint = node.health_ipv4()?;
+    peer.exec(&format!("ping -q -n -i 0.01 -s 100 -c {ECHOES} {endpoint}"))?;
+    let before = ping_entry(node, peer.ipv4().into())?;
+    assert!(before["expires-in-s"].as_i64() > Some(100), "{before}");
+
+    node.kill_agent(Signal::SIGTERM)?;
+    node.start_agent_with(
+        "--conntrack-timeout-icmp 90s --conntrack-max-entries 131072 --nat-max-entries 2048",
+    )?;
+    bed.wait_all_reachable(PATIENCE)?;
+    assert_eq!(lifetime(node, "icmp-s")?, 90);
+    assert_eq!(lifetime(node, "tcp-close-s")?, 10);
+    let sizes = [
+        ("HEALTH_CT4", 131_072),
+        ("HEALTH_CT6", 131_072),
+        ("HEALTH_NAT4", 2_048),
+        ("HEALTH_NAT6", 2_048),
+    ];
+    let sizes: Vec<_> = sizes.map(|(name, size)| (name.to_owned(), size)).into();
+    assert_eq!(max_entries(node)?, sizes);
+    let after = ping_entry(node, peer.ipv4().into())?;
+    assert!(
+        after["expires-in-s"].as_i64() > Some(100),
+        "its end stays until its next packet: {after}"
+    );
+    let logged = node.logged(&["gets another size", "HEALTH_CT4"])?;
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    // New packets have the new lifetime.
+    peer.exec(&format!("ping -q -n -c 1 -s 200 {endpoint}"))?;
+    let entries = rows(
+        node,
+        &format!("bpf ct list --src {} --proto icmp --time-diff", peer.ipv4()),
+    )?;
+    let last = entries.iter().find(|row| row["rx-bytes"] == 228);
+    let expires = last.and_then(|row| row["expires-in-s"].as_i64());
+    assert!(
+        (1..=90).contains(&expires.context("the ping's entry")?),
+        "{entries:?}"
+    );
+
+    // The same settings once more change nothing.
+    node.kill_agent(Signal::SIGKILL)?;
+    node.start_agent_with("--conntrack-max-entries 131072 --nat-max-entries 2048")?;
+    bed.wait_all_reachable(PATIENCE)?;
+    assert_eq!(max_entries(node)?, sizes);
+    ping_entry(node, peer.ipv4().into())?;
+    assert_eq!(node.logged(&["gets another size", "HEALTH_CT4"])?.len(), 1);
+    Ok(())
+}
+
+/// Maps without an agent.
+struct Maps {
+    bpffs: Bpffs,
+}
+
+impl Maps {
+    fn location(&self) -> Location {
+        Location {
+            instance: "sizes".to_owned(),
+            runtime_dir: "/nonexistent".into(),
+            state_dir: "/nonexistent".into(),
+            bpf_root: self.bpffs.path().to_owned(),
+        }
+    }
+
+    fn load(&self, sizes: MapSizes) -> anyhow::Result<Datapath> {
+        Ok(Datapath::load_sized(
+            &self.location(),
+            sizes,
+            ProgramLog::Warn,
+        )?)
+    }
+
+    fn open<K: Pod, V: Pod>(&self, layout: &MapLayout) -> anyhow::Result<HashMap<MapData, K, V>> {
+        let map = MapData::from_pin(self.location().pins().join(layout.name))?;
+        Ok(HashMap::try_from(Map::from_map_data(map)?)?)
+    }
+
+    fn flows(&self) -> anyhow::Result<usize> {
+        Ok(Pinned::open(&self.location())?.conntrack()?.len())
+    }
+
+    fn translations(&self) -> anyhow::Result<usize> {
+        Ok(Pinned::open(&self.location())?.nat()?.len())
+    }
+
+    /// Room for flows, and the names of all that is pinned beside the maps as they are.
+    fn room(&self) -> anyhow::Result<(u32, Vec<String>)> {
+        let maps = Pinned::open(&self.location())?.maps()?;
+        let room = maps.iter().find(|map| map.name == layout::CT4.name);
+        let others = maps
+            .iter()
+            .filter(|map| layout::MAPS.iter().all(|known| known.name != map.name))
+            .map(|map| map.name.clone());
+        Ok((
+            room.context("no map of flows")?.max_entries,
+            others.collect(),
+        ))
+    }
+}
+
+fn flow(number: u32) -> Tuple4 {
+    Tuple4 {
+        saddr_be: Ipv4Addr::new(10, 244, 1, 7).to_bits().to_be(),
+        daddr_be: number,
+        protocol: 17,
+        direction: TUPLE_OUT,
+        ..Tuple4::default()
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let large = MapSizes {
+        conntrack: 2 * DEFAULT_ENTRIES,
+        nat: 2 * DEFAULT_ENTRIES,
+    };
+    let small = MapSizes {
+        conntrack: 1_024,
+        nat: 1_024,
+    };
+    drop(maps.load(MapSizes::default())?);
+    let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    let mut nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
+    let now = coarse_now_secs();
+    for number in 0..FLOWS {
+        let entry = CtEntry {
+            tx_packets: u64::from(number),
+            // Every third one has expired.
+            expires: if number % 3 == 0 { now } else { now + 3_600 },
+            ..CtEntry::default()
+        };
+        ct4.insert(flow(number), entry, 0)?;
+        nat4.insert(flow(number), NatEntry4::default(), 0)?;
+    }
+    let (all, alive) = (FLOWS as usize, FLOWS as usize * 2 / 3);
+
+    // A start that fails before its programs serve.
+    drop(maps.load(large)?);
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    assert_eq!((maps.flows()?, maps.translations()?), (all, all));
+
+    // Programs that serve still may add flows until they are replaced.
+    let mut datapath = maps.load(large)?;
+    let late = CtEntry {
+        expires: now + 3_600,
+        ..CtEntry::default()
+    };
+    ct4.insert(flow(FLOWS), late, 0)?;
+    datapath.attach(&[])?;
+    drop(datapath);
+    assert_eq!(maps.room()?, (2 * DEFAULT_ENTRIES, Vec::new()));
+    assert_eq!((maps.flows()?, maps.translations()?), (alive + 1, all));
+    let moved = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    assert_eq!(moved.get(&flow(7), 0)?.tx_packets, 7);
+
+    // Fewer than there are flows.
+    maps.load(small)?.attach(&[])?;
+    assert_eq!(maps.room()?, (small.conntrack, Vec::new()));
+    let left = maps.flows()?;
+    assert!(
+        (512..=1_024).contains(&left),
+        "{left} flows in a smaller map"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let sizes = MapSizes::default();
+    let pins = maps.location().pins();
+    let (pin, former) = (pins.join("HEALTH_CT4"), pins.join("HEALTH_CT4_former"));
+    drop(maps.load(sizes)?);
+    let entry = CtEntry {
+        expires: coarse_now_secs() + 3_600,
+        ..CtEntry::default()
+    };
+    maps.open::<Tuple4, CtEntry>(&layout::CT4)?
+        .insert(flow(1), entry, 0)?;
+
+    // Before the new map was made.
+    std::fs::rename(&pin, &former)?;
+    maps.load(sizes)?.attach(&[])?;
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    assert_eq!(maps.flows()?, 1);
+
+    // After, and programs may use either.
+    let elsewhere = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    drop(elsewhere.load(sizes)?);
+    let mut new = elsewhere.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    new.insert(flow(2), entry, 0)?;
+    std::fs::rename(&pin, &former)?;
+    MapData::from_pin(elsewhere.location().pins().join("HEALTH_CT4"))?.pin(&pin)?;
+    // A start that fails leaves it as it is.
+    drop(maps.load(sizes)?);
+    assert_eq!(maps.room()?.1, ["HEALTH_CT4_former"]);
+    maps.load(sizes)?.attach(&[])?;
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    assert_eq!(maps.flows()?, 2);
+    Ok(())
+}
