@@ -51,6 +51,14 @@ pub struct NatEntry6 {
 
 crate::map_types!(NatEntry4 = 24, NatEntry6 = 32);
 
+/// Where an entry has [`NatEntry4::created_ns`], bytes; the programs exchange it as a word.
+pub const NAT_CREATED_OFFSET: usize = core::mem::offset_of!(NatEntry4, created_ns);
+
+const _: () = {
+    assert!(NAT_CREATED_OFFSET.is_multiple_of(8));
+    assert!(core::mem::offset_of!(NatEntry6, created_ns) == NAT_CREATED_OFFSET);
+};
+
 impl NatEntry4 {
     /// The key of the entry of direction in that belongs to this one of `out`.
     #[inline(always)]

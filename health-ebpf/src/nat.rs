@@ -5,7 +5,7 @@
 //! a stack of their own. A packet's way through these is cut into steps that are functions of their own in
 //! the kernel too: the verifier looks at each once, and not once for each way that leads there.
 
-use core::intrinsics::{AtomicOrdering, atomic_or};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_CURRENT_NETNS, BPF_NOEXIST};
@@ -14,19 +14,22 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::programs::TcContext;
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
+use health_common::collect::may_be_orphan;
 use health_common::ct::{
     CT_MASQUERADED, CT_STATE_OFFSET, CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6,
 };
 use health_common::identity;
 use health_common::masquerade::{Address as _, Masquerade};
 use health_common::metrics::{Direction, Reason};
-use health_common::nat::{End, NAT_HOST_LOCAL, NAT_NEEDS_CT, TRIES, can_change_port};
+use health_common::nat::{
+    End, NAT_CREATED_OFFSET, NAT_HOST_LOCAL, NAT_NEEDS_CT, TRIES, can_change_port,
+};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::packet::{Kind, Packet};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use crate::bounds::forgotten;
-use crate::clock::coarse_now_ns;
+use crate::clock::{coarse_now_ns, seconds};
 use crate::conntrack::{Said, Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
@@ -683,9 +686,10 @@ fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
     match translation(&key) {
         // What is left of its translation, or what another CPU is about to make whole.
         Some(back) if T::translated(&back) == flow.source() => {}
-        Some(_) => return IS_TAKEN,
-        None => {
-            if !passage.is_host_local() && is_used_by_host(frame, &key) {
+        there => {
+            if there.is_some_and(|back| !released(&key, &back))
+                || !passage.is_host_local() && is_used_by_host(frame, &key)
+            {
                 return IS_TAKEN;
             }
             let back = T::translation(flow.source(), T::flags(out), T::created_ns(out));
@@ -713,6 +717,36 @@ fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
         }
         None => Reason::NatNoMapping as u32,
     }
+}
+
+/// Removes a translation, whose entry of direction in is `back`, if its flow is over and only waits to be
+/// collected. `false` when it is not, or when another CPU does.
+#[inline(always)]
+fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
+    let flow = key.flow(back);
+    let (created_ns, now_ns) = (T::created_ns(back), coarse_now_ns());
+    let is_over = match T::flows().get_ptr(flow) {
+        // SAFETY: a value of that map.
+        Some(entry) => unsafe { (*entry).has_expired(seconds(now_ns)) },
+        None => may_be_orphan(created_ns, now_ns),
+    };
+    let Some(entry) = T::translations().get_ptr_mut(key).filter(|_| is_over) else {
+        return false;
+    };
+    // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Who changes it
+    // removes the entries: else two CPUs could, the second of them those that the first has made since.
+    let (seen_ns, _) = unsafe {
+        atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+            entry.cast::<u8>().add(NAT_CREATED_OFFSET).cast::<u64>(),
+            created_ns,
+            now_ns,
+        )
+    };
+    if seen_ns != created_ns {
+        return false;
+    }
+    let _ = T::translations().remove(flow);
+    T::translations().remove(key).is_ok()
 }
 
 /// Whether a process of this host would get packets with this tuple.

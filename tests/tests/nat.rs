@@ -519,6 +519,53 @@ fn when_all_ports_are_taken_new_flows_are_dropped_until_one_is_free() {
 
 #[test]
 #[ignore = "needs root"]
+fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
+    let bed = Bed::new("40000-40000");
+    let hosts = v4();
+    let to = (hosts.far, 443);
+    bed.open(TCP, (hosts.endpoint, 5000), to);
+    let mut flows: HashMap<MapData, Tuple4, CtEntry> = bed.map("HEALTH_CT4");
+    let key = flows.keys().next().expect("a flow").expect("its key");
+    let entry = flows.get(&key, 0).expect("its entry");
+    flows
+        .insert(
+            key,
+            CtEntry {
+                expires: 0,
+                ..entry
+            },
+            0,
+        )
+        .expect("an entry");
+    assert_eq!(bed.open(TCP, (hosts.other_endpoint, 6000), to), 40_000);
+    let ports: Vec<_> = bed
+        .nat()
+        .iter()
+        .map(|(flow, to)| (flow.source_port, to.port))
+        .collect();
+    assert_eq!(
+        ports,
+        [(6000, 40_000), (443, 6000)],
+        "nothing of the first is left"
+    );
+    // Its own next packet opens it anew, and finds no port.
+    let again = packet(TCP, (hosts.endpoint, 5000), to);
+    assert_eq!(bed.send(&again), dropped(&again));
+    // Without an entry of its flow, a translation is given up when it is old enough.
+    flows
+        .remove(
+            &flows
+                .keys()
+                .flatten()
+                .find(|key| key.sport_be == 6000_u16.to_be())
+                .expect("the flow"),
+        )
+        .expect("an entry");
+    assert_eq!(bed.send(&again), dropped(&again));
+}
+
+#[test]
+#[ignore = "needs root"]
 fn what_is_lost_of_a_translation_is_made_good() {
     let bed = Bed::new("32768-65535");
     let hosts = v4();

@@ -115,11 +115,11 @@ impl MasqueradeSettings {
         let native = [lists[0], lists[1]];
         for (lists, max) in [(&native[..], NATIVE_MAX), (&lists[2..], GATEWAY_MAX)] {
             for is_v4 in [true, false] {
-                let of_version = lists
+                let mut of_version = lists
                     .iter()
                     .flat_map(|(flag, cidrs)| cidrs.iter().map(move |cidr| (*flag, cidr)))
                     .filter(|(_, cidr)| is_ipv4(cidr) == is_v4);
-                if let Some((flag, cidr)) = of_version.skip(max).next() {
+                if let Some((flag, cidr)) = of_version.nth(max) {
                     let reason =
                         format!("is one too many: there is room for {max} of an IP version");
                     return Err(InvalidSetting::new(flag, cidr, reason));

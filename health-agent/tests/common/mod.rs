@@ -17,7 +17,8 @@ use health_agent::api::types::{
     SelfStatus, TargetHistory,
 };
 use health_agent::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, RegistrySpec,
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradeSettings,
+    RegistrySpec,
 };
 use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
@@ -286,6 +287,12 @@ impl Source for Fixture {
             conntrack_timeouts: ConntrackTimeouts::default(),
             conntrack_max_entries: 65_536,
             nat_max_entries: 65_536,
+            masquerade: MasqueradeSettings {
+                native_routing_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
+                masquerade_excludes: Vec::new(),
+                masquerade_ports: "32768-65535".parse().unwrap(),
+                gateway_cidrs: Vec::new(),
+            },
             loss_threshold: 5,
             probe_key_file: None,
             one_way: false,

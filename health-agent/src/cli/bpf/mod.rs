@@ -14,6 +14,7 @@ mod flush;
 mod fragments;
 mod inflight;
 mod map;
+mod masquerade;
 mod metrics;
 mod nat;
 mod parallel;

@@ -19,6 +19,7 @@ use health_common::endpoint::EndpointInfo;
 use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{Fate, Inflight};
+use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{self, FlowKey, Peer};
@@ -263,6 +264,11 @@ impl Pinned {
     /// Which events the programs write, by index.
     pub fn monitor(&self) -> Result<Vec<(u32, MonitorFilter)>, DumpError> {
         self.rows(&layout::MONITOR, decode)?.collect()
+    }
+
+    /// What is masqueraded, by index.
+    pub fn masquerade(&self) -> Result<Vec<(u32, MasqueradeConfig)>, DumpError> {
+        self.rows(&layout::MASQUERADE, decode)?.collect()
     }
 
     /// Local endpoints as the datapath knows them.
