@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::process::Command;
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use health_agent::net::netns::NetNs;
 use health_common::ct::Timeouts;
 use nix::sys::signal::Signal;
 use socket2::{Domain, SockRef, Socket, Type};
-use tests::bed::Bed;
+use tests::conntrack::lab::{answering, silent};
 use tests::conntrack::script::{
     ACK, About, Content, ECN, FIN, RST, SYN, Segment, Side, Talk, URG, segment,
 };
-use tests::conntrack::{Counted, Entry, Kernel, Noted, Ours, Place, Way, Wire};
+use tests::conntrack::{Counted, Entry, Kernel, Lab, Noted, Ours, Way};
 use tests::process::run;
-use tests::{Node, PATIENCE, wait_for};
+use tests::{PATIENCE, wait_for};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/conntrack.md");
 /// The docs' heading over the table of differences.
@@ -920,142 +920,25 @@ fn errors() -> Vec<Flow> {
     flows
 }
 
-/// A node with an endpoint, and all beyond it.
-struct Lab {
-    bed: Bed,
-    endpoint: (IpAddr, IpAddr),
+/// A lab whose agent has set it up and is gone: without its probes nothing else is counted.
+fn quiet_lab() -> anyhow::Result<Lab> {
+    let lab = Lab::start("")?;
+    lab.node().kill_agent(Signal::SIGKILL)?;
+    Ok(lab)
 }
 
-impl Lab {
-    /// The agent only sets it up: without its probes nothing else is counted.
-    fn new() -> anyhow::Result<Self> {
-        let bed = Bed::builder()
-            .nodes(2)
-            .ipv6(true)
-            .without_agents()
-            .start()?;
-        let node = bed.node(1);
-        node.start_agent()?;
-        let endpoint = wait_for("the health endpoint", PATIENCE, || {
-            let addresses = node.health_addresses()?;
-            let v4 = addresses.iter().copied().find(IpAddr::is_ipv4);
-            let v6 = addresses.iter().copied().find(IpAddr::is_ipv6);
-            Ok(v4
-                .zip(v6)
-                .filter(|&(v4, v6)| [v4, v6].iter().all(|&ip| node.pings(ip).unwrap_or(false))))
-        })?;
-        node.kill_agent(Signal::SIGKILL)?;
-        let lab = Self { bed, endpoint };
-        lab.route_to_nobody()?;
-        lab.route_to_somebody()?;
-        Ok(lab)
-    }
-
-    /// Hosts far away are behind the second node. Nobody answers for these, and the endpoint does not
-    /// answer them.
-    fn route_to_nobody(&self) -> anyhow::Result<()> {
-        let [node, router] = [1, 2].map(|index| self.bed.node(index));
-        let next_hop6 = router.ipv6().context("a bed with IPv6")?;
-        for (prefix, via) in [
-            ("198.18.0.0/16", IpAddr::from(router.ipv4())),
-            ("2001:db8:18::/48", next_hop6.into()),
-        ] {
-            node.exec(&format!("ip route add {prefix} via {via}"))?;
-            router.exec(&format!("ip route add blackhole {prefix}"))?;
-            let mut nsenter = Command::new("nsenter");
-            nsenter.arg(format!("--net={}", node.endpoint_netns().display()));
-            nsenter.args(["--", "ip", "route", "add", "blackhole", prefix]);
-            run(&mut nsenter)?.success()?;
-        }
-        Ok(())
-    }
-
-    /// For these the second node answers itself.
-    fn route_to_somebody(&self) -> anyhow::Result<()> {
-        let [node, router] = [1, 2].map(|index| self.bed.node(index));
-        let own6 = node.ipv6().context("a bed with IPv6")?;
-        let next_hop6 = router.ipv6().context("a bed with IPv6")?;
-        router.exec("sysctl -qw net.ipv6.ip_nonlocal_bind=1")?;
-        for (prefix, via) in [
-            ("198.19.0.0/16", IpAddr::from(router.ipv4())),
-            ("2001:db8:19::/48", next_hop6.into()),
-        ] {
-            node.exec(&format!("ip route add {prefix} via {via}"))?;
-            router.exec(&format!("ip route add local {prefix} dev lo"))?;
-        }
-        for prefix in node.pod_cidrs() {
-            let via = if prefix.contains(':') {
-                IpAddr::from(own6)
-            } else {
-                node.ipv4().into()
-            };
-            router.exec(&format!("ip route add {prefix} via {via}"))?;
-        }
-        Ok(())
-    }
-
-    fn node(&self) -> &Node {
-        self.bed.node(1)
-    }
-
-    /// Our conntrack, whose entries don't expire while a slow machine looks at them.
-    fn ours(&self) -> anyhow::Result<Ours> {
-        let mut ours = Ours::open(self.node())?;
-        ours.set_timeouts(Timeouts {
-            tcp_syn: LONG,
-            tcp_close: LONG,
-            udp: LONG,
-            icmp: LONG,
-            any: LONG,
-            ..Timeouts::default()
-        })?;
-        Ok(ours)
-    }
-
-    fn wire(&self) -> anyhow::Result<Wire> {
-        let endpoint_netns = format!("health-{}", self.node().name());
-        let endpoint = Place {
-            netns: &endpoint_netns,
-            device: "health0",
-            node: self.node().name(),
-            facing: "lxc_health",
-        };
-        let far = Place {
-            netns: self.bed.node(2).name(),
-            device: "eth0",
-            node: self.node().name(),
-            facing: "eth0",
-        };
-        Wire::open(endpoint, far)
-    }
-
-    fn endpoint(&self, is_v4: bool) -> IpAddr {
-        if is_v4 {
-            self.endpoint.0
-        } else {
-            self.endpoint.1
-        }
-    }
-}
-
-/// Far host number `number`, for which nobody answers.
-fn silent(number: u16, is_v4: bool) -> IpAddr {
-    let [high, low] = number.to_be_bytes();
-    if is_v4 {
-        Ipv4Addr::new(198, 18, high, low).into()
-    } else {
-        Ipv6Addr::new(0x2001, 0xdb8, 0x18, 0, 0, 0, 0, number).into()
-    }
-}
-
-/// Far host number `number`, for which the second node answers.
-fn answering(number: u16, is_v4: bool) -> IpAddr {
-    let [high, low] = number.to_be_bytes();
-    if is_v4 {
-        Ipv4Addr::new(198, 19, high, low).into()
-    } else {
-        Ipv6Addr::new(0x2001, 0xdb8, 0x19, 0, 0, 0, 0, number).into()
-    }
+/// Our conntrack, whose entries don't expire while a slow machine looks at them.
+fn ours(lab: &Lab) -> anyhow::Result<Ours> {
+    let mut ours = Ours::open(lab.node())?;
+    ours.set_timeouts(Timeouts {
+        tcp_syn: LONG,
+        tcp_close: LONG,
+        udp: LONG,
+        icmp: LONG,
+        any: LONG,
+        ..Timeouts::default()
+    })?;
+    Ok(ours)
 }
 
 /// Both sides' views of one flow, step by step.
@@ -1167,8 +1050,8 @@ impl Findings {
 #[test]
 #[ignore = "needs root"]
 fn crafted_flows_are_to_conntrack_what_they_are_to_nf_conntrack() -> anyhow::Result<()> {
-    let lab = Lab::new()?;
-    let ours = lab.ours()?;
+    let lab = quiet_lab()?;
+    let ours = ours(&lab)?;
     let kernel = Kernel::start(lab.node())?;
     let mut wire = lab.wire()?;
     let mut findings = Findings::default();
@@ -1189,13 +1072,8 @@ fn crafted_flows_are_to_conntrack_what_they_are_to_nf_conntrack() -> anyhow::Res
             for (index, step) in flow.steps.iter().enumerate() {
                 let packets = talk.say(step.side, &step.content);
                 let is_out = (step.side == Side::Opener) == (opener == Way::Out);
-                let marker = silent(u16::MAX, is_v4);
-                let (way, hosts) = if is_out {
-                    (Way::Out, (endpoint, marker))
-                } else {
-                    (Way::In, (marker, endpoint))
-                };
-                wire.carry(way, &packets, hosts)
+                let way = if is_out { Way::Out } else { Way::In };
+                wire.carry(way, &packets)
                     .with_context(|| format!("{name}, step {index}"))?;
                 findings.judge(&name, index + 1, step, &watch.look()?);
             }
@@ -1487,8 +1365,8 @@ fn receive_datagram(mut socket: &Socket, len: usize) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn flows_of_real_stacks_are_to_conntrack_what_they_are_to_nf_conntrack() -> anyhow::Result<()> {
-    let lab = Lab::new()?;
-    let ours = lab.ours()?;
+    let lab = quiet_lab()?;
+    let ours = ours(&lab)?;
     let kernel = Kernel::start(lab.node())?;
     let mut number = 0;
     for (name, scene) in SCENES {

@@ -2,6 +2,7 @@
 
 pub mod churn;
 mod kernel;
+pub mod lab;
 mod ours;
 pub mod packets;
 pub mod script;
@@ -10,8 +11,9 @@ mod wire;
 use std::net::IpAddr;
 
 pub use self::kernel::Kernel;
+pub use self::lab::Lab;
 pub use self::ours::Ours;
-pub use self::wire::{Place, Way, Wire};
+pub use self::wire::{Way, Wire};
 
 /// Packets and bytes that went one way, from the IP header on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -63,6 +63,11 @@ impl Ours {
             .collect())
     }
 
+    /// How many entries there are, of conntrack and of NAT, expired ones that wait to be collected included.
+    pub fn counts(&self) -> anyhow::Result<(usize, usize)> {
+        Ok((self.pinned.conntrack()?.len(), self.pinned.nat()?.len()))
+    }
+
     /// Packets of endpoints that made no entry.
     pub fn noted(&self) -> anyhow::Result<Noted> {
         let rows = self.pinned.metrics()?;

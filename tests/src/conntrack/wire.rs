@@ -1,23 +1,22 @@
 //! The way between an endpoint and a host far away, with a packet socket at each end.
 
 use std::io::{ErrorKind, Read as _};
-use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, bail};
 use health_agent::net::netns::NetNs;
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::sys::socket::{LinkAddr, bind};
+use nix::sys::socket::{LinkAddr, bind, setsockopt, sockopt};
 use nix::unistd::Pid;
 use socket2::{Domain, Socket, Type};
 
-use super::packets::{IP_PROTOCOL_UDP, packet, udp};
+use super::packets::{Hosts, icmp, icmp_protocol, packet};
 use crate::PATIENCE;
 use crate::packet::{IPV4, IPV6, ethernet};
 
-/// Port of the packets that tell that all before them have arrived.
-const MARK_PORT: u16 = 9;
+/// Room for packets that wait in a socket, bytes.
+const RECEIVE_BUFFER: usize = 8 << 20;
 const LONGEST: usize = 1 << 17;
 
 /// Which way a packet goes.
@@ -44,6 +43,7 @@ impl End {
             let all = i32::from((libc::ETH_P_ALL as u16).to_be());
             let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all.into()))?;
             bind(socket.as_raw_fd(), &address)?;
+            setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER)?;
             socket.set_read_timeout(Some(PATIENCE))?;
             anyhow::Ok(socket)
         };
@@ -90,15 +90,15 @@ fn link(netns: &str, device: &str) -> anyhow::Result<LinkAddr> {
 
 /// The ends of a way: namespace and device of each, and the device of the node between them that faces it.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub(super) struct Place<'a> {
     /// The end's namespace.
-    pub netns: &'a str,
+    pub(super) netns: &'a str,
     /// Its device.
-    pub device: &'a str,
+    pub(super) device: &'a str,
     /// The node's namespace.
-    pub node: &'a str,
+    pub(super) node: &'a str,
     /// The node's device.
-    pub facing: &'a str,
+    pub(super) facing: &'a str,
 }
 
 /// Both ends.
@@ -106,12 +106,18 @@ pub struct Place<'a> {
 pub struct Wire {
     endpoint: End,
     far: End,
+    /// Endpoint and far host of the packets that tell that all before them have passed, IPv4 and IPv6.
+    mark_hosts: [Hosts; 2],
     marks: u64,
 }
 
 impl Wire {
     /// Opens both, and keeps the calling thread on one CPU: packets that it sends stay in their order.
-    pub fn open(endpoint: Place<'_>, far: Place<'_>) -> anyhow::Result<Self> {
+    pub(super) fn open(
+        endpoint: Place<'_>,
+        far: Place<'_>,
+        mark_hosts: [Hosts; 2],
+    ) -> anyhow::Result<Self> {
         let own = Pid::from_raw(0);
         let allowed = sched_getaffinity(own)?;
         let first = (0..CpuSet::count()).find(|&cpu| allowed.is_set(cpu) == Ok(true));
@@ -124,29 +130,39 @@ impl Wire {
         Ok(Self {
             endpoint: end(endpoint)?,
             far: end(far)?,
+            mark_hosts,
             marks: 0,
         })
     }
 
-    /// Sends IP packets and waits until a last one, a datagram from `hosts.0` to `hosts.1`, has passed the
-    /// node behind them.
-    pub fn carry(
-        &mut self,
-        way: Way,
-        packets: &[Vec<u8>],
-        hosts: (IpAddr, IpAddr),
-    ) -> anyhow::Result<()> {
-        let (from, to) = match way {
-            Way::Out => (&self.endpoint, &self.far),
-            Way::In => (&self.far, &self.endpoint),
+    /// Sends IP packets of one version, and returns when all have passed the node between the ends, as far
+    /// as they do.
+    pub fn carry(&mut self, way: Way, packets: &[Vec<u8>]) -> anyhow::Result<()> {
+        let is_v6 = packets.first().is_some_and(|packet| packet[0] >> 4 == 6);
+        let (endpoint, far) = self.mark_hosts[usize::from(is_v6)];
+        let (from, to, hosts) = match way {
+            Way::Out => (&self.endpoint, &self.far, (endpoint, far)),
+            Way::In => (&self.far, &self.endpoint, (far, endpoint)),
         };
         self.marks += 1;
         let mark = [&b"all before have passed"[..], &self.marks.to_be_bytes()].concat();
-        let datagram = udp(hosts, (MARK_PORT, MARK_PORT), &mark);
         for packet in packets {
             from.send(packet)?;
         }
-        from.send(&packet(hosts, IP_PROTOCOL_UDP, &datagram))?;
+        from.send(&mark_packet(hosts, &mark))?;
         to.receive_to(&mark)
+    }
+}
+
+/// A packet that ends with these bytes, and of which conntrack makes no entry: a request for the time, or
+/// nothing at all (RFC 8200 section 4.7).
+fn mark_packet(hosts: Hosts, mark: &[u8]) -> Vec<u8> {
+    const TIMESTAMP_REQUEST: u8 = 13;
+    const NO_NEXT_HEADER: u8 = 59;
+    if hosts.0.is_ipv4() {
+        let message = [&[TIMESTAMP_REQUEST, 0, 0, 0][..], &[0; 16], mark].concat();
+        packet(hosts, icmp_protocol(hosts), &icmp(hosts, message))
+    } else {
+        packet(hosts, NO_NEXT_HEADER, mark)
     }
 }
