@@ -1,7 +1,225 @@
 //! Flows come and go for long and at high rates: nothing is left of them, and nothing is taken from those
 //! that are alive.
 
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpStream};
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use health_common::ct::Timeouts;
 use tests::conntrack::churn::churn;
+use tests::conntrack::lab::silent;
+use tests::conntrack::script::{ACK, Content, FIN, RST, SYN, Side, Talk, segment};
+use tests::conntrack::{Lab, Ours, Way, Wire};
+use tests::{Node, PATIENCE, wait_for};
+
+/// A day of an hour a second: in each there is a collection, and flows end that began some hours before.
+const HOURS: u32 = 24;
+const TIMEOUTS: Timeouts = Timeouts {
+    tcp_syn: 3,
+    tcp_established: 6,
+    tcp_close: 3,
+    udp: 3,
+    icmp: 3,
+    sctp: 4,
+    any: 3,
+    fragment: 3,
+};
+/// An entry lives so long for certain, being told in whole seconds.
+const SHORTEST: Duration = Duration::from_secs(2);
+/// Flows of each kind in an hour, of both IP versions and opened by either side.
+const FLOWS_OF_A_KIND: u16 = 20;
+const METRICS_PORT: u16 = 9962;
+
+/// What the two hosts of a flow send.
+type Script = Vec<(Side, Content)>;
+
+fn scripts() -> Vec<Script> {
+    use Content::{Chunk, Datagram, Parts, Protocol, Request};
+    use Side::{Answerer, Opener};
+    let flags = |side, flags| (side, Content::Segment(segment(flags)));
+    let open = [
+        flags(Opener, SYN),
+        flags(Answerer, SYN | ACK),
+        flags(Opener, ACK),
+        (Opener, Content::Segment(segment(ACK).data(300))),
+        flags(Answerer, ACK),
+    ];
+    let then = |more: &[(Side, Content)]| [&open[..], more].concat();
+    vec![
+        then(&[
+            flags(Opener, FIN | ACK),
+            flags(Answerer, ACK),
+            flags(Answerer, FIN | ACK),
+            flags(Opener, ACK),
+        ]),
+        then(&[flags(Answerer, RST | ACK)]),
+        // Both hosts are gone without a word.
+        then(&[]),
+        vec![flags(Opener, SYN)],
+        vec![(Opener, Datagram(100)), (Answerer, Datagram(500))],
+        vec![(Opener, Datagram(100))],
+        vec![(Opener, Parts(3, &[0, 1, 2]))],
+        vec![(Opener, Chunk(1)), (Answerer, Chunk(2))],
+        vec![(Opener, Protocol(47)), (Answerer, Protocol(47))],
+        vec![(Opener, Request)],
+    ]
+}
+
+/// Flows that were made, each of which is to have had one entry.
+#[derive(Clone, Copy, Debug, Default)]
+struct Made {
+    flows: u64,
+    /// Packets that may have come so late that their flow's entry was over, and they made one more.
+    late: u64,
+}
+
+impl Made {
+    fn entries(&self) -> RangeInclusive<u64> {
+        self.flows..=self.flows + self.late
+    }
+}
+
+/// Runs the flows of an hour, each with a host of its own from `number` on.
+fn make(lab: &Lab, wire: &mut Wire, number: &mut u16, made: &mut Made) -> anyhow::Result<()> {
+    for script in scripts() {
+        for (opener, is_v4) in [
+            (Way::Out, true),
+            (Way::In, true),
+            (Way::Out, false),
+            (Way::In, false),
+        ] {
+            let mut talks: Vec<Talk> = (0..FLOWS_OF_A_KIND)
+                .map(|_| {
+                    *number += 1;
+                    let (endpoint, host) = (lab.endpoint(is_v4), silent(*number, is_v4));
+                    let (source, destination) = match opener {
+                        Way::Out => (endpoint, host),
+                        Way::In => (host, endpoint),
+                    };
+                    Talk::new(source, destination, (*number, 80))
+                })
+                .collect();
+            let begun = Instant::now();
+            let mut packets = 0;
+            for (side, content) in &script {
+                let said: Vec<Vec<u8>> = talks
+                    .iter_mut()
+                    .flat_map(|talk| talk.say(*side, content))
+                    .collect();
+                let is_out = (*side == Side::Opener) == (opener == Way::Out);
+                wire.carry(if is_out { Way::Out } else { Way::In }, &said)?;
+                packets += said.len() as u64;
+            }
+            made.flows += u64::from(FLOWS_OF_A_KIND);
+            if begun.elapsed() > SHORTEST {
+                made.late += packets;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the agent says of its collections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Collected {
+    runs: u64,
+    removed: u64,
+}
+
+fn collected(node: &Node) -> anyhow::Result<Collected> {
+    let page = node.run_in(|| -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: node\r\n\r\n")?;
+        let mut page = String::new();
+        stream.read_to_string(&mut page)?;
+        Ok(page)
+    })??;
+    let sum = |name: &str, label: &str| -> anyhow::Result<u64> {
+        let series = page.lines().filter(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('{') && rest.contains(label))
+        });
+        let values = series.map(|line| {
+            let (_, value) = line.rsplit_once(' ').context("no value")?;
+            Ok(value.parse::<f64>()? as u64)
+        });
+        values.sum()
+    };
+    Ok(Collected {
+        runs: sum(
+            "health_agent_datapath_conntrack_gc_runs_total",
+            "status=\"completed\"",
+        )?,
+        removed: sum(
+            "health_agent_datapath_conntrack_gc_deleted_entries_total",
+            "family=",
+        )?,
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()> {
+    // One round of probes at the start, and none later.
+    let lab = Lab::start("--conntrack-gc-interval 1s --probe-interval 1h")?;
+    let node = lab.node();
+    let mut ours = Ours::open(node)?;
+    ours.set_timeouts(TIMEOUTS)?;
+    let empty = |ours: &Ours| {
+        wait_for("the tables to be empty", PATIENCE, || {
+            Ok((ours.counts()? == (0, 0)).then_some(()))
+        })
+    };
+    wait_for("the end of the agent's own probes", PATIENCE, || {
+        node.cli("bpf ct flush global")?.success()?;
+        let before = collected(node)?;
+        empty(&ours)?;
+        let after = wait_for("a collection", PATIENCE, || {
+            let after = collected(node)?;
+            Ok((after.runs > before.runs + 2).then_some(after))
+        })?;
+        Ok((after.removed == before.removed).then_some(()))
+    })?;
+    let start = collected(node)?;
+
+    let mut wire = lab.wire()?;
+    let mut made = Made::default();
+    let mut number = 0;
+    for hour in 0..HOURS {
+        let before = collected(node)?;
+        make(&lab, &mut wire, &mut number, &mut made)?;
+        wait_for("the collection of the hour", PATIENCE, || {
+            Ok((collected(node)?.runs > before.runs).then_some(()))
+        })?;
+        // All that were made were removed or are there, at any moment between two collections.
+        let mut last = (0, 0);
+        let added_up = wait_for("the counters to add up", PATIENCE, || {
+            let before = collected(node)?;
+            let (entries, _) = ours.counts()?;
+            let after = collected(node)?;
+            last = (after.removed - start.removed, entries as u64);
+            let accounted = last.0 + last.1;
+            Ok((before == after && made.entries().contains(&accounted)).then_some(()))
+        });
+        added_up.with_context(|| {
+            format!(
+                "hour {hour}: {made:?}; {} removed and {} there",
+                last.0, last.1
+            )
+        })?;
+    }
+    empty(&ours)?;
+    let removed = wait_for("the last collection to be told", PATIENCE, || {
+        let removed = collected(node)?.removed - start.removed;
+        Ok(made.entries().contains(&removed).then_some(removed))
+    })?;
+    println!("{made:?}, {removed} entries removed");
+    assert!(made.flows > 10_000, "{made:?}");
+    Ok(())
+}
 
 #[test]
 #[ignore = "needs root"]

@@ -35,7 +35,7 @@ const FULL_PERCENT: u32 = 95;
 /// How often each connection is opened.
 const OPENINGS: u32 = 3;
 /// Lifetime of entries of open connections: longer than a round over a million of them, seconds.
-const OPEN_SECS: u32 = 15;
+const OPEN_SECS: u32 = 60;
 /// Lifetime of entries of closed connections, seconds.
 const CLOSED_SECS: u32 = 2;
 const SECOND_NS: u64 = 1_000_000_000;
