@@ -154,15 +154,16 @@ impl Wire {
     }
 }
 
-/// A packet that ends with these bytes, and of which conntrack makes no entry: a request for the time, or
-/// nothing at all (RFC 8200 section 4.7).
+/// A packet that ends with these bytes, and of which neither conntrack takes notice but for an entry of the
+/// kernel's for IPv4: a request for the time, or a report of a listener to a multicast group.
 fn mark_packet(hosts: Hosts, mark: &[u8]) -> Vec<u8> {
     const TIMESTAMP_REQUEST: u8 = 13;
-    const NO_NEXT_HEADER: u8 = 59;
-    if hosts.0.is_ipv4() {
-        let message = [&[TIMESTAMP_REQUEST, 0, 0, 0][..], &[0; 16], mark].concat();
-        packet(hosts, icmp_protocol(hosts), &icmp(hosts, message))
+    const LISTENER_REPORT: u8 = 131;
+    let kind = if hosts.0.is_ipv4() {
+        TIMESTAMP_REQUEST
     } else {
-        packet(hosts, NO_NEXT_HEADER, mark)
-    }
+        LISTENER_REPORT
+    };
+    let message = [&[kind, 0, 0, 0][..], &[0; 20], mark].concat();
+    packet(hosts, icmp_protocol(hosts), &icmp(hosts, message))
 }
