@@ -128,6 +128,14 @@ impl Ipv4Header {
     }
 }
 
+impl Ipv6Header {
+    /// Whether the packet claims to be what its Ethernet type says.
+    #[inline(always)]
+    pub const fn is_version_6(&self) -> bool {
+        u32::from_be(self.version_class_flow_be) >> 28 == 6
+    }
+}
+
 /// The two 16-bit words of a 32-bit one, in one's complement sums it does not matter which is first.
 #[inline(always)]
 pub const fn halves(word: u32) -> [u16; 2] {
@@ -249,7 +257,7 @@ pub fn turn4(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
 #[inline(always)]
 pub fn judge6(ip: &Ipv6Header, echo: &EchoHeader, frame_len: u32) -> EchoVerdict {
     let payload_len = u16::from_be(ip.payload_len_be) as u32;
-    if u32::from_be(ip.version_class_flow_be) >> 28 != 6
+    if !ip.is_version_6()
         || payload_len < ECHO_LEN as u32
         || payload_len + (ETHERNET_LEN + IPV6_LEN) as u32 != frame_len
         || ip.next_header != PROTOCOL_ICMPV6

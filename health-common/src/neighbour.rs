@@ -135,7 +135,8 @@ pub fn turn_arp(ethernet: &mut EthernetHeader, arp: &mut Arp, mac: [u8; 6]) {
 /// from the Ethernet header on. Probes for duplicates (RFC 4862) are not answered.
 #[inline(always)]
 pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -> bool {
-    ip.next_header == PROTOCOL_ICMPV6
+    ip.is_version_6()
+        && ip.next_header == PROTOCOL_ICMPV6
         && ip.hop_limit == 255
         && u16::from_be(ip.payload_len_be) as usize == core::mem::size_of::<Neighbour>()
         && frame_len == 14 + 40 + 32

@@ -254,7 +254,8 @@ pub const fn may_be_probe4(ip: &Ipv4Header, message: &ProbeMessage) -> bool {
 /// As [`may_be_probe4`]; extension headers show as another protocol.
 #[inline(always)]
 pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
-    ip.payload_len_be == (MESSAGE_LEN as u16).to_be()
+    ip.is_version_6()
+        && ip.payload_len_be == (MESSAGE_LEN as u16).to_be()
         && message.echo.code == 0
         && message.payload.magic == PROBE_MAGIC
 }

@@ -5,6 +5,7 @@ pub mod apiserver;
 pub mod bed;
 pub mod bench;
 pub mod conntrack;
+pub mod fuzz;
 pub mod packet;
 pub mod ping;
 pub mod process;

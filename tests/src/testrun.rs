@@ -26,13 +26,28 @@ pub const IFINDEX: u32 = 1;
 
 /// Size of `struct __sk_buff`, and where some of its fields are (`linux/bpf.h`).
 const SK_BUFF_LEN: usize = 192;
+const SK_BUFF_MARK: usize = 8;
 const SK_BUFF_TSTAMP: usize = 152;
 const SK_BUFF_GSO_SIZE: usize = 176;
 
 /// The context of a packet that the kernel stamped when it took it from the device: nanoseconds since 1970.
 pub fn stamped(at_ns: u64) -> Vec<u8> {
+    context(SK_BUFF_TSTAMP, &at_ns.to_ne_bytes())
+}
+
+/// The context of a packet that the device is to cut into segments of `size` bytes of data (GSO).
+pub fn offloaded(size: u32) -> Vec<u8> {
+    context(SK_BUFF_GSO_SIZE, &size.to_ne_bytes())
+}
+
+/// The context of a packet with a mark.
+pub fn marked(mark: u32) -> Vec<u8> {
+    context(SK_BUFF_MARK, &mark.to_ne_bytes())
+}
+
+fn context(at: usize, field: &[u8]) -> Vec<u8> {
     let mut context = vec![0; SK_BUFF_LEN];
-    context[SK_BUFF_TSTAMP..][..8].copy_from_slice(&at_ns.to_ne_bytes());
+    context[at..][..field.len()].copy_from_slice(field);
     context
 }
 
@@ -85,6 +100,36 @@ impl Drop for Bpffs {
         let _ = umount2(&self.0, MntFlags::MNT_DETACH);
         let _ = fs::remove_dir(&self.0);
     }
+}
+
+/// Runs a program on a packet, with a context if it is to have one; `None` where the kernel takes no such
+/// packet for a test run: it wants the IP header that the Ethernet type announces.
+pub fn run_program(
+    program: &SchedClassifier,
+    packet: &[u8],
+    context: Option<&[u8]>,
+) -> Option<Outcome> {
+    let mut out = vec![0; packet.len() + 256];
+    let options = TestRunOptions {
+        data_in: Some(packet),
+        data_out: Some(&mut out),
+        ctx_in: context,
+        ..TestRunOptions::new()
+    };
+    let result = match program.test_run(options) {
+        Ok(result) => result,
+        Err(ProgramError::SyscallError(error))
+            if error.io_error.kind() == std::io::ErrorKind::InvalidInput =>
+        {
+            return None;
+        }
+        Err(error) => panic!("a test run on {} bytes: {error:?}", packet.len()),
+    };
+    out.truncate(result.data_size_out as usize);
+    Some(Outcome {
+        code: result.return_value as i32,
+        bytes: out,
+    })
 }
 
 /// The loaded datapath of one test.
@@ -147,58 +192,22 @@ impl TestRun {
 
     /// Runs a program on a packet that the device is to cut into segments of `size` bytes of data (GSO).
     pub fn run_offloaded(&self, program: &str, packet: &[u8], size: u32) -> Outcome {
-        let mut context = [0; SK_BUFF_LEN];
-        context[SK_BUFF_GSO_SIZE..][..4].copy_from_slice(&size.to_ne_bytes());
-        self.run_with(program, packet, &context)
+        self.run_with(program, packet, &offloaded(size))
     }
 
     /// Runs a program on a packet with a context, a `struct __sk_buff`.
     pub fn run_with(&self, program: &str, packet: &[u8], context: &[u8]) -> Outcome {
-        self.run_in_context(program, packet, Some(context))
-            .unwrap_or_else(|| {
-                panic!(
-                    "the kernel takes no such test run of {} bytes",
-                    packet.len()
-                )
-            })
-    }
-
-    /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run: it wants
-    /// the IP header that the Ethernet type announces.
-    pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
-        self.run_in_context(program, packet, None)
-    }
-
-    fn run_in_context(
-        &self,
-        program: &str,
-        packet: &[u8],
-        context: Option<&[u8]>,
-    ) -> Option<Outcome> {
-        let mut out = vec![0; packet.len() + 256];
-        let options = TestRunOptions {
-            data_in: Some(packet),
-            data_out: Some(&mut out),
-            ctx_in: context,
-            ..TestRunOptions::new()
-        };
-        let result = match self.program(program).test_run(options) {
-            Ok(result) => result,
-            Err(ProgramError::SyscallError(error))
-                if error.io_error.kind() == std::io::ErrorKind::InvalidInput =>
-            {
-                return None;
-            }
-            Err(error) => panic!(
-                "a test run of {program} on {} bytes: {error:?}",
+        run_program(&self.program(program), packet, Some(context)).unwrap_or_else(|| {
+            panic!(
+                "the kernel takes no such test run of {} bytes",
                 packet.len()
-            ),
-        };
-        out.truncate(result.data_size_out as usize);
-        Some(Outcome {
-            code: result.return_value as i32,
-            bytes: out,
+            )
         })
+    }
+
+    /// Runs a program on a packet; `None` where the kernel takes no such packet for a test run.
+    pub fn try_run(&self, program: &str, packet: &[u8]) -> Option<Outcome> {
+        run_program(&self.program(program), packet, None)
     }
 
     /// The pinned maps.

@@ -1,6 +1,7 @@
 //! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
 
 mod bench;
+mod fuzz;
 mod packages;
 mod privilege;
 mod process;
@@ -33,6 +34,8 @@ enum Command {
     Run(run::Args),
     /// Run all tests
     Test(test::Args),
+    /// Run random and mutated packets through the datapath's programs, and stop at what must not be
+    Fuzz(fuzz::Args),
     /// Run a benchmark and print its figures
     Bench(bench::Args),
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup(&workspace),
         Command::Run(args) => run::run(&workspace, &args),
         Command::Test(args) => test::test(&workspace, &args),
+        Command::Fuzz(args) => fuzz::fuzz(&workspace, &args),
         Command::Bench(args) => bench::bench(&workspace, &args),
     });
     match result {

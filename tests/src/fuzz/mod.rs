@@ -1,0 +1,275 @@
+//! Random and mutated packets through the datapath's programs (`BPF_PROG_TEST_RUN`), and what must hold for
+//! each packet and for the maps whatever comes.
+
+mod corpus;
+mod maps;
+mod mutate;
+mod shape;
+mod shrink;
+mod verdicts;
+
+use std::fmt;
+
+use anyhow::Context as _;
+use aya::programs::SchedClassifier;
+use health_agent::mesh::rtt_store::RttStore as _;
+use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::probe::Path;
+use health_common::rtt::{PROTOCOL_ICMP, RttKey};
+
+use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, PEER};
+use self::maps::Ledger;
+use crate::testrun::{Outcome, TestRun, marked, offloaded, run_program, stamped};
+
+const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
+const SESSION: u32 = 0x0102_0304;
+const PROBE_ID: u16 = 0x4240;
+/// TCP port of the agents' HTTP responders.
+const HEALTH_PORT: u16 = 4240;
+/// The mark by which `from_endpoint` knows a packet that `to_endpoint` answered.
+const MARK_ANSWERED: u32 = 0x6865_616c;
+
+/// Runs between two looks at the maps.
+const MAPS_EVERY: u64 = 10_000;
+
+/// One of the programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// `to_endpoint`.
+    ToEndpoint,
+    /// `from_endpoint`.
+    FromEndpoint,
+    /// `to_netdev`.
+    ToNetdev,
+    /// `from_netdev`.
+    FromNetdev,
+}
+
+impl Program {
+    const ALL: [Self; 4] = [
+        Self::ToEndpoint,
+        Self::FromEndpoint,
+        Self::ToNetdev,
+        Self::FromNetdev,
+    ];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ToEndpoint => "to_endpoint",
+            Self::FromEndpoint => "from_endpoint",
+            Self::ToNetdev => "to_netdev",
+            Self::FromNetdev => "from_netdev",
+        }
+    }
+}
+
+/// What a packet's buffer says besides its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Context {
+    Plain,
+    /// A mark.
+    Marked(u32),
+    /// When it was received, nanoseconds since 1970.
+    Stamped(u64),
+    /// Bytes of data in each segment that the device is to cut it into.
+    Offloaded(u32),
+}
+
+impl Context {
+    fn bytes(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Plain => None,
+            Self::Marked(mark) => Some(marked(mark)),
+            Self::Stamped(at_ns) => Some(stamped(at_ns)),
+            Self::Offloaded(size) => Some(offloaded(size)),
+        }
+    }
+}
+
+/// One run: a packet, and where it is seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Case {
+    program: Program,
+    context: Context,
+    frame: Vec<u8>,
+}
+
+/// Which runs to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs {
+    /// The seed from which all packets come.
+    pub seed: u64,
+    /// Number of the first run.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// What was done without finding anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Packets that a program saw.
+    pub runs: u64,
+    /// Packets that the kernel takes no test run of.
+    pub refused: u64,
+    /// Packets that were dropped.
+    pub dropped: u64,
+    /// Questions that were turned into their answers.
+    pub answered: u64,
+    /// Packets that were passed on with other bytes.
+    pub rewritten: u64,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} runs: {} dropped, {} answered, {} rewritten; {} more packets that no test run takes",
+            self.runs, self.dropped, self.answered, self.rewritten, self.refused
+        )
+    }
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    seed: u64,
+    run: u64,
+    what: String,
+    /// The packet, and the shortest one found that shows the same; none when it shows in the maps.
+    packets: Option<(Case, Case)>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            seed, run, what, ..
+        } = self;
+        let Some((case, shortest)) = &self.packets else {
+            return write!(
+                f,
+                "after run {run}: {what}\nto see it again: cargo xtask fuzz --seed {seed} --runs {}",
+                run + 1
+            );
+        };
+        writeln!(f, "run {run}, {}: {what}", case.program.name())?;
+        writeln!(f, "buffer: {:?}", case.context)?;
+        writeln!(f, "packet: {}", hex(&case.frame))?;
+        writeln!(f, "simplest that shows it: {}", hex(&shortest.frame))?;
+        write!(
+            f,
+            "to see it again: cargo xtask fuzz --seed {seed} --first {run} --runs 1\n\
+             and if it needs what came before: cargo xtask fuzz --seed {seed} --runs {}",
+            run + 1
+        )
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Does the runs, and stops at the first finding. `progress` hears now and then what was done.
+pub fn fuzz(runs: Runs, mut progress: impl FnMut(&Done)) -> anyhow::Result<Result<Done, Finding>> {
+    let datapath = Loaded::load()?;
+    let corpus = corpus::corpus();
+    let mut ledger = Ledger::default();
+    let mut done = Done::default();
+    for run in runs.first..runs.first.saturating_add(runs.count) {
+        let finding = |what, packets| Finding {
+            seed: runs.seed,
+            run,
+            what,
+            packets,
+        };
+        let case = mutate::case(&corpus, runs.seed, run);
+        match datapath.run(&case) {
+            None => done.refused += 1,
+            Some(outcome) => {
+                if let Err(what) = verdicts::check(&case, &outcome) {
+                    let shortest = shrink::shrink(&datapath, &case);
+                    return Ok(Err(finding(what, Some((case, shortest)))));
+                }
+                done.note(&case, &outcome);
+                ledger.note(&case, &outcome);
+            }
+        }
+        let is_last = run - runs.first + 1 == runs.count;
+        if (run + 1).is_multiple_of(MAPS_EVERY) || is_last {
+            let checked =
+                maps::check(&datapath.bed, &mut ledger).context("cannot read the maps")?;
+            if let Err(what) = checked {
+                return Ok(Err(finding(what, None)));
+            }
+            progress(&done);
+        }
+    }
+    Ok(Ok(done))
+}
+
+impl Done {
+    fn note(&mut self, case: &Case, outcome: &Outcome) {
+        use crate::testrun::{DROP, REDIRECT};
+        self.runs += 1;
+        match outcome.code {
+            DROP => self.dropped += 1,
+            REDIRECT => self.answered += 1,
+            _ if outcome.bytes != case.frame => self.rewritten += 1,
+            _ => {}
+        }
+    }
+}
+
+/// The programs and maps of a datapath of its own.
+struct Loaded {
+    bed: TestRun,
+    programs: Vec<(Program, SchedClassifier)>,
+}
+
+impl Loaded {
+    /// Loads it, with an endpoint and a peer whose round trips are measured.
+    fn load() -> anyhow::Result<Self> {
+        let mut bed = TestRun::load();
+        bed.set_health_endpoint(
+            (ENDPOINT.v4, ENDPOINT.v6),
+            MAC,
+            HOST_MAC,
+            DatapathConfig {
+                icmp_id_be: PROBE_ID.to_be(),
+                health_port_be: HEALTH_PORT.to_be(),
+                probe_key: KEY,
+                session: SESSION,
+                gateway4: GATEWAY.v4.into(),
+                gateway6: GATEWAY.v6.into(),
+                flags: PASSIVE_RTT,
+                ..DatapathConfig::default()
+            },
+        );
+        let rtt = bed.datapath.rtt()?;
+        for peer in [PEER.v4.into(), PEER.v6.into()] {
+            for path in [Path::Host, Path::Endpoint] {
+                rtt.ensure(RttKey {
+                    peer,
+                    path: path as u8,
+                    protocol: PROTOCOL_ICMP,
+                    pad: 0,
+                })?;
+            }
+            rtt.follow(peer.to_ip(), Path::Host)?;
+        }
+        let programs = Program::ALL.map(|program| (program, bed.program(program.name())));
+        Ok(Self {
+            bed,
+            programs: programs.into(),
+        })
+    }
+
+    fn run(&self, case: &Case) -> Option<Outcome> {
+        let (_, program) = self
+            .programs
+            .iter()
+            .find(|(program, _)| *program == case.program)?;
+        run_program(program, &case.frame, case.context.bytes().as_deref())
+    }
+}
