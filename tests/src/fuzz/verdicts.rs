@@ -94,6 +94,7 @@ fn check_answer(program: Program, before: &[u8], after: &[u8]) -> Result<(), Str
     if !ip.is_echo(before) || !answer.is_echo(after) {
         return Err("something else than an echo was answered".to_owned());
     }
+    same("sender", &before[..6], &after[6..12])?;
     same("source", &before[ip.destination()], &after[answer.source()])?;
     // Options are cut off, and with them length and checksum change.
     let mut whole = before.to_vec();
@@ -304,7 +305,8 @@ mod tests {
         for at in (0..14).chain(14 + 12..reply.len()) {
             let mut other = reply.clone();
             other[at] ^= 1;
-            answer(&other).expect_err("another answer");
+            let told = format!("byte {at} changed");
+            answer(&other).expect_err(&told);
         }
     }
 }
