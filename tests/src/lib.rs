@@ -6,6 +6,7 @@ pub mod bed;
 pub mod bench;
 pub mod conntrack;
 pub mod fuzz;
+pub mod outside;
 pub mod packet;
 pub mod ping;
 pub mod process;

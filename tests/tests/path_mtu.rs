@@ -5,42 +5,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::types::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
-use tests::bed::{FABRIC, Node};
-use tests::process::{run, run_with_input};
+use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_router, ip, sysctl};
+use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
-
-/// A namespace named like those of the nodes, so that the bed removes it with them.
-const ROUTER: &str = "hnode254";
-const ROUTER4: &str = "172.30.0.254";
-const ROUTER6: &str = "fd00:30::254";
-
-/// Runs `ip` in a namespace, words separated by blanks.
-fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
-    let words = words.split_whitespace();
-    run(Command::new("ip").args(["-n", namespace]).args(words))?.success()?;
-    Ok(())
-}
-
-fn sysctl(namespace: &str, setting: &str) -> anyhow::Result<()> {
-    let sysctl = ["netns", "exec", namespace, "sysctl", "-q", "-w", setting];
-    run(Command::new("ip").args(sysctl))?.success()?;
-    Ok(())
-}
-
-/// Makes a router with a port on the bridge that all nodes are on.
-fn add_router() -> anyhow::Result<()> {
-    run(Command::new("ip").args(["netns", "add", ROUTER]))?.success()?;
-    ip(
-        FABRIC,
-        &format!("link add {ROUTER} master br0 up type veth peer name eth0 netns {ROUTER}"),
-    )?;
-    ip(ROUTER, "link set lo up")?;
-    ip(ROUTER, "link set eth0 up")?;
-    ip(ROUTER, &format!("address add {ROUTER4}/24 dev eth0"))?;
-    ip(ROUTER, &format!("address add {ROUTER6}/64 dev eth0 nodad"))?;
-    sysctl(ROUTER, "net.ipv4.ip_forward=1")?;
-    sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
-}
 
 /// Leads what `from` sends to `to` over the router, by a link of its own with an MTU at either end.
 /// Answers go the way they always went.

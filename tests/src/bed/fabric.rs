@@ -145,7 +145,8 @@ pub(super) fn add_server_address(address: Ipv4Addr) -> anyhow::Result<()> {
     )
 }
 
-fn add_namespace(name: &str) -> anyhow::Result<()> {
+/// Makes a named namespace.
+pub(super) fn add_namespace(name: &str) -> anyhow::Result<()> {
     run(Command::new("ip").args(["netns", "add", name]))?.success()?;
     Ok(())
 }

@@ -13,6 +13,7 @@ mod mounts;
 mod node;
 mod reachability;
 mod removal;
+mod router;
 
 use std::fs;
 use std::path::Path;
@@ -36,6 +37,7 @@ pub use self::lock::BedLock;
 pub use self::mounts::BPFFS;
 pub use self::node::Node;
 pub use self::reachability::Unanswered;
+pub use self::router::{ROUTER, ROUTER4, ROUTER6, add_host, add_router, command_in, ip, sysctl};
 
 /// The folder above the agents' runtime folders.
 pub const RUNTIME_ROOT: &str = "/run/health-agent";

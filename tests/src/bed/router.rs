@@ -1,0 +1,83 @@
+//! A router on the fabric, and the namespaces that a test adds to a bed besides its nodes.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::fabric::{FABRIC, add_namespace, netns_path};
+use crate::process::run;
+
+/// The router's namespace, named like those of the nodes, so that the bed removes it with them.
+pub const ROUTER: &str = "hnode254";
+/// Its address on the nodes' network.
+pub const ROUTER4: &str = "172.30.0.254";
+/// The same of IPv6.
+pub const ROUTER6: &str = "fd00:30::254";
+
+/// Runs `ip` in a namespace, words separated by blanks.
+pub fn ip(namespace: &str, words: &str) -> anyhow::Result<()> {
+    let words = words.split_whitespace();
+    run(Command::new("ip").args(["-n", namespace]).args(words))?.success()?;
+    Ok(())
+}
+
+/// Makes a kernel setting in a namespace: `name=value`.
+pub fn sysctl(namespace: &str, setting: &str) -> anyhow::Result<()> {
+    run(command_in(namespace, "sysctl").args(["-q", "-w", setting]))?.success()?;
+    Ok(())
+}
+
+/// A command that will run in a named namespace. File system and processes are the machine's.
+pub fn command_in(namespace: &str, program: &str) -> Command {
+    let file: PathBuf = netns_path(namespace);
+    let mut command = Command::new("nsenter");
+    command
+        .arg(format!("--net={}", file.display()))
+        .args(["--", program]);
+    command
+}
+
+/// Makes a router with a port on the bridge that all nodes are on.
+pub fn add_router() -> anyhow::Result<()> {
+    add_namespace(ROUTER)?;
+    ip(
+        FABRIC,
+        &format!("link add {ROUTER} master br0 up type veth peer name eth0 netns {ROUTER}"),
+    )?;
+    ip(ROUTER, "link set lo up")?;
+    ip(ROUTER, "link set eth0 up")?;
+    ip(ROUTER, &format!("address add {ROUTER4}/24 dev eth0"))?;
+    ip(ROUTER, &format!("address add {ROUTER6}/64 dev eth0 nodad"))?;
+    sysctl(ROUTER, "net.ipv4.ip_forward=1")?;
+    sysctl(ROUTER, "net.ipv6.conf.all.forwarding=1")
+}
+
+/// Makes a namespace and joins it to another, `behind`, by a veth pair: `eth0` there, the named device here.
+/// Each end has the addresses given, and those of this end are the gateways of the other.
+pub fn add_host(
+    name: &str,
+    (behind, device): (&str, &str),
+    here: [&str; 2],
+    there: [&str; 2],
+) -> anyhow::Result<()> {
+    add_namespace(name)?;
+    ip(
+        behind,
+        &format!("link add {device} type veth peer name eth0 netns {name}"),
+    )?;
+    for (namespace, device, addresses) in [(behind, device, here), (name, "eth0", there)] {
+        ip(namespace, &format!("link set {device} up"))?;
+        for address in addresses {
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            ip(
+                namespace,
+                &format!("address add {address} dev {device} {nodad}"),
+            )?;
+        }
+    }
+    ip(name, "link set lo up")?;
+    for gateway in here {
+        let gateway = gateway.split('/').next().unwrap_or(gateway);
+        ip(name, &format!("route add default via {gateway}"))?;
+    }
+    Ok(())
+}
