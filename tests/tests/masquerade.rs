@@ -12,7 +12,7 @@ use health_agent::net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};
-use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, command_in, ip};
+use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
 use tests::outside::{self, CLIENT_CIDRS, FAR, FAR4, FAR6, ROUTER_DEVICE, far, serve, sources};
 use tests::process::{Running, run, run_with_input};
 use tests::{Bed, PATIENCE, wait_for};
@@ -361,8 +361,9 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
     ))?;
     let node = bed.node(1);
     let [endpoint, client] = sources(node);
-    let server = node_server()?;
-    // Two of the ports are the host's.
+    let server = Connections::start(FAR, &format!("serve {FAR4}:{SERVICE}"), "listening")?;
+    // The host takes none of the ports but these two.
+    sysctl(node.name(), "net.ipv4.ip_local_port_range=50000 60999")?;
     let _listener = node.run_in(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, listened_on)))??;
     let host = connect_from(node, connected_from)?;
 
@@ -410,16 +411,13 @@ fn at_the_end_of_the_ports_new_flows_are_dropped_until_one_is_free() -> anyhow::
         .map(SocketAddr::port)
         .filter(|port| (FIRST..=last).contains(port))
         .collect();
-    assert_eq!(translated.len(), usize::from(PORTS) - 2 + 1 + 2);
+    assert!(translated.len() >= usize::from(PORTS) - 2 + 1 + 2);
+    let ports: BTreeSet<u16> = translated.iter().copied().collect();
+    assert_eq!(ports.len(), usize::from(PORTS) - 1);
     let of_host = translated.iter().filter(|&&port| port == connected_from);
     assert_eq!(of_host.count(), 1);
     assert!(!translated.contains(&listened_on));
     Ok(())
-}
-
-/// A server of connections outside.
-fn node_server() -> anyhow::Result<Connections> {
-    Connections::start(FAR, &format!("serve {FAR4}:{SERVICE}"), "listening")
 }
 
 /// Says a word, and hears it again.

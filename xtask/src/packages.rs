@@ -44,6 +44,10 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("promtool", "prometheus"),
     tool("etcd", "etcd-server"),
     tool("etcdctl", "etcd-client"),
+    tool("iperf3", "iperf3"),
+    tool("traceroute", "traceroute"),
+    tool("dnsmasq", "dnsmasq-base"),
+    tool("dig", "bind9-dnsutils"),
 ];
 
 /// What the benchmarks need.

@@ -52,11 +52,15 @@ pub(super) const NODE: Host = Host::new([172, 30, 0, 1], [0xfd00, 0x30, 0, 0, 0,
 pub(super) const PEER: Host = Host::new([172, 30, 0, 2], [0xfd00, 0x30, 0, 0, 0, 0, 0, 2]);
 /// A client that this node is the gateway of.
 pub(super) const CLIENT: Host = Host::new([192, 168, 77, 5], [0xfd00, 0x77, 0, 0, 0, 0, 0, 5]);
-/// A host outside the cluster, and a router on the way there.
+/// A host outside the cluster.
 pub(super) const FAR: Host = Host::new([192, 0, 2, 9], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 9]);
+/// Outside the cluster, and reached without translation.
+const EXCLUDED: Host = Host::new([198, 51, 100, 9], [0xfd00, 0x10, 0x244, 2, 0, 0, 0, 9]);
+/// A router on the way to all of them.
+/// A router on the way to all of them.
 const ROUTER: Host = Host::new([172, 30, 0, 254], [0xfd00, 0x30, 0, 0, 0, 0, 0, 0xfe]);
 
-pub(super) const HOSTS: [Host; 7] = [ENDPOINT, GATEWAY, NODE, PEER, CLIENT, FAR, ROUTER];
+pub(super) const HOSTS: [Host; 8] = [ENDPOINT, GATEWAY, NODE, PEER, CLIENT, FAR, ROUTER, EXCLUDED];
 
 /// Ports of all flows: the opening side's, the other's.
 pub(super) const PORTS: (u16, u16) = (40_000, 80);

@@ -12,12 +12,14 @@ use std::fmt;
 
 use anyhow::Context as _;
 use aya::programs::SchedClassifier;
+use health_agent::config::MasqueradeSettings;
 use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
+use health_common::masquerade::MasqueradeConfig;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey};
 
-use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, PEER};
+use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, NODE, PEER};
 use self::maps::Ledger;
 use crate::testrun::{Outcome, TestRun, marked, offloaded, run_program, stamped};
 
@@ -30,7 +32,7 @@ const HEALTH_PORT: u16 = 4240;
 const MARK_ANSWERED: u32 = 0x6865_616c;
 
 /// Runs between two looks at the maps.
-const MAPS_EVERY: u64 = 10_000;
+const MAPS_EVERY: u64 = 20_000;
 
 /// One of the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,6 +248,7 @@ impl Loaded {
                 ..DatapathConfig::default()
             },
         );
+        bed.datapath.set_masquerade(masquerade()?)?;
         let rtt = bed.datapath.rtt()?;
         for peer in [PEER.v4.into(), PEER.v6.into()] {
             for path in [Path::Host, Path::Endpoint] {
@@ -272,4 +275,15 @@ impl Loaded {
             .find(|(program, _)| *program == case.program)?;
         run_program(program, &case.frame, case.context.bytes().as_deref())
     }
+}
+
+/// What leaves the cluster is masqueraded, with so few ports that they come to an end.
+fn masquerade() -> anyhow::Result<MasqueradeConfig> {
+    let settings = MasqueradeSettings {
+        native_routing_cidrs: vec!["10.244.0.0/16".parse()?, "fd00:10:244::/48".parse()?],
+        masquerade_excludes: vec!["198.51.100.0/24".parse()?],
+        masquerade_ports: "40000-40063".parse()?,
+        gateway_cidrs: vec!["192.168.77.0/24".parse()?, "fd00:77::/64".parse()?],
+    };
+    Ok(settings.of_node(&[NODE.v4.into(), NODE.v6.into()])?)
 }
