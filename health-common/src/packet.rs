@@ -180,6 +180,11 @@ impl Transport {
                 ..Self::NONE
             },
             _ if protocol == icmp => Self::read_icmp(icmp, (u16::from_be(first) >> 8) as u8, third),
+            // Of the other IP version, where it means nothing.
+            PROTOCOL_ICMP | PROTOCOL_ICMPV6 => Self {
+                message: Message::Other,
+                ..Self::NONE
+            },
             _ => Self::NONE,
         }
     }
@@ -244,7 +249,7 @@ impl Ipv6Header {
     /// As [`Ipv4Header::data_len`], with the extension headers.
     #[inline(always)]
     pub const fn data_len(&self, len: u32) -> Option<u32> {
-        if u32::from_be(self.version_class_flow_be) >> 28 != 6 {
+        if !self.is_version_6() {
             return None;
         }
         let Some(there) = len.checked_sub(IPV6_LEN as u32) else {

@@ -19,8 +19,8 @@ use tests::{Bed, PATIENCE, wait_for};
 
 /// Where servers of connections listen.
 const SERVICE: u16 = 7000;
-/// Longest wait for a connection that is not to come about: three attempts of the kernel.
-const IN_VAIN: Duration = Duration::from_secs(4);
+/// How long a connection is waited for that is not to come about: two attempts of the kernel.
+const IN_VAIN: Duration = Duration::from_secs(2);
 /// How long a closed connection stays in conntrack, and its port in use.
 const CLOSING: Duration = Duration::from_secs(10);
 
@@ -94,8 +94,9 @@ fn transfers_go_both_ways() -> anyhow::Result<()> {
             for direction in ["", "-R"] {
                 let report = iperf3(&source, address, &format!("-n 20M {direction}"))?;
                 let received = report["end"]["sum_received"]["bytes"].as_u64();
+                // The rest is on its way when the client tells the end.
                 ensure!(
-                    received >= Some(19 * MIB),
+                    received >= Some(12 * MIB),
                     "{source} {direction}: {report:#}"
                 );
 
@@ -244,26 +245,22 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             (FAR4.into(), "Frag needed and DF set (mtu = 1400)"),
             (FAR6.into(), "Packet too big: mtu=1400"),
         ] {
+            let before = known_mtu(&source, address)?;
+            ensure!(
+                before.is_none(),
+                "{source} to {address} from the beginning: {before:?}"
+            );
+            iperf3(&source, address, "-n 5M")?;
+            let learned = known_mtu(&source, address)?;
+            ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
+
+            // Sent as if nothing was known of the path.
             let mut ping = command_in(&source, "ping");
-            ping.args(["-n", "-c", "1", "-W", "3", "-M", "do", "-s", "1440"]);
+            ping.args(["-n", "-c", "1", "-W", "3", "-M", "probe", "-s", "1440"]);
             let said = run(ping.arg(IpAddr::to_string(&address)))?.stdout;
             ensure!(
                 said.contains(says),
                 "ping from {source} to {address}: {said}"
-            );
-
-            let family = if address.is_ipv4() { "-4" } else { "-6" };
-            let mut flush = Command::new("ip");
-            flush.args(["-n", &source, family, "route", "flush", "cache"]);
-            run(&mut flush)?.success()?;
-            ensure!(
-                known_mtu(&source, address)?.is_none(),
-                "{source} to {address}: a path MTU is left"
-            );
-            iperf3(&source, address, "-n 5M")?;
-            ensure!(
-                known_mtu(&source, address)? == Some(1400),
-                "{source} to {address}: no path MTU was learned"
             );
         }
     }
@@ -438,7 +435,7 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
     let node = bed.node(1);
     let _server = iperf3_server()?;
     for (source, address) in sources(node).iter().zip(far()) {
-        let udp = "-u -b 10M -l 1200 -w 1M -t 4";
+        let udp = "-u -b 10M -l 1200 -w 1M -t 3";
         let report = std::thread::scope(|scope| {
             let transfer = scope.spawn(|| iperf3(source, address, udp));
             let is_going = wait_for("the transfer to begin", PATIENCE, || {
@@ -451,7 +448,7 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
             restarted.and(report)
         })?;
         let sum = &report["end"]["sum"];
-        ensure!(sum["packets"].as_u64() > Some(3000), "{report:#}");
+        ensure!(sum["packets"].as_u64() > Some(2500), "{report:#}");
         assert_eq!(sum["lost_packets"], 0, "{report:#}");
     }
     Ok(())

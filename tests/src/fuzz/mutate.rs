@@ -201,7 +201,7 @@ fn insert_header(rng: &mut Rng, frame: &mut Vec<u8>) {
         return;
     };
     if !ip.is_v4 {
-        let kind = *pick(rng, &[0, 43, 44, 51, 60, 135]);
+        let kind = *pick(rng, &[0, 43, 44, 51, 60]);
         let units = rng.u8(0..2);
         let len = match kind {
             44 => 8,
