@@ -106,7 +106,7 @@ extern "C" fn is_related6(skb: *mut __sk_buff, error_at: u32, direction: u32) ->
 #[inline(always)]
 fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32 {
     let ctx = TcContext::new(skb);
-    match T::read_inner(&Frame::new(&ctx), error_at, direction) {
+    match T::read_inner(&Frame::new(&ctx), IP_AT, error_at, direction) {
         Some(mut inner) => is_known(T::flows(), &mut inner.reply).into(),
         None => 0,
     }

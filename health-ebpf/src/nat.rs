@@ -434,7 +434,7 @@ fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
         return PASSED;
     };
     let sender = passage.sender;
-    let Some(mut inner) = T::read_inner(frame, passage.content_at, TUPLE_OUT) else {
+    let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     };
     let Some(entry) = translation(&inner.reply) else {
@@ -542,10 +542,10 @@ fn rewrite_destination<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u
 /// Sees to an ICMP error for this node's address: about a packet that was translated.
 #[inline(always)]
 fn arriving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
-    let Some(settings) = settings::<T>() else {
+    let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
         return PASSED;
     };
-    let Some(inner) = T::read_inner(frame, passage.content_at, TUPLE_IN) else {
+    let Some(inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_IN) else {
         return PASSED;
     };
     let Some(entry) = translation(&inner.reply) else {

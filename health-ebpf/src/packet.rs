@@ -47,15 +47,24 @@ pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple4>
     Some(Found { packet, content_at })
 }
 
-/// The packet in an IPv4 ICMP error that begins at `error_at` and goes in `direction`.
+/// The packet in an IPv4 ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
+/// `direction`.
 #[inline(always)]
-pub fn read_inner4(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Tuple4>> {
+pub fn read_inner4(
+    frame: &Frame,
+    outer_at: usize,
+    error_at: u32,
+    direction: u8,
+) -> Option<Inner<Tuple4>> {
+    let outer = frame.at::<Ipv4Header>(outer_at)?;
+    let outer_at = outer_at as u32;
+    let end = outer_at + outer.header_len() + outer.data_len(frame.length() - outer_at)?;
     let ip_at = error_at + ERROR_LEN;
     let mut ip = Ipv4Header::default();
     load(frame, ip_at, &mut ip, IPV4_LEN as u32)?;
     let content_at = ip_at + ip.header_len();
     let start = transport_start(frame, content_at, ERROR_LEN);
-    let len = frame.length().checked_sub(ip_at)?;
+    let len = end.checked_sub(ip_at)?;
     Some(Inner {
         reply: inner4(&ip, len, &start, direction)?,
         ip_at,
@@ -68,7 +77,7 @@ pub fn read_inner4(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<
 #[inline(always)]
 pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple6>> {
     let ip = frame.at::<Ipv6Header>(ip_at)?;
-    let (upper, content_at) = upper(frame, ip_at as u32, ip)?;
+    let (upper, content_at) = upper(frame, ip_at as u32, ip, frame.length())?;
     let start = transport_start(frame, content_at, transport_len(upper.protocol));
     let packet = packet::read6(ip, &upper, &start, direction)?;
     Some(Found { packet, content_at })
@@ -76,11 +85,19 @@ pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple6>
 
 /// As [`read_inner4`].
 #[inline(always)]
-pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Tuple6>> {
+pub fn read_inner6(
+    frame: &Frame,
+    outer_at: usize,
+    error_at: u32,
+    direction: u8,
+) -> Option<Inner<Tuple6>> {
+    let outer = frame.at::<Ipv6Header>(outer_at)?;
+    let outer_at = outer_at as u32;
+    let end = outer_at + IPV6_LEN as u32 + outer.data_len(frame.length() - outer_at)?;
     let ip_at = error_at + ERROR_LEN;
     let mut ip = Ipv6Header::default();
     load(frame, ip_at, &mut ip, IPV6_LEN as u32)?;
-    let (upper, content_at) = upper(frame, ip_at, &ip)?;
+    let (upper, content_at) = upper(frame, ip_at, &ip, end)?;
     let start = transport_start(frame, content_at, ERROR_LEN);
     Some(Inner {
         reply: inner6(&ip, &upper, &start, direction)?,
@@ -90,13 +107,13 @@ pub fn read_inner6(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<
     })
 }
 
-/// Walks over the extension headers of the packet whose IP header is at `ip_at`. Returns what is behind
-/// them, and where.
+/// Walks over the extension headers of the packet whose IP header is at `ip_at`, and which ends at `end` at the
+/// latest. Returns what is behind them, and where.
 #[inline(always)]
-fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header) -> Option<(Upper, u32)> {
+fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper, u32)> {
     let mut protocol = ip.next_header;
     let mut at = ip_at + IPV6_LEN as u32;
-    let end = at + ip.data_len(frame.length().checked_sub(ip_at)?)?;
+    let end = at + ip.data_len(end.checked_sub(ip_at)?)?;
     let mut fragment = FragmentHeader::default();
     for _ in 0..EXTENSIONS_MAX {
         if !is_extension(protocol) {

@@ -33,8 +33,14 @@ pub trait Version: Tuple + Sized + 'static {
     /// The packet whose IP header is at `ip_at` and which goes in `direction`. `None` when it is cut short or
     /// of another version.
     fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Self>>;
-    /// The packet in an ICMP error that begins at `error_at` and goes in `direction`.
-    fn read_inner(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Self>>;
+    /// The packet in an ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
+    /// `direction`.
+    fn read_inner(
+        frame: &Frame,
+        outer_at: usize,
+        error_at: u32,
+        direction: u8,
+    ) -> Option<Inner<Self>>;
 }
 
 macro_rules! version {
@@ -72,8 +78,13 @@ macro_rules! version {
                 $read(frame, ip_at, direction)
             }
             #[inline(always)]
-            fn read_inner(frame: &Frame, error_at: u32, direction: u8) -> Option<Inner<Self>> {
-                $read_inner(frame, error_at, direction)
+            fn read_inner(
+                frame: &Frame,
+                outer_at: usize,
+                error_at: u32,
+                direction: u8,
+            ) -> Option<Inner<Self>> {
+                $read_inner(frame, outer_at, error_at, direction)
             }
         }
     };
