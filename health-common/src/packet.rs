@@ -517,6 +517,24 @@ mod tests {
     }
 
     #[test]
+    fn icmp_of_the_other_ip_version_belongs_to_no_flow() {
+        for kind in 0..=u8::MAX {
+            let packet = read4(&ip4(58, 8), 28, &icmp(kind), TUPLE_OUT).unwrap();
+            assert_eq!(
+                (packet.tuple, packet.kind),
+                (expected4(58, 0, 0), Kind::NoFlow)
+            );
+            assert_eq!(inner4(&ip4(58, 8), 28, &icmp(kind), TUPLE_OUT), None);
+            let packet = read6(&ip6(), &upper(1, 8), &icmp(kind), TUPLE_OUT).unwrap();
+            assert_eq!(
+                (packet.tuple, packet.kind),
+                (expected6(1, 0, 0), Kind::NoFlow)
+            );
+            assert_eq!(inner6(&ip6(), &upper(1, 8), &icmp(kind), TUPLE_OUT), None);
+        }
+    }
+
+    #[test]
     fn only_errors_about_packets_tell_of_a_flow() {
         let of = |v6: bool, kind| {
             let message = icmp(kind);
