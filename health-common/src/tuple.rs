@@ -32,9 +32,9 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// [`TUPLE_OUT`] or [`crate::ct::TUPLE_IN`].
     fn direction(&self) -> u8;
 
-    /// The same addresses and ports in another direction.
+    /// This one or its reply, whichever is of direction out.
     #[must_use]
-    fn in_direction(self, direction: u8) -> Self;
+    fn outbound(self) -> Self;
 
     /// Source address and port, network byte order.
     fn source(&self) -> (Self::Address, u16);
@@ -105,8 +105,12 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
-            fn in_direction(self, direction: u8) -> Self {
-                Self { direction, ..self }
+            fn outbound(self) -> Self {
+                if self.direction == TUPLE_OUT {
+                    self
+                } else {
+                    self.reversed()
+                }
             }
 
             #[inline(always)]
@@ -228,7 +232,7 @@ mod tests {
         flow: T,
         to: (T::Address, u16),
     ) -> Result<(), TestCaseError> {
-        let flow = flow.in_direction(TUPLE_OUT);
+        let flow = flow.outbound();
         let out = T::translation(to, 0, 7);
         let key = flow.reply_key(&out);
         let back = T::translation(flow.source(), 0, 7);

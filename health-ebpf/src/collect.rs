@@ -7,7 +7,7 @@ use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, NOT_A_REQUEST,
     may_be_orphan,
 };
-use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
+use health_common::ct::{TUPLE_OUT, Tuple4, Tuple6};
 use health_common::tuple::Tuple as _;
 
 use crate::bounds::forgotten;
@@ -110,9 +110,15 @@ fn collect_flow<T: Version>(key: T, now_ns: u64) -> u32 {
     if !unsafe { (*entry).has_expired(seconds(now_ns)) } {
         return REFRESHED;
     }
-    match T::flows().remove(key) {
-        Ok(()) => FLOW_REMOVED + release(key.in_direction(TUPLE_OUT)),
-        Err(_) => 0,
+    if T::flows().remove(key).is_err() {
+        return 0;
+    }
+    // One of direction in can be of a translated flow, too, if a late reply was first. The translation is an
+    // orphan then.
+    if key.direction() == TUPLE_OUT {
+        FLOW_REMOVED + release(key)
+    } else {
+        FLOW_REMOVED
     }
 }
 
@@ -161,7 +167,8 @@ fn translation<T: Version>(key: T) -> Option<T::Translation> {
     Some(unsafe { *entry })
 }
 
+/// Whether an outbound flow is in conntrack, be it because a late reply was its first packet there.
 #[inline(always)]
 fn is_tracked<T: Version>(flow: T) -> bool {
-    T::flows().get_ptr(flow).is_some() || T::flows().get_ptr(flow.in_direction(TUPLE_IN)).is_some()
+    T::flows().get_ptr(flow).is_some() || T::flows().get_ptr(flow.reply()).is_some()
 }

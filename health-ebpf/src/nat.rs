@@ -16,7 +16,8 @@ use aya_ebpf::programs::TcContext;
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::collect::may_be_orphan;
 use health_common::ct::{
-    CT_MASQUERADED, CT_STATE_OFFSET, CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6,
+    CT_MASQUERADED, CT_STATE_OFFSET, CtEntry, CtState, IP_PROTOCOL_UDP, TUPLE_IN, TUPLE_OUT,
+    Tuple4, Tuple6,
 };
 use health_common::identity;
 use health_common::masquerade::{Address as _, Masquerade};
@@ -29,7 +30,7 @@ use health_common::packet::{Kind, Packet};
 use health_common::tcp::IP_PROTOCOL_TCP;
 
 use crate::bounds::forgotten;
-use crate::clock::{coarse_now_ns, seconds};
+use crate::clock::{coarse_now_ns, coarse_now_secs};
 use crate::conntrack::{Said, Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
@@ -384,9 +385,7 @@ fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
         if T::flags(&entry) & NAT_NEEDS_CT != 0 {
             // A segment that is no part of its connection is translated all the same.
             let _ = enter(T::flows(), flow, said, traffic, timeouts);
-            if flow.direction() != TUPLE_OUT {
-                *flow = flow.reply();
-            }
+            *flow = flow.outbound();
         }
         return FOUND;
     }
@@ -504,6 +503,16 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
     };
     passage.entry = entry;
     let mut flow = key.flow(&entry);
+    if let Some(tracked) = T::flows().get_ptr_mut(flow) {
+        // A flow that is over and only waits to be collected gets nothing any more.
+        // SAFETY: a value of that map.
+        if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
+            return PASSED;
+        }
+        // It may have been made anew under a translation that there was.
+        // SAFETY: as above.
+        unsafe { mark_masqueraded::<T>(tracked, &entry) };
+    }
     // The look-up keeps the other entry, too, from being evicted.
     if T::translations().get_ptr(flow).is_none() {
         let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
@@ -668,7 +677,10 @@ fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
         match T::take(frame.skb(), passage) {
             IS_TAKEN => {}
             FOUND => {
-                mark_masqueraded(&passage.tuple);
+                if let Some(tracked) = T::flows().get_ptr_mut(passage.tuple) {
+                    // SAFETY: a value of that map.
+                    unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
+                }
                 return FOUND;
             }
             _ => break,
@@ -725,11 +737,7 @@ fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
 fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     let flow = key.flow(back);
     let (created_ns, now_ns) = (T::created_ns(back), coarse_now_ns());
-    let is_over = match T::flows().get_ptr(flow) {
-        // SAFETY: a value of that map.
-        Some(entry) => unsafe { (*entry).has_expired(seconds(now_ns)) },
-        None => may_be_orphan(created_ns, now_ns),
-    };
+    let is_over = has_expired(&flow).unwrap_or_else(|| may_be_orphan(created_ns, now_ns));
     let Some(entry) = T::translations().get_ptr_mut(key).filter(|_| is_over) else {
         return false;
     };
@@ -778,17 +786,32 @@ fn has_socket(frame: &Frame) -> bool {
 }
 
 /// Tells conntrack that a flow's source is translated.
+///
+/// # Safety
+///
+/// `tracked` must point to a value of a conntrack map.
 #[inline(always)]
-fn mark_masqueraded<T: Version>(flow: &T) {
-    if let Some(entry) = T::flows().get_ptr_mut(flow) {
-        let bits = CtState::default().with(CT_MASQUERADED).word();
-        // SAFETY: an aligned word in a map value, to which bits are added. For why an intrinsic see
-        // `conntrack::add`.
-        unsafe {
-            let word = entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>();
-            atomic_or::<u32, u32, { AtomicOrdering::Relaxed }>(word, bits);
-        }
+unsafe fn mark_masqueraded<T: Version>(tracked: *mut CtEntry, entry: &T::Translation) {
+    let is_host_local = T::flags(entry) & NAT_HOST_LOCAL != 0;
+    // SAFETY: the caller's promise.
+    if is_host_local || unsafe { (*tracked).flags } & CT_MASQUERADED != 0 {
+        return;
     }
+    let bits = CtState::default().with(CT_MASQUERADED).word();
+    // SAFETY: an aligned word in the entry, to which bits are added. For why an intrinsic see
+    // `conntrack::add`.
+    unsafe {
+        let word = tracked.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>();
+        atomic_or::<u32, u32, { AtomicOrdering::Relaxed }>(word, bits);
+    }
+}
+
+/// Whether a flow's time in conntrack is over; `None` for one that is not there.
+#[inline(always)]
+fn has_expired<T: Version>(flow: &T) -> Option<bool> {
+    let entry = T::flows().get_ptr(flow)?;
+    // SAFETY: a value of that map.
+    Some(unsafe { (*entry).has_expired(coarse_now_secs()) })
 }
 
 #[inline(always)]

@@ -271,8 +271,8 @@ fn translations_without_a_flow_go_after_a_minute() {
     bed.translate4(flow4(0), 40_000, old);
     bed.translate4(flow4(1), 40_001, recent);
     bed.enter4(flow4(2), now() + 60, 40_002, old);
-    // A gateway's: the flow was opened from elsewhere.
-    let inward = flow4(3).in_direction(TUPLE_IN);
+    // A late reply was the flow's first packet since its entry went.
+    let inward = flow4(3).reply();
     bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
     bed.translate4(flow4(3), 40_003, old);
     let collected = bed.collect(Family::Ipv4);

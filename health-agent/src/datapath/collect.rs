@@ -10,7 +10,7 @@ use aya::{Pod, TestRunOptions};
 use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, may_be_orphan,
 };
-use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
 
 use super::layout::{self, MapLayout};
@@ -110,7 +110,7 @@ impl KernelTables {
             // The program would find out as well, but its looking counts as use of the flow's entry.
             let is_orphan = || {
                 let flow = key.flow(&entry);
-                let back = flow.in_direction(TUPLE_IN);
+                let back = flow.reply();
                 Ok::<_, io::Error>(!flows.contains(&flow)? && !flows.contains(&back)?)
             };
             if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
