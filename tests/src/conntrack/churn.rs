@@ -194,9 +194,12 @@ impl Endpoint {
         let mut open = connections;
         while open > 0 {
             for (number, connection) in (0..).zip(&mut all) {
-                if self.visit(number, connection)? {
-                    open -= 1;
+                let mut is_done = self.visit(number, connection)?;
+                let is_closed = connection.stage == Stage::Closed && !is_done;
+                if is_closed && !is_forgotten_first(number) {
+                    is_done = self.visit(number, connection)?;
                 }
+                open -= u32::from(is_done);
             }
         }
         Ok(())
@@ -205,13 +208,12 @@ impl Endpoint {
     /// Takes a connection on by one stage; `true` when that was its last.
     fn visit(&mut self, number: u32, connection: &mut Connection) -> anyhow::Result<bool> {
         let is_new = connection.openings == 0;
-        // Every other one is opened again at once, the rest when it is forgotten.
         if connection.stage == Stage::Closed && !is_new {
             if connection.openings == OPENINGS {
                 return Ok(false);
             }
             let age_ns = now_ns() - connection.last_ns;
-            if number.is_multiple_of(2) && age_ns < FORGOTTEN_NS {
+            if is_forgotten_first(number) && age_ns < FORGOTTEN_NS {
                 return Ok(false);
             }
         }
@@ -295,6 +297,11 @@ impl Endpoint {
         self.found.segments += 1;
         Ok(())
     }
+}
+
+/// Every other connection is opened again at once, the rest when its entry has expired.
+fn is_forgotten_first(number: u32) -> bool {
+    number.is_multiple_of(2)
 }
 
 /// The tuple of connection `number`.

@@ -134,6 +134,14 @@ pub fn silent(number: u16, is_v4: bool) -> IpAddr {
     }
 }
 
+/// Whether this is a host that [`silent`] makes.
+pub fn is_silent(host: IpAddr) -> bool {
+    match host {
+        IpAddr::V4(host) => host.octets().starts_with(&[198, 18]),
+        IpAddr::V6(host) => host.segments().starts_with(&[0x2001, 0xdb8, 0x18]),
+    }
+}
+
 /// Far host number `number`, for which the second node answers.
 pub fn answering(number: u16, is_v4: bool) -> IpAddr {
     let [high, low] = number.to_be_bytes();

@@ -63,9 +63,15 @@ impl Ours {
             .collect())
     }
 
-    /// How many entries there are, of conntrack and of NAT, expired ones that wait to be collected included.
-    pub fn counts(&self) -> anyhow::Result<(usize, usize)> {
-        Ok((self.pinned.conntrack()?.len(), self.pinned.nat()?.len()))
+    /// All flows that have an entry, those that have expired and wait to be collected included.
+    pub fn flows(&self) -> anyhow::Result<Vec<Flow>> {
+        let entries = self.pinned.conntrack()?;
+        Ok(entries.into_iter().map(|(flow, _)| flow).collect())
+    }
+
+    /// How many NAT entries there are.
+    pub fn translations(&self) -> anyhow::Result<usize> {
+        Ok(self.pinned.nat()?.len())
     }
 
     /// Packets of endpoints that made no entry.
