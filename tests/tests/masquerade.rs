@@ -245,23 +245,23 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             (FAR4.into(), "Frag needed and DF set (mtu = 1400)"),
             (FAR6.into(), "Packet too big: mtu=1400"),
         ] {
-            let before = known_mtu(&source, address)?;
-            ensure!(
-                before != Some(1400),
-                "{source} to {address} from the beginning: {before:?}"
-            );
-            iperf3(&source, address, "-n 5M")?;
-            let learned = known_mtu(&source, address)?;
-            ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
-
-            // Sent as if nothing was known of the path.
             let mut ping = command_in(&source, "ping");
-            ping.args(["-n", "-c", "1", "-W", "3", "-M", "probe", "-s", "1440"]);
+            ping.args(["-n", "-c", "1", "-W", "3", "-M", "do", "-s", "1440"]);
             let said = run(ping.arg(IpAddr::to_string(&address)))?.stdout;
             ensure!(
                 said.contains(says),
                 "ping from {source} to {address}: {said}"
             );
+
+            let family = if address.is_ipv4() { "-4" } else { "-6" };
+            let mut flush = Command::new("ip");
+            flush.args(["-n", &source, family, "route", "flush", "cache"]);
+            run(&mut flush)?.success()?;
+            let before = known_mtu(&source, address)?;
+            ensure!(before != Some(1400), "{source} to {address}: known still");
+            iperf3(&source, address, "-n 5M")?;
+            let learned = known_mtu(&source, address)?;
+            ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
         }
     }
     Ok(())
