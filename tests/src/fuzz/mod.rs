@@ -21,7 +21,7 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey};
 
 use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, NODE, PEER};
 use self::maps::Ledger;
-use crate::testrun::{Outcome, TestRun, marked, offloaded, run_program, stamped};
+use crate::testrun::{DROP, Outcome, REDIRECT, TestRun, marked, offloaded, run_program, stamped};
 
 const KEY: [u64; 2] = [0x1122_3344_5566_7788, 0x99aa_bbcc_ddee_ff00];
 const SESSION: u32 = 0x0102_0304;
@@ -212,7 +212,6 @@ pub fn fuzz(runs: Runs, mut progress: impl FnMut(&Done)) -> anyhow::Result<Resul
 
 impl Done {
     fn note(&mut self, case: &Case, outcome: &Outcome) {
-        use crate::testrun::{DROP, REDIRECT};
         self.runs += 1;
         match outcome.code {
             DROP => self.dropped += 1,
