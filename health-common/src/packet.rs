@@ -560,12 +560,6 @@ mod tests {
             };
             assert_eq!(of(true, kind), expected, "{kind}");
         }
-        // The other version's ICMP is but a protocol.
-        let packet = read4(&ip4(58, 8), 28, &icmp(128), TUPLE_OUT).unwrap();
-        assert_eq!(
-            (packet.tuple, packet.kind),
-            (expected4(58, 0, 0), Kind::Flow)
-        );
         let nothing = read6(&ip6(), &upper(59, 0), &start(&[]), TUPLE_OUT).unwrap();
         assert_eq!(nothing.kind, Kind::NoFlow);
     }
