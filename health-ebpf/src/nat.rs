@@ -217,10 +217,11 @@ fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> u32 {
         IS_NEW => T::translate(skb, &mut passage),
         result => result,
     };
-    if found != FOUND || passage.is_host_local() {
-        return if found == FOUND { PASSED } else { found };
+    match found {
+        FOUND if passage.is_host_local() => PASSED,
+        FOUND => T::rewrite_source(skb, &mut passage),
+        result => result,
     }
-    T::rewrite_source(skb, &mut passage)
 }
 
 #[inline(always)]
