@@ -196,6 +196,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
         of_agent: BTreeSet::new(),
     };
     let start = collected(node)?;
+    census.entries()?;
 
     let mut wire = lab.wire()?;
     let mut made = Made::default();
