@@ -345,6 +345,7 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
         ("HEALTH_CT6", "/key/protocol", "ICMPv6".into()),
         ("HEALTH_CONFIG", "/value/timeouts/tcp-close-s", 10.into()),
         ("HEALTH_FRAGMENTS4", "/value/destination-port", 53.into()),
+        ("HEALTH_CALLS", "/value/program", "masquerade".into()),
         ("HEALTH_MONITOR", "/value/types", Value::Array(Vec::new())),
     ] {
         let rows = rows(&bed, &format!("bpf map dump {name}"))?;

@@ -1,5 +1,5 @@
-//! Connections of an endpoint that are opened, closed and opened again on the same ports, as fast as the
-//! programs take their segments, while conntrack is collected all the time.
+//! Masqueraded connections of an endpoint that are opened, closed and opened again on the same ports, as fast as
+//! the programs take their segments, while conntrack is collected all the time.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _};
+use health_agent::config::MasqueradeSettings;
 use health_agent::conntrack::{Family, Tables as _};
 use health_agent::datapath::clock::now_ns;
 use health_agent::datapath::collect::KernelTables;
@@ -27,8 +28,12 @@ const ENDPOINT: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 /// First of the hosts that the endpoint connects to.
 const SERVERS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-const PORTS_OF_A_SERVER: u32 = 50_000;
+const PORTS_OF_A_SERVER: u32 = 25_000;
 const FIRST_PORT: u16 = 10_000;
+/// The address that they get on the way out.
+const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+/// The ports: not all of the connections' own, so that some are given another.
+const MASQUERADE_PORTS: &str = "20000-65535";
 const IP_PROTOCOL_TCP: u8 = 6;
 /// How much of the table the connections would take if all were open.
 const FULL_PERCENT: u32 = 95;
@@ -61,6 +66,10 @@ pub struct Churned {
     pub looks: u64,
     /// Such entries that were not there, or counted fewer packets than the connection had.
     pub wrong: u64,
+    /// Segments of such connections that got another port than those before, or did not come back.
+    pub moved: u64,
+    /// Connections that got another port than their own.
+    pub translated: u64,
     /// Collections meanwhile.
     pub collections: u64,
     /// Entries that they removed.
@@ -74,7 +83,10 @@ pub struct Churned {
 /// Opens, closes and opens again so many connections.
 pub fn churn(connections: u32) -> anyhow::Result<Churned> {
     let capacity = connections / FULL_PERCENT * 100 + 100;
-    let mut bed = TestRun::load_sized(&[(layout::CT4.name, capacity)]);
+    let mut bed = TestRun::load_sized(&[
+        (layout::CT4.name, capacity),
+        (layout::NAT4.name, 2 * capacity),
+    ]);
     let settings = DatapathConfig {
         timeouts: Timeouts {
             tcp_syn: OPEN_SECS,
@@ -85,6 +97,14 @@ pub fn churn(connections: u32) -> anyhow::Result<Churned> {
         ..DatapathConfig::default()
     };
     bed.set_health_endpoint((ENDPOINT, ENDPOINT6), MAC, HOST_MAC, settings);
+    let masquerade = MasqueradeSettings {
+        native_routing_cidrs: vec!["10.0.0.0/8".parse()?],
+        masquerade_excludes: Vec::new(),
+        masquerade_ports: MASQUERADE_PORTS.parse()?,
+        gateway_cidrs: Vec::new(),
+    };
+    bed.datapath
+        .set_masquerade(masquerade.of_node(&[NODE.into()])?)?;
     let tables = bed.datapath.tables()?;
     let mut endpoint = Endpoint::new(&bed)?;
     let start = Instant::now();
@@ -144,6 +164,8 @@ struct Connection {
     /// Segments since its entry was made.
     sent: u64,
     received: u64,
+    /// The port that it has outside.
+    port: u16,
 }
 
 impl Connection {
@@ -157,13 +179,15 @@ impl Connection {
     }
 }
 
-/// The programs of an endpoint, and the segments that go through them.
+/// The programs on an endpoint's way out and back, and the segments that go through them.
 struct Endpoint {
-    from: SchedClassifier,
-    to: SchedClassifier,
+    from_endpoint: SchedClassifier,
+    to_netdev: SchedClassifier,
+    from_netdev: SchedClassifier,
+    to_endpoint: SchedClassifier,
     flows: HashMap<MapData, Tuple4, CtEntry>,
     /// One segment for each direction and combination of flags; addresses and ports are filled in.
-    /// Conntrack does not look at checksums.
+    /// Neither conntrack nor masquerading looks at checksums.
     frames: [[Vec<u8>; 32]; 2],
     found: Churned,
 }
@@ -180,8 +204,10 @@ impl Endpoint {
             segment.frame(ENDPOINT.into(), SERVERS.into())
         };
         Ok(Self {
-            from: bed.program("from_endpoint"),
-            to: bed.program("to_endpoint"),
+            from_endpoint: bed.program("from_endpoint"),
+            to_netdev: bed.program("to_netdev"),
+            from_netdev: bed.program("from_netdev"),
+            to_endpoint: bed.program("to_endpoint"),
             flows: HashMap::try_from(flows)?,
             frames: std::array::from_fn(|_| std::array::from_fn(frame)),
             found: Churned::default(),
@@ -218,6 +244,7 @@ impl Endpoint {
             }
         }
         let was_there = self.look(number, connection)?;
+        let lives_until = if is_new { 0 } else { connection.lives_until() };
         connection.last_ns = now_ns();
         let (next, segments): (Stage, &[(bool, u8)]) = match connection.stage {
             Stage::Closed => {
@@ -237,13 +264,22 @@ impl Endpoint {
                 ],
             ),
         };
-        for &(is_sent, flags) in segments {
-            self.pass(number, is_sent, flags)?;
+        for (place, &(is_sent, flags)) in segments.iter().enumerate() {
+            let is_alive_until = if place == 0 { lives_until } else { u64::MAX };
             if is_sent {
+                let port = self.send(number, flags)?;
+                let must_stay = now_ns() < is_alive_until;
+                self.found.moved += u64::from(must_stay && port != connection.port);
+                connection.port = port;
                 connection.sent += 1;
             } else {
+                self.receive(number, connection.port, flags)?;
                 connection.received += 1;
             }
+        }
+        if next == Stage::Open {
+            let own = u16::from_be(tuple(number).sport_be);
+            self.found.translated += u64::from(connection.port != own);
         }
         connection.stage = next;
         Ok(next == Stage::Closed && connection.openings == OPENINGS)
@@ -272,31 +308,69 @@ impl Endpoint {
         Ok(is_alive)
     }
 
-    /// Has a segment pass the endpoint's program.
-    fn pass(&mut self, number: u32, is_sent: bool, flags: u8) -> anyhow::Result<()> {
-        let frame = &mut self.frames[usize::from(is_sent)][usize::from(flags)];
+    /// Has the endpoint send a segment. Returns the port with which it leaves the node.
+    fn send(&mut self, number: u32, flags: u8) -> anyhow::Result<u16> {
         let key = tuple(number);
         let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
         let other = (key.daddr_be.to_ne_bytes(), key.dport_be.to_ne_bytes());
-        let (source, destination) = if is_sent { (own, other) } else { (other, own) };
-        frame[SOURCE_AT..][..4].copy_from_slice(&source.0);
-        frame[DESTINATION_AT..][..4].copy_from_slice(&destination.0);
-        frame[SOURCE_PORT_AT..][..2].copy_from_slice(&source.1);
-        frame[DESTINATION_PORT_AT..][..2].copy_from_slice(&destination.1);
-        let program = if is_sent { &self.from } else { &self.to };
-        let options = TestRunOptions {
-            data_in: Some(frame),
-            ..TestRunOptions::new()
-        };
-        let ran = program.test_run(options)?;
+        let frame = filled(&mut self.frames[1][usize::from(flags)], own, other);
+        pass(&self.from_endpoint, frame)?;
+        let left = pass(&self.to_netdev, frame)?;
+        self.found.segments += 1;
         ensure!(
-            ran.return_value as i32 == GO_ON,
-            "a segment did not pass: {}",
-            ran.return_value
+            left[SOURCE_AT..][..4] == NODE.octets(),
+            "a segment was not masqueraded"
         );
+        let port = &left[SOURCE_PORT_AT..][..2];
+        Ok(u16::from_be_bytes([port[0], port[1]]))
+    }
+
+    /// Has an answer come to that port of the node, and to the endpoint.
+    fn receive(&mut self, number: u32, port: u16, flags: u8) -> anyhow::Result<()> {
+        let key = tuple(number);
+        let own = (key.saddr_be.to_ne_bytes(), key.sport_be.to_ne_bytes());
+        let other = (key.daddr_be.to_ne_bytes(), key.dport_be.to_ne_bytes());
+        let outside = (NODE.octets(), port.to_be_bytes());
+        let frame = filled(&mut self.frames[0][usize::from(flags)], other, outside);
+        let came = pass(&self.from_netdev, frame)?;
+        let frame = filled(frame, other, own);
+        let is_given_back =
+            came[DESTINATION_AT..][..4] == own.0 && came[DESTINATION_PORT_AT..][..2] == own.1;
+        self.found.moved += u64::from(!is_given_back);
+        pass(&self.to_endpoint, frame)?;
         self.found.segments += 1;
         Ok(())
     }
+}
+
+/// The frame with these addresses and ports, network byte order.
+fn filled(
+    frame: &mut Vec<u8>,
+    source: ([u8; 4], [u8; 2]),
+    destination: ([u8; 4], [u8; 2]),
+) -> &mut Vec<u8> {
+    frame[SOURCE_AT..][..4].copy_from_slice(&source.0);
+    frame[DESTINATION_AT..][..4].copy_from_slice(&destination.0);
+    frame[SOURCE_PORT_AT..][..2].copy_from_slice(&source.1);
+    frame[DESTINATION_PORT_AT..][..2].copy_from_slice(&destination.1);
+    frame
+}
+
+/// Has a frame pass a program. Returns what became of it.
+fn pass(program: &SchedClassifier, frame: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut out = vec![0; frame.len()];
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        ..TestRunOptions::new()
+    };
+    let ran = program.test_run(options)?;
+    ensure!(
+        ran.return_value as i32 == GO_ON,
+        "a segment did not pass: {}",
+        ran.return_value
+    );
+    Ok(out)
 }
 
 /// Every other connection is opened again at once, the rest when its entry has expired.

@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, connections, ct, endpoint, event_filter, fragments, inflight, masquerade, metrics,
-    nat, rtt, settings, stream,
+    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, masquerade,
+    metrics, nat, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 use crate::config::Location;
@@ -103,6 +103,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const TCP: &str = layout::TCP.name;
     const ENDPOINTS: &str = layout::ENDPOINTS.name;
     const METRICS: &str = layout::METRICS.name;
+    const CALLS: &str = layout::CALLS.name;
     const MASQUERADE: &str = layout::MASQUERADE.name;
     const EVENTS: &str = layout::EVENTS.name;
     const MONITOR: &str = layout::MONITOR.name;
@@ -146,6 +147,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         }),
         ENDPOINTS => format.print_rows(&endpoint::entries(pinned.endpoints()?), lines),
         METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
+        CALLS => format.print_rows(&calls::entries(pinned.calls()?), lines),
         MASQUERADE => format.print_rows(&masquerade::entries(pinned.masquerade()?), lines),
         EVENTS => bail!(
             "{EVENTS} cannot be dumped: whoever reads an event takes it away; `health-agent monitor` \

@@ -3,6 +3,7 @@
 
 mod address;
 mod arrivals;
+mod calls;
 mod connections;
 mod ct;
 mod endpoint;

@@ -266,6 +266,11 @@ impl Pinned {
         self.rows(&layout::MONITOR, decode)?.collect()
     }
 
+    /// Ids of the programs that others go on with, by index.
+    pub fn calls(&self) -> Result<Vec<(u32, u32)>, DumpError> {
+        self.rows(&layout::CALLS, decode)?.collect()
+    }
+
     /// What is masqueraded, by index.
     pub fn masquerade(&self) -> Result<Vec<(u32, MasqueradeConfig)>, DumpError> {
         self.rows(&layout::MASQUERADE, decode)?.collect()

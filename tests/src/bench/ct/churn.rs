@@ -1,4 +1,4 @@
-//! Connections that are opened, closed and opened again at the highest rate, with collection running all
+//! Masqueraded connections that are opened, closed and opened again at the highest rate, with collection running all
 //! the time.
 
 use crate::bench::{Figure, Target};
@@ -41,7 +41,19 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             None,
         ),
         figure(
-            "of them missing, or short of packets",
+            "opened with another source port than their own",
+            "",
+            churned.translated as f64,
+            None,
+        ),
+        figure(
+            "segments whose source port changed, or that did not come back",
+            "",
+            churned.moved as f64,
+            Some(Target::AtMost(0.0)),
+        ),
+        figure(
+            "entries missing, or short of packets",
             "",
             churned.wrong as f64,
             Some(Target::AtMost(0.0)),
