@@ -9,6 +9,8 @@ use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE, EthernetH
 /// Where the IP header of an untagged packet begins. Headers lie at fixed places: no extension headers
 /// or options are walked.
 pub const IP_AT: usize = 14;
+/// Where an IP header begins at most: behind two VLAN tags.
+pub const IP_AT_MAX: u32 = IP_AT as u32 + 8;
 /// Where the transport header of IPv4 without options begins.
 pub const L4_AT4: usize = IP_AT + 20;
 /// Where what follows the IPv6 header begins.

@@ -33,7 +33,7 @@ use crate::bounds::forgotten;
 use crate::clock::{coarse_now_ns, coarse_now_secs};
 use crate::conntrack::{Said, Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
-use crate::frame::{Frame, IP_AT};
+use crate::frame::{Frame, IP_AT_MAX};
 use crate::maps::{HEALTH_CALLS, HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_MASQUERADE, HEALTH_PEERS};
 use crate::metrics::{Verdict, ignore, refuse};
 use crate::packet::{Found, Inner};
@@ -60,8 +60,6 @@ const DROPS: [Reason; 4] = [
     Reason::WriteFailed,
 ];
 
-/// Where an IP header begins at most: behind two VLAN tags.
-const IP_AT_MAX: u32 = IP_AT as u32 + 8;
 /// What `bpf_map_update_elem` says of a key that is there.
 const EEXIST: i32 = -17;
 

@@ -69,7 +69,7 @@ fn to_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     match message.echo.kind {
         ICMP_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            flow::sent4(frame, ip, config, || {
+            flow::sent4(frame, ip_at, ip, config, || {
                 rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message)
             });
             Some(verdict)
@@ -86,7 +86,7 @@ fn to_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     match message.echo.kind {
         ICMPV6_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            flow::sent6(frame, ip, config, || {
+            flow::sent6(frame, ip_at, ip, config, || {
                 rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message)
             });
             Some(verdict)
