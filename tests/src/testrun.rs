@@ -4,10 +4,10 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
+use aya::TestRunOptions;
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
-use aya::{EbpfLoader, TestRunOptions};
 use health_agent::config::Location;
-use health_agent::datapath::PROGRAMS;
+use health_agent::datapath::MapSizes;
 use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
 use health_common::config::DatapathConfig;
@@ -141,25 +141,14 @@ pub struct TestRun {
     _bpffs: Bpffs,
 }
 
-/// Pins maps of these sizes. A datapath goes on with the maps that are there.
-fn pin_maps(location: &Location, capacities: &[(&str, u32)]) {
-    fs::create_dir_all(location.pins()).expect("a folder for pins");
-    let mut loader = EbpfLoader::new();
-    loader.default_map_pin_directory(location.pins());
-    for &(name, capacity) in capacities {
-        loader.map_max_entries(name, capacity);
-    }
-    loader.load(PROGRAMS).expect("the maps are made");
-}
-
 impl TestRun {
     /// Loads the programs into a bpffs of their own.
     pub fn load() -> Self {
-        Self::load_sized(&[])
+        Self::load_sized(MapSizes::default())
     }
 
-    /// As [`load`](Self::load), with room for so many entries in maps of these names.
-    pub fn load_sized(capacities: &[(&str, u32)]) -> Self {
+    /// As [`load`](Self::load), with maps of these sizes.
+    pub fn load_sized(sizes: MapSizes) -> Self {
         let bpffs = Bpffs::mount();
         let location = Location {
             instance: "packets".to_owned(),
@@ -167,10 +156,8 @@ impl TestRun {
             state_dir: PathBuf::from("/nonexistent"),
             bpf_root: bpffs.path().to_owned(),
         };
-        if !capacities.is_empty() {
-            pin_maps(&location, capacities);
-        }
-        let datapath = Datapath::load(&location, ProgramLog::Warn).expect("the programs load");
+        let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn);
+        let datapath = datapath.expect("the programs load");
         Self {
             datapath,
             location,

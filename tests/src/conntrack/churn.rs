@@ -12,6 +12,7 @@ use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _};
 use health_agent::config::MasqueradeSettings;
 use health_agent::conntrack::{Family, Tables as _};
+use health_agent::datapath::MapSizes;
 use health_agent::datapath::clock::now_ns;
 use health_agent::datapath::collect::KernelTables;
 use health_agent::datapath::layout;
@@ -83,10 +84,10 @@ pub struct Churned {
 /// Opens, closes and opens again so many connections.
 pub fn churn(connections: u32) -> anyhow::Result<Churned> {
     let capacity = connections / FULL_PERCENT * 100 + 100;
-    let mut bed = TestRun::load_sized(&[
-        (layout::CT4.name, capacity),
-        (layout::NAT4.name, 2 * capacity),
-    ]);
+    let mut bed = TestRun::load_sized(MapSizes {
+        conntrack: capacity,
+        nat: 2 * capacity,
+    });
     let settings = DatapathConfig {
         timeouts: Timeouts {
             tcp_syn: OPEN_SECS,

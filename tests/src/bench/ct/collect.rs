@@ -7,13 +7,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use aya::EbpfLoader;
 use aya::maps::{HashMap, Map, MapData};
 use health_agent::config::Location;
 use health_agent::conntrack::{Collected, Family, Tables as _};
 use health_agent::datapath::collect::KernelTables;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
-use health_agent::datapath::{PROGRAMS, layout};
+use health_agent::datapath::{MapSizes, layout};
 use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::tuple::Tuple as _;
@@ -149,14 +148,11 @@ impl Expiring {
             state_dir: "/nonexistent".into(),
             bpf_root: bpffs.path().to_owned(),
         };
-        std::fs::create_dir_all(location.pins())?;
-        // The datapath goes on with the maps that are there.
-        EbpfLoader::new()
-            .default_map_pin_directory(location.pins())
-            .map_max_entries(layout::CT4.name, CAPACITY)
-            .map_max_entries(layout::NAT4.name, CAPACITY)
-            .load(PROGRAMS)?;
-        let datapath = Datapath::load(&location, ProgramLog::Warn)?;
+        let sizes = MapSizes {
+            conntrack: CAPACITY,
+            nat: CAPACITY,
+        };
+        let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn)?;
         let map = |layout: layout::MapLayout| {
             Map::from_map_data(MapData::from_pin(location.pins().join(layout.name))?)
         };
