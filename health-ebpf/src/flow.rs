@@ -52,12 +52,7 @@ pub fn sent4(
 extern "C" fn begin4(skb: *mut __sk_buff, ip_at: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let frame = Frame::new(&ctx);
-    let ip_at = forgotten(ip_at);
-    if ip_at > IP_AT_MAX {
-        return 0;
-    }
-    let (Some(ip), Some(config)) = (frame.at::<Ipv4Header>(ip_at as usize), HEALTH_CONFIG.get(0))
-    else {
+    let Some((ip, config)) = probe::<Ipv4Header>(&frame, ip_at) else {
         return 0;
     };
     let tuple = out4(ip.saddr_be, ip.daddr_be, config);
@@ -125,12 +120,7 @@ pub fn sent6(
 extern "C" fn begin6(skb: *mut __sk_buff, ip_at: u32) -> u32 {
     let ctx = TcContext::new(skb);
     let frame = Frame::new(&ctx);
-    let ip_at = forgotten(ip_at);
-    if ip_at > IP_AT_MAX {
-        return 0;
-    }
-    let (Some(ip), Some(config)) = (frame.at::<Ipv6Header>(ip_at as usize), HEALTH_CONFIG.get(0))
-    else {
+    let Some((ip, config)) = probe::<Ipv6Header>(&frame, ip_at) else {
         return 0;
     };
     let tuple = out6(ip.saddr_be, ip.daddr_be, config);
@@ -139,7 +129,7 @@ extern "C" fn begin6(skb: *mut __sk_buff, ip_at: u32) -> u32 {
     (tracked == Tracked::New).into()
 }
 
-/// Reserves the probes' identifier. The result is of no meaning: functions in the kernel have one.
+/// As [`reserve4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn reserve6(skb: *mut __sk_buff, ip_at: u32) -> u32 {

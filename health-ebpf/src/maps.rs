@@ -86,6 +86,7 @@ pub static HEALTH_CALLS: ProgramArray = ProgramArray::pinned(CALLS_ENTRIES, 0);
 /// Whose packets are masqueraded.
 #[map]
 pub static HEALTH_MASQUERADE: Array<MasqueradeConfig> = Array::pinned(1, 0);
+
 /// What happens to packets and flows, for whoever monitors it.
 #[map]
 pub static HEALTH_EVENTS: RingBuf = RingBuf::pinned(EVENTS_BYTES, 0);
