@@ -2,6 +2,10 @@
 
 /// Flag: the endpoint is the node's health endpoint, whose echo requests the kernel answers.
 pub const ENDPOINT_HEALTH: u32 = 1;
+/// Flag: what goes to the endpoint passes only if its policy allows it.
+pub const ENDPOINT_ENFORCE_INGRESS: u32 = 2;
+/// Flag: what the endpoint sends passes only if its policy allows it.
+pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
 
 /// What the datapath knows about a local endpoint.
 #[repr(C)]
@@ -11,8 +15,10 @@ pub struct EndpointInfo {
     pub ifindex: u32,
     /// Security identity.
     pub identity: u32,
-    /// [`ENDPOINT_HEALTH`].
+    /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`].
     pub flags: u32,
+    /// Number of its table in `HEALTH_POLICY`; 0 for none.
+    pub policy: u32,
     /// Endpoint id, unique on this node, 1..=4095.
     pub id: u16,
     /// The endpoint's own hardware address.
@@ -23,4 +29,4 @@ pub struct EndpointInfo {
     pub pad: u16,
 }
 
-crate::map_types!(EndpointInfo = 28);
+crate::map_types!(EndpointInfo = 32);

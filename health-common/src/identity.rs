@@ -14,3 +14,14 @@ pub const HEALTH: u32 = 4;
 pub const INIT: u32 = 5;
 /// A host of the cluster other than this one.
 pub const REMOTE_NODE: u32 = 6;
+/// A host of the cluster that runs a Kubernetes API server.
+pub const KUBE_APISERVER: u32 = 7;
+/// An ingress proxy.
+pub const INGRESS: u32 = 8;
+
+/// The smallest identity that is allocated for labels, the same on every node.
+pub const CLUSTER_FIRST: u32 = 256;
+/// The greatest of them.
+pub const CLUSTER_LAST: u32 = 65_535;
+/// Bit of identities that are one node's own: those of CIDRs.
+pub const LOCAL: u32 = 1 << 24;

@@ -19,11 +19,13 @@ pub mod events;
 pub mod fragment;
 pub mod identity;
 pub mod inflight;
+pub mod ipcache;
 pub mod masquerade;
 pub mod metrics;
 pub mod nat;
 pub mod neighbour;
 pub mod packet;
+pub mod policy;
 pub mod probe;
 pub mod rtt;
 pub mod siphash;
@@ -32,7 +34,7 @@ pub mod tuple;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
 /// and keeps an agent from reusing pinned maps that it would misread.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

@@ -224,6 +224,7 @@ impl TestRun {
             ifindex: IFINDEX,
             identity: identity::HEALTH,
             flags: ENDPOINT_HEALTH,
+            policy: 0,
             id: 77,
             mac,
             host_mac,

@@ -123,6 +123,7 @@ mod tests {
             ifindex: 5,
             identity: 4,
             flags: ENDPOINT_HEALTH,
+            policy: 0,
             id: 1017,
             mac: [0x0a, 0, 0, 0, 0, 1],
             host_mac: [0x0a, 0, 0, 0, 0, 0xff],

@@ -211,6 +211,7 @@ impl HealthEndpoint {
             ifindex: self.ifindex(),
             identity: identity::HEALTH,
             flags: ENDPOINT_HEALTH,
+            policy: 0,
             id: self.id(),
             mac: self.mac().0,
             host_mac: self.host_mac().0,

@@ -1,0 +1,114 @@
+//! The numbers of identities, and the names of those that are reserved.
+
+use std::fmt;
+use std::str::FromStr;
+
+use health_common::identity as numbers;
+use serde::{Deserialize, Serialize};
+
+use crate::labels::LabelSet;
+
+/// Reserved identities by name.
+const RESERVED: [(u32, &str); 9] = [
+    (numbers::UNKNOWN, "unknown"),
+    (numbers::HOST, "host"),
+    (numbers::WORLD, "world"),
+    (numbers::UNMANAGED, "unmanaged"),
+    (numbers::HEALTH, "health"),
+    (numbers::INIT, "init"),
+    (numbers::REMOTE_NODE, "remote-node"),
+    (numbers::KUBE_APISERVER, "kube-apiserver"),
+    (numbers::INGRESS, "ingress"),
+];
+
+/// A text is neither a number nor a reserved identity's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no identity: give its number, or a reserved one's name such as reserved:host")]
+pub struct ParseIdentityError(String);
+
+/// A security identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Identity(pub u32);
+
+impl Identity {
+    /// Traffic whose identity is not known.
+    pub const UNKNOWN: Self = Self(numbers::UNKNOWN);
+    /// The local host.
+    pub const HOST: Self = Self(numbers::HOST);
+    /// Everything outside the cluster.
+    pub const WORLD: Self = Self(numbers::WORLD);
+    /// The health endpoint of any node.
+    pub const HEALTH: Self = Self(numbers::HEALTH);
+    /// An endpoint whose labels are not known yet.
+    pub const INIT: Self = Self(numbers::INIT);
+    /// A host of the cluster other than this one.
+    pub const REMOTE_NODE: Self = Self(numbers::REMOTE_NODE);
+
+    /// All that are reserved, by number.
+    pub fn all_reserved() -> impl Iterator<Item = Self> {
+        RESERVED.iter().map(|(number, _)| Self(*number))
+    }
+
+    /// The reserved identity of this name.
+    pub fn by_reserved_name(name: &str) -> Option<Self> {
+        let found = RESERVED.iter().find(|(_, reserved)| *reserved == name);
+        found.map(|(number, _)| Self(*number))
+    }
+
+    /// Its name, if it is reserved.
+    pub fn reserved_name(self) -> Option<&'static str> {
+        let found = RESERVED.iter().find(|(number, _)| *number == self.0);
+        found.map(|(_, name)| *name)
+    }
+
+    /// Its labels, if it is reserved: those of other identities are kept by an allocator.
+    pub fn reserved_labels(self) -> Option<LabelSet> {
+        self.reserved_name().map(LabelSet::reserved)
+    }
+
+    /// Whether it is allocated for labels, the same on every node.
+    pub const fn is_of_cluster(self) -> bool {
+        matches!(self.0, numbers::CLUSTER_FIRST..=numbers::CLUSTER_LAST)
+    }
+
+    /// Whether it is this node's own, for a CIDR.
+    pub const fn is_local(self) -> bool {
+        self.0 & numbers::LOCAL != 0
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Identity {
+    type Err = ParseIdentityError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIdentityError> {
+        let name = text.strip_prefix("reserved:").unwrap_or(text);
+        let number = || text.parse().ok().map(Self);
+        Self::by_reserved_name(name)
+            .or_else(number)
+            .ok_or_else(|| ParseIdentityError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_read_by_number_and_by_reserved_name() {
+        assert_eq!("reserved:host".parse(), Ok(Identity::HOST));
+        assert_eq!("init".parse(), Ok(Identity::INIT));
+        assert_eq!("30217".parse(), Ok(Identity(30_217)));
+        for bad in ["", "-1", "reserved:nobody", "4294967296"] {
+            assert!(bad.parse::<Identity>().is_err(), "{bad:?}");
+        }
+        let world = Identity::WORLD.reserved_labels().unwrap();
+        assert!(world.has_reserved("world"));
+    }
+}

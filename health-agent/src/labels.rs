@@ -1,0 +1,301 @@
+//! Labels: what identities are made of and what policy selects.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Source of the labels of [reserved identities](crate::identity).
+pub const RESERVED: &str = "reserved";
+/// Source of labels whose source was not named.
+pub const UNSPEC: &str = "unspec";
+
+/// Longest label, bytes of its text.
+pub const LABEL_MAX: usize = 1024;
+/// Most labels that one endpoint may have.
+pub const LABELS_MAX: usize = 256;
+
+/// Why a text is no label, or labels are no set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LabelError {
+    /// No key.
+    #[error("label {0:?} has no key: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
+    NoKey(String),
+    /// A source of nothing.
+    #[error("label {0:?} has an empty source: write SOURCE:KEY=VALUE, KEY=VALUE or KEY")]
+    NoSource(String),
+    /// A character that would break listings and logs.
+    #[error("label {0:?} holds a control character")]
+    ControlCharacter(String),
+    /// Too long.
+    #[error(
+        "a label of {length} bytes that begins with {start:?} is too long: {LABEL_MAX} bytes at most"
+    )]
+    TooLong {
+        /// Its length.
+        length: usize,
+        /// How it begins.
+        start: String,
+    },
+    /// One key twice.
+    #[error("label {key} is there twice, as {first:?} and as {second:?}")]
+    Twice {
+        /// Source and key.
+        key: String,
+        /// One value.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// Too many.
+    #[error("{0} labels are too many: {LABELS_MAX} at most")]
+    TooMany(usize),
+}
+
+/// One label, `SOURCE:KEY[=VALUE]` in text.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Label {
+    source: String,
+    key: String,
+    value: String,
+}
+
+impl Label {
+    /// A label of its parts.
+    pub fn new(source: &str, key: &str, value: &str) -> Result<Self, LabelError> {
+        let label = Self {
+            source: source.to_owned(),
+            key: key.to_owned(),
+            value: value.to_owned(),
+        };
+        label.validate()?;
+        Ok(label)
+    }
+
+    /// A label of a reserved identity.
+    pub fn reserved(name: &'static str) -> Self {
+        Self {
+            source: RESERVED.to_owned(),
+            key: name.to_owned(),
+            value: String::new(),
+        }
+    }
+
+    /// Where it comes from: `k8s`, `container`, `reserved`, `cidr`, `unspec`.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Its key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Its value, often empty.
+    pub fn value(&self) -> &str {
+        &self.value
+    }
+
+    fn validate(&self) -> Result<(), LabelError> {
+        let length = self.source.len() + self.key.len() + self.value.len() + 2;
+        if length > LABEL_MAX {
+            let start = self.to_string().chars().take(32).collect();
+            return Err(LabelError::TooLong { length, start });
+        }
+        let text = self.to_string();
+        if text.chars().any(char::is_control) {
+            return Err(LabelError::ControlCharacter(text));
+        }
+        if self.source.is_empty() {
+            return Err(LabelError::NoSource(text));
+        }
+        if self.key.is_empty() {
+            return Err(LabelError::NoKey(text));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.source, self.key)?;
+        if !self.value.is_empty() {
+            write!(f, "={}", self.value)?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Label {
+    type Err = LabelError;
+
+    /// The first `=` begins the value; a `:` before it ends the source. Without a source it is [`UNSPEC`].
+    fn from_str(text: &str) -> Result<Self, LabelError> {
+        let (name, value) = text.split_once('=').unwrap_or((text, ""));
+        let (source, key) = name.split_once(':').unwrap_or((UNSPEC, name));
+        Self::new(source, key, value)
+    }
+}
+
+impl TryFrom<String> for Label {
+    type Error = LabelError;
+
+    fn try_from(text: String) -> Result<Self, LabelError> {
+        text.parse()
+    }
+}
+
+impl From<Label> for String {
+    fn from(label: Label) -> Self {
+        label.to_string()
+    }
+}
+
+/// Labels in order, each source and key once. Sets of the same labels are equal, however they were written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Label>", into = "Vec<Label>")]
+pub struct LabelSet(Vec<Label>);
+
+impl LabelSet {
+    /// A set of these. The same label twice is one.
+    pub fn new(labels: impl IntoIterator<Item = Label>) -> Result<Self, LabelError> {
+        let mut labels: Vec<Label> = labels.into_iter().collect();
+        labels.sort_unstable();
+        labels.dedup();
+        if labels.len() > LABELS_MAX {
+            return Err(LabelError::TooMany(labels.len()));
+        }
+        let same_key = labels
+            .windows(2)
+            .find(|pair| (&pair[0].source, &pair[0].key) == (&pair[1].source, &pair[1].key));
+        match same_key {
+            Some(pair) => Err(LabelError::Twice {
+                key: format!("{}:{}", pair[0].source, pair[0].key),
+                first: pair[0].value.clone(),
+                second: pair[1].value.clone(),
+            }),
+            None => Ok(Self(labels)),
+        }
+    }
+
+    /// The set of one label of a reserved identity.
+    pub fn reserved(name: &'static str) -> Self {
+        Self(vec![Label::reserved(name)])
+    }
+
+    /// In order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Label> {
+        self.0.iter()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether a label of this source and key is there, whatever its value.
+    pub fn get(&self, source: &str, key: &str) -> Option<&Label> {
+        self.0
+            .binary_search_by(|label| (label.source(), label.key()).cmp(&(source, key)))
+            .ok()
+            .map(|at| &self.0[at])
+    }
+
+    /// Whether it is that of a reserved identity.
+    pub fn has_reserved(&self, name: &str) -> bool {
+        self.get(RESERVED, name).is_some()
+    }
+}
+
+impl TryFrom<Vec<Label>> for LabelSet {
+    type Error = LabelError;
+
+    fn try_from(labels: Vec<Label>) -> Result<Self, LabelError> {
+        Self::new(labels)
+    }
+}
+
+impl From<LabelSet> for Vec<Label> {
+    fn from(set: LabelSet) -> Self {
+        set.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(labels: &[&str]) -> Result<LabelSet, LabelError> {
+        LabelSet::new(labels.iter().map(|label| label.parse().unwrap()))
+    }
+
+    #[test]
+    fn labels_are_read_as_they_are_shown() {
+        for (text, source, key, value) in [
+            ("k8s:app=web", "k8s", "app", "web"),
+            ("reserved:host", "reserved", "host", ""),
+            (
+                "unspec:url=http://a:80/?b=c",
+                "unspec",
+                "url",
+                "http://a:80/?b=c",
+            ),
+            ("cidr:10.0.0.0/8", "cidr", "10.0.0.0/8", ""),
+        ] {
+            let label: Label = text.parse().unwrap();
+            assert_eq!(
+                (label.source(), label.key(), label.value()),
+                (source, key, value)
+            );
+            assert_eq!(label.to_string(), text);
+        }
+        assert_eq!(
+            "app=web".parse::<Label>().unwrap().to_string(),
+            "unspec:app=web"
+        );
+    }
+
+    #[test]
+    fn what_is_no_label_is_named() {
+        for bad in [
+            "",
+            ":",
+            "=",
+            ":a",
+            "a:",
+            "a:=b",
+            "=b",
+            "a=\n",
+            "a\u{1b}[2J=b",
+        ] {
+            assert!(bad.parse::<Label>().is_err(), "{bad:?}");
+        }
+        let long = format!("a={}", "x".repeat(LABEL_MAX));
+        assert!(matches!(
+            long.parse::<Label>(),
+            Err(LabelError::TooLong { .. })
+        ));
+    }
+
+    #[test]
+    fn sets_are_equal_in_any_order_and_hold_each_key_once() {
+        assert_eq!(set(&["b=1", "a=1", "b=1"]), set(&["a=1", "b=1"]));
+        assert!(matches!(
+            set(&["a=1", "a=2"]),
+            Err(LabelError::Twice { .. })
+        ));
+        assert!(set(&["k8s:a=1", "container:a=2"]).is_ok());
+        let many: Vec<String> = (0..=LABELS_MAX).map(|i| format!("k{i}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(set(&many), Err(LabelError::TooMany(LABELS_MAX + 1)));
+        assert_eq!(
+            set(&["k8s:a=1", "b"])
+                .unwrap()
+                .get("k8s", "a")
+                .unwrap()
+                .value(),
+            "1"
+        );
+    }
+}
