@@ -2,7 +2,7 @@
 //! `datapath` (what an agent loads) and `bench` (what measures it).
 
 #![no_std]
-#![feature(core_intrinsics, stmt_expr_attributes)]
+#![feature(asm_experimental_arch, core_intrinsics, stmt_expr_attributes)]
 #![allow(
     internal_features,
     reason = "the only way to an atomic addition on this target"

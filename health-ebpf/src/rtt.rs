@@ -1,5 +1,6 @@
 //! Stamping probes, matching replies, and keeping the rows of `HEALTH_RTT`.
 
+use core::arch::asm;
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xchg};
 use core::ptr;
 
@@ -250,9 +251,28 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
             return None;
         }
         let result = change(&mut *row);
-        // Comes after what was changed, for the compiler and for all CPUs.
-        atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(&raw mut (*row).version, locked as u32);
+        unlock(&raw mut (*row).version, locked as u32);
         Some(result)
+    }
+}
+
+/// Ends a change: the new version comes after what was changed, for the compiler and for all CPUs.
+///
+/// # Safety
+///
+/// `version` must point to the version of a row.
+#[inline(always)]
+unsafe fn unlock(version: *mut u32, locked: u32) {
+    if cfg!(bpf_target_arch = "x86_64") {
+        // Stores are seen in the order in which x86 makes them, without an instruction that waits for them.
+        // SAFETY: no instruction at all, before which the compiler makes all stores. The caller's promise.
+        unsafe {
+            asm!("", options(nostack, preserves_flags));
+            ptr::write_volatile(version, locked);
+        }
+    } else {
+        // SAFETY: as above. An exchange is what BPF has to put stores in order on every CPU.
+        unsafe { atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(version, locked) };
     }
 }
 
