@@ -1,0 +1,174 @@
+//! Which endpoints are to be regenerated, and which are being: the oldest first, each once at a time.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// Requests to regenerate endpoints, by id.
+///
+/// A request for one that waits is the same request. One for an endpoint that is being regenerated is
+/// kept until that is over, and then waits behind the others.
+#[derive(Debug)]
+pub struct RegenerationQueue {
+    limit: usize,
+    waiting: VecDeque<u16>,
+    /// Why each of them waits.
+    reasons: HashMap<u16, String>,
+    /// What is under way, and what it is asked for again for.
+    running: BTreeMap<u16, Option<String>>,
+}
+
+impl RegenerationQueue {
+    /// One that has at most `limit` under way, at least one.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            limit: limit.max(1),
+            waiting: VecDeque::new(),
+            reasons: HashMap::new(),
+            running: BTreeMap::new(),
+        }
+    }
+
+    /// Asks for an endpoint. The first of several reasons stands.
+    pub fn push(&mut self, id: u16, reason: &str) {
+        if let Some(again) = self.running.get_mut(&id) {
+            again.get_or_insert_with(|| reason.to_owned());
+        } else if !self.reasons.contains_key(&id) {
+            self.reasons.insert(id, reason.to_owned());
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Begins with the one that has waited longest, if another may be under way.
+    pub fn begin(&mut self) -> Option<(u16, String)> {
+        if self.running.len() >= self.limit {
+            return None;
+        }
+        let id = self.waiting.pop_front()?;
+        let reason = self.reasons.remove(&id).unwrap_or_default();
+        self.running.insert(id, None);
+        Some((id, reason))
+    }
+
+    /// Takes note that what was begun is over.
+    pub fn end(&mut self, id: u16) {
+        if let Some(Some(reason)) = self.running.remove(&id) {
+            self.push(id, &reason);
+        }
+    }
+
+    /// Forgets the requests for an endpoint. What is under way has still to [`end`](Self::end).
+    pub fn forget(&mut self, id: u16) {
+        if self.reasons.remove(&id).is_some() {
+            self.waiting.retain(|waiting| *waiting != id);
+        }
+        if let Some(again) = self.running.get_mut(&id) {
+            *again = None;
+        }
+    }
+
+    /// How many wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn begun(queue: &mut RegenerationQueue) -> Vec<u16> {
+        std::iter::from_fn(|| queue.begin().map(|(id, _)| id)).collect()
+    }
+
+    #[test]
+    fn the_oldest_come_first_and_no_more_than_the_limit() {
+        let mut queue = RegenerationQueue::new(2);
+        for id in [5, 3, 9] {
+            queue.push(id, "policy");
+        }
+        assert_eq!(begun(&mut queue), [5, 3]);
+        assert_eq!(queue.waiting(), 1);
+        queue.end(3);
+        assert_eq!(begun(&mut queue), [9]);
+    }
+
+    #[test]
+    fn requests_while_one_waits_are_one_and_while_one_runs_one_more() {
+        let mut queue = RegenerationQueue::new(4);
+        for _ in 0..5 {
+            queue.push(7, "policy");
+        }
+        assert_eq!(begun(&mut queue), [7]);
+        for reason in ["identity", "policy", "policy"] {
+            queue.push(7, reason);
+        }
+        assert_eq!(begun(&mut queue), [0; 0]);
+        queue.end(7);
+        assert_eq!(queue.begin(), Some((7, "identity".to_owned())));
+        queue.end(7);
+        assert_eq!(queue.begin(), None);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_not_begun_again() {
+        let mut queue = RegenerationQueue::new(4);
+        queue.push(1, "policy");
+        queue.push(2, "policy");
+        queue.forget(1);
+        assert_eq!(begun(&mut queue), [2]);
+        queue.push(2, "policy");
+        queue.forget(2);
+        queue.end(2);
+        assert_eq!(queue.begin(), None);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(u16),
+        Begin,
+        End(u16),
+    }
+
+    proptest! {
+        #[test]
+        fn every_request_is_followed_by_a_beginning(
+            limit in 1_usize..4,
+            steps in proptest::collection::vec(prop_oneof![
+                (0_u16..6).prop_map(Step::Push),
+                Just(Step::Begin),
+                (0_u16..6).prop_map(Step::End),
+            ], 0..200),
+        ) {
+            let mut queue = RegenerationQueue::new(limit);
+            let mut running = HashSet::new();
+            // Asked for since their last beginning.
+            let mut wanted = HashSet::new();
+            for step in steps {
+                match step {
+                    Step::Push(id) => {
+                        queue.push(id, "");
+                        wanted.insert(id);
+                    }
+                    Step::Begin => {
+                        let full = running.len() == limit;
+                        let any = wanted.iter().any(|id| !running.contains(id));
+                        match queue.begin() {
+                            Some((id, _)) => {
+                                prop_assert!(!full && running.insert(id) && wanted.remove(&id));
+                            }
+                            None => prop_assert!(full || !any),
+                        }
+                    }
+                    Step::End(id) => {
+                        if running.remove(&id) {
+                            queue.end(id);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
