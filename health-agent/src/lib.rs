@@ -10,6 +10,7 @@ pub mod cli;
 pub mod config;
 pub mod conntrack;
 pub mod datapath;
+mod durable;
 pub mod endpoint;
 pub mod events;
 pub mod identity;

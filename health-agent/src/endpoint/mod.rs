@@ -5,3 +5,4 @@ pub mod lifecycle;
 pub mod log;
 pub mod peer_routes;
 pub mod queue;
+pub mod workload;

@@ -60,14 +60,19 @@ impl LinkError {
         }
     }
 
-    fn is_missing(&self) -> bool {
+    /// The kernel's error number behind it.
+    pub fn os_code(&self) -> Option<i32> {
         let (Self::Device { source, .. } | Self::List { source, .. }) = self;
-        source.raw_os_error() == Some(libc::ENODEV)
+        source.raw_os_error()
+    }
+
+    fn is_missing(&self) -> bool {
+        self.os_code() == Some(libc::ENODEV)
     }
 }
 
 /// A device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     /// Its number in its namespace.
     pub index: u32,
@@ -222,10 +227,19 @@ pub async fn carrying(
 
 /// Makes a veth pair, both ends down and in the handle's namespace.
 pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), LinkError> {
+    create(handle, pair, |peer| peer).await
+}
+
+async fn create(
+    handle: &Handle,
+    pair: &VethPair<'_>,
+    place: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
+) -> Result<(), LinkError> {
     let peer = LinkMessageBuilder::<LinkUnspec>::new()
         .name(pair.peer_name)
         .address(pair.peer_mac.0.to_vec())
         .mtu(pair.mtu);
+    let peer = place(peer);
     let message = LinkMessageBuilder::<LinkVeth>::new(pair.name, pair.peer_name)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer.build())))
         .address(pair.mac.0.to_vec())
@@ -237,6 +251,15 @@ pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), Lin
         .execute()
         .await
         .map_err(LinkError::device("create veth", pair.name))
+}
+
+/// Makes a veth pair, both ends down: the first in the handle's namespace, the other one in `netns`.
+pub async fn create_veth_into(
+    handle: &Handle,
+    pair: &VethPair<'_>,
+    netns: BorrowedFd<'_>,
+) -> Result<(), LinkError> {
+    create(handle, pair, |peer| peer.setns_by_fd(netns.as_raw_fd())).await
 }
 
 /// Marks a device with a free text.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -10,7 +11,8 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::statfs::{NSFS_MAGIC, statfs};
+use nix::sys::statfs::{NSFS_MAGIC, fstatfs, statfs};
+use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::netlink;
@@ -18,12 +20,18 @@ use super::netlink;
 /// The folder of named network namespaces, shared with `ip netns`.
 pub const NETNS_DIR: &str = "/run/netns";
 
+/// `NS_GET_NSTYPE` of linux/nsfs.h: what kind of namespace a file stands for.
+const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
+
 /// The calling thread's own namespace. `/proc/self` would name the process's first thread's.
 const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// Why a network namespace could not be made, entered or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetNsError {
+    /// The file is not a network namespace.
+    #[error("{} is no network namespace: give a file such as /run/netns/NAME or /proc/PID/ns/net", .0.display())]
+    NotANamespace(PathBuf),
     /// The name cannot be a file's.
     #[error("{0:?} cannot name a network namespace")]
     BadName(String),
@@ -47,6 +55,15 @@ impl NetNsError {
             source: source.into(),
         }
     }
+}
+
+/// Which namespace it is, whatever its name. Numbers are used again after a namespace has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetNsId {
+    /// The device of its file.
+    pub dev: u64,
+    /// The inode of its file.
+    pub ino: u64,
 }
 
 /// An open network namespace. It lives at least as long as this value.
@@ -101,6 +118,31 @@ impl NetNs {
         Ok(Self { path, file })
     }
 
+    /// Opens the namespace that a file stands for, be it named or a process's.
+    pub fn at(path: &Path) -> Result<Self, NetNsError> {
+        let file = OpenOptions::new()
+            .read(true)
+            // Not to wait for whoever writes into what is a pipe.
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(|e| NetNsError::new("open network namespace", path, e))?;
+        let fs = fstatfs(&file).map_err(|e| NetNsError::new("look at", path, e))?;
+        // SAFETY: a request without an argument, on an open file.
+        let kind = || unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+        if fs.filesystem_type() != NSFS_MAGIC || kind() != libc::CLONE_NEWNET {
+            return Err(NetNsError::NotANamespace(path.to_owned()));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Which namespace it is.
+    pub fn id(&self) -> Result<NetNsId, NetNsError> {
+        id_of(&self.file).map_err(|e| NetNsError::new("look at", &self.path, e))
+    }
+
     /// The file that names the namespace.
     pub fn path(&self) -> &Path {
         &self.path
@@ -152,6 +194,19 @@ pub fn netlink_in(netns: &NetNs) -> Result<netlink::Handle, NetNsError> {
 pub fn own() -> Result<File, NetNsError> {
     let path = Path::new(OWN_NETNS);
     File::open(path).map_err(|e| NetNsError::new("open network namespace", path, e))
+}
+
+/// Which namespace the calling thread's own is.
+pub fn own_id() -> Result<NetNsId, NetNsError> {
+    id_of(&own()?).map_err(|e| NetNsError::new("look at", Path::new(OWN_NETNS), e))
+}
+
+fn id_of(file: &File) -> io::Result<NetNsId> {
+    let meta = file.metadata()?;
+    Ok(NetNsId {
+        dev: meta.dev(),
+        ino: meta.ino(),
+    })
 }
 
 /// Where a namespace of this name is, or would be, mounted.
@@ -224,6 +279,18 @@ mod tests {
             );
         }
         assert_eq!(path_of("a.b").unwrap(), Path::new("/run/netns/a.b"));
+    }
+
+    #[test]
+    fn only_network_namespaces_are_taken_for_some() {
+        let own = NetNs::at(Path::new("/proc/self/ns/net")).unwrap();
+        assert_eq!(own.id().unwrap(), own_id().unwrap());
+        for other in ["/proc/self/ns/mnt", "/dev/null", "/proc/self/status", "/tmp"] {
+            let error = NetNs::at(Path::new(other)).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{other} is no network namespace")), "{error}");
+        }
+        let error = NetNs::at(Path::new("/no/such/file")).unwrap_err().to_string();
+        assert!(error.contains("/no/such/file: No such file"), "{error}");
     }
 
     #[test]

@@ -33,6 +33,7 @@ use crate::net::netns::{self, NetNs};
 pub use self::cleanup::{Cleanup, Removed, cleanup};
 pub use self::error::HealthError;
 pub use self::fault::{End, Fault, Repair};
+pub(crate) use self::pair::ALIAS_PREFIX;
 pub use self::state::{ENDPOINT_IDS, State};
 
 use self::pair::{Blueprint, Found, Pair};

@@ -43,11 +43,17 @@ pub(super) struct Blueprint {
 }
 
 /// How the mark of every agent's device starts.
-pub(super) const ALIAS_PREFIX: &str = "health-agent/";
+pub(crate) const ALIAS_PREFIX: &str = "health-agent/";
 
 /// What marks the host's end as this instance's.
 pub(super) fn alias(instance: &str) -> String {
     format!("{ALIAS_PREFIX}{instance}")
+}
+
+/// Whether a device is of an endpoint of any agent.
+pub(super) fn is_an_agents(link: &Link) -> bool {
+    let alias = link.alias.as_deref().unwrap_or_default();
+    link.name == DEVICE || alias.starts_with(ALIAS_PREFIX)
 }
 
 /// Name of this instance's namespace.

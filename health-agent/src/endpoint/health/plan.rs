@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
-use super::{DEVICE, HealthEndpointSpec, HealthError};
+use super::{DEVICE, HealthEndpointSpec, HealthError, pair};
 use crate::ipam::{Family, IpamError, Pool};
 use crate::net::link::{self, Link, LinkAddress};
 use crate::net::mac::MacAddr;
@@ -258,7 +258,7 @@ fn mtu(devices: &[(Link, Vec<LinkAddress>)], device: Option<&str>) -> Result<u32
     Ok(devices
         .iter()
         .map(|(link, _)| link)
-        .filter(|link| link.up && !link.loopback && link.name != DEVICE)
+        .filter(|link| link.up && !link.loopback && !pair::is_an_agents(link))
         .map(|link| link.mtu)
         .min()
         .unwrap_or(ETHERNET_MTU))

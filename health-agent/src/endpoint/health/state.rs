@@ -1,7 +1,7 @@
 //! What is kept of the health endpoint across restarts and reboots.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::HealthError;
+use crate::durable;
 use crate::ipam::Family;
 use crate::net::mac::MacAddr;
 use crate::net::sysctl::Originals;
@@ -88,30 +89,18 @@ impl StateFile {
 
     /// Writes the state so that a crash at any moment leaves either the old or the new one.
     pub(super) fn save(&self, state: &State) -> Result<(), HealthError> {
-        let temporary = self.dir.join(format!(".{FILE_NAME}.tmp"));
-        let written = || -> io::Result<()> {
-            fs::create_dir_all(&self.dir)?;
-            let mut file = File::create(&temporary)?;
-            file.write_all(&serde_json::to_vec_pretty(state)?)?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&temporary, self.path())?;
-            File::open(&self.dir)?.sync_all()
-        };
-        written().map_err(|source| {
-            // Whether it was made at all does not matter: the failure to report is the first one.
-            fs::remove_file(&temporary).ok();
-            self.error("write", source)
-        })
+        let written = serde_json::to_vec_pretty(state)
+            .map_err(io::Error::from)
+            .and_then(|mut text| {
+                text.push(b'\n');
+                durable::write(&self.path(), &text)
+            });
+        written.map_err(|source| self.error("write", source))
     }
 
     /// Removes the file. Returns whether it was there.
     pub(super) fn remove(&self) -> Result<bool, HealthError> {
-        match fs::remove_file(self.path()) {
-            Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(self.error("remove", e)),
-        }
+        durable::remove(&self.path()).map_err(|source| self.error("remove", source))
     }
 
     fn error(&self, attempt: &'static str, source: io::Error) -> HealthError {

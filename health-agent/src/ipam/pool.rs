@@ -1,4 +1,4 @@
-//! Address pools: which addresses of a node's pod CIDRs endpoints may have, and which are taken.
+//! A pool: which addresses of a node's pod CIDRs of one family endpoints may have, and which are taken.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use rand::Rng;
+
+use super::range::AddressRange;
 
 /// Random draws before a nearly full pool is searched from its start.
 const RANDOM_TRIES: usize = 32;
@@ -40,9 +42,28 @@ pub enum IpamError {
         /// What there is.
         cidrs: Cidrs,
     },
+    /// The requested address is kept for others.
+    #[error("address {address} is in {range}, which the settings exclude (--ipam-exclude)")]
+    Excluded {
+        /// What was asked for.
+        address: IpAddr,
+        /// The range it is in.
+        range: AddressRange,
+    },
     /// The requested address is someone else's.
     #[error("address {0} is already in use on this host")]
     Taken(IpAddr),
+    /// The requested address is another endpoint's.
+    #[error("address {address} is of endpoint {owner}: ask for another, or delete that endpoint")]
+    Owned {
+        /// What was asked for.
+        address: IpAddr,
+        /// Id and name of that endpoint.
+        owner: String,
+    },
+    /// There are no addresses of this IP version.
+    #[error("this node has no {0} pod CIDR")]
+    NoFamily(&'static str),
 }
 
 /// CIDRs of one family, comma-separated in text.
@@ -62,7 +83,7 @@ impl fmt::Display for Cidrs {
 }
 
 /// An IP version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     /// IPv4.
     V4,
@@ -81,16 +102,25 @@ impl Family {
             IpAddr::V6(_) => Self::V6,
         }
     }
+
+    /// Its name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
 }
 
 /// The addresses of a node's pod CIDRs of one family, and which of them are taken.
 ///
 /// Never given out: the first address of each CIDR (the network's; of IPv6 the routers' anycast
-/// address), the last of an IPv4 one (broadcast), and the gateway.
+/// address), the last of an IPv4 one (broadcast), the gateway, and what is excluded.
 #[derive(Clone, Debug)]
 pub struct Pool {
     cidrs: Cidrs,
     gateway: IpAddr,
+    excluded: Vec<AddressRange>,
     taken: HashSet<IpAddr>,
 }
 
@@ -120,8 +150,16 @@ impl Pool {
         Ok(Some(Self {
             gateway: nth(first, 1),
             cidrs: Cidrs(cidrs),
+            excluded: Vec::new(),
             taken: HashSet::new(),
         }))
+    }
+
+    /// The same pool, which gives out no address of these ranges.
+    #[must_use]
+    pub fn excluding(mut self, ranges: &[AddressRange]) -> Self {
+        self.excluded.extend_from_slice(ranges);
+        self
     }
 
     /// The endpoints' gateway: the first host address of the first CIDR.
@@ -155,14 +193,30 @@ impl Pool {
             let cidrs = cidrs();
             return Err(IpamError::Reserved { address, cidrs });
         }
+        if let Some(range) = self.exclusion(address) {
+            return Err(IpamError::Excluded { address, range });
+        }
         if !self.taken.insert(address) {
             return Err(IpamError::Taken(address));
         }
         Ok(())
     }
 
+    /// Gives an address back. Returns whether it was taken.
+    pub fn release(&mut self, address: IpAddr) -> bool {
+        self.taken.remove(&address)
+    }
+
+    fn exclusion(&self, address: IpAddr) -> Option<AddressRange> {
+        let mut ranges = self.excluded.iter();
+        ranges.find(|range| range.contains(address)).copied()
+    }
+
     fn is_free(&self, address: IpAddr) -> bool {
-        self.covers(address) && !self.is_reserved(address) && !self.taken.contains(&address)
+        self.covers(address)
+            && !self.is_reserved(address)
+            && self.exclusion(address).is_none()
+            && !self.taken.contains(&address)
     }
 
     fn covers(&self, address: IpAddr) -> bool {
@@ -184,14 +238,22 @@ impl Pool {
             .find(|address| self.is_free(*address))
     }
 
-    /// The first free address. As all that are passed over are reserved or taken, it ends after as
-    /// many steps as there are of those, however large the pool is.
+    /// The first free address. Excluded ranges are passed over as a whole, and everything else that is
+    /// passed over is reserved or taken: it ends after as many steps as there are of those, however large
+    /// the pool is.
     fn search(&self) -> Option<IpAddr> {
-        self.cidrs
-            .0
-            .iter()
-            .flat_map(|cidr| (0..size(cidr)).map(move |n| nth(cidr, n)))
-            .find(|address| self.is_free(*address))
+        self.cidrs.0.iter().find_map(|cidr| {
+            let mut n = 0;
+            while n < size(cidr) {
+                let address = nth(cidr, n);
+                match self.exclusion(address) {
+                    Some(range) => n = position(cidr, range.last()).checked_add(1)?,
+                    None if self.is_free(address) => return Some(address),
+                    None => n += 1,
+                }
+            }
+            None
+        })
     }
 
     /// The address at a position, the CIDRs laid one after the other.
@@ -223,6 +285,19 @@ fn nth(cidr: &IpNet, n: u128) -> IpAddr {
             Ipv4Addr::from(u32::from(first).saturating_add(n)).into()
         }
         IpAddr::V6(first) => Ipv6Addr::from(u128::from(first).saturating_add(n)).into(),
+    }
+}
+
+/// By how much an address is after the CIDR's first; 0 for one before it.
+fn position(cidr: &IpNet, address: IpAddr) -> u128 {
+    match (cidr.network(), address) {
+        (IpAddr::V4(first), IpAddr::V4(address)) => {
+            u32::from(address).saturating_sub(u32::from(first)).into()
+        }
+        (IpAddr::V6(first), IpAddr::V6(address)) => {
+            u128::from(address).saturating_sub(u128::from(first))
+        }
+        _ => 0,
     }
 }
 
@@ -356,6 +431,22 @@ mod tests {
     #[test]
     fn host_bits_of_a_cidr_do_not_matter() {
         assert_eq!(pool(&["10.0.0.57/24"]).gateway(), ip("10.0.0.1"));
+    }
+
+    #[test]
+    fn what_is_excluded_is_never_given_out_however_large_it_is() {
+        let mut pool = pool(&["10.0.0.0/29"]).excluding(&["10.0.0.3-10.0.0.5".parse().unwrap()]);
+        assert_eq!(drain(&mut pool), [ip("10.0.0.2"), ip("10.0.0.6")]);
+        assert_eq!(
+            pool.claim(ip("10.0.0.4")).unwrap_err().to_string(),
+            "address 10.0.0.4 is in 10.0.0.3-10.0.0.5, which the settings exclude (--ipam-exclude)"
+        );
+        let all_but_one = "fd00::-fd00::ffff:ffff:ffff:fffe".parse().unwrap();
+        let mut pool = Pool::new(Family::V6, &[net("fd00::/64")], &[])
+            .unwrap()
+            .unwrap()
+            .excluding(&[all_but_one]);
+        assert_eq!(drain(&mut pool), [ip("fd00::ffff:ffff:ffff:ffff")]);
     }
 
     #[test]

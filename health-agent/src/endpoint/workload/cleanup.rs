@@ -1,0 +1,39 @@
+//! Removing the endpoints of all workloads; never their namespaces.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Devices as _, HostDevices, StateDir};
+use crate::net::netlink;
+
+/// Removes the devices of an instance's workloads, and what is kept of them. Returns what was removed, and
+/// what could not be.
+pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<String>) {
+    let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    match netlink::open() {
+        Ok(host) => remove_devices(&HostDevices::new(host, instance), &mut removed, &mut failed).await,
+        Err(error) => failed.push(format!("cannot open a netlink socket: {error}")),
+    }
+    let folder = StateDir::of(state_dir).path().to_owned();
+    if folder.exists() {
+        match fs::remove_dir_all(&folder) {
+            Ok(()) => removed.push(format!("folder {}", folder.display())),
+            Err(error) => failed.push(format!("cannot remove {}: {error}", folder.display())),
+        }
+    }
+    (removed, failed)
+}
+
+async fn remove_devices(devices: &HostDevices, removed: &mut Vec<String>, failed: &mut Vec<String>) {
+    let found = match devices.list().await {
+        Ok(found) => found,
+        Err(error) => return failed.push(error.to_string()),
+    };
+    for one in found {
+        match devices.remove(&one.device).await {
+            Ok(true) => removed.push(format!("device {} of endpoint {}", one.device, one.endpoint)),
+            Ok(false) => {}
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+}
