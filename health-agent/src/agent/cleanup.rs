@@ -10,10 +10,10 @@ use nix::unistd::Uid;
 use super::own;
 use crate::config::Location;
 use crate::datapath::loader;
-use crate::endpoint::health;
+use crate::endpoint::{health, workload};
 use crate::pidfile::PidFile;
 
-/// Removes pins, programs, the health endpoint, routes, settings and files of an instance and its
+/// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
 /// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.
 pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     anyhow::ensure!(
@@ -32,6 +32,9 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         Ok(paths) => removed.extend(paths.iter().map(|path| format!("pins {}", path.display()))),
         Err(error) => failed.push(error.to_string()),
     }
+    let (workloads, not_removed) = workload::cleanup(&location.instance, &location.state_dir).await;
+    removed.extend(workloads);
+    failed.extend(not_removed);
     let endpoint = health::cleanup(&location.instance, &location.state_dir).await;
     removed.extend(endpoint.removed.iter().map(ToString::to_string));
     failed.extend(endpoint.failed.iter().map(ToString::to_string));

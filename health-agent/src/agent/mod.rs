@@ -1,6 +1,7 @@
 //! Builds everything, supervises the tasks, shuts down in order.
 
 mod cleanup;
+mod endpoints;
 mod folders;
 mod node;
 mod own;
@@ -34,6 +35,7 @@ use crate::config::{Config, GcInterval, Location};
 use crate::conntrack::{Collector, Pace};
 use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
+use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
@@ -101,6 +103,7 @@ struct Agent {
     source: Arc<AgentSource>,
     registry: Box<dyn Registry>,
     own: Node,
+    endpoints: Manager,
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
     host_responder: Responder,
@@ -135,11 +138,17 @@ impl Agent {
             Monitor::start(scrapes, metrics_page(exporter.clone()))
                 .context("cannot serve GET /metrics")?,
         ];
-        let node = NodeDatapath::establish(config, &own, &netlink, uplinks, found).await?;
+        let survey = endpoints::survey(config, &netlink).await?;
+        let node =
+            NodeDatapath::establish(config, &own, &netlink, uplinks, found, &survey.living).await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
-        let started = probing.and_then(|probing| Ok((probing, Self::start_relay(&node)?)));
-        let ((collector, host_responder, mesh), (events, relay)) = match started {
+        let started = probing.and_then(|probing| {
+            let relay = Self::start_relay(&node)?;
+            let endpoints = endpoints::start(config, &own, &netlink, &node, survey)?;
+            Ok((probing, relay, endpoints))
+        });
+        let ((collector, host_responder, mesh), (events, relay), endpoints) = match started {
             Ok(started) => started,
             Err(error) => {
                 node.take_back().await;
@@ -149,6 +158,7 @@ impl Agent {
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.told());
         source.set_events(events.clone());
+        source.set_manager(endpoints.clone());
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
@@ -162,6 +172,7 @@ impl Agent {
             routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
             registry,
             own,
+            endpoints,
             host_responder,
             _collector: collector,
             events,
@@ -180,8 +191,8 @@ impl Agent {
         listeners: Vec<TcpListener>,
     ) -> anyhow::Result<(Collector, Responder, MeshHandle)> {
         exporter.maps_are_there()?;
-        let collector = Collector::start(node.datapath.tables()?, pace(config));
-        let arrivals = Arc::new(node.datapath.arrivals()?);
+        let collector = Collector::start(node.datapath().tables()?, pace(config));
+        let arrivals = Arc::new(node.datapath().arrivals()?);
         let host_responder = Responder::start(listeners, node.health_addresses(), arrivals)
             .context("cannot start the responder of GET /hello")?;
         let mut local_addresses = own.addresses.clone();
@@ -207,7 +218,7 @@ impl Agent {
                 full_maps: collector.pressed(),
             },
             registry.watch(),
-            Arc::new(node.datapath.rtt()?),
+            Arc::new(node.datapath().rtt()?),
             node.health_addresses(),
         )?;
         own::remember(config)?;
@@ -216,10 +227,10 @@ impl Agent {
 
     /// Starts to hand on what the programs tell to those who monitor.
     fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>)> {
-        let hub = Hub::new(node.datapath.event_switch()?)
+        let hub = Hub::new(node.datapath().event_switch()?)
             .context("cannot tell the programs to write no events")?;
         let hub = Arc::new(hub);
-        let relay = tokio::spawn(events::relay(node.datapath.ring()?, hub.clone()));
+        let relay = tokio::spawn(events::relay(node.datapath().ring()?, hub.clone()));
         Ok((hub, relay))
     }
 
@@ -274,9 +285,13 @@ impl Agent {
         }
     }
 
-    /// Tells the registry the addresses of the health endpoint.
+    /// Tells the registry the addresses of the health endpoint, and that other endpoints cannot have them.
     fn publish(&mut self) {
         let addresses = self.health_addresses.borrow_and_update();
+        let id = self.node.endpoint.id();
+        if let Err(error) = self.endpoints.set_health(id, &addresses) {
+            warn!(%error, "the health endpoint has an address that is not this node's to give");
+        }
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
@@ -14,22 +14,27 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::addresses;
+use super::endpoints::workload;
 use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
 use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
-use crate::datapath::{Datapath, Hook, MapSizes, log};
+use crate::datapath::{Datapath, Hook, MapSizes, Workload, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
+use crate::endpoint::workload::Saved;
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
 use crate::net::netlink::Handle;
 use crate::net::{clock, link};
 use crate::nodes::Node;
 
+/// Endpoints whose programs are looked at at a time: of very many, each look costs.
+const WORKLOADS_AT_ONCE: usize = 32;
+
 /// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
 pub(super) struct NodeDatapath {
     pub(super) endpoint: HealthEndpoint,
-    pub(super) datapath: Datapath,
+    datapath: Arc<Mutex<Datapath>>,
     pub(super) responder: Responder,
     pub(super) icmp_id: u16,
     /// Session of the probes.
@@ -66,6 +71,7 @@ impl NodeDatapath {
         netlink: &Handle,
         uplinks: Uplinks,
         found: Found,
+        endpoints: &[Saved],
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
@@ -73,6 +79,8 @@ impl NodeDatapath {
             pod_cidrs: own.pod_cidrs.clone(),
             unusable_addresses: found.unusable,
             fixed_addresses: own.health_addresses.clone(),
+            excluded: config.ipam_excludes.clone(),
+            taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
             mtu_device: found.devices.first().cloned(),
             uplinks: found.devices,
             state_dir: config.location.state_dir.clone(),
@@ -88,7 +96,16 @@ impl NodeDatapath {
         for repair in &repaired {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
-        match Self::make(config, uplinks, spec.clone(), before.clone(), endpoint) {
+        let workloads = endpoints.iter().filter_map(workload).collect();
+        let made = Self::make(
+            config,
+            uplinks,
+            spec.clone(),
+            before.clone(),
+            endpoint,
+            workloads,
+        );
+        match made {
             Ok(node) => Ok(node),
             Err(error) => {
                 before.restore(&spec).await;
@@ -111,6 +128,7 @@ impl NodeDatapath {
         spec: HealthEndpointSpec,
         before: Before,
         endpoint: HealthEndpoint,
+        workloads: Vec<Workload>,
     ) -> anyhow::Result<Self> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
@@ -123,6 +141,7 @@ impl NodeDatapath {
             nat: config.nat_max_entries,
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
+        datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
         let listeners = endpoint.listen(config.health_port)?;
@@ -132,7 +151,7 @@ impl NodeDatapath {
             .context("cannot start the responder in the health endpoint")?;
         let mut node = Self {
             endpoint,
-            datapath,
+            datapath: Arc::new(Mutex::new(datapath)),
             responder,
             icmp_id: rand::random(),
             session: rand::random_range(1..=u32::MAX),
@@ -152,8 +171,18 @@ impl NodeDatapath {
             health_addresses,
         };
         node.configure()?;
-        node.datapath.attach(&node.hooks())?;
+        node.datapath().attach(&node.hooks())?;
         Ok(node)
+    }
+
+    /// The programs and maps.
+    pub(super) fn datapath(&self) -> MutexGuard<'_, Datapath> {
+        self.datapath.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`datapath`](Self::datapath), to be shared.
+    pub(super) fn shared_datapath(&self) -> Arc<Mutex<Datapath>> {
+        self.datapath.clone()
     }
 
     /// The health endpoint's addresses, now and whenever they change.
@@ -222,7 +251,8 @@ impl NodeDatapath {
     fn follow_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         self.configure()?;
         // A program that is missing is found and tried again by itself; HTTP does not wait for it.
-        if let Err(error) = self.datapath.attach(&self.hooks()) {
+        let attached = self.datapath().attach(&self.hooks());
+        if let Err(error) = attached {
             outcome.fail(error.into());
         }
         if self.responder_is_elsewhere {
@@ -240,22 +270,25 @@ impl NodeDatapath {
         if clock::state()?.tai_offset_ns() != self.tai_offset_ns {
             self.configure()?;
         }
-        if !self.datapath.pins_are_there() {
-            for name in self.datapath.repair_pins()? {
+        let hooks = self.hooks();
+        let mut datapath = self.datapath();
+        if !datapath.pins_are_there() {
+            for name in datapath.repair_pins()? {
                 outcome.repaired.push(Repaired {
                     cause: "pin-lost",
                     what: format!("the pin of {name} was removed"),
                 });
             }
         }
-        let hooks = self.hooks();
-        if hooks != self.datapath.hooks()
-            && let Err(error) = self.datapath.attach(&hooks)
+        if hooks != datapath.hooks()
+            && let Err(error) = datapath.attach(&hooks)
         {
             outcome.fail(error.into());
         }
-        for fault in self.datapath.hook_faults() {
-            match self.datapath.repair_hook(&fault) {
+        let faults = datapath.hook_faults();
+        let of_workloads = datapath.workload_faults(WORKLOADS_AT_ONCE);
+        for fault in faults.into_iter().chain(of_workloads) {
+            match datapath.repair_hook(&fault) {
                 Ok(()) => outcome.repaired.push(Repaired {
                     cause: fault.cause(),
                     what: fault.to_string(),
@@ -289,9 +322,9 @@ impl NodeDatapath {
             .into_iter()
             .map(|addr| (addr, endpoint.info()))
             .collect();
-        self.datapath.set_endpoints(&endpoints)?;
+        self.datapath().set_endpoints(&endpoints)?;
         self.tai_offset_ns = clock::state()?.tai_offset_ns();
-        self.datapath.configure(DatapathConfig {
+        let config = DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
             health_port_be: self.port.to_be(),
@@ -306,7 +339,8 @@ impl NodeDatapath {
             health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
             health_mac: endpoint.mac().0,
             flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
-        })?;
+        };
+        self.datapath().configure(config)?;
         Ok(())
     }
 }

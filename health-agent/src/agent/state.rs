@@ -15,13 +15,14 @@ use crate::api::events::EventFilter;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent,
-    RegistryState, SelfStatus, TargetHistory, go_duration,
+    AgentState, Endpoint, Enforcement, HealthStatus, NodeList, NodeStatus, PathMtuEntry,
+    ProbeEvent, RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;
-use crate::endpoint::health::HealthEndpoint;
+use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
+use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub, SubscribeError, Subscription};
 use crate::mesh::exchange::MalformedHeaders;
 use crate::mesh::hello::Responder;
@@ -36,7 +37,9 @@ pub(super) struct AgentSource {
     responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
     collections: OnceLock<Told>,
     events: OnceLock<Arc<Hub>>,
-    endpoint: RwLock<Option<Endpoint>>,
+    /// The health endpoint.
+    endpoint: RwLock<Option<Arc<Endpoint>>>,
+    manager: OnceLock<Manager>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
     repairs: RwLock<Repairs>,
@@ -60,6 +63,7 @@ impl AgentSource {
             collections: OnceLock::new(),
             events: OnceLock::new(),
             endpoint: RwLock::default(),
+            manager: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
             maps: Grace::default(),
@@ -145,13 +149,18 @@ impl AgentSource {
     ) {
         let shown = Endpoint {
             id: endpoint.id(),
+            name: None,
+            container_id: None,
             identity: identity::HEALTH,
             labels: vec!["reserved:health".to_owned()],
+            policy_ingress: Enforcement::Disabled,
+            policy_egress: Enforcement::Disabled,
             ipv4: endpoint.ipv4().map(Into::into),
             ipv6: endpoint.ipv6().map(Into::into),
             state: "ready".to_owned(),
             interface: endpoint.ifname().to_owned(),
             ifindex: endpoint.ifindex(),
+            inner_interface: INNER_DEVICE.to_owned(),
             mac: endpoint.mac().to_string(),
             host_mac: endpoint.host_mac().to_string(),
             netns: endpoint.netns().path().display().to_string(),
@@ -160,7 +169,12 @@ impl AgentSource {
         *self
             .endpoint
             .write()
-            .unwrap_or_else(PoisonError::into_inner) = Some(shown);
+            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(shown));
+    }
+
+    pub(super) fn set_manager(&self, manager: Manager) {
+        // As there is one mesh.
+        let _ = self.manager.set(manager);
     }
 
     /// Takes over how a look at the endpoint and the datapath went.
@@ -308,13 +322,23 @@ impl Source for AgentSource {
             .unwrap_or_default()
     }
 
-    fn endpoints(&self) -> Vec<Endpoint> {
-        self.endpoint
+    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        let health = self
+            .endpoint
             .read()
             .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+            .clone();
+        let managed = self.manager.get().map(Manager::endpoints);
+        let mut all: Vec<_> = health
+            .into_iter()
+            .chain(managed.unwrap_or_default())
+            .collect();
+        all.sort_unstable_by_key(|endpoint| endpoint.id);
+        all
+    }
+
+    fn manager(&self) -> Option<&Manager> {
+        self.manager.get()
     }
 
     fn config(&self) -> Config {

@@ -6,23 +6,26 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::events::{EventFilter, MonitorLine};
-use super::types::{ErrorBody, ProbeEvent};
+use super::types::{EndpointEvent, ErrorBody, ProbeEvent};
 
 /// Reading answers at once with what is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// A probe of all nodes takes up to the agent's probe timeout, and longer where the probe rate does
 /// not allow that; one that is streamed says something all the while.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Making an endpoint takes milliseconds, unless its namespace or the disk is slow.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Pause between two attempts to connect to an agent that is flooded.
 const CONNECT_PAUSE: Duration = Duration::from_millis(10);
@@ -190,14 +193,79 @@ impl Client {
         .await
     }
 
+    /// Sends `body` as JSON to `path`, and reads what comes of it within 30 s.
+    pub async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.send_json(Method::POST, path, body).await
+    }
+
+    /// Changes what `path` stands for as `body` says, within 30 s.
+    pub async fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        self.send_json(Method::PATCH, path, body).await
+    }
+
+    /// Removes what `path` stands for, within 30 s.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.send(Method::DELETE, path, CHANGE_TIMEOUT).await
+    }
+
+    /// Calls `each` with the endpoints there are, and with each that changes, until it breaks or the agent
+    /// ends.
+    pub async fn watch_endpoints(
+        &self,
+        mut each: impl FnMut(EndpointEvent) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
+        let path = "/v1/endpoints?watch=true";
+        let name = format!("{} {path}", Method::GET);
+        self.exchange(Method::GET, path, &name, READ_TIMEOUT, async |response| {
+            let mut lines = Lines::of(response);
+            loop {
+                let event = self.decode(&name, &lines.next(self, &name).await?)?;
+                if each(event).is_break() {
+                    return Ok(());
+                }
+            }
+        })
+        .await
+    }
+
+    async fn send_json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        // What has no JSON is a mistake of the caller's, which the agent then tells.
+        let body = serde_json::to_vec(body).unwrap_or_default();
+        self.send_with(method, path, body.into(), CHANGE_TIMEOUT)
+            .await
+    }
+
     async fn send<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         limit: Duration,
     ) -> Result<T, ClientError> {
+        self.send_with(method, path, Bytes::new(), limit).await
+    }
+
+    async fn send_with<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<T, ClientError> {
         let name = format!("{method} {path}");
-        let exchange = self.exchange(method, path, &name, limit, async |response| {
+        let exchange = self.exchange_with(method, path, body, &name, limit, async |response| {
             let body = response.into_body().collect().await;
             let body = body.map_err(|source| self.broken(&name, source))?;
             self.decode(&name, &body.to_bytes())
@@ -217,11 +285,26 @@ impl Client {
         limit: Duration,
         read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
+        let nothing = Bytes::new();
+        self.exchange_with(method, path, nothing, name, limit, read)
+            .await
+    }
+
+    /// As [`exchange`](Self::exchange), with a body.
+    async fn exchange_with<T>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        name: &str,
+        limit: Duration,
+        read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, "localhost")
-            .body(Empty::<Bytes>::new())
+            .body(Full::new(body))
             .map_err(|source| ClientError::Request {
                 request: name.to_owned(),
                 source,

@@ -1,6 +1,7 @@
 //! The agent's HTTP API on a unix socket.
 
 pub mod client;
+mod endpoints;
 pub mod events;
 pub mod flow;
 pub mod liveness;

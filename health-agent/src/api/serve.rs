@@ -76,7 +76,7 @@ impl Server {
     }
 }
 
-/// Whether a request has a body. No path takes one.
+/// Whether a request has a body. Few paths take one.
 pub(super) fn has_body(request: &Request) -> bool {
     !request.body().is_end_stream()
 }

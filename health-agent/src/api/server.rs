@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{self, Extension, Query, Request, State};
+use axum::extract::{Extension, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, put};
+use axum::routing::{MethodRouter, get, patch, put};
 use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
+use super::endpoints;
 use super::events::EventFilter;
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
@@ -33,6 +34,7 @@ use super::types::{
 };
 use crate::config::{Config, duration_text};
 use crate::conntrack::Counts;
+use crate::endpoint::manager::Manager;
 use crate::events::{self, SubscribeError, Subscription};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
@@ -109,8 +111,12 @@ pub trait Source: Send + Sync + 'static {
     fn events(&self) -> events::Counts {
         events::Counts::default()
     }
-    /// Local endpoints.
-    fn endpoints(&self) -> Vec<Endpoint>;
+    /// Local endpoints by id, the health endpoint among them.
+    fn endpoints(&self) -> Vec<Arc<Endpoint>>;
+    /// What manages the others; `None` before they are restored.
+    fn manager(&self) -> Option<&Manager> {
+        None
+    }
     /// The settings in force.
     fn config(&self) -> Config;
     /// How the agent itself does.
@@ -138,14 +144,14 @@ pub async fn serve<S: Source>(
 }
 
 /// What requests are answered from.
-struct Api<S> {
-    source: S,
+pub(super) struct Api<S> {
+    pub(super) source: S,
     started: Instant,
     feed: Mutex<NodeFeed>,
     probe_requests: Arc<Semaphore>,
 }
 
-type Shared<S> = State<Arc<Api<Arc<S>>>>;
+pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
 
 impl<S> Api<S> {
     /// A place among the requests that take as long as probes do.
@@ -185,7 +191,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 14] {
+fn routes<S: Source>() -> [Route<S>; 17] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -200,15 +206,26 @@ fn routes<S: Source>() -> [Route<S>; 14] {
         ("/v1/history", get(history)),
         ("/v1/rtt", get(rtt)),
         ("/v1/monitor", get(monitor)),
-        ("/v1/endpoints", get(endpoints)),
-        ("/v1/endpoints/{id}", get(endpoint)),
+        (
+            "/v1/endpoints",
+            get(endpoints::list)
+                .post(endpoints::create)
+                .delete(endpoints::delete_meant),
+        ),
+        (
+            "/v1/endpoints/{id}",
+            get(endpoints::get).delete(endpoints::delete_one),
+        ),
+        ("/v1/endpoints/{id}/log", get(endpoints::log)),
+        ("/v1/endpoints/{id}/healthz", get(endpoints::health)),
+        ("/v1/endpoints/{id}/labels", patch(endpoints::change_labels)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]
 }
 
 /// An answer that is not a success.
-struct Refusal(StatusCode, String);
+pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -230,7 +247,7 @@ fn json(code: StatusCode, body: Vec<u8>) -> Response {
 
 /// Makes an answer and its JSON off the threads that serve: with ten thousand nodes that takes tens
 /// of milliseconds.
-async fn answer<T: Serialize>(
+pub(super) async fn answer<T: Serialize>(
     make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
     let make = move || serde_json::to_vec(&make()?).map_err(cannot_write);
@@ -332,12 +349,12 @@ fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) 
 }
 
 /// An answer of lines of JSON, which is sent as it is made.
-fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
+pub(super) fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
     let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
     (content_type, Body::from_stream(lines)).into_response()
 }
 
-fn write_lines<T: Serialize>(events: &[T]) -> io::Result<Bytes> {
+pub(super) fn write_lines<T: Serialize>(events: &[T]) -> io::Result<Bytes> {
     let mut lines = Vec::new();
     for event in events {
         serde_json::to_writer(&mut lines, event)?;
@@ -480,32 +497,6 @@ fn is_known(nodes: &NodeList, name: &str) -> bool {
     nodes.nodes.iter().any(|node| node.name == name)
 }
 
-async fn endpoints<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
-    answer(move || Ok(api.source.endpoints())).await
-}
-
-async fn endpoint<S: Source>(
-    State(api): Shared<S>,
-    extract::Path(id): extract::Path<String>,
-) -> Result<Response, Refusal> {
-    let number = id.parse::<u16>().map_err(|_| {
-        Refusal(
-            StatusCode::BAD_REQUEST,
-            format!("'{id}' is no endpoint id: they are numbers from 1 to 4095"),
-        )
-    })?;
-    answer(move || {
-        let found = api.source.endpoints().into_iter().find(|e| e.id == number);
-        found.ok_or_else(|| {
-            Refusal(
-                StatusCode::NOT_FOUND,
-                format!("no endpoint {number}; `health-agent endpoint list` shows those there are"),
-            )
-        })
-    })
-    .await
-}
-
 async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     answer(move || Ok(api.source.config())).await
 }
@@ -515,7 +506,7 @@ async fn openapi() -> impl IntoResponse {
 }
 
 async fn refuse_bodies(request: Request, next: Next) -> Response {
-    if has_body(&request) {
+    if has_body(&request) && !endpoints::takes_body(&request) {
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("{} takes no body; send none", request.uri().path()),
@@ -585,7 +576,7 @@ mod tests {
         fn nodes(&self) -> NodeList {
             unreachable!()
         }
-        fn endpoints(&self) -> Vec<Endpoint> {
+        fn endpoints(&self) -> Vec<Arc<Endpoint>> {
             unreachable!()
         }
         fn config(&self) -> Config {

@@ -1,25 +1,55 @@
 //! `health-agent endpoint`: the endpoints of this node, as the agent manages them.
 
+mod change;
+mod show;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
-use super::output::{Format, OutputArgs, table};
+use self::show::{endpoints_table, health_table, log_table};
+use super::absolute_path;
+use super::output::{Format, OutputArgs, print_more, write_json_line};
 use crate::api::client::Client;
-use crate::api::types::Endpoint;
+use crate::api::types::{Endpoint, EndpointEvent, EndpointHealth};
+use crate::endpoint::log::LogEntry;
+use crate::labels::Label;
 
 const EXAMPLES: &str = "\
 Examples:
   health-agent endpoint list
-  health-agent endpoint get 1017";
+  health-agent endpoint get 1017
+  health-agent endpoint create --netns /run/netns/web --label app=web
+  health-agent endpoint delete 1017";
 
 const LIST_EXAMPLES: &str = "\
 Examples:
   health-agent endpoint list
-  health-agent endpoint list -o json";
+  health-agent endpoint list -o json
+  health-agent endpoint list --watch";
 
 const GET_EXAMPLES: &str = "\
 Examples:
   health-agent endpoint get 1017
   health-agent endpoint get 1017 | jq .repairs";
+
+const CREATE_EXAMPLES: &str = "\
+Examples:
+  health-agent endpoint create --netns /run/netns/web --label app=web --label k8s:zone=a
+  health-agent endpoint create --netns /proc/4711/ns/net --container-id 3f2a --ipv4 10.244.1.9";
+
+const DELETE_EXAMPLES: &str = "\
+Examples:
+  health-agent endpoint delete 1017
+  health-agent endpoint delete --container-id 3f2a
+  health-agent endpoint delete --netns /run/netns/web";
+
+const LABELS_EXAMPLES: &str = "\
+Examples:
+  health-agent endpoint labels 1017 --add app=web --remove canary";
 
 /// Commands of `endpoint`.
 #[derive(Debug, Subcommand)]
@@ -27,10 +57,37 @@ Examples:
 pub enum EndpointCommand {
     /// List all endpoints
     #[command(after_help = LIST_EXAMPLES)]
-    List(OutputArgs),
+    List(ListArgs),
     /// Show all that is known about one endpoint
     #[command(after_help = GET_EXAMPLES)]
     Get(GetArgs),
+    /// Show what became of one endpoint lately
+    Log(ShowArgs),
+    /// Show how one endpoint does
+    Health(ShowArgs),
+    /// Make an endpoint in a network namespace
+    #[command(after_help = CREATE_EXAMPLES)]
+    Create(CreateArgs),
+    /// Delete endpoints; that there is none is no failure
+    #[command(after_help = DELETE_EXAMPLES)]
+    Delete(DeleteArgs),
+    /// Give an endpoint other labels, and so another identity
+    #[command(after_help = LABELS_EXAMPLES)]
+    Labels(LabelsArgs),
+}
+
+/// Flags of `endpoint list`.
+#[derive(Args, Debug)]
+pub struct ListArgs {
+    /// Leave the line of column names out
+    #[arg(long)]
+    no_headers: bool,
+    /// Keep showing endpoints as they change: a JSON object a line
+    #[arg(long, conflicts_with_all = ["no_headers", "output"])]
+    watch: bool,
+    /// Form of the output
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Flags of `endpoint get`.
@@ -44,84 +101,144 @@ pub struct GetArgs {
     output: Format,
 }
 
+/// Flags of `endpoint log` and `endpoint health`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// Endpoint id
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
+    id: u16,
+    /// Form of the output
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Flags of `endpoint create`.
+#[derive(Args, Debug)]
+pub struct CreateArgs {
+    // Of the same name is the namespace that the agent works for.
+    /// File of the network namespace
+    #[arg(long = "netns", id = "endpoint-netns", value_name = "PATH", value_parser = absolute_path())]
+    netns: PathBuf,
+    /// Label, [SOURCE:]KEY[=VALUE]; give it once for each
+    #[arg(long = "label", value_name = "LABEL")]
+    labels: Vec<Label>,
+    /// What it is called
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// The container that it is of
+    #[arg(long, value_name = "ID")]
+    container_id: Option<String>,
+    /// Name of the device in the namespace [default: eth0]
+    #[arg(long, value_name = "NAME")]
+    ifname: Option<String>,
+    /// The IPv4 address that it must have
+    #[arg(long, value_name = "ADDRESS")]
+    ipv4: Option<Ipv4Addr>,
+    /// The IPv6 address that it must have
+    #[arg(long, value_name = "ADDRESS")]
+    ipv6: Option<Ipv6Addr>,
+    /// Form of the output
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Flags of `endpoint delete`.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct DeleteArgs {
+    /// Endpoint id
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
+    id: Option<u16>,
+    /// The endpoint of this container
+    #[arg(long, value_name = "ID")]
+    container_id: Option<String>,
+    /// All endpoints in the namespace that was given by this file
+    #[arg(long = "netns", id = "endpoint-netns", value_name = "PATH", value_parser = absolute_path())]
+    netns: Option<PathBuf>,
+}
+
+/// Flags of `endpoint labels`.
+#[derive(Args, Debug)]
+pub struct LabelsArgs {
+    /// Endpoint id
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=4095))]
+    id: u16,
+    /// Label that it gets, in place of one with the same source and key
+    #[arg(long = "add", value_name = "LABEL")]
+    add: Vec<Label>,
+    /// Label that it loses, by source and key
+    #[arg(long = "remove", value_name = "LABEL")]
+    remove: Vec<Label>,
+    /// Form of the output
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 impl EndpointCommand {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         match self {
-            Self::List(args) => {
-                let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
-                endpoints.sort_by_key(|endpoint| endpoint.id);
-                args.output.print_rows(&endpoints, endpoints_table)
-            }
+            Self::List(args) => args.execute(client).await,
             Self::Get(args) => {
                 let endpoint: Endpoint = client.get(&format!("/v1/endpoints/{}", args.id)).await?;
-                args.output
-                    .print_object(&endpoint, |one| endpoints_table(std::slice::from_ref(one)))
+                args.output.print_object(&endpoint, |one| {
+                    endpoints_table(std::slice::from_ref(one), true)
+                })
             }
+            Self::Log(args) => {
+                let path = format!("/v1/endpoints/{}/log", args.id);
+                let log: Vec<LogEntry> = client.get(&path).await?;
+                args.output.output.print_rows(&log, log_table)
+            }
+            Self::Health(args) => {
+                let path = format!("/v1/endpoints/{}/healthz", args.id);
+                let health: EndpointHealth = client.get(&path).await?;
+                args.output.output.print_object(&health, health_table)
+            }
+            Self::Create(args) => args.execute(client).await,
+            Self::Delete(args) => args.execute(client).await,
+            Self::Labels(args) => args.execute(client).await,
         }
     }
 }
 
-/// The table of `cilium endpoint list`, a label a line.
-fn endpoints_table(endpoints: &[Endpoint]) -> String {
-    // The datapath enforces no policy on any endpoint.
-    const ENFORCEMENT: &str = "Disabled";
-    let address = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
-    let rows = endpoints.iter().map(|endpoint| {
-        [
-            endpoint.id.to_string(),
-            ENFORCEMENT.to_owned(),
-            ENFORCEMENT.to_owned(),
-            endpoint.identity.to_string(),
-            endpoint.labels.join("\n"),
-            address(endpoint.ipv6),
-            address(endpoint.ipv4),
-            endpoint.state.clone(),
-        ]
-    });
-    table(
-        [
-            "ENDPOINT",
-            "POLICY (ingress)\nENFORCEMENT",
-            "POLICY (egress)\nENFORCEMENT",
-            "IDENTITY",
-            "LABELS",
-            "IPv6",
-            "IPv4",
-            "STATUS",
-        ],
-        rows,
-    )
+impl ListArgs {
+    async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        if self.watch {
+            return watch(client).await;
+        }
+        let endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+        let table = |rows: &[Endpoint]| endpoints_table(rows, !self.no_headers);
+        self.output.output.print_rows(&endpoints, table)
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeMap;
-
-    #[test]
-    fn an_endpoint_takes_a_line_a_label() {
-        let endpoint = Endpoint {
-            id: 1017,
-            identity: 4,
-            labels: vec!["reserved:health".into(), "node:zone=a".into()],
-            ipv4: Some("10.244.1.7".parse().unwrap()),
-            ipv6: None,
-            state: "ready".into(),
-            interface: "lxc_health".into(),
-            ifindex: 5,
-            mac: "0a:00:00:00:00:01".into(),
-            host_mac: "0a:00:00:00:00:02".into(),
-            netns: "/run/netns/health".into(),
-            repairs: BTreeMap::new(),
-        };
-        assert_eq!(
-            endpoints_table(&[endpoint]),
-            "\
-ENDPOINT   POLICY (ingress)   POLICY (egress)   IDENTITY   LABELS            IPv6   IPv4         STATUS
-           ENFORCEMENT        ENFORCEMENT
-1017       Disabled           Disabled          4          reserved:health          10.244.1.7   ready
-                                                           node:zone=a
-"
-        );
-    }
+/// Prints endpoints as they change, until nobody reads it or the agent ends.
+async fn watch(client: &Client) -> anyhow::Result<()> {
+    let mut printed = Ok(());
+    // Told once the first ones are there, so that they come in one piece.
+    let mut first = BTreeMap::new();
+    let mut is_listed = false;
+    let watched = client.watch_endpoints(|event| {
+        match event {
+            EndpointEvent::Updated { endpoint } if !is_listed => {
+                first.insert(endpoint.id, endpoint);
+                return ControlFlow::Continue(());
+            }
+            EndpointEvent::Listed => is_listed = true,
+            _ => {}
+        }
+        let wrote = print_more(|out| {
+            for endpoint in std::mem::take(&mut first).into_values() {
+                write_json_line(out, &EndpointEvent::Updated { endpoint })?;
+            }
+            write_json_line(out, &event)?;
+            out.flush()
+        });
+        wrote.unwrap_or_else(|error| {
+            printed = Err(error);
+            ControlFlow::Break(())
+        })
+    });
+    watched.await?;
+    printed
 }

@@ -124,7 +124,7 @@ pub enum Command {
     /// Look at the nodes and at the registries that they come from
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Look at the endpoints of this node
+    /// Look at the endpoints of this node, make and delete them
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
     /// Look at the pinned maps and programs, with or without an agent

@@ -17,6 +17,7 @@ use crate::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradePorts,
     MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
+use crate::ipam::AddressRange;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";
@@ -61,6 +62,12 @@ pub struct RunArgs {
     /// Prefix of this node's endpoints, to register in etcd; give it once for each
     #[arg(long = "pod-cidr", value_name = "CIDR")]
     pod_cidrs: Vec<IpNet>,
+    /// Addresses of the pod CIDRs that no endpoint gets: a CIDR or FIRST-LAST; give it once for each
+    #[arg(long = "ipam-exclude", value_name = "RANGE")]
+    ipam_excludes: Vec<AddressRange>,
+    /// How long an address that was given back is not given out again while others are free, at most 24h
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
+    ipam_cooling_time: Duration,
     /// Uplink, by interface name; give it once for each [default: those that carry the node's
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
@@ -165,6 +172,8 @@ impl RunArgs {
             remote_clusters: self.remote_clusters,
             node_addresses: self.node_addresses,
             pod_cidrs: self.pod_cidrs,
+            ipam_excludes: self.ipam_excludes,
+            ipam_cooling_time: self.ipam_cooling_time,
             devices: self.devices,
             health_port: self.health_port,
             probe_interval: self.probe_interval,

@@ -14,6 +14,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::ipam::AddressRange;
+
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
 };
@@ -47,6 +49,7 @@ const MAX_FLOWS: u32 = 1 << 24;
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_millis(1);
 /// What is left of the probes still tells an outage from loss within minutes.
 const MAX_PASSIVE_RELIEF: u8 = 5;
+const MAX_COOLING_TIME: Duration = Duration::from_secs(24 * 3600);
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -172,6 +175,11 @@ pub struct Config {
     pub node_addresses: Vec<IpAddr>,
     /// Prefixes of this node's endpoints, for registries in which a node registers itself.
     pub pod_cidrs: Vec<IpNet>,
+    /// Addresses of the pod CIDRs that no endpoint gets.
+    pub ipam_excludes: Vec<AddressRange>,
+    /// How long an address that was given back is not given out again.
+    #[serde(rename = "ipam-cooling-time-ns", with = "duration::nanoseconds")]
+    pub ipam_cooling_time: Duration,
     /// Uplinks, by interface name. Empty: those that carry the node's addresses.
     pub devices: Vec<String>,
     /// TCP port of the `/hello` responders, on this node and on all peers.
@@ -264,6 +272,12 @@ impl Config {
                 ));
             }
         }
+        within(
+            "--ipam-cooling-time",
+            self.ipam_cooling_time,
+            Duration::ZERO,
+            MAX_COOLING_TIME,
+        )?;
         for (i, device) in self.devices.iter().enumerate() {
             interface(device)?;
             if self.devices[..i].contains(device) {

@@ -1,6 +1,6 @@
 //! Programs on their devices: attached by pinned TCX links, replaced in place, watched and put back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,6 +142,7 @@ impl Datapath {
         for hook in hooks {
             outcome = outcome.and(self.take_over_or_attach(hook));
         }
+        self.attach_adopted();
         outcome?;
         self.remove_other_links(hooks)?;
         if let Some(resizing) = self.resizing.take() {
@@ -183,7 +184,7 @@ impl Datapath {
         }
     }
 
-    fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
+    pub(super) fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
         let program = self
             .ebpf
             .program(hook.program)
@@ -196,6 +197,20 @@ impl Datapath {
     }
 
     fn take_over_or_attach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
+        self.attach_hook(hook, pins_of_program)
+    }
+
+    /// As [`take_over_or_attach`](Self::take_over_or_attach), where a former agent's link is only looked for
+    /// under the hook's own name: of endpoints there may be very many.
+    pub(super) fn attach_to_own(&mut self, hook: &Hook) -> Result<(), DatapathError> {
+        self.attach_hook(hook, |hook, folder| vec![folder.join(hook.pin_name())])
+    }
+
+    fn attach_hook(
+        &mut self,
+        hook: &Hook,
+        candidates: fn(&Hook, &Path) -> Vec<PathBuf>,
+    ) -> Result<(), DatapathError> {
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let on_device = |error| match program_error("attach", hook.program)(error) {
             DatapathError::Program {
@@ -214,7 +229,7 @@ impl Datapath {
         let program = classifier(&mut self.ebpf, hook.program)?;
         let former = folders
             .iter()
-            .find_map(|folder| take_over(program, hook, folder));
+            .find_map(|folder| take_over(program, hook, candidates(hook, folder)));
         let link = match former {
             Some(link) => link,
             None => {
@@ -251,14 +266,20 @@ impl Datapath {
 
     /// Removes pinned links of hooks that are no longer wanted, which detaches them.
     fn remove_other_links(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
+        let wanted: HashSet<Hook> = wanted
+            .iter()
+            .cloned()
+            .chain(self.workloads.hooks())
+            .collect();
         self.links.retain(|hook, _| wanted.contains(hook));
         let folder = self.pins.join(LINK_PINS);
-        let names: Vec<String> = wanted.iter().map(Hook::pin_name).collect();
+        let names: HashSet<String> = wanted.iter().map(Hook::pin_name).collect();
         for entry in fs::read_dir(&folder).map_err(file_error("read", &folder))? {
             let path = entry.map_err(file_error("read", &folder))?.path();
             let known = path
                 .file_name()
-                .is_some_and(|name| names.iter().any(|known| name == known.as_str()));
+                .and_then(|name| name.to_str())
+                .is_some_and(|name| names.contains(name));
             if !known {
                 fs::remove_file(&path).map_err(file_error("remove", &path))?;
             }
@@ -266,26 +287,31 @@ impl Datapath {
         Ok(())
     }
 
-    fn link_pin(&self, hook: &Hook) -> PathBuf {
+    pub(super) fn link_pin(&self, hook: &Hook) -> PathBuf {
         self.pins.join(LINK_PINS).join(hook.pin_name())
     }
 }
 
-/// Gives this program to the link that a former one of its name has on the hook's device, if one is
-/// pinned in the folder. The pin's name says nothing of the device: a link stays with its device when
-/// that gets another name, and another device may have the old one by now.
-fn take_over(program: &mut SchedClassifier, hook: &Hook, folder: &Path) -> Option<FdLink> {
-    let device = if_nametoindex(hook.device.as_str()).ok()?;
-    let is_there = |path: &PathBuf| {
+/// All pins in the folder of links of the hook's program. A pin's name says nothing of the device: a link stays
+/// with its device when that gets another name, and another device may have the old one by now.
+fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
+    let of_program = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str());
-        let of_program = name.and_then(link_pin::parse).map(|(program, _)| program);
-        of_program == Some(hook.program)
-            && sys::device_of_link(path).is_ok_and(|found| found == Some(device))
+        let program = name.and_then(link_pin::parse).map(|(program, _)| program);
+        program == Some(hook.program)
     };
-    let path = fs::read_dir(folder)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(is_there)?;
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.filter(of_program).collect()
+}
+
+/// Gives this program to the link that a former one of its name has on the hook's device, if one is
+/// among these pins.
+fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> Option<FdLink> {
+    let device = if_nametoindex(hook.device.as_str()).ok()?;
+    let is_there =
+        |path: &PathBuf| sys::device_of_link(path).is_ok_and(|found| found == Some(device));
+    let path = pins.into_iter().find(is_there)?;
     let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
     let attempt = || {
         let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;

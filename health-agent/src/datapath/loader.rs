@@ -1,5 +1,6 @@
 //! Loading the programs and sharing the pinned maps with those that came before.
 
+use std::collections::HashMap as StdHashMap;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::IpAddr;
@@ -25,6 +26,7 @@ use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::resize::{MapSizes, Resizing};
 use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
+use super::workloads::Workloads;
 use super::{DatapathError, Hook, PROGRAMS, attach};
 use crate::config::Location;
 
@@ -46,7 +48,8 @@ pub struct Datapath {
     pub(super) links: attach::Links,
     /// Until the programs are where they shall be.
     pub(super) resizing: Option<Resizing>,
-    endpoints: HashMap<MapData, Addr, EndpointInfo>,
+    pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
+    pub(super) workloads: Workloads,
     config: Array<MapData, DatapathConfig>,
     masquerade: Array<MapData, MasqueradeConfig>,
     // Held for the lock on the folder of pins, which goes when it is closed.
@@ -104,6 +107,7 @@ impl Datapath {
             links: attach::Links::default(),
             resizing: resizing.is_needed().then_some(resizing),
             endpoints,
+            workloads: Workloads::default(),
             config,
             masquerade,
             lock,
@@ -146,27 +150,39 @@ impl Datapath {
             .map_err(map_error("write", layout::MASQUERADE.name))
     }
 
-    /// Makes exactly these the local endpoints. Those that stay are never missing in between.
+    /// Makes exactly these, and those of workloads, the local endpoints. Those that stay are never missing
+    /// in between.
     pub fn set_endpoints(
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
     ) -> Result<(), DatapathError> {
-        let name = layout::ENDPOINTS.name;
-        for (addr, endpoint) in wanted {
-            self.endpoints
-                .insert(Addr::from(*addr), endpoint, 0)
-                .map_err(map_error("write", name))?;
+        let own = wanted.iter().map(|(addr, info)| (Addr::from(*addr), *info));
+        let wanted: StdHashMap<Addr, EndpointInfo> = own.chain(self.workloads.entries()).collect();
+        for (addr, endpoint) in &wanted {
+            self.write_endpoint(*addr, endpoint)?;
         }
         let known: Vec<Addr> = self.endpoints.keys().filter_map(Result::ok).collect();
-        for addr in known {
-            if !wanted.iter().any(|(ip, _)| Addr::from(*ip) == addr) {
-                match self.endpoints.remove(&addr) {
-                    Ok(()) | Err(MapError::KeyNotFound) => {}
-                    Err(source) => return Err(map_error("write", name)(source)),
-                }
-            }
+        for addr in known.into_iter().filter(|addr| !wanted.contains_key(addr)) {
+            self.remove_endpoint(addr)?;
         }
         Ok(())
+    }
+
+    pub(super) fn write_endpoint(
+        &mut self,
+        addr: Addr,
+        endpoint: &EndpointInfo,
+    ) -> Result<(), DatapathError> {
+        self.endpoints
+            .insert(addr, endpoint, 0)
+            .map_err(map_error("write", layout::ENDPOINTS.name))
+    }
+
+    pub(super) fn remove_endpoint(&mut self, addr: Addr) -> Result<(), DatapathError> {
+        match self.endpoints.remove(&addr) {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(source) => Err(map_error("write", layout::ENDPOINTS.name)(source)),
+        }
     }
 
     /// The rows of round-trip times, and the probes in flight.

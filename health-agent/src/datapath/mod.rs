@@ -17,6 +17,7 @@ pub mod rtt;
 mod sys;
 mod tcp;
 mod walk;
+mod workloads;
 
 use std::io;
 use std::path::PathBuf;
@@ -25,9 +26,10 @@ use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
 
-pub use attach::{Direction, Hook};
+pub use attach::{Direction, Hook, HookFault};
 pub use loader::Datapath;
 pub use resize::MapSizes;
+pub use workloads::Workload;
 
 /// The compiled programs that an agent loads.
 pub static PROGRAMS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/datapath"));

@@ -65,6 +65,11 @@ impl RegenerationQueue {
         }
     }
 
+    /// Whether an endpoint's regeneration is under way.
+    pub fn is_running(&self, id: u16) -> bool {
+        self.running.contains_key(&id)
+    }
+
     /// How many wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

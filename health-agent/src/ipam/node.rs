@@ -215,7 +215,9 @@ mod tests {
     fn where_no_other_is_free_the_one_that_cooled_longest_is_given_out() {
         let mut ipam = ipam(&["10.0.0.0/29"]);
         let now = Instant::now();
-        let all: Vec<_> = (1..=5).map(|id| allocate(&mut ipam, id, now).unwrap()).collect();
+        let all: Vec<_> = (1..=5)
+            .map(|id| allocate(&mut ipam, id, now).unwrap())
+            .collect();
         assert!(allocate(&mut ipam, 6, now).is_err());
         ipam.release(4, now);
         ipam.release(2, now);

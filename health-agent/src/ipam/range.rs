@@ -11,7 +11,9 @@ use super::Family;
 
 /// A text is no range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no range of addresses: write a CIDR, an address, or FIRST-LAST of one IP version")]
+#[error(
+    "{0:?} is no range of addresses: write a CIDR, an address, or FIRST-LAST of one IP version"
+)]
 pub struct AddressRangeError(String);
 
 /// Addresses of one family that follow each other.
@@ -52,7 +54,11 @@ impl FromStr for AddressRange {
             return is_range.then_some(Self { first, last }).ok_or_else(bad);
         }
         let address = || text.parse::<IpAddr>().map(IpNet::from).ok();
-        let cidr = text.parse::<IpNet>().ok().or_else(address).ok_or_else(bad)?;
+        let cidr = text
+            .parse::<IpNet>()
+            .ok()
+            .or_else(address)
+            .ok_or_else(bad)?;
         Ok(Self {
             first: cidr.network(),
             last: cidr.broadcast(),
@@ -88,7 +94,14 @@ mod tests {
         ] {
             assert_eq!(text.parse::<AddressRange>().unwrap().to_string(), shown);
         }
-        for bad in ["", "a", "10.0.0.2-10.0.0.1", "10.0.0.1-fd00::1", "10.0.0.0/33", "-"] {
+        for bad in [
+            "",
+            "a",
+            "10.0.0.2-10.0.0.1",
+            "10.0.0.1-fd00::1",
+            "10.0.0.0/33",
+            "-",
+        ] {
             assert!(bad.parse::<AddressRange>().is_err(), "{bad:?}");
         }
     }
@@ -103,7 +116,11 @@ mod tests {
             ("10.0.0.5", false),
             ("fd00::1", false),
         ] {
-            assert_eq!(range.contains(address.parse().unwrap()), inside, "{address}");
+            assert_eq!(
+                range.contains(address.parse().unwrap()),
+                inside,
+                "{address}"
+            );
         }
     }
 }

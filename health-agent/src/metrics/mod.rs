@@ -4,6 +4,7 @@
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
 mod collections;
+mod endpoints;
 mod events;
 mod format;
 mod histogram;
@@ -34,6 +35,7 @@ use self::totals::{Class, Totals};
 use crate::api::server::Source;
 use crate::config::Location;
 use crate::datapath::dump::{DumpError, MetricRow, Pinned};
+use crate::endpoint::manager::Manager;
 
 /// The maps that metrics are made of.
 pub trait Maps: Send + Sync + 'static {
@@ -134,7 +136,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             .source
             .endpoints()
             .into_iter()
-            .flat_map(|endpoint| endpoint.repairs)
+            .flat_map(|endpoint| endpoint.repairs.clone())
             .collect();
         let config = self.source.config();
         Snapshot {
@@ -147,6 +149,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             probe_rate: config.probe_rate,
             repairs,
             collections: self.source.collections(),
+            endpoints: self.source.manager().map(Manager::counts),
             events: self.source.events(),
             now: Timestamp::now(),
             uptime: self.source.uptime(),

@@ -20,6 +20,7 @@ use prometheus_client::registry::Registry;
 use prost::Message;
 
 use super::collections;
+use super::endpoints;
 use super::events;
 use super::format::{ClassicWriter, Format};
 use super::histogram::{Histogram, SCHEMA};
@@ -30,6 +31,7 @@ use super::totals::{Class, Probes};
 use crate::api::types::{Reachability, RegistryState};
 use crate::conntrack::Counts;
 use crate::datapath::dump::MetricRow;
+use crate::endpoint;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 const PREFIX: &str = "health_agent";
@@ -52,6 +54,8 @@ pub(super) struct Snapshot {
     /// By cause.
     pub(super) repairs: BTreeMap<String, u64>,
     pub(super) collections: Counts,
+    /// `None` before the endpoints are restored.
+    pub(super) endpoints: Option<endpoint::manager::Counts>,
     pub(super) events: crate::events::Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
@@ -135,6 +139,9 @@ impl Collector for Snapshot {
         self.encode_probes(encoder)?;
         self.encode_packets(encoder)?;
         collections::encode(&self.collections, encoder)?;
+        if let Some(counts) = &self.endpoints {
+            endpoints::encode(counts, encoder)?;
+        }
         events::encode(&self.events, encoder)
     }
 }
@@ -801,6 +808,7 @@ mod tests {
             probe_rate: 1000,
             repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
             collections: samples::collections(),
+            endpoints: Some(samples::endpoints()),
             events: samples::events(),
             now: Timestamp::from_second(130).unwrap(),
             uptime: Duration::from_millis(1_500),

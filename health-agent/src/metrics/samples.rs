@@ -15,6 +15,9 @@ use crate::api::types::{
 };
 use crate::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
 use crate::datapath::dump::{DumpError, MetricRow};
+use crate::endpoint;
+use crate::endpoint::lifecycle::State;
+use crate::endpoint::manager::DURATION_BOUNDS;
 
 /// Maps that hold these rows.
 pub(super) struct Rows(pub(super) Vec<(RttKey, RttRow)>);
@@ -144,4 +147,22 @@ pub(super) fn summary(report: &HealthStatus, per_target: bool) -> Summary {
     let mut summary = Summary::new(report, per_target);
     report.nodes.iter().for_each(|node| summary.add(node));
     summary
+}
+
+/// Two endpoints, one of which was regenerated twice.
+pub(super) fn endpoints() -> endpoint::manager::Counts {
+    let mut durations = [0; DURATION_BOUNDS.len() + 1];
+    durations[1] = 3;
+    endpoint::manager::Counts {
+        states: [
+            (State::Ready, 1),
+            (State::Regenerating, 1),
+            (State::Disconnected, 0),
+        ]
+        .into(),
+        succeeded: 2,
+        failed: 1,
+        duration: Duration::from_millis(9),
+        durations,
+    }
 }

@@ -285,11 +285,21 @@ mod tests {
     fn only_network_namespaces_are_taken_for_some() {
         let own = NetNs::at(Path::new("/proc/self/ns/net")).unwrap();
         assert_eq!(own.id().unwrap(), own_id().unwrap());
-        for other in ["/proc/self/ns/mnt", "/dev/null", "/proc/self/status", "/tmp"] {
+        for other in [
+            "/proc/self/ns/mnt",
+            "/dev/null",
+            "/proc/self/status",
+            "/tmp",
+        ] {
             let error = NetNs::at(Path::new(other)).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{other} is no network namespace")), "{error}");
+            assert!(
+                error.starts_with(&format!("{other} is no network namespace")),
+                "{error}"
+            );
         }
-        let error = NetNs::at(Path::new("/no/such/file")).unwrap_err().to_string();
+        let error = NetNs::at(Path::new("/no/such/file"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/no/such/file: No such file"), "{error}");
     }
 

@@ -15,6 +15,9 @@ use crate::net::sysctl::SysctlError;
 /// Why the health endpoint is not as it shall be.
 #[derive(Debug, thiserror::Error)]
 pub enum HealthError {
+    /// All ids are in use.
+    #[error("no endpoint id is free for the health endpoint: delete an endpoint")]
+    NoIds,
     /// The device's name is someone else's.
     #[error(
         "device {DEVICE} exists and is not this agent's (alias {alias:?}): stop the agent that made \

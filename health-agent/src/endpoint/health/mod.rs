@@ -24,7 +24,7 @@ use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{info, warn};
 
-use crate::ipam::Family;
+use crate::ipam::{AddressRange, Family};
 use crate::net::link;
 use crate::net::mac::MacAddr;
 use crate::net::netlink::{self, Handle};
@@ -63,6 +63,10 @@ pub struct HealthEndpointSpec {
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses that it must have, at most one a family. Of a family without, one is allocated.
     pub fixed_addresses: Vec<IpAddr>,
+    /// Addresses that it must not have.
+    pub excluded: Vec<AddressRange>,
+    /// Ids that are other endpoints'.
+    pub taken_ids: BTreeSet<u16>,
     /// The device whose MTU it takes; `None` takes the smallest of all that are up, the loopback
     /// aside.
     pub mtu_device: Option<String>,

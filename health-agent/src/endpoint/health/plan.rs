@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use rand::seq::IteratorRandom as _;
 use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
@@ -94,9 +95,14 @@ impl Plan {
         let (mac, host_mac) = past
             .macs
             .unwrap_or_else(|| (MacAddr::random(&mut rng), MacAddr::random(&mut rng)));
-        let id = past
-            .id
-            .unwrap_or_else(|| rand::Rng::random_range(&mut rng, ENDPOINT_IDS));
+        let is_free = |id: &u16| !spec.taken_ids.contains(id);
+        let id = match past.id.filter(is_free) {
+            Some(id) => id,
+            None => ENDPOINT_IDS
+                .filter(is_free)
+                .choose(&mut rng)
+                .ok_or(HealthError::NoIds)?,
+        };
         Ok(Self {
             id,
             mac,
@@ -291,6 +297,7 @@ async fn stacks(
             }
             continue;
         };
+        pool = pool.excluding(&spec.excluded);
         let last = past.addresses.iter().find(of_family).copied();
         let in_place = last.filter(|_| past.device_stands);
         let address = match fixed {

@@ -132,6 +132,8 @@ impl Host {
         HealthEndpointSpec {
             instance: "nettest".to_owned(),
             node_addresses: vec![ip("172.30.0.1"), ip("fd00:30::1")],
+            excluded: Vec::new(),
+            taken_ids: BTreeSet::new(),
             unusable_addresses: Vec::new(),
             pod_cidrs: vec![cidr("10.244.1.0/24"), cidr("fd00:10:244:1::/64")],
             fixed_addresses: Vec::new(),

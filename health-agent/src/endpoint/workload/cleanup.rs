@@ -11,7 +11,9 @@ use crate::net::netlink;
 pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<String>) {
     let (mut removed, mut failed) = (Vec::new(), Vec::new());
     match netlink::open() {
-        Ok(host) => remove_devices(&HostDevices::new(host, instance), &mut removed, &mut failed).await,
+        Ok(host) => {
+            remove_devices(&HostDevices::new(host, instance), &mut removed, &mut failed).await
+        }
         Err(error) => failed.push(format!("cannot open a netlink socket: {error}")),
     }
     let folder = StateDir::of(state_dir).path().to_owned();
@@ -24,14 +26,21 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<Stri
     (removed, failed)
 }
 
-async fn remove_devices(devices: &HostDevices, removed: &mut Vec<String>, failed: &mut Vec<String>) {
+async fn remove_devices(
+    devices: &HostDevices,
+    removed: &mut Vec<String>,
+    failed: &mut Vec<String>,
+) {
     let found = match devices.list().await {
         Ok(found) => found,
         Err(error) => return failed.push(error.to_string()),
     };
     for one in found {
         match devices.remove(&one.device).await {
-            Ok(true) => removed.push(format!("device {} of endpoint {}", one.device, one.endpoint)),
+            Ok(true) => removed.push(format!(
+                "device {} of endpoint {}",
+                one.device, one.endpoint
+            )),
             Ok(false) => {}
             Err(error) => failed.push(error.to_string()),
         }

@@ -13,11 +13,11 @@ use tracing::warn;
 use super::{Blueprint, Devices, Found, Stack, Task, WorkloadError};
 use crate::endpoint::health::ALIAS_PREFIX;
 use crate::net::link::{self, Link, LinkError, VethPair};
+use crate::net::neighbour;
 use crate::net::netlink::Handle;
 use crate::net::netns::{self, NetNs, NetNsId};
 use crate::net::route::{self, Route, RouteError};
 use crate::net::sysctl::Setting;
-use crate::net::neighbour;
 
 /// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);

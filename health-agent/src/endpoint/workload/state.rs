@@ -141,7 +141,10 @@ impl StateDir {
 
 fn read(path: &Path) -> io::Result<Saved> {
     let saved: Saved = serde_json::from_slice(&fs::read(path)?)?;
-    let is_its_own = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok()) == Some(saved.id);
+    let is_its_own = path
+        .file_stem()
+        .and_then(|stem| stem.to_str()?.parse().ok())
+        == Some(saved.id);
     if is_its_own && ENDPOINT_IDS.contains(&saved.id) {
         Ok(saved)
     } else {
@@ -215,7 +218,10 @@ mod tests {
         let (endpoints, mut damaged) = states.load().unwrap();
         damaged.sort_by(|a, b| a.path.cmp(&b.path));
         assert_eq!(endpoints, [saved(9)]);
-        let names: Vec<_> = damaged.iter().map(|one| one.path.file_name().unwrap()).collect();
+        let names: Vec<_> = damaged
+            .iter()
+            .map(|one| one.path.file_name().unwrap())
+            .collect();
         assert_eq!(names, ["10.damaged", "11.damaged"]);
         assert_eq!(states.load().unwrap(), (vec![saved(9)], vec![]));
     }

@@ -1,0 +1,374 @@
+//! The paths under `/v1/endpoints`.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{self, Extension, Query, Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use futures_util::stream;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+
+use super::serve::Client;
+use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
+use super::types::{
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, HealthState, LabelChange,
+};
+use crate::endpoint::error::{EndpointError, ErrorKind};
+use crate::endpoint::health::ENDPOINT_IDS;
+use crate::endpoint::manager::{Manager, NewEndpoint, Selector};
+use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet};
+
+/// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
+const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
+/// Time for a body to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest name and container id, bytes.
+const MAX_NAME: usize = 253;
+/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+const MAX_IFNAME: usize = 15;
+/// Longest path, bytes (`PATH_MAX` less the final zero).
+const MAX_PATH: usize = 4095;
+
+/// Whether requests like this have a body.
+pub(super) fn takes_body(request: &Request) -> bool {
+    let path = request.uri().path();
+    match *request.method() {
+        Method::POST => path == "/v1/endpoints",
+        Method::PATCH => path.starts_with("/v1/endpoints/") && path.ends_with("/labels"),
+        _ => false,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    #[serde(default)]
+    watch: bool,
+}
+
+pub(super) async fn list<S: Source>(
+    State(api): Shared<S>,
+    Extension(client): Extension<Client>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(ListQuery { watch }) = query?;
+    if !watch {
+        return answer(move || Ok(api.source.endpoints())).await;
+    }
+    let changes = manager(&*api.source)?.changes();
+    client.take_time();
+    let told = Told::default();
+    let state = (api, changes, told, true);
+    Ok(as_lines(stream::try_unfold(
+        state,
+        async |(api, mut changes, mut told, is_first)| {
+            let events = match is_first {
+                true => told.first(&api.source.endpoints()),
+                false => next(&*api.source, &mut changes, &mut told).await,
+            };
+            if events.is_empty() {
+                return Ok::<_, io::Error>(None);
+            }
+            Ok(Some((write_lines(&events)?, (api, changes, told, false))))
+        },
+    )))
+}
+
+/// What has changed, as soon as something has; nothing when the agent ends.
+async fn next<S: Source>(
+    source: &S,
+    changes: &mut watch::Receiver<u64>,
+    told: &mut Told,
+) -> Vec<EndpointEvent> {
+    while changes.changed().await.is_ok() {
+        let events = told.since(&source.endpoints());
+        if !events.is_empty() {
+            return events;
+        }
+    }
+    Vec::new()
+}
+
+/// The endpoints as a client knows them.
+#[derive(Default)]
+struct Told(BTreeMap<u16, Arc<Endpoint>>);
+
+impl Told {
+    fn first(&mut self, endpoints: &[Arc<Endpoint>]) -> Vec<EndpointEvent> {
+        let mut events = self.since(endpoints);
+        events.push(EndpointEvent::Listed);
+        events
+    }
+
+    fn since(&mut self, endpoints: &[Arc<Endpoint>]) -> Vec<EndpointEvent> {
+        let now: BTreeMap<_, _> = endpoints.iter().map(|one| (one.id, one.clone())).collect();
+        let gone = self.0.keys().filter(|id| !now.contains_key(id));
+        let gone = gone.map(|id| EndpointEvent::Deleted { id: *id });
+        let is_told = |one: &Endpoint| self.0.get(&one.id).is_some_and(|told| **told == *one);
+        let changed = now.values().filter(|one| !is_told(one));
+        let changed = changed.map(|one| EndpointEvent::Updated {
+            endpoint: Box::new(Endpoint::clone(one)),
+        });
+        let events = gone.chain(changed).collect();
+        self.0 = now;
+        events
+    }
+}
+
+pub(super) async fn create<S: Source>(
+    State(api): Shared<S>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let request: EndpointRequest = body(request).await?;
+    let new = new_endpoint(request)?;
+    let made = manager(&*api.source)?.create(new).await?;
+    answer(move || Ok(made)).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Meant {
+    container_id: Option<String>,
+    netns: Option<PathBuf>,
+}
+
+pub(super) async fn delete_meant<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<Meant>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(meant) = query?;
+    let selector = match (meant.container_id, meant.netns) {
+        (Some(id), None) => Selector::Container(id),
+        (None, Some(path)) => Selector::Netns(path),
+        _ => return Err(bad("say which: container-id=ID or netns=PATH".to_owned())),
+    };
+    delete(&*api.source, &selector).await
+}
+
+pub(super) async fn delete_one<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    delete(&*api.source, &Selector::Id(number(&id)?)).await
+}
+
+async fn delete<S: Source>(source: &S, selector: &Selector) -> Result<Response, Refusal> {
+    let deleted = manager(source)?.delete(selector).await?;
+    answer(move || Ok(Deleted { deleted })).await
+}
+
+pub(super) async fn get<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    let id = number(&id)?;
+    answer(move || found(&*api.source, id)).await
+}
+
+pub(super) async fn log<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    let id = number(&id)?;
+    answer(move || {
+        let managed = api.source.manager().and_then(|manager| manager.log(id));
+        match managed {
+            Some(log) => Ok(log),
+            // Of the health endpoint the agent's own log tells.
+            None => found(&*api.source, id).map(|_| Vec::new()),
+        }
+    })
+    .await
+}
+
+pub(super) async fn health<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    let id = number(&id)?;
+    answer(move || {
+        let managed = api.source.manager().and_then(|manager| manager.health(id));
+        match managed {
+            Some(health) => Ok(health),
+            // The health endpoint is kept in order all the while.
+            None => found(&*api.source, id).map(|_| EndpointHealth {
+                overall_health: HealthState::Ok,
+                bpf: HealthState::Ok,
+                policy: HealthState::Disabled,
+                connected: true,
+            }),
+        }
+    })
+    .await
+}
+
+pub(super) async fn change_labels<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let id = number(&id)?;
+    let LabelChange { add, remove } = body(request).await?;
+    let (add, remove) = (labels("add", &add)?, labels("remove", &remove)?);
+    let manager = manager(&*api.source)?;
+    let changed = manager.change_labels(id, add, remove).await?;
+    answer(move || Ok(changed)).await
+}
+
+fn manager<S: Source>(source: &S) -> Result<&Manager, Refusal> {
+    source.manager().ok_or_else(|| {
+        Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the agent has not taken over its endpoints yet; try again later".to_owned(),
+        )
+    })
+}
+
+fn found<S: Source>(source: &S, id: u16) -> Result<Arc<Endpoint>, Refusal> {
+    let found = source.endpoints().into_iter().find(|one| one.id == id);
+    found.ok_or_else(|| EndpointError::NotFound(id).into())
+}
+
+impl From<EndpointError> for Refusal {
+    fn from(error: EndpointError) -> Self {
+        let code = match error.kind() {
+            ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ErrorKind::Conflict => StatusCode::CONFLICT,
+            ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self(code, error.to_string())
+    }
+}
+
+fn bad(reason: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, reason)
+}
+
+fn number(id: &str) -> Result<u16, Refusal> {
+    let number = id.parse().ok().filter(|id| ENDPOINT_IDS.contains(id));
+    number.ok_or_else(|| {
+        bad(format!(
+            "'{id}' is no endpoint id: they are numbers from 1 to 4095"
+        ))
+    })
+}
+
+/// Reads the JSON of a body.
+async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
+    let read = axum::body::to_bytes(request.into_body(), MAX_BODY);
+    let bytes: Bytes = tokio::time::timeout(BODY_TIMEOUT, read)
+        .await
+        .map_err(|_| {
+            Refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the body took too long to arrive".to_owned(),
+            )
+        })?
+        .map_err(|_| {
+            Refusal(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body cannot be read, or is longer than {MAX_BODY} bytes"),
+            )
+        })?;
+    let mut text = serde_json::Deserializer::from_slice(&bytes);
+    let parsed = serde_path_to_error::deserialize(&mut text).map_err(|error| {
+        let path = error.path().to_string();
+        let what = error.into_inner();
+        match path.as_str() {
+            "." => bad(format!("the body: {what}")),
+            _ => bad(format!("{path}: {what}")),
+        }
+    })?;
+    text.end()
+        .map_err(|error| bad(format!("the body: {error}")))?;
+    Ok(parsed)
+}
+
+fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
+    let labels = labels("labels", &request.labels)?;
+    Ok(NewEndpoint {
+        netns: netns(&request.netns)?,
+        labels: LabelSet::new(labels).map_err(|error| of_field("labels", &error))?,
+        name: request.name.map(|text| name("name", text)).transpose()?,
+        container_id: request
+            .container_id
+            .map(|text| name("container-id", text))
+            .transpose()?,
+        ifname: request.ifname.map(ifname).transpose()?,
+        ipv4: address("ipv4", request.ipv4)?,
+        ipv6: address("ipv6", request.ipv6)?,
+    })
+}
+
+fn of_field(field: &str, error: &LabelError) -> Refusal {
+    bad(format!("{field}: {error}"))
+}
+
+fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
+    if texts.len() > LABELS_MAX {
+        return Err(of_field(field, &LabelError::TooMany(texts.len())));
+    }
+    let parse = |(place, text): (usize, &String)| {
+        Label::from_str(text).map_err(|error| of_field(&format!("{field}[{place}]"), &error))
+    };
+    texts.iter().enumerate().map(parse).collect()
+}
+
+fn netns(text: &str) -> Result<PathBuf, Refusal> {
+    let path = Path::new(text);
+    if !path.is_absolute() || text.len() > MAX_PATH || text.contains('\0') {
+        return Err(bad(format!(
+            "netns: {:?} is no absolute path, such as /run/netns/NAME",
+            text.chars().take(64).collect::<String>()
+        )));
+    }
+    Ok(path.to_owned())
+}
+
+fn name(field: &str, text: String) -> Result<String, Refusal> {
+    if (1..=MAX_NAME).contains(&text.len()) && !text.chars().any(char::is_control) {
+        return Ok(text);
+    }
+    Err(bad(format!(
+        "{field}: must have 1 to {MAX_NAME} bytes and no control characters"
+    )))
+}
+
+/// As the kernel takes names of devices (net/core/dev.c, `dev_valid_name`), and no path of settings.
+fn ifname(text: String) -> Result<String, Refusal> {
+    let is_usable = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
+    let is_path = matches!(text.as_str(), "." | ".." | "all" | "default");
+    if (1..=MAX_IFNAME).contains(&text.len()) && text.chars().all(is_usable) && !is_path {
+        return Ok(text);
+    }
+    Err(bad(format!(
+        "ifname: must have 1 to {MAX_IFNAME} visible characters, none of them / : or %"
+    )))
+}
+
+fn address<T: FromStr + Into<IpAddr>>(
+    field: &str,
+    text: Option<String>,
+) -> Result<Option<T>, Refusal> {
+    let parse = |text: String| {
+        let parsed = text.parse();
+        parsed.map_err(|_| {
+            bad(format!(
+                "{field}: {text:?} is no address of this IP version"
+            ))
+        })
+    };
+    text.map(parse).transpose()
+}

@@ -1,0 +1,132 @@
+//! Tables of endpoints.
+
+use crate::api::types::{Endpoint, EndpointHealth};
+use crate::cli::output::table;
+use crate::endpoint::log::LogEntry;
+
+/// The table of `cilium endpoint list`, a label a line.
+pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> String {
+    let address = |ip: Option<std::net::IpAddr>| ip.map(|ip| ip.to_string()).unwrap_or_default();
+    let rows = endpoints.iter().map(|endpoint| {
+        [
+            endpoint.id.to_string(),
+            endpoint.policy_ingress.text().to_owned(),
+            endpoint.policy_egress.text().to_owned(),
+            endpoint.identity.to_string(),
+            endpoint.labels.join("\n"),
+            address(endpoint.ipv6),
+            address(endpoint.ipv4),
+            endpoint.state.clone(),
+        ]
+    });
+    let headers = [
+        "ENDPOINT",
+        "POLICY (ingress)\nENFORCEMENT",
+        "POLICY (egress)\nENFORCEMENT",
+        "IDENTITY",
+        "LABELS",
+        "IPv6",
+        "IPv4",
+        "STATUS",
+    ];
+    let text = table(headers, rows);
+    match has_headers {
+        true => text,
+        // Those of two lines are two lines high; the columns stay as wide.
+        false => text
+            .lines()
+            .skip(2)
+            .map(|line| format!("{line}\n"))
+            .collect(),
+    }
+}
+
+/// The table of `cilium endpoint log`.
+pub(super) fn log_table(log: &[LogEntry]) -> String {
+    let rows = log.iter().map(|entry| {
+        [
+            entry.timestamp.to_string(),
+            entry.status.text().to_owned(),
+            entry.state.to_string(),
+            entry.message.clone(),
+        ]
+    });
+    table(["Timestamp", "Status", "State", "Message"], rows)
+}
+
+/// The lines of `cilium endpoint health`.
+pub(super) fn health_table(health: &EndpointHealth) -> String {
+    let connected = if health.connected { "yes" } else { "no" };
+    let lines = [
+        ("Overall Health:", health.overall_health.text()),
+        ("BPF Health:", health.bpf.text()),
+        ("Policy Health:", health.policy.text()),
+        ("Connected:", connected),
+    ];
+    lines
+        .map(|(what, how)| format!("{what:<18}{how}\n"))
+        .concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::types::{Enforcement, HealthState};
+    use std::collections::BTreeMap;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            id: 1017,
+            name: None,
+            container_id: None,
+            identity: 4,
+            labels: vec!["reserved:health".into(), "node:zone=a".into()],
+            policy_ingress: Enforcement::Enabled,
+            policy_egress: Enforcement::Unknown,
+            ipv4: Some("10.244.1.7".parse().unwrap()),
+            ipv6: None,
+            state: "ready".into(),
+            interface: "lxc_health".into(),
+            ifindex: 5,
+            inner_interface: "health0".into(),
+            mac: "0a:00:00:00:00:01".into(),
+            host_mac: "0a:00:00:00:00:02".into(),
+            netns: "/run/netns/health".into(),
+            repairs: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn an_endpoint_takes_a_line_a_label() {
+        assert_eq!(
+            endpoints_table(&[endpoint()], true),
+            "\
+ENDPOINT   POLICY (ingress)   POLICY (egress)   IDENTITY   LABELS            IPv6   IPv4         STATUS
+           ENFORCEMENT        ENFORCEMENT
+1017       Enabled            Unknown           4          reserved:health          10.244.1.7   ready
+                                                           node:zone=a
+"
+        );
+        let without = endpoints_table(&[endpoint()], false);
+        assert!(without.starts_with("1017 "), "{without}");
+    }
+
+    #[test]
+    fn health_takes_four_lines() {
+        let health = EndpointHealth {
+            overall_health: HealthState::Ok,
+            bpf: HealthState::Pending,
+            policy: HealthState::Disabled,
+            connected: true,
+        };
+        assert_eq!(
+            health_table(&health),
+            "\
+Overall Health:   OK
+BPF Health:       Pending
+Policy Health:    Disabled
+Connected:        yes
+"
+        );
+    }
+}

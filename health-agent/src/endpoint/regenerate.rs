@@ -1,0 +1,62 @@
+//! What builds the datapath of endpoints.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::pin::Pin;
+
+use crate::identity::Identity;
+use crate::labels::LabelSet;
+use crate::net::mac::MacAddr;
+
+/// An endpoint as it is to be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Regeneration {
+    /// Its id.
+    pub id: u16,
+    /// Its identity.
+    pub identity: Identity,
+    /// Its labels. Empty: not known, the identity is `reserved:init`.
+    pub labels: LabelSet,
+    /// Its addresses, IPv4 first.
+    pub addresses: Vec<IpAddr>,
+    /// Name of the host's end of its pair.
+    pub device: String,
+    /// Number of the host's end.
+    pub ifindex: u32,
+    /// The endpoint's own hardware address.
+    pub mac: MacAddr,
+    /// The host side's hardware address.
+    pub host_mac: MacAddr,
+}
+
+/// What is in force since an endpoint was built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Realized {
+    /// Number of its table in `HEALTH_POLICY`; 0 for none.
+    pub policy: u32,
+    /// Whether what goes to it passes only where its policy allows it.
+    pub enforces_ingress: bool,
+    /// Whether what it sends passes only where its policy allows it.
+    pub enforces_egress: bool,
+}
+
+/// Why an endpoint was not built: in words for its log. What was in force before still is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotRegenerated(pub String);
+
+/// Builds the datapath of endpoints. Different endpoints may be asked for at a time, one only once.
+pub trait Regenerator: Send + Sync {
+    /// Builds the datapath of an endpoint. Its packets meet all of the old or all of the new; after a
+    /// failure they meet the old.
+    fn regenerate<'a>(
+        &'a self,
+        endpoint: &'a Regeneration,
+    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>>;
+
+    /// Takes away all of an endpoint. One that is not there is no failure.
+    fn remove(
+        &self,
+        id: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>>;
+}

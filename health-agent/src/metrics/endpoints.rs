@@ -1,0 +1,44 @@
+//! Metrics of endpoints: how many are in which state, and what became of regenerations. Names and labels are
+//! Cilium's.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use super::render::{counter, family};
+use crate::endpoint::lifecycle::State;
+use crate::endpoint::manager::{Counts, DURATION_BOUNDS};
+
+/// Writes them.
+pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Endpoints of workloads in a state";
+    let mut states = family(encoder, "endpoint_state", help, MetricType::Gauge)?;
+    for (state, count) in &counts.states {
+        if *state != State::Disconnected {
+            states
+                .encode_family(&[("endpoint_state", state.text())])?
+                .encode_gauge(count)?;
+        }
+    }
+    let help = "Regenerations of endpoints that are over";
+    let mut regenerations = family(encoder, "endpoint_regenerations", help, MetricType::Counter)?;
+    for (outcome, count) in [("success", counts.succeeded), ("fail", counts.failed)] {
+        counter(&mut regenerations, &[("outcome", outcome)], count)?;
+    }
+    let bounds = DURATION_BOUNDS.into_iter().chain([f64::MAX]);
+    let buckets: Vec<(f64, u64)> = bounds.zip(counts.durations).collect();
+    encoder
+        .encode_descriptor(
+            "endpoint_regeneration_time_stats_seconds",
+            "How long regenerations of endpoints took",
+            None,
+            MetricType::Histogram,
+        )?
+        .encode_histogram::<NoLabelSet>(
+            counts.duration.as_secs_f64(),
+            counts.durations.iter().sum(),
+            &buckets,
+            None,
+        )
+}
