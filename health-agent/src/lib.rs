@@ -12,6 +12,7 @@ pub mod conntrack;
 pub mod datapath;
 mod durable;
 pub mod endpoint;
+pub mod etcd;
 pub mod events;
 pub mod identity;
 pub mod ipam;

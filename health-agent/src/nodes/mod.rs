@@ -17,11 +17,12 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use self::etcd::{EtcdConfigError, EtcdRegistry, EtcdSpec};
+use self::etcd::{EtcdRegistry, EtcdSpec};
 use self::file::{FileError, FileRegistry};
 use self::kubernetes::{AccessError, KubernetesRegistry};
 use self::merge::{MergedRegistry, Role, Source};
 use crate::config::{Config, RegistrySpec};
+use crate::etcd::EtcdConfigError;
 
 pub use self::cache::FILE as CACHE_FILE;
 

@@ -2,41 +2,34 @@
 //! bound to a lease, which does not: a node leaves the set when its record is deleted, not when its
 //! agent or the way to the store is gone. Whether a node is alive is for the probes to say.
 //!
-//! `store` talks to etcd, `view` makes nodes of keys, `registration` keeps this node's own keys, and
+//! `view` makes nodes of keys, `registration` keeps this node's own keys by means of `requests`, and
 //! the task here holds them together.
 
-mod config;
 mod registration;
-mod store;
+mod requests;
 mod view;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::WatchStream;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use self::config::Source;
 use self::registration::{Registration, Signs};
-use self::store::{Change, News, Position, Store, StoreError, Watch};
-use self::view::{Key, Keys, Value, View};
+use self::view::{Key, Keys, View};
 use super::backoff::Backoff;
 use super::{Node, NodeSet, Registry, Rejected, SourceState, Stale};
 use crate::config::RegistrySpec;
-
-pub use self::config::EtcdConfigError;
+use crate::etcd::{
+    Begun, Change, Cursor, Ended, EtcdConfigError, Feed, Source, Store, StoreError, Value,
+};
 
 /// Changes that come within this time become one new set.
 const GATHER: Duration = Duration::from_millis(100);
-/// Time between two questions to a silent store whether it is still there.
-const QUESTION_PERIOD: Duration = Duration::from_secs(3);
-/// A store that was silent for so long, with questions, is gone.
-const LONGEST_SILENCE: Duration = Duration::from_secs(7);
 /// Time between two looks for abandoned records.
 const ABANDONED_PERIOD: Duration = Duration::from_secs(60);
 /// How long a node's agent must be away until its record is deleted.
@@ -56,11 +49,10 @@ pub struct EtcdSpec {
 impl EtcdSpec {
     /// What the settings say; `None` where they mean another kind of registry.
     pub fn of(spec: &RegistrySpec) -> Option<Self> {
-        match spec {
-            RegistrySpec::Etcd(urls) => Some(Self::members(urls)),
-            RegistrySpec::EtcdConfig(path) => Some(Self::config(path)),
-            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => None,
-        }
+        Source::of(spec).map(|source| Self {
+            source,
+            shown: spec.to_string(),
+        })
     }
 
     /// A cluster with members at these URLs.
@@ -110,21 +102,21 @@ impl EtcdRegistry {
         };
         let (sender, receiver) = watch::channel(Arc::new(initial));
         let (own, published) = watch::channel(None);
+        let registration = Registration::new(Keys::of(cluster), own.subscribe());
         let follower = Follower {
             source: spec.source,
             keys: Keys::of(cluster),
             view,
-            position: None,
+            cursor: Cursor::default(),
             state,
             published,
             sender,
             started: Instant::now(),
-            heard: Timestamp::now(),
             abandoned_after: ABANDONED_AFTER + ABANDONED_SPREAD.mul_f64(rand::random()),
         };
         Ok(Self {
             nodes: receiver,
-            task: tokio::spawn(follower.run(Registration::new(own.subscribe()))),
+            task: tokio::spawn(follower.run(registration)),
             own,
         })
     }
@@ -156,8 +148,9 @@ pub async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Result<bo
     let mut failures = Vec::new();
     for endpoint in &access.endpoints {
         let deleted = async {
-            let mut store = Store::connect(&access, endpoint, Keys::of(cluster)).await?;
-            store.deregister(node).await
+            let keys = Keys::of(cluster);
+            let mut store = Store::connect(&access, endpoint, keys.prefix()).await?;
+            requests::deregister(&mut store, &keys, node).await
         };
         match deleted.await {
             Ok(deleted) => return Ok(deleted),
@@ -172,14 +165,12 @@ struct Follower {
     source: Source,
     keys: Keys,
     view: View,
-    /// How far the view is; `None` while all has to be listed.
-    position: Option<Position>,
+    /// How far the view is.
+    cursor: Cursor,
     state: SourceState,
     published: watch::Receiver<Option<Node>>,
     sender: watch::Sender<Arc<NodeSet>>,
     started: Instant,
-    /// When the store was heard last.
-    heard: Timestamp,
     abandoned_after: Duration,
 }
 
@@ -215,14 +206,21 @@ impl Follower {
             Err(error) => return StoreError::new("use the settings", error.to_string()),
         };
         let endpoint = &access.endpoints[turn % access.endpoints.len()];
-        let connected = Store::connect(&access, endpoint, self.keys.clone()).await;
+        let connected = Store::connect(&access, endpoint, self.keys.prefix()).await;
         let mut store = match connected {
             Ok(store) => store,
             Err(error) => return error,
         };
         loop {
-            let stream = match self.catch_up(&mut store).await {
-                Ok(stream) => stream,
+            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
+                Ok((feed, begun)) => {
+                    let now = self.now();
+                    if let Begun::Listed(pairs) = begun {
+                        self.view.replace(pairs, now);
+                    }
+                    self.view.resume(now);
+                    feed
+                }
                 Err(error) => return error,
             };
             backoff.reset();
@@ -230,89 +228,35 @@ impl Follower {
             let signs = registration.signs();
             let keep = registration.keep(store.clone());
             let ended = tokio::select! {
-                ended = self.follow(stream, &mut store, &signs) => ended,
+                ended = self.follow(feed, &mut store, &signs) => ended,
                 never = keep => match never {},
             };
             match ended {
-                Ended::HistoryGone(reason) => {
-                    info!(reason, "listing the nodes again");
-                    self.position = None;
-                }
+                Ended::HistoryGone(reason) => info!(reason, "listing the nodes again"),
                 Ended::Failed(error) => return error,
             }
         }
     }
 
-    /// Begins a watch at the position, or lists everything where that is not possible.
-    async fn catch_up(&mut self, store: &mut Store) -> Result<Box<WatchStream>, StoreError> {
-        loop {
-            let position = match self.position {
-                Some(position) => position,
-                None => {
-                    let (pairs, position) = store.list().await?;
-                    let now = self.now();
-                    self.view.replace(pairs, now);
-                    *self.position.insert(position)
-                }
-            };
-            match store.watch(position).await? {
-                Watch::From(stream) => {
-                    let now = self.now();
-                    self.view.resume(now);
-                    return Ok(stream);
-                }
-                Watch::HistoryGone(reason) => {
-                    info!(reason, "listing the nodes again");
-                    self.position = None;
-                }
-            }
-        }
-    }
-
-    async fn follow(
-        &mut self,
-        mut stream: Box<WatchStream>,
-        store: &mut Store,
-        signs: &Signs,
-    ) -> Ended {
-        let mut heard = Instant::now();
-        let mut question_at = heard + QUESTION_PERIOD;
-        let mut abandoned_at = heard + ABANDONED_PERIOD;
+    async fn follow(&mut self, mut feed: Feed, store: &mut Store, signs: &Signs) -> Ended {
+        let mut abandoned_at = Instant::now() + ABANDONED_PERIOD;
         let mut changed_at: Option<Instant> = None;
         let mut problem = signs.problem();
         loop {
             let gathered_at = changed_at.map(|at| at + GATHER);
             let expiry_at = self.view.next_expiry().map(|at| self.started + at);
-            let wake_at = [gathered_at, expiry_at, Some(abandoned_at)];
+            let wake_at = [gathered_at, expiry_at];
             let wake_at = wake_at
                 .into_iter()
                 .flatten()
-                .fold(question_at, Instant::min);
+                .fold(abandoned_at, Instant::min);
             tokio::select! {
-                message = stream.message() => {
-                    let response = match message {
-                        Ok(Some(response)) => response,
-                        Ok(None) => return Ended::Failed(StoreError::new("watch the nodes", "the store ended it")),
-                        Err(error) => {
-                            if store::is_unreadable(&error) {
-                                self.position = None;
-                            }
-                            return Ended::Failed(store::watch_failed(&error));
-                        }
-                    };
-                    heard = Instant::now();
-                    self.heard = Timestamp::now();
-                    let Some(position) = &mut self.position else {
-                        return Ended::HistoryGone("the position is lost");
-                    };
-                    match store::read(&response, position) {
-                        News::HistoryGone(reason) => return Ended::HistoryGone(reason),
-                        News::Changes(changes) if changes.is_empty() => {}
-                        News::Changes(changes) => {
-                            self.apply(changes, signs);
-                            changed_at.get_or_insert(heard);
-                        }
+                changes = feed.next(&mut self.cursor) => {
+                    match changes {
+                        Ok(changes) => self.apply(changes, signs),
+                        Err(ended) => return ended,
                     }
+                    changed_at.get_or_insert_with(Instant::now);
                 }
                 Ok(()) = self.published.changed() => self.take_own(),
                 Ok(()) = problem.changed() => {
@@ -322,15 +266,6 @@ impl Follower {
                 () = tokio::time::sleep_until(wake_at) => {}
             }
             let now = Instant::now();
-            if now >= question_at {
-                question_at = now + QUESTION_PERIOD;
-                if now - heard > LONGEST_SILENCE {
-                    let reason = format!("no answer for {LONGEST_SILENCE:?}");
-                    return Ended::Failed(StoreError::new("watch the nodes", reason));
-                }
-                // An answer to an earlier one may be under way; one that fails shows as silence.
-                let _ = stream.request_progress().await;
-            }
             let expired = self.view.expire(self.now());
             if expired || changed_at.is_some_and(|at| now >= at + GATHER) {
                 changed_at = None;
@@ -374,7 +309,7 @@ impl Follower {
         let abandoned = self.view.abandoned(self.abandoned_after, self.now());
         for (node, mod_revision) in abandoned.into_iter().take(ABANDONED_AT_ONCE) {
             let (record, presence) = (self.keys.record(&node), self.keys.presence(&node));
-            match store.forget(&record, &presence, mod_revision).await {
+            match requests::forget(store, &record, &presence, mod_revision).await {
                 Ok(true) => info!(
                     key = record,
                     "deleted the record of a node whose agent is gone"
@@ -407,7 +342,6 @@ impl Follower {
     }
 
     fn found(&mut self, endpoint: &str) {
-        self.heard = Timestamp::now();
         let before = self.state.stale.take();
         self.tell();
         if before.is_some() {
@@ -418,7 +352,7 @@ impl Follower {
 
     fn lost(&mut self, error: StoreError) {
         let stale = Stale {
-            since: self.heard,
+            since: self.cursor.heard,
             reason: error.to_string(),
         };
         let known = self.state.stale.as_ref();
@@ -459,10 +393,4 @@ impl Follower {
     fn now(&self) -> Duration {
         self.started.elapsed()
     }
-}
-
-/// Why following ended.
-enum Ended {
-    HistoryGone(&'static str),
-    Failed(StoreError),
 }

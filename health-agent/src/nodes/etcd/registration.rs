@@ -9,7 +9,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::store::{Store, StoreError};
+use super::requests;
+use super::view::Keys;
+use crate::etcd::{Store, StoreError};
 use crate::nodes::Node;
 use crate::nodes::backoff::Backoff;
 use crate::nodes::record::NodeRecord;
@@ -25,6 +27,7 @@ const SHORTEST_GAP: Duration = Duration::from_secs(1);
 pub(super) struct Registration {
     /// Tells this agent from others under the same name.
     instance: String,
+    keys: Keys,
     own: watch::Receiver<Option<Node>>,
     lease: Option<i64>,
     written: Option<Instant>,
@@ -34,8 +37,9 @@ pub(super) struct Registration {
 }
 
 impl Registration {
-    pub(super) fn new(own: watch::Receiver<Option<Node>>) -> Self {
+    pub(super) fn new(keys: Keys, own: watch::Receiver<Option<Node>>) -> Self {
         Self {
+            keys,
             instance: format!("{:016x}", rand::random::<u64>()),
             own,
             lease: None,
@@ -134,9 +138,9 @@ impl Registration {
             return Ok(());
         };
         let record = record_of(&own);
-        let wrote = store
-            .register(&own.name, &record, &self.instance, lease)
-            .await?;
+        let wrote =
+            requests::register(store, &self.keys, &own.name, &record, &self.instance, lease)
+                .await?;
         if wrote {
             self.written = Some(Instant::now());
             info!(node = own.full_name(), "registered in etcd");

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
+use crate::etcd::Pair;
 use crate::nodes::record::NodeRecord;
 use crate::nodes::validate::{Claims, Entry};
 use crate::nodes::{Node, Rejected};
 
 /// Longest value that is read, bytes. A node with all the addresses it may have needs a tenth.
-const MAX_VALUE_LEN: usize = 64 * 1024;
+const MAX_RECORD_LEN: usize = 64 * 1024;
 /// Most refused keys that are told one by one.
 const MAX_REJECTED: usize = 100;
 
@@ -62,35 +63,6 @@ impl Keys {
         let rest = key.strip_prefix(&self.prefix)?;
         let record = rest.strip_prefix("nodes/").map(Key::Record);
         record.or_else(|| rest.strip_prefix("presence/").map(Key::Presence))
-    }
-}
-
-/// A key and its value, as the store has them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pair {
-    pub(super) key: String,
-    pub(super) value: Value,
-    /// Counts up with every change of the store: the older a key, the lower.
-    pub(super) create_revision: i64,
-    pub(super) mod_revision: i64,
-}
-
-/// What stands at a key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Value {
-    /// These bytes.
-    Bytes(Vec<u8>),
-    /// More than is read: how many bytes, where that is known.
-    TooLarge(Option<usize>),
-}
-
-impl From<Vec<u8>> for Value {
-    fn from(bytes: Vec<u8>) -> Self {
-        if bytes.len() > MAX_VALUE_LEN {
-            Self::TooLarge(Some(bytes.len()))
-        } else {
-            Self::Bytes(bytes)
-        }
     }
 }
 
@@ -292,15 +264,7 @@ impl View {
     }
 
     fn read_record(&self, name: &str, pair: &Pair) -> Result<Node, String> {
-        let bytes = match &pair.value {
-            Value::Bytes(bytes) => bytes,
-            Value::TooLarge(len) => {
-                let len = len.map_or("too many".to_owned(), |len| len.to_string());
-                return Err(format!(
-                    "the value has {len} bytes; at most {MAX_VALUE_LEN} are allowed"
-                ));
-            }
-        };
+        let bytes = pair.value.within(MAX_RECORD_LEN)?;
         let record: NodeRecord =
             serde_json::from_slice(bytes).map_err(|error| format!("not a node record: {error}"))?;
         let (claimed_name, claimed_cluster) =
@@ -342,6 +306,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::etcd::Value;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -4,30 +4,30 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use etcd_client::{
-    Client, Compare, CompareOp, DeleteOptions, Error, EventType, GetOptions, GetResponse, KeyValue,
-    LeaseKeepAliveStream, LeaseKeeper, PutOptions, ResponseHeader, Txn, TxnOp, WatchOptions,
-    WatchResponse, WatchStream,
+    Client, Error, EventType, GetOptions, GetResponse, KeyValue, LeaseKeepAliveStream, LeaseKeeper,
+    ResponseHeader, Txn, TxnResponse, WatchOptions, WatchResponse, WatchStream,
 };
 use tokio::time::timeout;
 
 use super::config::Access;
-use super::view::{Keys, Pair, Value};
 
 /// Longest wait for an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Most keys that are asked for at once.
 const PAGE: i64 = 500;
+/// Longest value that is read, bytes.
+const MAX_VALUE_LEN: usize = 512 * 1024;
 
 /// Something that the store did not do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {attempt}: {reason}")]
-pub(super) struct StoreError {
+pub(crate) struct StoreError {
     attempt: &'static str,
     reason: String,
 }
 
 impl StoreError {
-    pub(super) fn new(attempt: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn new(attempt: &'static str, reason: impl Into<String>) -> Self {
         Self {
             attempt,
             reason: reason.into(),
@@ -56,7 +56,7 @@ pub(super) enum Watch {
 }
 
 /// Changes in the order in which they were made.
-pub(super) enum Change {
+pub(crate) enum Change {
     Put(Pair),
     Delete(String),
 }
@@ -67,29 +67,77 @@ pub(super) enum News {
     HistoryGone(&'static str),
 }
 
-/// A connection, made when it is used first.
+/// A key and its value, as the store has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) key: String,
+    pub(crate) value: Value,
+    /// Counts up with every change of the store: the older a key, the lower.
+    pub(crate) create_revision: i64,
+    pub(crate) mod_revision: i64,
+}
+
+/// What stands at a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// More than is read: how many bytes, where that is known.
+    TooLarge(Option<usize>),
+}
+
+impl Value {
+    /// The bytes, unless they are more than `most`.
+    pub(crate) fn within(&self, most: usize) -> Result<&[u8], String> {
+        let length = match self {
+            Self::Bytes(bytes) if bytes.len() <= most => return Ok(bytes),
+            Self::Bytes(bytes) => Some(bytes.len()),
+            Self::TooLarge(length) => *length,
+        };
+        let length = length.map_or("too many".to_owned(), |length| length.to_string());
+        Err(format!(
+            "the value has {length} bytes; at most {most} are allowed"
+        ))
+    }
+}
+
+impl From<Vec<u8>> for Value {
+    fn from(bytes: Vec<u8>) -> Self {
+        if bytes.len() > MAX_VALUE_LEN {
+            Self::TooLarge(Some(bytes.len()))
+        } else {
+            Self::Bytes(bytes)
+        }
+    }
+}
+
+/// A connection, made when it is used first, to the keys under one prefix.
 #[derive(Clone)]
-pub(super) struct Store {
+pub(crate) struct Store {
     client: Client,
-    keys: Keys,
+    /// Ends with a slash.
+    prefix: String,
 }
 
 impl Store {
     /// Prepares to talk to one of the members.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         access: &Access,
         endpoint: &str,
-        keys: Keys,
+        prefix: &str,
     ) -> Result<Self, StoreError> {
         let options = Some(access.options(endpoint));
         let client = answered("log in", Client::connect([endpoint], options)).await?;
-        Ok(Self { client, keys })
+        Ok(Self {
+            client,
+            prefix: prefix.to_owned(),
+        })
     }
 
-    /// All keys of the cluster at one revision, and the position behind it.
+    /// All keys at one revision, and the position behind it.
     pub(super) async fn list(&mut self) -> Result<(Vec<Pair>, Position), StoreError> {
-        let end = end_of(self.keys.prefix());
-        let mut from = self.keys.prefix().as_bytes().to_vec();
+        let end = end_of(&self.prefix);
+        let mut from = self.prefix.as_bytes().to_vec();
         let mut position: Option<Position> = None;
         let mut limit = PAGE;
         let mut pairs = Vec::new();
@@ -107,7 +155,7 @@ impl Store {
                 }
                 None => {
                     let page = self.get(&from, options.with_keys_only()).await?;
-                    let page = page.ok_or_else(|| too_large("list the nodes"))?;
+                    let page = page.ok_or_else(|| too_large("list the keys"))?;
                     let Some(kv) = page.kvs().first() else { break };
                     from = behind(kv.key());
                     pairs.push(pair(kv, Value::TooLarge(None)));
@@ -119,7 +167,7 @@ impl Store {
                 .header()
                 .is_some_and(|h| h.cluster_id() != at.cluster_id)
             {
-                return Err(StoreError::new("list the nodes", "another cluster answers"));
+                return Err(StoreError::new("list the keys", "another cluster answers"));
             }
             pairs.extend(
                 page.kvs()
@@ -133,7 +181,7 @@ impl Store {
             limit = (limit * 2).min(PAGE);
         }
         let position =
-            position.ok_or_else(|| StoreError::new("list the nodes", "no revision was told"))?;
+            position.ok_or_else(|| StoreError::new("list the keys", "no revision was told"))?;
         Ok((pairs, position))
     }
 
@@ -146,19 +194,19 @@ impl Store {
         match timeout(REQUEST_TIMEOUT, self.client.get(from, Some(options))).await {
             Ok(Ok(page)) => Ok(Some(page)),
             Ok(Err(error)) if is_too_large(&error) => Ok(None),
-            Ok(Err(error)) => Err(StoreError::from_client("list the nodes", &error)),
-            Err(_) => Err(unanswered("list the nodes")),
+            Ok(Err(error)) => Err(StoreError::from_client("list the keys", &error)),
+            Err(_) => Err(unanswered("list the keys")),
         }
     }
 
-    /// Begins to watch all keys of the cluster.
+    /// Begins to watch all keys.
     pub(super) async fn watch(&mut self, position: Position) -> Result<Watch, StoreError> {
-        const ATTEMPT: &str = "watch the nodes";
+        const ATTEMPT: &str = "watch the keys";
         let options = WatchOptions::new()
             .with_prefix()
             .with_start_revision(position.next)
             .with_fragment();
-        let prefix = self.keys.prefix();
+        let prefix = self.prefix.as_str();
         let mut stream = answered(ATTEMPT, self.client.watch(prefix, Some(options))).await?;
         let created = answered(ATTEMPT, stream.message()).await?;
         let created = created.ok_or_else(|| StoreError::new(ATTEMPT, "the store ended it"))?;
@@ -175,81 +223,39 @@ impl Store {
     }
 
     /// Makes a lease; its number.
-    pub(super) async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
+    pub(crate) async fn grant(&mut self, ttl: Duration) -> Result<i64, StoreError> {
         let seconds = ttl.as_secs().cast_signed();
         let granted = answered("get a lease", self.client.lease_grant(seconds, None)).await?;
         Ok(granted.id())
     }
 
     /// Begins to keep a lease.
-    pub(super) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
+    pub(crate) async fn keep(&mut self, lease: i64) -> Result<LeaseHold, StoreError> {
         let kept = answered("keep the lease", self.client.lease_keep_alive(lease)).await;
         // The client refuses a lease that is no more.
         let (keeper, answers) = kept?;
         Ok(LeaseHold { keeper, answers })
     }
 
-    /// Writes a node's record and, bound to the lease, the sign that its agent is there; nothing
-    /// where both stand already. Returns whether it wrote.
-    pub(super) async fn register(
+    /// Does one of two things at once, by what stands at the keys.
+    pub(crate) async fn transact(
         &mut self,
-        node: &str,
-        record: &str,
-        instance: &str,
-        lease: i64,
-    ) -> Result<bool, StoreError> {
-        let (record_key, presence_key) = (self.keys.record(node), self.keys.presence(node));
-        let bound = PutOptions::new().with_lease(lease);
-        let transaction = Txn::new()
-            .when([
-                Compare::value(record_key.clone(), CompareOp::Equal, record),
-                Compare::value(presence_key.clone(), CompareOp::Equal, instance),
-                Compare::lease(presence_key.clone(), CompareOp::Equal, lease),
-            ])
-            .or_else([
-                TxnOp::put(record_key, record, None),
-                TxnOp::put(presence_key, instance, Some(bound)),
-            ]);
-        let done = answered("register this node", self.client.txn(transaction)).await?;
-        Ok(!done.succeeded())
-    }
-
-    /// Deletes a node's record and the sign of its agent. Returns whether there was a record.
-    pub(super) async fn deregister(&mut self, node: &str) -> Result<bool, StoreError> {
-        const ATTEMPT: &str = "deregister this node";
-        let (record, presence) = (self.keys.record(node), self.keys.presence(node));
-        answered(ATTEMPT, self.client.delete(presence, None)).await?;
-        let deleted = answered(ATTEMPT, self.client.delete(record, None)).await?;
-        Ok(deleted.deleted() > 0)
-    }
-
-    /// Deletes a record unless it was written since, or its node's agent is back.
-    pub(super) async fn forget(
-        &mut self,
-        record: &str,
-        presence: &str,
-        mod_revision: i64,
-    ) -> Result<bool, StoreError> {
-        let transaction = Txn::new()
-            .when([
-                Compare::mod_revision(record, CompareOp::Equal, mod_revision),
-                Compare::version(presence, CompareOp::Equal, 0),
-            ])
-            .and_then([TxnOp::delete(record, Some(DeleteOptions::new()))]);
-        let done = answered("delete a record", self.client.txn(transaction)).await?;
-        Ok(done.succeeded())
+        attempt: &'static str,
+        transaction: Txn,
+    ) -> Result<TxnResponse, StoreError> {
+        answered(attempt, self.client.txn(transaction)).await
     }
 }
 
 /// A lease that is kept.
-pub(super) struct LeaseHold {
+pub(crate) struct LeaseHold {
     keeper: LeaseKeeper,
     answers: LeaseKeepAliveStream,
 }
 
 impl LeaseHold {
     /// Extends the lease. Returns whether it was still there.
-    pub(super) async fn extend(&mut self) -> Result<bool, StoreError> {
+    pub(crate) async fn extend(&mut self) -> Result<bool, StoreError> {
         const ATTEMPT: &str = "keep the lease";
         answered(ATTEMPT, self.keeper.keep_alive()).await?;
         let answer = answered(ATTEMPT, self.answers.message()).await?;
@@ -314,7 +320,7 @@ pub(super) fn is_unreadable(error: &Error) -> bool {
 }
 
 pub(super) fn watch_failed(error: &Error) -> StoreError {
-    StoreError::from_client("watch the nodes", error)
+    StoreError::from_client("watch the keys", error)
 }
 
 /// In one line, the innermost cause too: "transport error" alone says nothing.

@@ -9,6 +9,8 @@ use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use serde::Deserialize;
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
+use crate::config::RegistrySpec;
+
 /// Longest wait for a connection to a member.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -45,23 +47,32 @@ pub enum EtcdConfigError {
 
 /// Where an etcd cluster's members are, and the file with the rest.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     Urls(Vec<String>),
     File(PathBuf),
 }
 
 /// What it takes to connect.
 #[derive(Clone, Debug)]
-pub(super) struct Access {
+pub(crate) struct Access {
     /// At least one.
-    pub(super) endpoints: Vec<String>,
+    pub(crate) endpoints: Vec<String>,
     tls: Option<TlsOptions>,
     user: Option<(String, String)>,
 }
 
 impl Source {
+    /// What the settings say; `None` where they mean no etcd.
+    pub(crate) fn of(spec: &RegistrySpec) -> Option<Self> {
+        match spec {
+            RegistrySpec::Etcd(urls) => Some(Self::Urls(urls.clone())),
+            RegistrySpec::EtcdConfig(path) => Some(Self::File(path.clone())),
+            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => None,
+        }
+    }
+
     /// Reads all files anew, so that renewed certificates are found.
-    pub(super) fn access(&self) -> Result<Access, EtcdConfigError> {
+    pub(crate) fn access(&self) -> Result<Access, EtcdConfigError> {
         match self {
             Self::Urls(urls) => Ok(Access {
                 endpoints: urls.clone(),
@@ -78,7 +89,7 @@ impl Source {
 
 impl Access {
     /// The options for one of the endpoints.
-    pub(super) fn options(&self, endpoint: &str) -> ConnectOptions {
+    pub(crate) fn options(&self, endpoint: &str) -> ConnectOptions {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_require_leader(true)

@@ -1,0 +1,143 @@
+//! The keys under a prefix as they change, from any position in the store's history; a store that
+//! falls silent is found out.
+
+use std::time::Duration;
+
+use etcd_client::WatchStream;
+use jiff::Timestamp;
+use tokio::time::Instant;
+use tracing::info;
+
+use super::store::{self, Change, News, Pair, Position, Store, StoreError, Watch};
+
+/// Time between two questions to a silent store whether it is still there.
+const QUESTION_PERIOD: Duration = Duration::from_secs(3);
+/// A store that was silent for so long, with questions, is gone.
+const LONGEST_SILENCE: Duration = Duration::from_secs(7);
+
+/// How far a store's keys are known, which outlives a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    /// `None` where all has to be listed.
+    position: Option<Position>,
+    /// When the store was heard last.
+    pub(crate) heard: Timestamp,
+}
+
+impl Default for Cursor {
+    /// Nothing is known.
+    fn default() -> Self {
+        Self {
+            position: None,
+            heard: Timestamp::now(),
+        }
+    }
+}
+
+/// A watch of all keys.
+pub(crate) struct Feed {
+    stream: Box<WatchStream>,
+    heard: Instant,
+    question_at: Instant,
+}
+
+/// How a feed began.
+pub(crate) enum Begun {
+    /// Where the last one ended.
+    Resumed,
+    /// With these keys: all there are.
+    Listed(Vec<Pair>),
+}
+
+/// Why a feed ended.
+pub(crate) enum Ended {
+    /// All has to be listed again, which the same connection may do.
+    HistoryGone(&'static str),
+    /// The connection is of no more use.
+    Failed(StoreError),
+}
+
+impl Feed {
+    /// Begins behind what is known, or lists everything where that is not possible.
+    pub(crate) async fn begin(
+        store: &mut Store,
+        cursor: &mut Cursor,
+    ) -> Result<(Self, Begun), StoreError> {
+        let mut begun = Begun::Resumed;
+        loop {
+            let position = match cursor.position {
+                Some(position) => position,
+                None => {
+                    let (pairs, position) = store.list().await?;
+                    begun = Begun::Listed(pairs);
+                    position
+                }
+            };
+            match store.watch(position).await? {
+                Watch::From(stream) => {
+                    let now = Instant::now();
+                    let feed = Self {
+                        stream,
+                        heard: now,
+                        question_at: now + QUESTION_PERIOD,
+                    };
+                    *cursor = Cursor {
+                        position: Some(position),
+                        heard: Timestamp::now(),
+                    };
+                    return Ok((feed, begun));
+                }
+                Watch::HistoryGone(reason) => {
+                    info!(reason, "listing the keys again");
+                    cursor.position = None;
+                }
+            }
+        }
+    }
+
+    /// The next changes, at least one. May be dropped while it waits.
+    pub(crate) async fn next(&mut self, cursor: &mut Cursor) -> Result<Vec<Change>, Ended> {
+        const ATTEMPT: &str = "watch the keys";
+        loop {
+            tokio::select! {
+                message = self.stream.message() => {
+                    let response = match message {
+                        Ok(Some(response)) => response,
+                        Ok(None) => {
+                            return Err(Ended::Failed(StoreError::new(ATTEMPT, "the store ended it")));
+                        }
+                        Err(error) => {
+                            if store::is_unreadable(&error) {
+                                cursor.position = None;
+                            }
+                            return Err(Ended::Failed(store::watch_failed(&error)));
+                        }
+                    };
+                    self.heard = Instant::now();
+                    cursor.heard = Timestamp::now();
+                    let Some(position) = &mut cursor.position else {
+                        return Err(Ended::HistoryGone("the position is lost"));
+                    };
+                    match store::read(&response, position) {
+                        News::HistoryGone(reason) => {
+                            cursor.position = None;
+                            return Err(Ended::HistoryGone(reason));
+                        }
+                        News::Changes(changes) if changes.is_empty() => {}
+                        News::Changes(changes) => return Ok(changes),
+                    }
+                }
+                () = tokio::time::sleep_until(self.question_at) => {
+                    let now = Instant::now();
+                    self.question_at = now + QUESTION_PERIOD;
+                    if now - self.heard > LONGEST_SILENCE {
+                        let reason = format!("no answer for {LONGEST_SILENCE:?}");
+                        return Err(Ended::Failed(StoreError::new(ATTEMPT, reason)));
+                    }
+                    // An answer to an earlier one may be under way; one that fails shows as silence.
+                    let _ = self.stream.request_progress().await;
+                }
+            }
+        }
+    }
+}

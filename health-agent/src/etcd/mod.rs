@@ -1,0 +1,14 @@
+//! What keeps things in etcd: how a cluster is reached, a connection to one of its members, and a
+//! feed of the keys under a prefix. What the keys mean is for those who use it.
+
+mod config;
+mod feed;
+mod store;
+
+pub use self::config::EtcdConfigError;
+
+pub(crate) use self::config::Source;
+pub(crate) use self::feed::{Begun, Cursor, Ended, Feed};
+pub(crate) use self::store::{
+    Change, Pair, Store, StoreError, Value,
+};

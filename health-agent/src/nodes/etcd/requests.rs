@@ -1,0 +1,65 @@
+//! What is asked of the store for one node: to be registered, deregistered or forgotten.
+
+use etcd_client::{Compare, CompareOp, PutOptions, Txn, TxnOp, TxnOpResponse};
+
+use super::view::Keys;
+use crate::etcd::{Store, StoreError};
+
+/// Writes a node's record and, bound to the lease, the sign that its agent is there; nothing where
+/// both stand already. Returns whether it wrote.
+pub(super) async fn register(
+    store: &mut Store,
+    keys: &Keys,
+    node: &str,
+    record: &str,
+    instance: &str,
+    lease: i64,
+) -> Result<bool, StoreError> {
+    let (record_key, presence_key) = (keys.record(node), keys.presence(node));
+    let bound = PutOptions::new().with_lease(lease);
+    let transaction = Txn::new()
+        .when([
+            Compare::value(record_key.clone(), CompareOp::Equal, record),
+            Compare::value(presence_key.clone(), CompareOp::Equal, instance),
+            Compare::lease(presence_key.clone(), CompareOp::Equal, lease),
+        ])
+        .or_else([
+            TxnOp::put(record_key, record, None),
+            TxnOp::put(presence_key, instance, Some(bound)),
+        ]);
+    let done = store.transact("register this node", transaction).await?;
+    Ok(!done.succeeded())
+}
+
+/// Deletes a node's record and the sign of its agent. Returns whether there was a record.
+pub(super) async fn deregister(
+    store: &mut Store,
+    keys: &Keys,
+    node: &str,
+) -> Result<bool, StoreError> {
+    let transaction = Txn::new().and_then([
+        TxnOp::delete(keys.presence(node), None),
+        TxnOp::delete(keys.record(node), None),
+    ]);
+    let done = store.transact("deregister this node", transaction).await?;
+    let record = done.op_responses().into_iter().nth(1);
+    Ok(matches!(record, Some(TxnOpResponse::Delete(deleted)) if deleted.deleted() > 0))
+}
+
+/// Deletes a record unless it was written since, or its node's agent is back. Returns whether it
+/// did.
+pub(super) async fn forget(
+    store: &mut Store,
+    record: &str,
+    presence: &str,
+    mod_revision: i64,
+) -> Result<bool, StoreError> {
+    let transaction = Txn::new()
+        .when([
+            Compare::mod_revision(record, CompareOp::Equal, mod_revision),
+            Compare::version(presence, CompareOp::Equal, 0),
+        ])
+        .and_then([TxnOp::delete(record, None)]);
+    let done = store.transact("delete a record", transaction).await?;
+    Ok(done.succeeded())
+}
