@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// Source of the labels of [reserved identities](crate::identity).
 pub const RESERVED: &str = "reserved";
+/// Source of the labels of identities of prefixes.
+pub const CIDR: &str = "cidr";
 /// Source of labels whose source was not named.
 pub const UNSPEC: &str = "unspec";
 

@@ -10,5 +10,5 @@ pub use self::config::EtcdConfigError;
 pub(crate) use self::config::Source;
 pub(crate) use self::feed::{Begun, Cursor, Ended, Feed};
 pub(crate) use self::store::{
-    Change, Pair, Store, StoreError, Value,
+    Change, LeaseHold, Pair, Store, StoreError, Value,
 };

@@ -1,5 +1,22 @@
-//! Security identities: a number for each set of labels, the same on every node.
+//! Security identities: a number for each set of labels, the same on every node, and who has which
+//! addresses.
+//!
+//! `allocator` is what others use. `wants` is what this node wants of the store, `view` what is known
+//! of the whole cluster; `etcd` and `file` are the stores that bring the two together. `cidr` gives
+//! prefixes identities of this node's own, and `ipcache` puts all addresses together.
 
+mod allocator;
+mod cidr;
+mod etcd;
+mod file;
+mod ipcache;
+mod lasting;
 mod number;
+mod view;
+mod wants;
 
+pub use self::allocator::{IdentityAllocator, IdentityError, OnOutage, OpenError, Timing};
+pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
+pub use self::ipcache::{IpcacheInputs, ipcache};
 pub use self::number::{Identity, ParseIdentityError};
+pub use self::view::{Addresses, Announced, Held, Identities};

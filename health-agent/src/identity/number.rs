@@ -44,6 +44,10 @@ impl Identity {
     pub const INIT: Self = Self(numbers::INIT);
     /// A host of the cluster other than this one.
     pub const REMOTE_NODE: Self = Self(numbers::REMOTE_NODE);
+    /// An endpoint that is not managed by an agent.
+    const UNMANAGED: Self = Self(numbers::UNMANAGED);
+    /// An ingress proxy.
+    const INGRESS: Self = Self(numbers::INGRESS);
 
     /// All that are reserved, by number.
     pub fn all_reserved() -> impl Iterator<Item = Self> {
@@ -70,6 +74,15 @@ impl Identity {
     /// Whether it is allocated for labels, the same on every node.
     pub const fn is_of_cluster(self) -> bool {
         matches!(self.0, numbers::CLUSTER_FIRST..=numbers::CLUSTER_LAST)
+    }
+
+    /// Whether an endpoint may have it.
+    pub const fn is_of_endpoints(self) -> bool {
+        self.is_of_cluster()
+            || matches!(
+                self,
+                Self::INIT | Self::HEALTH | Self::UNMANAGED | Self::INGRESS
+            )
     }
 
     /// Whether it is this node's own, for a CIDR.

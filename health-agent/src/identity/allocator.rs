@@ -1,0 +1,324 @@
+//! Who gives out identities: the same number for the same labels on every node, whatever races
+//! happen, by means of a store that all nodes share.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+use super::view::{Hub, Settle};
+use super::wants::Wants;
+use super::{Addresses, CidrIdentities, Held, Identities, Identity, etcd, file};
+use crate::config::RegistrySpec;
+use crate::etcd::{EtcdConfigError, Source};
+use crate::labels::{CIDR, Label, LabelSet, RESERVED};
+use crate::nodes::Stale;
+
+/// Why labels get no identity.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    /// The store does not answer, or is damaged.
+    #[error("the identity store {store} cannot be used: {reason}")]
+    Unavailable {
+        /// As the settings write it.
+        store: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Every number is in use.
+    #[error(
+        "no identity is left for {labels}: all {count} are in use; drop labels that differ from \
+         endpoint to endpoint"
+    )]
+    Exhausted {
+        /// How the labels begin.
+        labels: String,
+        /// How many numbers there are.
+        count: usize,
+    },
+    /// What stands in the store cannot be right.
+    #[error("the identity store's {key} cannot be used: {reason}; mend or delete it")]
+    Corrupt {
+        /// Its name in the store.
+        key: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// No label.
+    #[error("an endpoint without labels has no identity of its own; give it a label")]
+    NoLabels,
+    /// A label that an endpoint may not have.
+    #[error("label {0} is not for endpoints: labels of {RESERVED} and {CIDR} are given by the agent")]
+    NotForEndpoints(Label),
+}
+
+/// Why no allocator can work with the settings.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// An etcd cluster's settings.
+    #[error(transparent)]
+    Etcd(#[from] EtcdConfigError),
+    /// Neither a file nor etcd.
+    #[error("{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379")]
+    NoStore(RegistrySpec),
+}
+
+/// What to do while the store cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnOutage {
+    /// Wait until it can be.
+    Wait,
+    /// Fail with [`IdentityError::Unavailable`], within seconds at most.
+    Fail,
+}
+
+/// Times that an allocator keeps to.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// How long references and addresses of a node outlive its agent, and at least an agent that
+    /// restarts.
+    pub lease: Duration,
+    /// How long something stays known that was seen to go.
+    pub settle_seen: Duration,
+    /// How long something stays known that was gone when the store came back.
+    pub settle_unseen: Duration,
+    /// How long an identity that nobody uses is kept.
+    pub collect_after: Duration,
+    /// Time between two looks for those.
+    pub look_period: Duration,
+    /// How long the number of a collected identity is not given out again.
+    pub reuse_after: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(900),
+            settle_seen: Duration::from_secs(10),
+            settle_unseen: Duration::from_secs(120),
+            collect_after: Duration::from_secs(900),
+            look_period: Duration::from_secs(60),
+            reuse_after: Duration::from_secs(3600),
+        }
+    }
+}
+
+impl Timing {
+    pub(super) fn settle(&self) -> Settle {
+        Settle {
+            seen: self.settle_seen,
+            unseen: self.settle_unseen,
+        }
+    }
+}
+
+/// Gives out identities and tells of all there are. Dropping it ends the connection to the store;
+/// what it holds there stays for the time of a lease, for the next agent of this node.
+#[derive(Debug)]
+pub struct IdentityAllocator {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+/// What callers and the task that talks to the store share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    wants: Mutex<Wants>,
+    /// Told when there is something to do.
+    pub(super) wake: Notify,
+    pub(super) hub: Arc<Hub>,
+    /// As the settings write it.
+    pub(super) store: String,
+}
+
+impl Shared {
+    pub(super) fn wants(&self) -> MutexGuard<'_, Wants> {
+        self.wants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store cannot be used since `since`.
+    pub(super) fn fail(&self, since: Timestamp, reason: String) {
+        self.wants().fail(IdentityError::Unavailable {
+            store: self.store.clone(),
+            reason: reason.clone(),
+        });
+        self.hub.tell_stale(Stale { since, reason });
+    }
+}
+
+/// Where identities are kept.
+#[derive(Clone, Debug)]
+enum Place {
+    Etcd(Source),
+    File(PathBuf),
+}
+
+impl IdentityAllocator {
+    /// Begins to follow a store, as `node` of `cluster`. Fails only when the settings cannot be used:
+    /// a store that does not answer is waited for. Must be called in a tokio runtime.
+    pub fn open(
+        store: &RegistrySpec,
+        cluster: &str,
+        node: &str,
+        timing: Timing,
+    ) -> Result<Self, OpenError> {
+        let place = match (Source::of(store), store) {
+            (Some(source), _) => {
+                source.access()?;
+                Place::Etcd(source)
+            }
+            (None, RegistrySpec::File(path)) => Place::File(path.clone()),
+            (None, _) => return Err(OpenError::NoStore(store.clone())),
+        };
+        let stale = Stale {
+            since: Timestamp::now(),
+            reason: "not connected yet".to_owned(),
+        };
+        let store = store.to_string();
+        let shared = Arc::new(Shared {
+            wants: Mutex::default(),
+            wake: Notify::new(),
+            hub: Arc::new(Hub::new(store.clone(), stale.clone())),
+            store,
+        });
+        shared.fail(stale.since, stale.reason);
+        let task = match place {
+            Place::Etcd(source) => {
+                tokio::spawn(etcd::run(shared.clone(), source, cluster, node, timing))
+            }
+            Place::File(path) => tokio::spawn(file::run(shared.clone(), path, node, timing)),
+        };
+        Ok(Self { shared, task })
+    }
+
+    /// An identity for one endpoint with these labels; give it back with [`Self::release`]. Those of
+    /// reserved identities need no store. May be dropped while it waits, and then holds nothing.
+    pub async fn acquire(
+        &self,
+        labels: &LabelSet,
+        on_outage: OnOutage,
+    ) -> Result<Identity, IdentityError> {
+        if let Some(reserved) = reserved(labels)? {
+            return Ok(reserved);
+        }
+        let answer = self.shared.wants().want(labels, on_outage);
+        let mut unwant = Unwant {
+            allocator: self,
+            labels: Some(labels),
+        };
+        self.shared.wake.notify_one();
+        let answer = answer.await.unwrap_or_else(|_| {
+            Err(IdentityError::Unavailable {
+                store: self.shared.store.clone(),
+                reason: "the allocator has ended".to_owned(),
+            })
+        })?;
+        unwant.labels = None;
+        Ok(answer)
+    }
+
+    /// Gives back an identity that was acquired, once for each time. The store hears of it as soon as
+    /// it can be used.
+    pub fn release(&self, labels: &LabelSet) {
+        self.shared.wants().unwant(labels);
+        self.shared.wake.notify_one();
+    }
+
+    /// Tells the other nodes which identity an endpoint's address has, and that the endpoint is on
+    /// the node with the address `node`. The store hears of it as soon as it can be used.
+    pub fn announce(&self, ip: IpAddr, identity: Identity, node: IpAddr) {
+        if self.shared.wants().announce(ip, identity, node) {
+            self.shared.wake.notify_one();
+        }
+    }
+
+    /// Takes back what was announced.
+    pub fn withdraw(&self, ip: IpAddr) {
+        self.shared.wants().withdraw(ip);
+        self.shared.wake.notify_one();
+    }
+
+    /// Drops what an earlier agent of this node left in the store and what was not acquired and
+    /// announced again. Call it once the endpoints are restored; without it that is kept for the time
+    /// of a lease.
+    pub fn forget_earlier(&self) {
+        self.shared.wants().forget_earlier();
+        self.shared.wake.notify_one();
+    }
+
+    /// All identities, now and whenever something changes; changes come up to 100 ms later. What was
+    /// known stands when the store fails.
+    pub fn identities(&self) -> watch::Receiver<Arc<Identities>> {
+        self.shared.hub.identities()
+    }
+
+    /// The addresses of the cluster's endpoints, likewise.
+    pub fn addresses(&self) -> watch::Receiver<Arc<Addresses>> {
+        self.shared.hub.addresses()
+    }
+
+    /// The identities that were acquired, by labels. One changes when the store lost its data and its
+    /// number was given to others before it could be written again.
+    pub fn held(&self) -> watch::Receiver<Arc<Held>> {
+        self.shared.hub.held()
+    }
+
+    /// This node's own identities of CIDRs, which are kept in `state_dir` and shown among
+    /// [`Self::identities`].
+    pub fn cidrs(&self, state_dir: &Path) -> CidrIdentities {
+        CidrIdentities::open(state_dir, self.shared.hub.clone())
+    }
+}
+
+impl Drop for IdentityAllocator {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Takes back what one wanted who did not get it.
+struct Unwant<'a> {
+    allocator: &'a IdentityAllocator,
+    labels: Option<&'a LabelSet>,
+}
+
+impl Drop for Unwant<'_> {
+    fn drop(&mut self) {
+        if let Some(labels) = self.labels {
+            self.allocator.release(labels);
+        }
+    }
+}
+
+/// The reserved identity of a set, if it is one's; an error for sets that no endpoint may have.
+fn reserved(labels: &LabelSet) -> Result<Option<Identity>, IdentityError> {
+    if labels.is_empty() {
+        return Err(IdentityError::NoLabels);
+    }
+    let Some(label) = not_for_endpoints(labels) else {
+        return Ok(None);
+    };
+    Identity::by_reserved_name(label.key())
+        .filter(|identity| identity.reserved_labels().as_ref() == Some(labels))
+        .map(Some)
+        .ok_or_else(|| IdentityError::NotForEndpoints(label.clone()))
+}
+
+/// A label that no endpoint may have.
+pub(super) fn not_for_endpoints(labels: &LabelSet) -> Option<&Label> {
+    labels
+        .iter()
+        .find(|label| matches!(label.source(), RESERVED | CIDR))
+}
+
+/// How labels begin, for messages.
+pub(super) fn shown(labels: &LabelSet) -> String {
+    const MOST: usize = 5;
+    let first: Vec<_> = labels.iter().take(MOST).map(Label::to_string).collect();
+    let more = if labels.iter().len() > MOST { ", ..." } else { "" };
+    first.join(", ") + more
+}

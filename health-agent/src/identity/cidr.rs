@@ -1,0 +1,243 @@
+//! Identities of prefixes that policy names, this node's own: other nodes number theirs as they like.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use health_common::identity::LOCAL;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::Identity;
+use super::view::Hub;
+use crate::labels::{CIDR, Label, LabelError, LabelSet};
+
+/// Name of the file in the state folder.
+pub const FILE: &str = "cidr-identities.json";
+
+/// Numbers without the bit of local ones: 1 to this.
+const LAST: u32 = LOCAL - 1;
+
+/// The prefixes that policy needs, and their identities. Numbers are kept over restarts, so that
+/// entries that a former agent left in the kernel stay right.
+#[derive(Debug)]
+pub struct CidrIdentities {
+    path: PathBuf,
+    kept: Mutex<Kept>,
+    hub: Arc<Hub>,
+}
+
+/// What the file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Kept {
+    /// Counts up, so that a number is not reused at once.
+    next: u32,
+    prefixes: BTreeMap<IpNet, Identity>,
+}
+
+impl CidrIdentities {
+    /// Reads what an earlier agent kept in `state_dir`. A file that cannot be used is told of and put
+    /// aside; its numbers are then hardly met again, since others are begun with at random.
+    pub(super) fn open(state_dir: &Path, hub: Arc<Hub>) -> Self {
+        let path = state_dir.join(FILE);
+        let kept = read(&path).unwrap_or_else(|error| {
+            let aside = path.with_extension("json.damaged");
+            tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are numbered anew");
+            // It is of no use to anybody but those who want to know what happened.
+            let _ = fs::rename(&path, &aside);
+            Kept {
+                next: rand::random_range(1..=LAST),
+                prefixes: BTreeMap::new(),
+            }
+        });
+        let cidrs = Self {
+            path,
+            kept: Mutex::new(kept),
+            hub,
+        };
+        let kept = cidrs.kept();
+        cidrs.tell(&kept.prefixes);
+        drop(kept);
+        cidrs
+    }
+
+    /// Gives each of these prefixes an identity, with labels `cidr:PREFIX` and `reserved:world`, and
+    /// releases all others. Host bits are ignored. The prefix of length 0 is [`Identity::WORLD`].
+    /// Returns the identity of each.
+    pub fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
+        let prefixes: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
+        let (world, others): (Vec<_>, Vec<_>) =
+            prefixes.into_iter().partition(|one| one.prefix_len() == 0);
+        let mut kept = self.kept();
+        let next = kept.clone().with_just(others);
+        if *kept != next {
+            if let Err(error) = write(&self.path, &next) {
+                tracing::warn!(path = %self.path.display(), %error, "identities of CIDRs are not kept over a restart");
+            }
+            self.tell(&next.prefixes);
+            *kept = next;
+        }
+        let world = world.into_iter().map(|prefix| (prefix, Identity::WORLD));
+        kept.prefixes
+            .iter()
+            .map(|(prefix, identity)| (*prefix, *identity))
+            .chain(world)
+            .collect()
+    }
+
+    /// The prefixes that have an identity now; those of an earlier agent until [`Self::require`] is
+    /// called first.
+    pub fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
+        self.kept().prefixes.clone()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, prefixes: &BTreeMap<IpNet, Identity>) {
+        let labelled = prefixes.iter().filter_map(|(prefix, identity)| {
+            let labels = labels_of(*prefix).inspect_err(
+                |error| tracing::error!(%prefix, %error, "a prefix makes no label"),
+            );
+            Some((*identity, Arc::new(labels.ok()?)))
+        });
+        self.hub.tell_local(labelled.collect());
+    }
+}
+
+impl Kept {
+    /// With identities of these prefixes and of no others.
+    fn with_just(mut self, prefixes: Vec<IpNet>) -> Self {
+        let prefixes: BTreeSet<IpNet> = prefixes.into_iter().collect();
+        // Those that go now are not given out in the same step.
+        let mut used: BTreeSet<Identity> = self.prefixes.values().copied().collect();
+        self.prefixes.retain(|prefix, _| prefixes.contains(prefix));
+        for prefix in prefixes {
+            if self.prefixes.contains_key(&prefix) {
+                continue;
+            }
+            // There are more numbers than a map has room for prefixes.
+            while !used.insert(Identity(LOCAL | self.next)) {
+                self.next = following(self.next);
+            }
+            self.prefixes.insert(prefix, Identity(LOCAL | self.next));
+            self.next = following(self.next);
+        }
+        self
+    }
+}
+
+fn following(number: u32) -> u32 {
+    if number >= LAST { 1 } else { number + 1 }
+}
+
+fn labels_of(prefix: IpNet) -> Result<LabelSet, LabelError> {
+    let cidr = Label::new(CIDR, &prefix.to_string(), "")?;
+    LabelSet::new([cidr, Label::reserved("world")])
+}
+
+fn read(path: &Path) -> io::Result<Kept> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Kept {
+                next: 1,
+                prefixes: BTreeMap::new(),
+            });
+        }
+        Err(error) => return Err(error),
+    };
+    let kept: Kept = serde_json::from_slice(&bytes)?;
+    let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+    if !(1..=LAST).contains(&kept.next) {
+        return invalid(format!("the next number is {}", kept.next));
+    }
+    let mut used = BTreeSet::new();
+    for (prefix, identity) in &kept.prefixes {
+        let is_local = (LOCAL | 1..=LOCAL | LAST).contains(&identity.0);
+        if !is_local || prefix.trunc() != *prefix || !used.insert(*identity) {
+            return invalid(format!("{prefix} cannot have identity {identity}"));
+        }
+    }
+    Ok(kept)
+}
+
+/// Replaces the file at once.
+fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let fresh = path.with_extension("json.new");
+    let mut file = io::BufWriter::new(fs::File::create(&fresh)?);
+    serde_json::to_writer(&mut file, kept)?;
+    file.write_all(b"\n")?;
+    file.into_inner()?.sync_all()?;
+    fs::rename(&fresh, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::nodes::Stale;
+
+    fn hub() -> Arc<Hub> {
+        let stale = Stale {
+            since: Timestamp::UNIX_EPOCH,
+            reason: String::new(),
+        };
+        Arc::new(Hub::new(String::new(), stale))
+    }
+
+    fn prefixes(texts: &[&str]) -> BTreeSet<IpNet> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_prefix_keeps_its_identity_while_it_is_needed_and_over_restarts() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = hub();
+        let cidrs = CidrIdentities::open(dir.path(), hub.clone());
+        let first = cidrs.require(&prefixes(&["10.0.0.0/8", "fd00::/64", "0.0.0.0/0"]));
+        let ten: IpNet = "10.0.0.0/8".parse().unwrap();
+        let all: IpNet = "0.0.0.0/0".parse().unwrap();
+        assert_eq!(first[&all], Identity::WORLD);
+        assert!(first[&ten].is_local());
+        let labels = hub.identities().borrow().labels[&first[&ten]].clone();
+        assert_eq!(labels.get(CIDR, "10.0.0.0/8").unwrap().value(), "");
+        assert!(labels.has_reserved("world"));
+
+        let again = CidrIdentities::open(dir.path(), hub.clone());
+        assert_eq!(again.prefixes().len(), 2);
+        let second = again.require(&prefixes(&["10.0.0.0/8", "192.0.2.7/24"]));
+        assert_eq!(second[&ten], first[&ten]);
+        assert_eq!(second.len(), 2);
+        // The number of the one that went is not that of the one that came.
+        assert!(first.values().all(|old| *old != second[&"192.0.2.0/24".parse().unwrap()]));
+        assert_eq!(hub.identities().borrow().labels.len(), 9 + 2);
+    }
+
+    #[test]
+    fn a_damaged_file_is_put_aside() {
+        for damaged in [
+            "{",
+            r#"{"next":0,"prefixes":{}}"#,
+            r#"{"next":1,"prefixes":{"10.0.0.0/8":2}}"#,
+            r#"{"next":1,"prefixes":{"10.0.0.1/8":16777217}}"#,
+            r#"{"next":1,"prefixes":{"10.0.0.0/8":16777217,"11.0.0.0/8":16777217}}"#,
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join(FILE), damaged).unwrap();
+            let cidrs = CidrIdentities::open(dir.path(), hub());
+            assert!(cidrs.prefixes().is_empty(), "{damaged}");
+            let aside = fs::read_to_string(dir.path().join("cidr-identities.json.damaged"));
+            assert_eq!(aside.unwrap(), damaged);
+            assert_eq!(cidrs.require(&prefixes(&["10.0.0.0/8"])).len(), 1);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Sees to it that the store has what this node wants: compares the two, and mends what differs, for as
+//! long as it is connected.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tracing::{info, warn};
+
+use super::super::allocator::{Shared, Timing};
+use super::super::wants::{Announce, Wanted};
+use super::super::{Identity, IdentityError};
+use super::Known;
+use super::keys::{AddressRecord, Keys};
+use super::requests::{Holder, TakeError};
+use crate::etcd::{LeaseHold, Store, StoreError};
+use crate::nodes::backoff::Backoff;
+
+/// Shortest time between two writings of one key: it takes a moment until what was written is read
+/// back, and two agents under one name must not keep the store busy.
+const SHORTEST_GAP: Duration = Duration::from_secs(1);
+/// Time until a label set that the store refused is tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(10);
+/// Most requests that are under way.
+const AT_ONCE: usize = 16;
+/// Longest time between two extensions of the lease: it shows early that a lease is lost.
+const EXTEND_PERIOD: Duration = Duration::from_secs(10);
+/// Most identities that one look collects.
+const COLLECT_AT_ONCE: usize = 64;
+/// Up to this part is added to the grace of unused identities, so that not all agents collect at once.
+const COLLECT_SPREAD: f64 = 0.5;
+
+/// The keeper. It keeps its lease over connections.
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    known: Arc<Known>,
+    keys: Keys,
+    node: String,
+    timing: Timing,
+    lease: Option<i64>,
+    collect_after: Duration,
+    problem: Option<String>,
+}
+
+/// Something that the store lacks, or has too much.
+enum Job {
+    Take(Wanted),
+    Announce(IpAddr, Announce),
+    DropReference(Identity),
+    DropAddress(IpAddr),
+}
+
+impl Keeper {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        known: Arc<Known>,
+        keys: Keys,
+        node: &str,
+        timing: Timing,
+    ) -> Self {
+        let spread = timing.collect_after.mul_f64(COLLECT_SPREAD);
+        Self {
+            shared,
+            known,
+            keys,
+            node: node.to_owned(),
+            timing,
+            lease: None,
+            collect_after: timing.collect_after + spread.mul_f64(rand::random()),
+            problem: None,
+        }
+    }
+
+    /// Keeps everything for as long as it is polled.
+    pub(super) async fn keep(&mut self, mut store: Store) -> Infallible {
+        let mut backoff = Backoff::default();
+        loop {
+            let Err(error) = self.keep_lease(&mut store, &mut backoff).await else {
+                continue;
+            };
+            let problem = error.to_string();
+            if self.problem.as_ref() != Some(&problem) {
+                warn!(%error, "identities cannot be written");
+            }
+            self.shared.wants().fail(IdentityError::Unavailable {
+                store: self.shared.store.clone(),
+                reason: problem.clone(),
+            });
+            self.problem = Some(problem);
+            tokio::time::sleep(backoff.pause(rand::random())).await;
+        }
+    }
+
+    /// Ends when the lease is lost.
+    async fn keep_lease(
+        &mut self,
+        store: &mut Store,
+        backoff: &mut Backoff,
+    ) -> Result<(), StoreError> {
+        let (lease, mut hold) = self.lease(store).await?;
+        let holder = Holder {
+            keys: self.keys.clone(),
+            node: self.node.clone(),
+            lease,
+        };
+        let mut extensions = ticks(EXTEND_PERIOD.min(self.timing.lease / 3));
+        let mut looks = ticks(self.timing.look_period);
+        loop {
+            let (jobs, may_change) = self.jobs(&holder);
+            let is_idle = jobs.is_empty();
+            let done = join_all(jobs.into_iter().map(|job| self.run(&holder, store.clone(), job)));
+            let done: Result<Vec<()>, _> = done.await.into_iter().collect();
+            self.shared.hub.tell_held(self.shared.wants().held());
+            done?;
+            backoff.reset();
+            self.problem = None;
+            self.shared.wants().recover();
+            let idle = async {
+                match (is_idle, may_change) {
+                    (false, _) => {}
+                    (true, true) => tokio::time::sleep(SHORTEST_GAP / 4).await,
+                    (true, false) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                _ = extensions.tick() => {
+                    if !hold.extend().await? {
+                        warn!("the lease of identities is lost; taking them anew");
+                        self.lease = None;
+                        return Ok(());
+                    }
+                }
+                _ = looks.tick() => self.collect(&holder, store).await?,
+                () = self.shared.wake.notified() => {}
+                () = idle => {}
+            }
+        }
+    }
+
+    /// The lease of an earlier connection if it is still there, else a new one.
+    async fn lease(&mut self, store: &mut Store) -> Result<(i64, LeaseHold), StoreError> {
+        if let Some(lease) = self.lease
+            && let Ok(mut hold) = store.keep(lease).await
+            && hold.extend().await.unwrap_or(false)
+        {
+            return Ok((lease, hold));
+        }
+        let lease = store.grant(self.timing.lease).await?;
+        self.lease = Some(lease);
+        Ok((lease, store.keep(lease).await?))
+    }
+
+    /// What is to be done now, some of it; and whether there will be more without a change.
+    fn jobs(&self, holder: &Holder) -> (Vec<Job>, bool) {
+        let now = Instant::now();
+        let session = holder.session();
+        let records = self.known.records();
+        let wants = self.shared.wants();
+        let mut waits = false;
+        let mut is_due = |last: Option<Instant>, gap: Duration| {
+            let is_due = last.is_none_or(|last| now - last >= gap);
+            waits |= !is_due;
+            is_due
+        };
+        let mut jobs = Vec::new();
+        let mut used = BTreeSet::new();
+        for wanted in wants.sets() {
+            used.extend(wanted.identity);
+            let is_there = wanted.written.is_some()
+                && wanted
+                    .identity
+                    .is_some_and(|id| records.confirms(&wanted.labels, id, &session));
+            if !is_there
+                && is_due(wanted.written, SHORTEST_GAP)
+                && is_due(wanted.refused, RETRY_PERIOD)
+            {
+                jobs.push(Job::Take(wanted));
+            }
+        }
+        for (ip, announce) in wants.addresses() {
+            let is_there =
+                announce.written.is_some() && records.confirms_address(ip, announce, &session);
+            if !is_there && is_due(announce.written, SHORTEST_GAP) {
+                jobs.push(Job::Announce(ip, announce.clone()));
+            }
+        }
+        let is_ours = |other: &str| other == session || wants.forgets_earlier();
+        // A set that has no number yet may be about to get one of these.
+        let all_are_known = !wants.sets().any(|wanted| wanted.identity.is_none());
+        for (identity, other) in records.own_references() {
+            if all_are_known && is_ours(other) && !used.contains(&identity) {
+                jobs.push(Job::DropReference(identity));
+            }
+        }
+        for (ip, other) in records.own_addresses() {
+            if is_ours(other) && !wants.is_announced(ip) {
+                jobs.push(Job::DropAddress(ip));
+            }
+        }
+        jobs.truncate(AT_ONCE);
+        (jobs, waits)
+    }
+
+    async fn run(&self, holder: &Holder, mut store: Store, job: Job) -> Result<(), StoreError> {
+        match job {
+            Job::Take(wanted) => {
+                let free = |taken: &BTreeSet<Identity>| {
+                    self.known.records().free(rand::random(), taken)
+                };
+                let taken = holder
+                    .take(&mut store, &wanted.labels, wanted.identity, free)
+                    .await;
+                let answer = match taken {
+                    Ok(identity) => Ok(identity),
+                    Err(TakeError::Refused(error)) => Err(error),
+                    Err(TakeError::Store(error)) => return Err(error),
+                };
+                let mut wants = self.shared.wants();
+                wants.answered(&wanted.labels, &answer, Instant::now());
+                Ok(())
+            }
+            Job::Announce(ip, announce) => {
+                let record = AddressRecord {
+                    identity: announce.identity,
+                    node: announce.node,
+                    session: holder.session(),
+                };
+                let key = self.keys.address(&self.node, ip);
+                holder.put(&mut store, key, record.text()).await?;
+                let mut wants = self.shared.wants();
+                wants.announced(ip, announce.identity, Instant::now());
+                Ok(())
+            }
+            Job::DropReference(identity) => {
+                let key = self.keys.reference(identity, &self.node);
+                holder.delete(&mut store, key).await?;
+                self.known.records().dropped_reference(identity);
+                Ok(())
+            }
+            Job::DropAddress(ip) => {
+                let key = self.keys.address(&self.node, ip);
+                holder.delete(&mut store, key).await?;
+                self.known.records().dropped_address(ip);
+                Ok(())
+            }
+        }
+    }
+
+    /// Collects identities that nobody has used for long.
+    async fn collect(&self, holder: &Holder, store: &mut Store) -> Result<(), StoreError> {
+        let now = self.known.now();
+        let unused = self.known.records().unused(self.collect_after, now);
+        if unused.is_empty() {
+            return Ok(());
+        }
+        let freed = store.grant(self.timing.reuse_after).await?;
+        for unused in unused.iter().take(COLLECT_AT_ONCE) {
+            if holder.collect(store, unused, freed).await? {
+                info!(identity = %unused.identity, "collected an identity that nobody uses");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first one after a whole period.
+fn ticks(period: Duration) -> Interval {
+    let mut ticks = tokio::time::interval_at(Instant::now() + period, period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}

@@ -1,0 +1,247 @@
+//! The keys of a cluster's identities in etcd, and what stands at them.
+
+use std::net::IpAddr;
+
+use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use ring::digest;
+use serde::{Deserialize, Serialize};
+
+use super::super::allocator::not_for_endpoints;
+use super::super::{Announced, Identity};
+use crate::etcd::Value;
+use crate::labels::LabelSet;
+
+/// Longest label set that is read, bytes: 256 labels of 1024 each, with quotes and escapes.
+const MAX_LABELS_LEN: usize = 512 * 1024;
+/// Longest value of any other key, bytes.
+const MAX_VALUE_LEN: usize = 1024;
+
+/// The keys of one cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    prefix: String,
+}
+
+/// What a key is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    /// The label set of a number.
+    Number(Identity),
+    /// The number of a label set, by its digest.
+    Labels(String),
+    /// That a node uses a number.
+    Reference(Identity, String),
+    /// That a number was used until lately.
+    Freed(Identity),
+    /// The identity of an address, by node.
+    Address(String, IpAddr),
+}
+
+impl Keys {
+    pub(super) fn of(cluster: &str) -> Self {
+        Self {
+            prefix: format!("/health-agent/identities/v1/{cluster}/"),
+        }
+    }
+
+    /// What all keys of the cluster begin with.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn number(&self, identity: Identity) -> String {
+        format!("{}numbers/{identity}", self.prefix)
+    }
+
+    pub(super) fn labels(&self, digest: &str) -> String {
+        format!("{}labels/{digest}", self.prefix)
+    }
+
+    /// What the keys of all references to a number begin with.
+    pub(super) fn references(&self, identity: Identity) -> String {
+        format!("{}references/{identity}/", self.prefix)
+    }
+
+    pub(super) fn reference(&self, identity: Identity, node: &str) -> String {
+        self.references(identity) + node
+    }
+
+    pub(super) fn freed(&self, identity: Identity) -> String {
+        format!("{}freed/{identity}", self.prefix)
+    }
+
+    pub(super) fn address(&self, node: &str, ip: IpAddr) -> String {
+        format!("{}addresses/{node}/{ip}", self.prefix)
+    }
+
+    /// Reads a key.
+    pub(super) fn read(&self, key: &str) -> Result<Key, &'static str> {
+        const UNKNOWN: &str = "no key of this agent's";
+        let rest = key.strip_prefix(&self.prefix).ok_or(UNKNOWN)?;
+        let (kind, rest) = rest.split_once('/').ok_or(UNKNOWN)?;
+        Ok(match kind {
+            "numbers" => Key::Number(number(rest)?),
+            "labels" => Key::Labels(rest.to_owned()),
+            "freed" => Key::Freed(number(rest)?),
+            "references" => {
+                let (identity, node) = rest.split_once('/').ok_or(UNKNOWN)?;
+                Key::Reference(number(identity)?, node.to_owned())
+            }
+            "addresses" => {
+                let (node, ip) = rest.split_once('/').ok_or(UNKNOWN)?;
+                let read: IpAddr = ip.parse().map_err(|_| "no IP address")?;
+                // In one way only, else one address had several keys.
+                if read.to_string() != ip {
+                    return Err("not the address's usual form");
+                }
+                Key::Address(node.to_owned(), read)
+            }
+            _ => return Err(UNKNOWN),
+        })
+    }
+}
+
+/// A number in its one usual form.
+fn number(text: &str) -> Result<Identity, &'static str> {
+    let number: u32 = text.parse().map_err(|_| "no number")?;
+    if number.to_string() == text && Identity(number).is_of_cluster() {
+        Ok(Identity(number))
+    } else {
+        Err("no number of an identity of the cluster, which are 256 to 65535")
+    }
+}
+
+/// How many numbers there are.
+pub(super) const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
+
+/// A label set's digest: 64 hexadecimal digits of SHA-256 over its JSON form.
+pub(super) fn digest_of(labels: &LabelSet) -> String {
+    let digest = digest::digest(&digest::SHA256, labels_text(labels).as_bytes());
+    digest.as_ref().iter().fold(String::new(), |text, byte| {
+        text + &format!("{byte:02x}")
+    })
+}
+
+/// A label set as it stands in the store: a JSON array of strings, in order.
+pub(super) fn labels_text(labels: &LabelSet) -> String {
+    // Strings always have a JSON form.
+    serde_json::to_string(labels).unwrap_or_default()
+}
+
+/// Reads a label set.
+pub(super) fn read_labels(value: &Value) -> Result<LabelSet, String> {
+    let bytes = value.within(MAX_LABELS_LEN)?;
+    let labels: LabelSet =
+        serde_json::from_slice(bytes).map_err(|error| format!("not a label set: {error}"))?;
+    if labels.is_empty() {
+        return Err("a label set without labels".to_owned());
+    }
+    match not_for_endpoints(&labels) {
+        Some(label) => Err(format!("label {label} is not for endpoints")),
+        None => Ok(labels),
+    }
+}
+
+/// Reads the number of a label set.
+pub(super) fn read_number(value: &Value) -> Result<Identity, String> {
+    Ok(number(&read_text(value)?)?)
+}
+
+/// Reads a session: the lease that a key is bound to.
+pub(super) fn read_text(value: &Value) -> Result<String, String> {
+    let text = std::str::from_utf8(value.within(MAX_VALUE_LEN)?);
+    text.map(str::to_owned)
+        .map_err(|error| format!("not text: {error}"))
+}
+
+/// What stands at an address's key.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AddressRecord {
+    pub(super) identity: Identity,
+    /// The address of the node.
+    pub(super) node: IpAddr,
+    /// See [`read_text`].
+    pub(super) session: String,
+}
+
+impl AddressRecord {
+    pub(super) fn text(&self) -> String {
+        // As labels have.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads what a node announced.
+    pub(super) fn read(value: &Value, owner: &str) -> Result<(Announced, Self), String> {
+        let bytes = value.within(MAX_VALUE_LEN)?;
+        let record: Self = serde_json::from_slice(bytes)
+            .map_err(|error| format!("not an address record: {error}"))?;
+        let Self { identity, node, .. } = record;
+        if !identity.is_of_endpoints() {
+            return Err(format!("identity {identity} is no endpoint's"));
+        }
+        let announced = Announced {
+            identity,
+            node,
+            owner: owner.to_owned(),
+        };
+        Ok((announced, record))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        let keys = Keys::of("default");
+        let ip: IpAddr = "fd00::7".parse().unwrap();
+        for (text, key) in [
+            (keys.number(Identity(256)), Key::Number(Identity(256))),
+            (keys.labels("ab"), Key::Labels("ab".to_owned())),
+            (
+                keys.reference(Identity(65_535), "n1"),
+                Key::Reference(Identity(65_535), "n1".to_owned()),
+            ),
+            (keys.freed(Identity(300)), Key::Freed(Identity(300))),
+            (keys.address("n1", ip), Key::Address("n1".to_owned(), ip)),
+        ] {
+            assert_eq!(keys.read(&text), Ok(key), "{text}");
+        }
+        for bad in [
+            "numbers/255",
+            "numbers/65536",
+            "numbers/0300",
+            "numbers/+300",
+            "numbers/",
+            "numbers",
+            "references/300",
+            "addresses/n1/10.0.0",
+            "addresses/n1/FD00::7",
+            "others/1",
+        ] {
+            let key = format!("{}{bad}", keys.prefix());
+            assert!(keys.read(&key).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_would_give_a_wrong_identity_is_not_read() {
+        let value = |text: &str| Value::from(text.as_bytes().to_vec());
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"["reserved:host"]"#,
+            r#"["k8s:a=1","reserved:host"]"#,
+            r#"["cidr:10.0.0.0/8"]"#,
+            r#"["a=1","a=2"]"#,
+        ] {
+            assert!(read_labels(&value(bad)).is_err(), "{bad}");
+        }
+        for bad in ["1", "2", "6", "16777217", "255", "70000"] {
+            let text = format!(r#"{{"identity":{bad},"node":"10.0.0.1","session":"1"}}"#);
+            assert!(AddressRecord::read(&value(&text), "n1").is_err(), "{bad}");
+        }
+    }
+}

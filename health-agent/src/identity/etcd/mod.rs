@@ -1,0 +1,201 @@
+//! Identities in etcd. A label set has its number at one key, the number its labels at another; both
+//! are made and deleted together. What a node uses, and the addresses it announces, are bound to a
+//! lease that its agent keeps.
+//!
+//! `records` makes a view of keys, `requests` asks for changes, `keeper` sees to it that the store has
+//! what this node wants, and the task here holds them together.
+
+mod keeper;
+mod keys;
+mod records;
+mod requests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use self::keeper::Keeper;
+use self::keys::Keys;
+use self::records::Records;
+use super::allocator::{Shared, Timing};
+use crate::etcd::{Begun, Cursor, Ended, Feed, Source, Store, StoreError};
+use crate::nodes::backoff::Backoff;
+
+/// Changes that come within this time are told at once.
+const GATHER: Duration = Duration::from_millis(100);
+
+/// What the follower knows and the keeper reads.
+#[derive(Debug)]
+struct Known {
+    records: Mutex<Records>,
+    started: Instant,
+}
+
+impl Known {
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// Follows the identities of `cluster` and keeps what `node` wants of them. Never ends.
+pub(super) fn run(
+    shared: Arc<Shared>,
+    source: Source,
+    cluster: &str,
+    node: &str,
+    timing: Timing,
+) -> impl Future<Output = ()> + Send + use<> {
+    let keys = Keys::of(cluster);
+    let records = Records::new(keys.clone(), node, timing.settle());
+    let known = Arc::new(Known {
+        records: Mutex::new(records),
+        started: Instant::now(),
+    });
+    let mut keeper = Keeper::new(shared.clone(), known.clone(), keys.clone(), node, timing);
+    let mut follower = Follower {
+        shared,
+        known,
+        cursor: Cursor::default(),
+        lost: None,
+    };
+    async move {
+        let mut backoff = Backoff::default();
+        // Members are taken in turn, each agent beginning with another one.
+        let mut turn = usize::from(rand::random::<u16>());
+        loop {
+            let error = follower
+                .connected(&source, keys.prefix(), turn, &mut keeper, &mut backoff)
+                .await;
+            turn = turn.wrapping_add(1);
+            follower.lost(&error);
+            tokio::time::sleep(backoff.pause(rand::random())).await;
+        }
+    }
+}
+
+/// What reads the store.
+struct Follower {
+    shared: Arc<Shared>,
+    known: Arc<Known>,
+    cursor: Cursor,
+    /// Why the store could not be used last.
+    lost: Option<String>,
+}
+
+impl Follower {
+    /// Follows the store through one member until that fails; the reason.
+    async fn connected(
+        &mut self,
+        source: &Source,
+        prefix: &str,
+        turn: usize,
+        keeper: &mut Keeper,
+        backoff: &mut Backoff,
+    ) -> StoreError {
+        let access = match source.access() {
+            Ok(access) => access,
+            Err(error) => return StoreError::new("use the settings", error.to_string()),
+        };
+        let endpoint = &access.endpoints[turn % access.endpoints.len()];
+        let mut store = match Store::connect(&access, endpoint, prefix).await {
+            Ok(store) => store,
+            Err(error) => return error,
+        };
+        loop {
+            let feed = match Feed::begin(&mut store, &mut self.cursor).await {
+                Ok((feed, begun)) => {
+                    self.take_up(begun);
+                    feed
+                }
+                Err(error) => return error,
+            };
+            backoff.reset();
+            self.found(endpoint);
+            let ended = tokio::select! {
+                ended = self.follow(feed) => ended,
+                never = keeper.keep(store.clone()) => match never {},
+            };
+            match ended {
+                Ended::HistoryGone(reason) => info!(reason, "listing the identities again"),
+                Ended::Failed(error) => return error,
+            }
+        }
+    }
+
+    fn take_up(&self, begun: Begun) {
+        let now = self.known.now();
+        let mut records = self.known.records();
+        if let Begun::Listed(pairs) = begun {
+            records.replace(pairs, now);
+        }
+        records.resume(now);
+    }
+
+    async fn follow(&mut self, mut feed: Feed) -> Ended {
+        let mut changed_at: Option<Instant> = None;
+        loop {
+            let gathered_at = changed_at.map(|at| at + GATHER);
+            let expiry_at = self.known.records().view.next_expiry();
+            let expiry_at = expiry_at.map(|at| self.known.started + at);
+            let wake_at = gathered_at.into_iter().chain(expiry_at).min();
+            tokio::select! {
+                changes = feed.next(&mut self.cursor) => {
+                    let changes = match changes {
+                        Ok(changes) => changes,
+                        Err(ended) => return ended,
+                    };
+                    let now = self.known.now();
+                    let mut records = self.known.records();
+                    for change in &changes {
+                        records.apply(change, now);
+                    }
+                    drop(records);
+                    self.shared.wake.notify_one();
+                    changed_at.get_or_insert_with(Instant::now);
+                }
+                () = sleep_until(wake_at) => {}
+            }
+            let expired = self.known.records().view.expire(self.known.now());
+            if expired || changed_at.is_some_and(|at| Instant::now() >= at + GATHER) {
+                changed_at = None;
+                self.tell();
+            }
+        }
+    }
+
+    fn found(&mut self, endpoint: &str) {
+        if self.lost.take().is_some() || self.shared.hub.is_stale() {
+            info!(endpoint, "connected to the identity store");
+        }
+        self.tell();
+    }
+
+    fn lost(&mut self, error: &StoreError) {
+        let reason = error.to_string();
+        if self.lost.as_ref() != Some(&reason) {
+            let store = &self.shared.store;
+            warn!(store, %error, "the identity store is away; what it said last stands");
+        }
+        self.shared.fail(self.cursor.heard, reason.clone());
+        self.lost = Some(reason);
+    }
+
+    fn tell(&self) {
+        let records = self.known.records();
+        let rejected = records.rejected();
+        self.shared.hub.tell(&records.view, rejected, None);
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

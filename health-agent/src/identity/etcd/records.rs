@@ -1,0 +1,409 @@
+//! What the keys of a cluster's identities say. No connection, no clock: keys and times come in, a
+//! view comes out, and what this node's own keys lack.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+
+use super::super::view::{MOST_REJECTED, Settle, View};
+use super::super::wants::Announce;
+use super::super::Identity;
+use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number, read_text};
+use crate::etcd::{Change, Pair};
+use crate::labels::LabelSet;
+use crate::nodes::Rejected;
+
+/// Everything that stands in the store. Times count from any fixed moment.
+#[derive(Debug)]
+pub(super) struct Records {
+    keys: Keys,
+    /// This node's name.
+    node: String,
+    pub(super) view: View,
+    /// The numbers that stand in the store, readable or not.
+    numbers: BTreeMap<Identity, Number>,
+    /// The numbers of label sets, by digest.
+    digests: BTreeMap<String, Identity>,
+    freed: BTreeSet<Identity>,
+    /// The sessions of this node's references.
+    own_references: BTreeMap<Identity, String>,
+    /// This node's addresses.
+    own_addresses: BTreeMap<IpAddr, AddressRecord>,
+    rejected: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+struct Number {
+    mod_revision: i64,
+    /// `None` where the label set cannot be read.
+    digest: Option<String>,
+    /// Since when no reference to it is seen.
+    unused_since: Option<Duration>,
+}
+
+/// An identity that nobody uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unused {
+    pub(super) identity: Identity,
+    pub(super) digest: String,
+    pub(super) mod_revision: i64,
+}
+
+impl Records {
+    pub(super) fn new(keys: Keys, node: &str, settle: Settle) -> Self {
+        Self {
+            keys,
+            node: node.to_owned(),
+            view: View::new(settle),
+            numbers: BTreeMap::new(),
+            digests: BTreeMap::new(),
+            freed: BTreeSet::new(),
+            own_references: BTreeMap::new(),
+            own_addresses: BTreeMap::new(),
+            rejected: BTreeMap::new(),
+        }
+    }
+
+    /// Takes all that the store has.
+    pub(super) fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
+        self.numbers.clear();
+        self.digests.clear();
+        self.freed.clear();
+        self.own_references.clear();
+        self.own_addresses.clear();
+        self.rejected.clear();
+        let (mut identities, mut addresses) = (BTreeSet::new(), BTreeSet::new());
+        for pair in &pairs {
+            match self.keys.read(&pair.key) {
+                Ok(Key::Number(identity)) => {
+                    identities.insert(identity);
+                }
+                Ok(Key::Address(node, ip)) => {
+                    addresses.insert((ip, node));
+                }
+                _ => {}
+            }
+        }
+        self.view.retain(&identities, &addresses, now);
+        for pair in pairs {
+            self.put(&pair, now);
+        }
+    }
+
+    /// Takes a change.
+    pub(super) fn apply(&mut self, change: &Change, now: Duration) {
+        match change {
+            Change::Put(pair) => self.put(pair, now),
+            Change::Delete(key) => self.delete(key, now),
+        }
+    }
+
+    fn put(&mut self, pair: &Pair, now: Duration) {
+        let put = match self.keys.read(&pair.key) {
+            Ok(key) => self.put_read(key, pair, now),
+            Err(reason) => Err(reason.to_owned()),
+        };
+        match put {
+            Ok(()) => self.rejected.remove(&pair.key),
+            Err(reason) => self.rejected.insert(pair.key.clone(), reason),
+        };
+    }
+
+    fn put_read(&mut self, key: Key, pair: &Pair, now: Duration) -> Result<(), String> {
+        match key {
+            Key::Number(identity) => {
+                let labels = read_labels(&pair.value);
+                let number = Number {
+                    mod_revision: pair.mod_revision,
+                    digest: labels.as_ref().ok().map(digest_of),
+                    unused_since: (!self.view.is_referenced(identity)).then_some(now),
+                };
+                self.numbers.insert(identity, number);
+                self.view.put_identity(identity, Arc::new(labels?));
+            }
+            Key::Labels(digest) => {
+                self.digests.remove(&digest);
+                self.digests.insert(digest, read_number(&pair.value)?);
+            }
+            Key::Reference(identity, node) => {
+                self.view.put_reference(identity, &node);
+                if let Some(number) = self.numbers.get_mut(&identity) {
+                    number.unused_since = None;
+                }
+                if node == self.node {
+                    let session = read_text(&pair.value).unwrap_or_default();
+                    self.own_references.insert(identity, session);
+                }
+            }
+            Key::Freed(identity) => {
+                self.freed.insert(identity);
+            }
+            Key::Address(node, ip) => {
+                if node == self.node {
+                    self.own_addresses.remove(&ip);
+                }
+                let (announced, record) = AddressRecord::read(&pair.value, &node)?;
+                if node == self.node {
+                    self.own_addresses.insert(ip, record);
+                }
+                let order = pair.create_revision.unsigned_abs();
+                self.view.put_address(ip, order, announced);
+            }
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &str, now: Duration) {
+        self.rejected.remove(key);
+        match self.keys.read(key) {
+            Ok(Key::Number(identity)) => {
+                self.numbers.remove(&identity);
+                self.view.remove_identity(identity, now);
+            }
+            Ok(Key::Labels(digest)) => {
+                self.digests.remove(&digest);
+            }
+            Ok(Key::Reference(identity, node)) => {
+                self.view.remove_reference(identity, &node);
+                if !self.view.is_referenced(identity)
+                    && let Some(number) = self.numbers.get_mut(&identity)
+                {
+                    number.unused_since = Some(now);
+                }
+                if node == self.node {
+                    self.own_references.remove(&identity);
+                }
+            }
+            Ok(Key::Freed(identity)) => {
+                self.freed.remove(&identity);
+            }
+            Ok(Key::Address(node, ip)) => {
+                self.view.remove_address(ip, &node, now);
+                if node == self.node {
+                    self.own_addresses.remove(&ip);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// The store is back after an interruption, in which others could not write either.
+    pub(super) fn resume(&mut self, now: Duration) {
+        self.view.resume(now);
+        for number in self.numbers.values_mut() {
+            number.unused_since = number.unused_since.map(|_| now);
+        }
+    }
+
+    /// What cannot be used, and label sets whose number is another one's.
+    pub(super) fn rejected(&self) -> Vec<Rejected> {
+        let unread = self
+            .rejected
+            .iter()
+            .map(|(key, reason)| (key.clone(), reason.clone()));
+        let crossed = self.digests.iter().filter_map(|(digest, identity)| {
+            let of_number = self.numbers.get(identity)?.digest.as_ref()?;
+            (of_number != digest).then(|| {
+                let reason = format!("identity {identity} has other labels");
+                (self.keys.labels(digest), reason)
+            })
+        });
+        unread
+            .chain(crossed)
+            .take(MOST_REJECTED)
+            .map(|(key, reason)| Rejected { key, reason })
+            .collect()
+    }
+
+    /// Whether a label set has this number in the store, and this node a reference of the session.
+    pub(super) fn confirms(&self, labels: &LabelSet, identity: Identity, session: &str) -> bool {
+        self.view
+            .present(identity)
+            .is_some_and(|known| **known == *labels)
+            && self.digests.get(&digest_of(labels)) == Some(&identity)
+            && self.own_references.get(&identity).map(String::as_str) == Some(session)
+    }
+
+    /// Whether an address stands in the store as it is announced.
+    pub(super) fn confirms_address(&self, ip: IpAddr, announce: &Announce, session: &str) -> bool {
+        self.own_addresses.get(&ip).is_some_and(|record| {
+            (record.identity, record.node) == (announce.identity, announce.node)
+                && record.session == session
+        })
+    }
+
+    /// This node's reference was deleted, which is about to be read back.
+    pub(super) fn dropped_reference(&mut self, identity: Identity) {
+        self.own_references.remove(&identity);
+    }
+
+    /// This node's address was deleted, likewise.
+    pub(super) fn dropped_address(&mut self, ip: IpAddr) {
+        self.own_addresses.remove(&ip);
+    }
+
+    /// This node's references and their sessions.
+    pub(super) fn own_references(&self) -> impl Iterator<Item = (Identity, &str)> {
+        let own = self.own_references.iter();
+        own.map(|(identity, session)| (*identity, session.as_str()))
+    }
+
+    /// This node's addresses and their sessions.
+    pub(super) fn own_addresses(&self) -> impl Iterator<Item = (IpAddr, &str)> {
+        let own = self.own_addresses.iter();
+        own.map(|(ip, record)| (*ip, record.session.as_str()))
+    }
+
+    /// Identities that nobody used for so long.
+    pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<Unused> {
+        let long = |number: &&Number| number.unused_since.is_some_and(|at| at + grace <= now);
+        self.numbers
+            .iter()
+            .filter(|(_, number)| long(number))
+            .filter_map(|(identity, number)| {
+                Some(Unused {
+                    identity: *identity,
+                    digest: number.digest.clone()?,
+                    mod_revision: number.mod_revision,
+                })
+            })
+            .collect()
+    }
+
+    /// A number that nobody has, the first behind a random one; `None` when there is none left.
+    pub(super) fn free(&self, random: u32, taken: &BTreeSet<Identity>) -> Option<Identity> {
+        let from = CLUSTER_FIRST + random % (CLUSTER_LAST - CLUSTER_FIRST + 1);
+        (from..=CLUSTER_LAST)
+            .chain(CLUSTER_FIRST..from)
+            .map(Identity)
+            .find(|identity| {
+                !self.numbers.contains_key(identity)
+                    && !self.view.is_known(*identity)
+                    && !self.freed.contains(identity)
+                    && !taken.contains(identity)
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const SETTLE: Settle = Settle {
+        seen: Duration::from_secs(10),
+        unseen: Duration::from_secs(120),
+    };
+
+    fn records() -> Records {
+        Records::new(Keys::of("default"), "me", SETTLE)
+    }
+
+    fn set(label: &str) -> LabelSet {
+        LabelSet::new([label.parse().unwrap()]).unwrap()
+    }
+
+    fn pair(key: &str, value: &str, revision: i64) -> Pair {
+        Pair {
+            key: format!("{}{key}", Keys::of("default").prefix()),
+            value: value.as_bytes().to_vec().into(),
+            create_revision: revision,
+            mod_revision: revision,
+        }
+    }
+
+    fn identity(number: u32, label: &str) -> [Pair; 2] {
+        let digest = digest_of(&set(label));
+        [
+            pair(&format!("numbers/{number}"), &format!("[{label:?}]"), 1),
+            pair(&format!("labels/{digest}"), &number.to_string(), 1),
+        ]
+    }
+
+    #[test]
+    fn a_reference_is_confirmed_for_its_labels_number_and_session_only() {
+        let mut records = records();
+        let mut pairs = identity(300, "unspec:a=1").to_vec();
+        pairs.push(pair("references/300/me", "7", 2));
+        records.replace(pairs, Duration::ZERO);
+        assert!(records.confirms(&set("a=1"), Identity(300), "7"));
+        assert!(!records.confirms(&set("a=2"), Identity(300), "7"));
+        assert!(!records.confirms(&set("a=1"), Identity(301), "7"));
+        assert!(!records.confirms(&set("a=1"), Identity(300), "8"));
+        let digest = digest_of(&set("a=1"));
+        let key = format!("{}labels/{digest}", Keys::of("default").prefix());
+        records.apply(&Change::Delete(key), SECOND);
+        assert!(!records.confirms(&set("a=1"), Identity(300), "7"));
+    }
+
+    #[test]
+    fn foreign_values_are_named_and_give_nobody_an_identity() {
+        let mut records = records();
+        let mut pairs = identity(300, "unspec:a=1").to_vec();
+        pairs.push(pair("numbers/301", r#"["reserved:host"]"#, 1));
+        pairs.push(pair("numbers/1", r#"["unspec:x"]"#, 1));
+        pairs.push(pair("labels/00", "300", 1));
+        pairs.push(pair("hello", "world", 1));
+        records.replace(pairs, Duration::ZERO);
+        let rejected: Vec<_> = records.rejected().into_iter().map(|r| r.key).collect();
+        let short: Vec<_> = rejected.iter().map(|key| &key[36..]).collect();
+        assert_eq!(short, ["hello", "numbers/1", "numbers/301", "labels/00"]);
+        assert_eq!(records.view.identities().count(), 1);
+        // What stands there is in use, whatever it is.
+        assert_ne!(records.free(301 - 256, &BTreeSet::new()), Some(Identity(301)));
+        records.apply(&Change::Put(pair("numbers/300", "rubbish", 2)), SECOND);
+        assert_eq!(**records.view.present(Identity(300)).unwrap(), set("a=1"));
+        let name = |records: &Records| records.rejected().len();
+        assert_eq!(name(&records), 4);
+    }
+
+    #[test]
+    fn only_what_was_long_unused_is_collected() {
+        let mut records = records();
+        let mut pairs = identity(300, "unspec:a=1").to_vec();
+        pairs.extend(identity(301, "unspec:b=1"));
+        pairs.push(pair("references/301/other", "7", 2));
+        records.replace(pairs, Duration::ZERO);
+        assert_eq!(records.unused(SECOND * 60, SECOND * 59), []);
+        let unused = records.unused(SECOND * 60, SECOND * 60);
+        assert_eq!(unused.len(), 1);
+        assert_eq!(unused[0].identity, Identity(300));
+        let key = format!("{}references/301/other", Keys::of("default").prefix());
+        records.apply(&Change::Delete(key), SECOND * 60);
+        assert_eq!(records.unused(SECOND * 60, SECOND * 119).len(), 1);
+        assert_eq!(records.unused(SECOND * 60, SECOND * 120).len(), 2);
+        // Nobody could take one up while the store was away.
+        records.resume(SECOND * 120);
+        assert_eq!(records.unused(SECOND * 60, SECOND * 121), []);
+    }
+
+    #[test]
+    fn a_store_that_comes_back_empty_takes_nothing_away_at_once() {
+        let mut records = records();
+        let mut pairs = identity(300, "unspec:a=1").to_vec();
+        let record = r#"{"identity":300,"node":"172.30.0.2","session":"7"}"#;
+        pairs.push(pair("addresses/other/10.0.0.9", record, 2));
+        records.replace(pairs, Duration::ZERO);
+        records.replace(Vec::new(), SECOND);
+        assert!(!records.view.expire(SECOND * 120));
+        assert!(records.view.is_known(Identity(300)));
+        assert_ne!(records.free(300 - 256, &BTreeSet::new()), Some(Identity(300)));
+        assert!(records.view.expire(SECOND * 121));
+        assert!(!records.view.is_known(Identity(300)));
+    }
+
+    #[test]
+    fn when_all_numbers_are_in_use_there_is_none() {
+        let mut records = records();
+        let pairs = (256..=65_535).flat_map(|n| identity(n, &format!("unspec:a={n}")));
+        records.replace(pairs.collect(), Duration::ZERO);
+        assert_eq!(records.free(12_345, &BTreeSet::new()), None);
+        let key = format!("{}numbers/77777", Keys::of("default").prefix());
+        records.apply(&Change::Delete(key.replace("77777", "400")), Duration::ZERO);
+        assert!(records.view.expire(SECOND * 10));
+        assert_eq!(records.free(12_345, &BTreeSet::new()), Some(Identity(400)));
+    }
+}

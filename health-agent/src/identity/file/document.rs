@@ -1,0 +1,526 @@
+//! What stands in an identity file. No file, no clock: times come in, and a change is made of a whole
+//! document at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::super::allocator::{Timing, not_for_endpoints, shown};
+use super::super::{Identity, IdentityError};
+use crate::labels::LabelSet;
+
+/// The form that this agent writes.
+const VERSION: u32 = 1;
+/// How many numbers there are.
+const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Document {
+    version: u32,
+    /// The number that is tried next.
+    next: Identity,
+    pub(super) identities: BTreeMap<Identity, Entry>,
+    /// Numbers of collected identities, and until when they are not given out again.
+    freed: BTreeMap<Identity, Timestamp>,
+    /// One for each agent, by a number that is random.
+    sessions: BTreeMap<String, Session>,
+    pub(super) addresses: BTreeMap<IpAddr, Address>,
+}
+
+/// An identity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Entry {
+    #[serde(with = "shared")]
+    pub(super) labels: Arc<LabelSet>,
+    /// Sessions that use it.
+    references: BTreeSet<String>,
+    /// Since when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unused_since: Option<Timestamp>,
+}
+
+/// An agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Session {
+    node: String,
+    /// When it is taken for dead.
+    until: Timestamp,
+}
+
+/// What was announced of an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Address {
+    pub(super) identity: Identity,
+    /// The address of the node.
+    pub(super) node: IpAddr,
+    session: String,
+}
+
+/// What one agent wants the file to say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wish {
+    /// Label sets, and the numbers that they had last.
+    pub(super) sets: Vec<(Arc<LabelSet>, Option<Identity>)>,
+    /// Identity and node of each address.
+    pub(super) addresses: BTreeMap<IpAddr, (Identity, IpAddr)>,
+    /// Whether what earlier sessions of the node left is to go.
+    pub(super) forgets_earlier: bool,
+}
+
+/// An agent that changes a document.
+#[derive(Clone, Debug)]
+pub(super) struct Writer {
+    pub(super) session: String,
+    pub(super) node: String,
+    pub(super) timing: Timing,
+}
+
+impl Default for Document {
+    fn default() -> Self {
+        Self {
+            version: VERSION,
+            next: Identity(CLUSTER_FIRST),
+            identities: BTreeMap::new(),
+            freed: BTreeMap::new(),
+            sessions: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+        }
+    }
+}
+
+impl Document {
+    /// Reads a document, and makes sure that it cannot give anybody a wrong identity.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let document: Self = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if document.version != VERSION {
+            return Err(format!(
+                "version {} is not {VERSION}, the one that this agent knows",
+                document.version
+            ));
+        }
+        let mut sets = BTreeMap::new();
+        for (identity, entry) in &document.identities {
+            if !identity.is_of_cluster() {
+                return Err(format!("identity {identity} is not {CLUSTER_FIRST} to {CLUSTER_LAST}"));
+            }
+            if entry.labels.is_empty() {
+                return Err(format!("identity {identity} has no labels"));
+            }
+            if let Some(label) = not_for_endpoints(&entry.labels) {
+                return Err(format!("identity {identity} has label {label}, which is not for endpoints"));
+            }
+            if let Some(other) = sets.insert(&entry.labels, identity) {
+                return Err(format!("identities {other} and {identity} have the same labels"));
+            }
+        }
+        let strange = |address: &&Address| !address.identity.is_of_endpoints();
+        match document.addresses.values().find(strange) {
+            Some(address) => Err(format!("identity {} is no endpoint's", address.identity)),
+            None => Ok(document),
+        }
+    }
+
+    /// The name of the node of a session.
+    pub(super) fn node(&self, session: &str) -> Option<&str> {
+        self.sessions.get(session).map(|known| known.node.as_str())
+    }
+
+    /// The nodes that use an identity.
+    pub(super) fn references(&self, entry: &Entry) -> impl Iterator<Item = &str> {
+        entry.references.iter().filter_map(|one| self.node(one))
+    }
+
+    /// The name of the node that announced an address.
+    pub(super) fn owner(&self, address: &Address) -> Option<&str> {
+        self.node(&address.session)
+    }
+
+    /// Makes the document say what an agent wants, and forgets what is over. Returns an identity for
+    /// each set of the wish.
+    pub(super) fn grant(
+        &mut self,
+        writer: &Writer,
+        wish: &Wish,
+        now: Timestamp,
+    ) -> Vec<Result<Identity, IdentityError>> {
+        self.renew(writer, wish.forgets_earlier, now);
+        let by_labels: BTreeMap<_, _> = self
+            .identities
+            .iter()
+            .map(|(identity, entry)| (entry.labels.clone(), *identity))
+            .collect();
+        let mut used = BTreeSet::new();
+        let mut granted = Vec::with_capacity(wish.sets.len());
+        for (labels, preferred) in &wish.sets {
+            let known = by_labels.get(labels).copied();
+            let identity = known.or_else(|| self.allocate(labels, *preferred));
+            used.extend(identity);
+            granted.push(identity.ok_or_else(|| IdentityError::Exhausted {
+                labels: shown(labels),
+                count: NUMBERS,
+            }));
+        }
+        for (identity, entry) in &mut self.identities {
+            if used.contains(identity) {
+                entry.references.insert(writer.session.clone());
+            } else {
+                entry.references.remove(&writer.session);
+            }
+        }
+        self.announce(writer, wish);
+        self.collect(&writer.timing, now);
+        granted
+    }
+
+    /// Prolongs the agent's session when a third of it is over, and drops sessions that ended.
+    fn renew(&mut self, writer: &Writer, forgets_earlier: bool, now: Timestamp) {
+        self.sessions.retain(|session, known| {
+            let is_earlier = known.node == writer.node && *session != writer.session;
+            known.until > now && !(is_earlier && forgets_earlier)
+        });
+        let until = after(now, writer.timing.lease);
+        let worn = after(now, writer.timing.lease * 2 / 3);
+        let session = Session {
+            node: writer.node.clone(),
+            until,
+        };
+        let known = self.sessions.entry(writer.session.clone());
+        let known = known.or_insert_with(|| session.clone());
+        // A clock that was put back must not make it last for ever.
+        if known.until < worn || known.until > until {
+            *known = session;
+        }
+    }
+
+    /// Gives a label set a number.
+    fn allocate(
+        &mut self,
+        labels: &Arc<LabelSet>,
+        preferred: Option<Identity>,
+    ) -> Option<Identity> {
+        let next = self.next.0.clamp(CLUSTER_FIRST, CLUSTER_LAST);
+        let is_free = |identity: &Identity| {
+            !self.identities.contains_key(identity) && !self.freed.contains_key(identity)
+        };
+        let in_turn = || {
+            (next..=CLUSTER_LAST)
+                .chain(CLUSTER_FIRST..next)
+                .map(Identity)
+                .find(is_free)
+        };
+        let identity = preferred.filter(is_free).or_else(in_turn)?;
+        self.next = Identity(match identity.0 {
+            CLUSTER_LAST => CLUSTER_FIRST,
+            number => number + 1,
+        });
+        let entry = Entry {
+            labels: labels.clone(),
+            references: BTreeSet::new(),
+            unused_since: None,
+        };
+        self.identities.insert(identity, entry);
+        Some(identity)
+    }
+
+    fn announce(&mut self, writer: &Writer, wish: &Wish) {
+        let sessions = &self.sessions;
+        self.addresses.retain(|ip, address| {
+            let is_own = address.session == writer.session;
+            sessions.contains_key(&address.session)
+                && (!is_own || wish.addresses.contains_key(ip))
+        });
+        for (ip, (identity, node)) in &wish.addresses {
+            let address = Address {
+                identity: *identity,
+                node: *node,
+                session: writer.session.clone(),
+            };
+            self.addresses.insert(*ip, address);
+        }
+    }
+
+    fn collect(&mut self, timing: &Timing, now: Timestamp) {
+        self.freed.retain(|_, until| *until > now);
+        let sessions = &self.sessions;
+        let mut collected = Vec::new();
+        for (identity, entry) in &mut self.identities {
+            entry
+                .references
+                .retain(|session| sessions.contains_key(session));
+            if !entry.references.is_empty() {
+                entry.unused_since = None;
+                continue;
+            }
+            let since = *entry.unused_since.get_or_insert(now);
+            if after(since, timing.collect_after) <= now {
+                collected.push(*identity);
+            }
+        }
+        for identity in collected {
+            self.identities.remove(&identity);
+            let until = after(now, timing.reuse_after);
+            self.freed.insert(identity, until);
+        }
+    }
+}
+
+/// Label sets as JSON, which are shared in memory.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    use crate::labels::LabelSet;
+
+    pub(super) fn serialize<S: Serializer>(
+        labels: &Arc<LabelSet>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        LabelSet::serialize(labels, serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Arc<LabelSet>, D::Error> {
+        LabelSet::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+fn after(time: Timestamp, duration: Duration) -> Timestamp {
+    let duration = SignedDuration::try_from(duration).unwrap_or(SignedDuration::MAX);
+    time.saturating_add(duration).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn timing() -> Timing {
+        Timing {
+            lease: Duration::from_secs(30),
+            collect_after: Duration::from_secs(60),
+            reuse_after: Duration::from_secs(100),
+            ..Timing::default()
+        }
+    }
+
+    fn writer(name: &str) -> Writer {
+        Writer {
+            session: format!("session-of-{name}"),
+            node: name.to_owned(),
+            timing: timing(),
+        }
+    }
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(1_000_000 + seconds).expect("a time")
+    }
+
+    fn set(number: u8) -> Arc<LabelSet> {
+        let label = format!("k8s:app=a{number}").parse().expect("a label");
+        Arc::new(LabelSet::new([label]).expect("a set"))
+    }
+
+    fn wish(sets: &[u8]) -> Wish {
+        Wish {
+            sets: sets.iter().map(|one| (set(*one), None)).collect(),
+            ..Wish::default()
+        }
+    }
+
+    fn granted(document: &mut Document, node: &str, sets: &[u8], seconds: i64) -> Vec<Identity> {
+        let granted = document.grant(&writer(node), &wish(sets), at(seconds));
+        granted.into_iter().map(|one| one.expect("one")).collect()
+    }
+
+    #[test]
+    fn the_same_labels_have_the_same_number_for_everybody() {
+        let mut document = Document::default();
+        let of_a = granted(&mut document, "a", &[1, 2], 0);
+        let of_b = granted(&mut document, "b", &[2, 3], 0);
+        assert_eq!(of_a[1], of_b[0]);
+        assert_eq!(document.identities.len(), 3);
+        let entry = &document.identities[&of_a[1]];
+        let nodes: Vec<_> = document.references(entry).collect();
+        assert_eq!(nodes, ["a", "b"]);
+    }
+
+    #[test]
+    fn what_nobody_uses_is_collected_in_time_and_its_number_rests() {
+        let mut document = Document::default();
+        let first = granted(&mut document, "a", &[1], 0)[0];
+        granted(&mut document, "a", &[], 10);
+        granted(&mut document, "a", &[], 30);
+        granted(&mut document, "a", &[], 55);
+        // Taken up in time, it is the same.
+        assert_eq!(granted(&mut document, "b", &[1], 69), [first]);
+        granted(&mut document, "b", &[], 70);
+        for seconds in [90, 110, 129] {
+            granted(&mut document, "b", &[], seconds);
+        }
+        assert_eq!(document.identities.len(), 1);
+        granted(&mut document, "b", &[], 130);
+        assert!(document.identities.is_empty());
+        document.next = first;
+        assert_ne!(granted(&mut document, "b", &[2], 131), [first]);
+        let again = Wish {
+            sets: vec![(set(1), Some(first))],
+            ..Wish::default()
+        };
+        let granted = document.grant(&writer("b"), &again, at(132));
+        assert_ne!(granted, [Ok(first)]);
+        let granted = document.grant(&writer("b"), &wish(&[1]), at(500));
+        assert!(granted[0].is_ok());
+        assert!(document.freed.is_empty());
+    }
+
+    #[test]
+    fn a_dead_agents_references_and_addresses_go() {
+        let mut document = Document::default();
+        let mut of_a = wish(&[1]);
+        let ip: IpAddr = "10.0.0.9".parse().unwrap();
+        let node: IpAddr = "172.30.0.1".parse().unwrap();
+        of_a.addresses.insert(ip, (Identity::INIT, node));
+        document.grant(&writer("a"), &of_a, at(0)).remove(0).unwrap();
+        granted(&mut document, "b", &[1], 29);
+        assert_eq!(document.owner(&document.addresses[&ip]), Some("a"));
+        let identity = granted(&mut document, "b", &[1], 30)[0];
+        assert!(document.addresses.is_empty());
+        let nodes: Vec<_> = document
+            .references(&document.identities[&identity])
+            .collect();
+        assert_eq!(nodes, ["b"]);
+    }
+
+    #[test]
+    fn a_restarted_agent_takes_over_and_then_forgets() {
+        let mut document = Document::default();
+        let identity = granted(&mut document, "a", &[1], 0)[0];
+        let again = Writer {
+            session: "another".to_owned(),
+            ..writer("a")
+        };
+        document.grant(&again, &Wish::default(), at(1));
+        assert_eq!(document.identities[&identity].references.len(), 1);
+        let forgetting = Wish {
+            forgets_earlier: true,
+            ..Wish::default()
+        };
+        document.grant(&again, &forgetting, at(2));
+        assert!(document.identities[&identity].references.is_empty());
+        assert_eq!(document.sessions.len(), 1);
+    }
+
+    #[test]
+    fn when_all_numbers_are_in_use_the_next_set_is_refused_and_the_others_stand() {
+        let mut document = Document::default();
+        let label = |i: usize| format!("k8s:app=a{i}").parse().unwrap();
+        let sets = (0..=NUMBERS).map(|i| (Arc::new(LabelSet::new([label(i)]).unwrap()), None));
+        let wish = Wish {
+            sets: sets.collect(),
+            ..Wish::default()
+        };
+        let granted = document.grant(&writer("a"), &wish, at(0));
+        assert!(granted[..NUMBERS].iter().all(Result::is_ok));
+        let error = granted[NUMBERS].clone().unwrap_err().to_string();
+        assert!(error.starts_with("no identity is left for k8s:app=a65280"), "{error}");
+    }
+
+    #[test]
+    fn what_would_give_a_wrong_identity_is_refused_with_its_reason() {
+        let mut document = Document::default();
+        granted(&mut document, "a", &[1, 2], 0);
+        let text = serde_json::to_string(&document).unwrap();
+        assert_eq!(Document::parse(text.as_bytes()), Ok(document));
+        for (from, to, expected) in [
+            (r#""256""#, r#""1""#, "identity 1 is not 256"),
+            ("k8s:app=a1", "reserved:host", "has label reserved:host"),
+            ("k8s:app=a1", "k8s:app=a2", "256 and 257 have the same labels"),
+            (r#"["k8s:app=a1"]"#, "[]", "identity 256 has no labels"),
+            (r#""version":1"#, r#""version":2"#, "version 2 is not 1"),
+            (r#""next""#, r#""more":1,"next""#, "unknown field `more`"),
+            ("{", "", "expected value"),
+        ] {
+            let error = Document::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err();
+            assert!(error.contains(expected), "{error:?} for {to}");
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Wish(u8, Vec<u8>),
+        Wait(u16),
+        Wipe,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0..3_u8, proptest::collection::vec(0..6_u8, 0..5))
+                .prop_map(|(node, sets)| Step::Wish(node, sets)),
+            3 => (1..50_u16).prop_map(Step::Wait),
+            1 => Just(Step::Wipe),
+        ]
+    }
+
+    proptest! {
+        /// The model: what each live agent was granted last.
+        #[test]
+        fn no_history_gives_a_live_set_two_numbers_or_a_number_two_sets(
+            steps in proptest::collection::vec(step(), 1..60),
+        ) {
+            let mut document = Document::default();
+            let mut now = 0_i64;
+            let mut live: BTreeMap<u8, (i64, BTreeMap<u8, Identity>)> = BTreeMap::new();
+            let mut wiped = false;
+            for step in steps {
+                match step {
+                    Step::Wait(seconds) => now += i64::from(seconds),
+                    Step::Wipe => (document, wiped) = (Document::default(), true),
+                    Step::Wish(node, sets) => {
+                        let before = live.get(&node).map(|(_, held)| held.clone()).unwrap_or_default();
+                        let wish = Wish {
+                            sets: sets.iter().map(|one| (set(*one), before.get(one).copied())).collect(),
+                            ..Wish::default()
+                        };
+                        let granted = document.grant(&writer(&format!("n{node}")), &wish, at(now));
+                        let held = sets.iter().copied().zip(granted.into_iter().map(|one| one.expect("one")));
+                        let held: BTreeMap<u8, Identity> = held.collect();
+                        let renewed = before.iter().filter(|(one, _)| held.contains_key(one));
+                        let is_alive = live.get(&node).is_some_and(|(seen, _)| now - seen < 20);
+                        if !wiped && is_alive {
+                            for (one, identity) in renewed {
+                                prop_assert_eq!(held[one], *identity);
+                            }
+                        }
+                        live.insert(node, (now, held));
+                        if live.values().all(|(seen, _)| *seen == now) {
+                            wiped = false;
+                        }
+                    }
+                }
+                let text = serde_json::to_vec(&document).expect("plain data");
+                prop_assert_eq!(Document::parse(&text), Ok(document.clone()));
+                for (seen, held) in live.values() {
+                    // Sessions are renewed when a third is over.
+                    if !wiped && now - seen < 20 {
+                        for (one, identity) in held {
+                            prop_assert_eq!(&document.identities[identity].labels, &set(*one));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

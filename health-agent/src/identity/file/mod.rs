@@ -1,0 +1,293 @@
+//! Identities in a JSON file, for the agents of one machine. Each change is made of the whole file
+//! under a lock, and replaces it at once; a file that cannot be read is left as it is.
+
+mod document;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{info, warn};
+
+use self::document::{Document, Wish, Writer};
+use super::allocator::{Shared, Timing};
+use super::view::View;
+use super::{Announced, Identity};
+
+/// How often the file is looked at. It is always replaced whole, so that each look may read it.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Largest file that is read, bytes.
+const MAX_LEN: u64 = 256 << 20;
+
+/// Why the file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum FileError {
+    #[error("cannot {attempt} {path}: {source}")]
+    Io {
+        attempt: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{path} is no identity file: {reason}; mend it, or move it away and lose the numbers")]
+    Damaged { path: PathBuf, reason: String },
+}
+
+/// Follows a file and keeps what `node` wants of it. Never ends.
+pub(super) fn run(
+    shared: Arc<Shared>,
+    path: PathBuf,
+    node: &str,
+    timing: Timing,
+) -> impl Future<Output = ()> + Send + use<> {
+    let writer = Writer {
+        session: format!("{:016x}", rand::random::<u64>()),
+        node: node.to_owned(),
+        timing,
+    };
+    let mut follower = Follower {
+        shared,
+        store: Arc::new(IdentityFile { path, writer }),
+        view: View::new(timing.settle()),
+        started: Instant::now(),
+        taken: None,
+        heard: Timestamp::now(),
+        lost: None,
+    };
+    async move {
+        let mut ticks = tokio::time::interval(POLL_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut keep_at = Instant::now();
+        loop {
+            let is_wanted = tokio::select! {
+                _ = ticks.tick() => false,
+                () = follower.shared.wake.notified() => true,
+            };
+            if is_wanted || Instant::now() >= keep_at || follower.has_changed() {
+                keep_at = Instant::now() + timing.look_period.min(timing.lease / 6);
+                follower.keep().await;
+            }
+            follower.expire();
+        }
+    }
+}
+
+/// Tells one content of the path from the next.
+type Stamp = (u64, u64, u64, i64, i64);
+
+struct Follower {
+    shared: Arc<Shared>,
+    store: Arc<IdentityFile>,
+    view: View,
+    started: Instant,
+    /// What was read last; `None` for no file.
+    taken: Option<Stamp>,
+    /// When the file was good last.
+    heard: Timestamp,
+    /// Why the file could not be used last.
+    lost: Option<String>,
+}
+
+impl Follower {
+    fn has_changed(&self) -> bool {
+        self.lost.is_some() || stamp(&self.store.path) != self.taken
+    }
+
+    /// Makes the file say what is wanted, and takes over what it says.
+    async fn keep(&mut self) {
+        let (sets, wish) = {
+            let wants = self.shared.wants();
+            let sets: Vec<_> = wants.sets().collect();
+            let addresses = wants.addresses();
+            let wish = Wish {
+                sets: sets
+                    .iter()
+                    .map(|wanted| (wanted.labels.clone(), wanted.identity))
+                    .collect(),
+                addresses: addresses
+                    .map(|(ip, announce)| (ip, (announce.identity, announce.node)))
+                    .collect(),
+                forgets_earlier: wants.forgets_earlier(),
+            };
+            (sets, wish)
+        };
+        let store = self.store.clone();
+        let updated = tokio::task::spawn_blocking(move || store.update(&wish)).await;
+        let updated = match updated {
+            Ok(Ok(updated)) => updated,
+            Ok(Err(error)) => return self.lost(error.to_string()),
+            Err(error) => return self.lost(error.to_string()),
+        };
+        self.taken = updated.stamp;
+        self.heard = Timestamp::now();
+        if self.lost.take().is_some() {
+            info!(path = %self.store.path.display(), "the identity file can be used again");
+        }
+        {
+            let mut wants = self.shared.wants();
+            wants.recover();
+            let now = Instant::now();
+            for (wanted, answer) in sets.iter().zip(&updated.granted) {
+                wants.answered(&wanted.labels, answer, now);
+            }
+            self.shared.hub.tell_held(wants.held());
+        }
+        self.take(&updated.document);
+    }
+
+    /// Takes over what the file says.
+    fn take(&mut self, document: &Document) {
+        let now = self.started.elapsed();
+        let identities: BTreeSet<Identity> = document.identities.keys().copied().collect();
+        let owned = document.addresses.iter();
+        let owned = owned.filter_map(|(ip, one)| Some((*ip, document.owner(one)?.to_owned())));
+        self.view.retain(&identities, &owned.clone().collect(), now);
+        for (identity, entry) in &document.identities {
+            self.view.put_identity(*identity, entry.labels.clone());
+            for node in document.references(entry) {
+                self.view.put_reference(*identity, node);
+            }
+        }
+        for (ip, owner) in owned {
+            let address = &document.addresses[&ip];
+            let announced = Announced {
+                identity: address.identity,
+                node: address.node,
+                owner,
+            };
+            // Newer than any that is about to go; the file has each address once.
+            let order = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            self.view.put_address(ip, order, announced);
+        }
+        self.view.expire(now);
+        self.shared.hub.tell(&self.view, Vec::new(), None);
+    }
+
+    fn expire(&mut self) {
+        if self.lost.is_none() && self.view.expire(self.started.elapsed()) {
+            self.shared.hub.tell(&self.view, Vec::new(), None);
+        }
+    }
+
+    fn lost(&mut self, reason: String) {
+        if self.lost.as_ref() != Some(&reason) {
+            warn!(reason, "identities cannot be read or written; those known stand");
+        }
+        self.shared.fail(self.heard, reason.clone());
+        self.lost = Some(reason);
+    }
+}
+
+/// The file, and who writes it here.
+struct IdentityFile {
+    path: PathBuf,
+    writer: Writer,
+}
+
+/// What came of a change.
+struct Updated {
+    document: Document,
+    granted: Vec<super::wants::Answer>,
+    stamp: Option<Stamp>,
+}
+
+impl IdentityFile {
+    /// Changes the file under its lock; it is written only if it says something else.
+    fn update(&self, wish: &Wish) -> Result<Updated, FileError> {
+        let _lock = self.lock()?;
+        let known = self.read()?;
+        let mut document = known.clone().unwrap_or_default();
+        let granted = document.grant(&self.writer, wish, Timestamp::now());
+        if known.as_ref() != Some(&document) {
+            self.write(&document)?;
+        }
+        Ok(Updated {
+            document,
+            granted,
+            stamp: stamp(&self.path),
+        })
+    }
+
+    /// Waits for the lock, which is beside the file: the file itself is replaced.
+    fn lock(&self) -> Result<File, FileError> {
+        let path = beside(&self.path, ".lock");
+        let failed = |source| FileError::Io {
+            attempt: "lock",
+            path: path.clone(),
+            source,
+        };
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(failed)?;
+        lock.lock().map_err(failed)?;
+        Ok(lock)
+    }
+
+    /// `None` where there is no file yet.
+    fn read(&self) -> Result<Option<Document>, FileError> {
+        let path = &self.path;
+        let io = |source| FileError::Io {
+            attempt: "read",
+            path: path.clone(),
+            source,
+        };
+        let damaged = |reason| FileError::Damaged {
+            path: path.clone(),
+            reason,
+        };
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.len() > MAX_LEN => {
+                return Err(damaged(format!("it has {} bytes", metadata.len())));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Ok(_) | Err(_) => {}
+        }
+        let bytes = fs::read(path).map_err(io)?;
+        Document::parse(&bytes).map(Some).map_err(damaged)
+    }
+
+    /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
+    fn write(&self, document: &Document) -> Result<(), FileError> {
+        let fresh = beside(&self.path, ".new");
+        let write = || -> io::Result<()> {
+            let mut file = io::BufWriter::new(File::create(&fresh)?);
+            serde_json::to_writer_pretty(&mut file, document)?;
+            file.write_all(b"\n")?;
+            file.into_inner()?.sync_all()?;
+            fs::rename(&fresh, &self.path)
+        };
+        write().map_err(|source| FileError::Io {
+            attempt: "write",
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((
+        metadata.dev(),
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime(),
+        metadata.mtime_nsec(),
+    ))
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

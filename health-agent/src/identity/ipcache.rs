@@ -1,0 +1,243 @@
+//! Who has which address, as the programs are told: every prefix that has an identity of its own.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::{Addresses, Identity};
+use crate::nodes::Node;
+
+/// What is known of addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct IpcacheInputs<'a> {
+    /// Addresses of this node, those included that endpoints have for a gateway.
+    pub host: &'a [IpAddr],
+    /// Addresses of this node's health endpoint.
+    pub health: &'a [IpAddr],
+    /// This node's endpoints.
+    pub endpoints: &'a BTreeMap<IpAddr, Identity>,
+    /// This node's full name, `cluster/node`.
+    pub own: &'a str,
+    /// All nodes, this one among them or not.
+    pub nodes: &'a [Node],
+    /// What nodes announced of their endpoints.
+    pub announced: &'a Addresses,
+    /// Prefixes that policy names.
+    pub cidrs: &'a BTreeMap<IpNet, Identity>,
+}
+
+/// The identity of each prefix, and the node of what is an endpoint of another node. The longest
+/// prefix counts. Where several give one to the same prefix, the first of these does: this node's
+/// addresses, its health endpoint, its endpoints, other nodes' addresses, their health endpoints,
+/// announced endpoints, prefixes of policy, the world. So nobody else can claim what this node knows
+/// for itself, and a prefix of policy never hides an endpoint.
+pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
+    let mut entries = BTreeMap::new();
+    // From the last to the first: a later one replaces.
+    for world in [
+        IpNet::from(Ipv4Net::default()),
+        IpNet::from(Ipv6Net::default()),
+    ] {
+        entries.insert(world, (Identity::WORLD, None));
+    }
+    for (prefix, identity) in inputs.cidrs {
+        entries.insert(prefix.trunc(), (*identity, None));
+    }
+    // This node knows its own endpoints better than what it announced before.
+    for (prefix, one) in &inputs.announced.0 {
+        if !inputs.host.contains(&one.node) {
+            entries.insert(*prefix, (one.identity, Some(one.node)));
+        }
+    }
+    let others = || inputs.nodes.iter().filter(|node| node.full_name() != inputs.own);
+    for node in others() {
+        for ip in &node.health_addresses {
+            entries.insert(IpNet::from(*ip), (Identity::HEALTH, address_of(node, *ip)));
+        }
+    }
+    for node in others() {
+        for ip in node.addresses.iter().chain(&node.secondary_addresses) {
+            entries.insert(IpNet::from(*ip), (Identity::REMOTE_NODE, None));
+        }
+    }
+    for (ip, identity) in inputs.endpoints {
+        entries.insert(IpNet::from(*ip), (*identity, None));
+    }
+    for ip in inputs.health {
+        entries.insert(IpNet::from(*ip), (Identity::HEALTH, None));
+    }
+    for ip in inputs.host {
+        entries.insert(IpNet::from(*ip), (Identity::HOST, None));
+    }
+    entries
+}
+
+/// The node's address of the same family, else its first.
+fn address_of(node: &Node, ip: IpAddr) -> Option<IpAddr> {
+    let same = |other: &&IpAddr| other.is_ipv4() == ip.is_ipv4();
+    let addresses = || node.addresses.iter();
+    addresses()
+        .find(same)
+        .or_else(|| addresses().next())
+        .copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::identity::Announced;
+
+    fn node(name: &str, addresses: Vec<IpAddr>, health: Vec<IpAddr>) -> Node {
+        Node {
+            name: name.to_owned(),
+            cluster: "default".to_owned(),
+            addresses,
+            secondary_addresses: Vec::new(),
+            pod_cidrs: Vec::new(),
+            health_addresses: health,
+        }
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// The longest prefix that holds an address.
+    fn lookup(
+        cache: &BTreeMap<IpNet, (Identity, Option<IpAddr>)>,
+        ip: IpAddr,
+    ) -> Option<(Identity, Option<IpAddr>)> {
+        let longest = cache.iter().filter(|(prefix, _)| prefix.contains(&ip));
+        longest
+            .max_by_key(|(prefix, _)| prefix.prefix_len())
+            .map(|(_, entry)| *entry)
+    }
+
+    #[test]
+    fn each_kind_of_address_has_its_identity_and_endpoints_their_node() {
+        let own = node("a", vec![ip("172.30.0.1")], vec![ip("10.244.1.2")]);
+        let other = node(
+            "b",
+            vec![ip("172.30.0.2"), ip("fd00:30::2")],
+            vec![ip("fd00:10:244:2::2")],
+        );
+        let announced = |identity, node: &str, owner: &str| Announced {
+            identity: Identity(identity),
+            node: ip(node),
+            owner: owner.to_owned(),
+        };
+        let addresses = Addresses(BTreeMap::from([
+            (ip("10.244.2.9").into(), announced(300, "172.30.0.2", "b")),
+            // Left over from an endpoint that this node had.
+            (ip("10.244.1.9").into(), announced(300, "172.30.0.1", "a")),
+            // Somebody else claims what is this node's.
+            (ip("172.30.0.1").into(), announced(300, "172.30.0.2", "b")),
+        ]));
+        let cidrs = BTreeMap::from([
+            ("10.0.0.0/8".parse().unwrap(), Identity(1 << 24 | 1)),
+            ("10.244.2.9/32".parse().unwrap(), Identity(1 << 24 | 2)),
+        ]);
+        let cache = ipcache(IpcacheInputs {
+            host: &[ip("172.30.0.1"), ip("10.244.1.1")],
+            health: &[ip("10.244.1.2")],
+            endpoints: &BTreeMap::from([(ip("10.244.1.7"), Identity(301))]),
+            own: "default/a",
+            nodes: &[own, other],
+            announced: &addresses,
+            cidrs: &cidrs,
+        });
+        for (address, identity, node) in [
+            ("172.30.0.1", Identity::HOST, None),
+            ("10.244.1.1", Identity::HOST, None),
+            ("10.244.1.2", Identity::HEALTH, None),
+            ("10.244.1.7", Identity(301), None),
+            ("10.244.1.9", Identity(1 << 24 | 1), None),
+            ("10.244.2.9", Identity(300), Some("172.30.0.2")),
+            ("172.30.0.2", Identity::REMOTE_NODE, None),
+            ("fd00:30::2", Identity::REMOTE_NODE, None),
+            ("fd00:10:244:2::2", Identity::HEALTH, Some("fd00:30::2")),
+            ("192.0.2.1", Identity::WORLD, None),
+            ("2001:db8::1", Identity::WORLD, None),
+        ] {
+            let expected = Some((identity, node.map(ip)));
+            assert_eq!(lookup(&cache, ip(address)), expected, "{address}");
+        }
+    }
+
+    /// Few addresses, so that they meet.
+    fn address() -> impl Strategy<Value = IpAddr> {
+        prop_oneof![
+            (0..12_u8).prop_map(|n| IpAddr::from(Ipv4Addr::new(10, 0, 0, n))),
+            (0..6_u16).prop_map(|n| IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n))),
+        ]
+    }
+
+    fn prefix() -> impl Strategy<Value = IpNet> {
+        (address(), 0..=128_u8).prop_map(|(ip, bits)| {
+            let most = if ip.is_ipv4() { 32 } else { 128 };
+            IpNet::new(ip, bits.min(most)).expect("a length").trunc()
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_prefix_is_what_a_plain_search_says(
+            host in vec(address(), 0..3),
+            health in vec(address(), 0..3),
+            endpoints in btree_map(address(), (256..260_u32).prop_map(Identity), 0..5),
+            other_nodes in vec((vec(address(), 1..3), vec(address(), 0..3)), 0..3),
+            announced in btree_map(address(), (256..260_u32, address()), 0..6),
+            cidrs in btree_map(prefix(), (1..9_u32).prop_map(|n| Identity(1 << 24 | n)), 0..8),
+            asked in address(),
+        ) {
+            let nodes: Vec<Node> = other_nodes
+                .into_iter()
+                .enumerate()
+                .map(|(i, (addresses, health))| node(&format!("n{i}"), addresses, health))
+                .collect();
+            let of = |identity, node| Announced { identity, node, owner: String::new() };
+            let announced = Addresses(
+                announced
+                    .into_iter()
+                    .map(|(ip, (identity, node))| (IpNet::from(ip), of(Identity(identity), node)))
+                    .collect(),
+            );
+            let cache = ipcache(IpcacheInputs {
+                host: &host,
+                health: &health,
+                endpoints: &endpoints,
+                own: "default/me",
+                nodes: &nodes,
+                announced: &announced,
+                cidrs: &cidrs,
+            });
+            let said = announced.0.get(&IpNet::from(asked)).filter(|one| !host.contains(&one.node));
+            let mut policy: Vec<_> = cidrs.iter().filter(|(prefix, _)| prefix.contains(&asked)).collect();
+            policy.sort_by_key(|(prefix, _)| prefix.prefix_len());
+            let expected = if host.contains(&asked) {
+                Identity::HOST
+            } else if health.contains(&asked) {
+                Identity::HEALTH
+            } else if let Some(identity) = endpoints.get(&asked) {
+                *identity
+            } else if nodes.iter().any(|node| node.addresses.contains(&asked)) {
+                Identity::REMOTE_NODE
+            } else if nodes.iter().any(|node| node.health_addresses.contains(&asked)) {
+                Identity::HEALTH
+            } else if let Some(one) = said {
+                one.identity
+            } else if let Some((_, identity)) = policy.last() {
+                **identity
+            } else {
+                Identity::WORLD
+            };
+            prop_assert_eq!(lookup(&cache, asked).map(|(identity, _)| identity), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A map whose entries stay for a while after they were taken away, so that a mistake or a loss at
+//! the store can be mended before anybody notices. Times count from any fixed moment.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The map.
+#[derive(Debug)]
+pub(super) struct Lasting<K, V> {
+    entries: BTreeMap<K, Entry<V>>,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    value: V,
+    /// When it goes; `None` while it is really there.
+    leaves_at: Option<Duration>,
+}
+
+impl<K, V> Default for Lasting<K, V> {
+    fn default() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Ord, V> Lasting<K, V> {
+    /// Puts a value, which stays until it is taken away.
+    pub(super) fn put(&mut self, key: K, value: V) {
+        let leaves_at = None;
+        self.entries.insert(key, Entry { value, leaves_at });
+    }
+
+    /// Takes one away, which goes at `at`, or before if it was to go before.
+    pub(super) fn remove(&mut self, key: &K, at: Duration) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.leaves_at = Some(entry.leaves_at.map_or(at, |before| before.min(at)));
+        }
+    }
+
+    /// Takes all away that are not wanted, as [`Self::remove`] does.
+    pub(super) fn retain(&mut self, at: Duration, is_wanted: impl Fn(&K) -> bool) {
+        for (key, entry) in &mut self.entries {
+            if !is_wanted(key) {
+                entry.leaves_at = Some(entry.leaves_at.unwrap_or(at));
+            }
+        }
+    }
+
+    /// Gives all that are about to go until `at` at least.
+    pub(super) fn prolong(&mut self, at: Duration) {
+        for entry in self.entries.values_mut() {
+            entry.leaves_at = entry.leaves_at.map(|before| before.max(at));
+        }
+    }
+
+    /// Lets those go whose time has come. Returns whether there were any.
+    pub(super) fn expire(&mut self, now: Duration) -> bool {
+        let before = self.entries.len();
+        self.entries
+            .retain(|_, entry| entry.leaves_at.is_none_or(|at| at > now));
+        self.entries.len() != before
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub(super) fn next_expiry(&self) -> Option<Duration> {
+        self.entries.values().filter_map(|e| e.leaves_at).min()
+    }
+
+    /// One that is really there.
+    pub(super) fn present(&self, key: &K) -> Option<&V> {
+        let entry = self.entries.get(key)?;
+        entry.leaves_at.is_none().then_some(&entry.value)
+    }
+
+    /// Whether one is there, if only for a while.
+    pub(super) fn contains(&self, key: &K) -> bool {
+        self.entries.contains_key(key)
+    }
+
+    /// All, those included that are about to go.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().map(|(key, entry)| (key, &entry.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_is_taken_away_stays_for_its_time_unless_it_is_put_back() {
+        let mut map = Lasting::default();
+        map.put("a", 1);
+        map.put("b", 2);
+        map.remove(&"a", SECOND * 10);
+        map.retain(SECOND * 100, |key| *key == "c");
+        assert_eq!(map.next_expiry(), Some(SECOND * 10));
+        assert_eq!((map.present(&"a"), map.contains(&"a")), (None, true));
+        map.put("a", 3);
+        assert!(!map.expire(SECOND * 50));
+        map.prolong(SECOND * 200);
+        assert!(!map.expire(SECOND * 100));
+        assert!(map.expire(SECOND * 200));
+        assert_eq!(map.iter().collect::<Vec<_>>(), [(&"a", &3)]);
+    }
+}

@@ -1,0 +1,321 @@
+//! What is known of all identities and addresses of the cluster: made of what a store says, handed
+//! out in whole snapshots.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::watch;
+
+use super::Identity;
+use super::lasting::Lasting;
+use crate::labels::LabelSet;
+use crate::nodes::{Rejected, Stale};
+
+/// Most entries of a store that are told one by one as unusable.
+pub(super) const MOST_REJECTED: usize = 100;
+
+/// All identities at one time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identities {
+    /// Labels of each: reserved ones, those of the cluster, and this node's own of CIDRs. The same
+    /// `Arc` as before while no identity came, went or changed.
+    pub labels: Arc<BTreeMap<Identity, Arc<LabelSet>>>,
+    /// The nodes that use an identity, sorted; only for those of the cluster.
+    pub references: BTreeMap<Identity, Vec<String>>,
+    /// The store of the cluster's identities as the settings write it.
+    pub store: String,
+    /// Since when it cannot be used, and why; what it said last stands meanwhile.
+    pub stale: Option<Stale>,
+    /// What stands in it and cannot be used.
+    pub rejected: Vec<Rejected>,
+}
+
+/// The addresses of the cluster's endpoints at one time, as their nodes announced them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses(pub BTreeMap<IpNet, Announced>);
+
+/// What a node announced of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// The endpoint's identity.
+    pub identity: Identity,
+    /// The address of the node that the endpoint is on.
+    pub node: IpAddr,
+    /// That node's name.
+    pub owner: String,
+}
+
+/// The identities that this node holds for its endpoints.
+pub type Held = BTreeMap<Arc<LabelSet>, Identity>;
+
+/// Times that a view keeps to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settle {
+    /// How long something stays that was seen to go: its node may put it back.
+    pub(super) seen: Duration,
+    /// How long something stays that was gone when the store came back: stores come back without
+    /// their data, and then wait for the agents to write theirs.
+    pub(super) unseen: Duration,
+}
+
+/// What one store says. Times count from any fixed moment.
+#[derive(Debug)]
+pub(super) struct View {
+    settle: Settle,
+    identities: Lasting<Identity, Arc<LabelSet>>,
+    references: BTreeMap<Identity, BTreeSet<String>>,
+    /// By address and owner; the number is greater for what was announced later.
+    addresses: Lasting<(IpAddr, String), (u64, Announced)>,
+}
+
+impl View {
+    pub(super) fn new(settle: Settle) -> Self {
+        Self {
+            settle,
+            identities: Lasting::default(),
+            references: BTreeMap::new(),
+            addresses: Lasting::default(),
+        }
+    }
+
+    /// Begins to take over everything: what is not in `identities` and `addresses` goes, in time.
+    pub(super) fn retain(
+        &mut self,
+        identities: &BTreeSet<Identity>,
+        addresses: &BTreeSet<(IpAddr, String)>,
+        now: Duration,
+    ) {
+        let at = now + self.settle.unseen;
+        self.identities.retain(at, |key| identities.contains(key));
+        self.addresses.retain(at, |key| addresses.contains(key));
+        self.references.clear();
+    }
+
+    /// Nodes may have been cut off as this one was: what is about to go gets time again.
+    pub(super) fn resume(&mut self, now: Duration) {
+        self.identities.prolong(now + self.settle.seen);
+        self.addresses.prolong(now + self.settle.seen);
+    }
+
+    pub(super) fn put_identity(&mut self, identity: Identity, labels: Arc<LabelSet>) {
+        self.identities.put(identity, labels);
+    }
+
+    pub(super) fn remove_identity(&mut self, identity: Identity, now: Duration) {
+        self.identities.remove(&identity, now + self.settle.seen);
+    }
+
+    pub(super) fn put_reference(&mut self, identity: Identity, node: &str) {
+        let nodes = self.references.entry(identity).or_default();
+        nodes.insert(node.to_owned());
+    }
+
+    pub(super) fn remove_reference(&mut self, identity: Identity, node: &str) {
+        if let Some(nodes) = self.references.get_mut(&identity) {
+            nodes.remove(node);
+            if nodes.is_empty() {
+                self.references.remove(&identity);
+            }
+        }
+    }
+
+    /// `order` is greater for what was announced later.
+    pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: Announced) {
+        let key = (ip, announced.owner.clone());
+        self.addresses.put(key, (order, announced));
+    }
+
+    pub(super) fn remove_address(&mut self, ip: IpAddr, owner: &str, now: Duration) {
+        let at = now + self.settle.seen;
+        self.addresses.remove(&(ip, owner.to_owned()), at);
+    }
+
+    /// Lets go what has to. Returns whether there was anything.
+    pub(super) fn expire(&mut self, now: Duration) -> bool {
+        let identities = self.identities.expire(now);
+        let addresses = self.addresses.expire(now);
+        identities || addresses
+    }
+
+    /// When [`Self::expire`] has something to do.
+    pub(super) fn next_expiry(&self) -> Option<Duration> {
+        let identities = self.identities.next_expiry();
+        let addresses = self.addresses.next_expiry();
+        identities.into_iter().chain(addresses).min()
+    }
+
+    /// The labels of an identity that stands in the store.
+    pub(super) fn present(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
+        self.identities.present(&identity)
+    }
+
+    /// Whether a number is known, if only for a while.
+    pub(super) fn is_known(&self, identity: Identity) -> bool {
+        self.identities.contains(&identity)
+    }
+
+    /// All that are known.
+    pub(super) fn identities(&self) -> impl Iterator<Item = (&Identity, &Arc<LabelSet>)> {
+        self.identities.iter()
+    }
+
+    /// Whether some node uses it.
+    pub(super) fn is_referenced(&self, identity: Identity) -> bool {
+        self.references.contains_key(&identity)
+    }
+
+    /// An address that two nodes announce is that of the later announcement.
+    fn addresses(&self) -> Addresses {
+        let mut newest: BTreeMap<IpNet, (u64, &Announced)> = BTreeMap::new();
+        for ((ip, _), (order, announced)) in self.addresses.iter() {
+            let known = newest
+                .entry(IpNet::from(*ip))
+                .or_insert((*order, announced));
+            if known.0 < *order {
+                *known = (*order, announced);
+            }
+        }
+        let newest = newest.into_iter();
+        Addresses(newest.map(|(ip, (_, one))| (ip, one.clone())).collect())
+    }
+}
+
+/// Hands out what stores and this node's own CIDRs say.
+#[derive(Debug)]
+pub(super) struct Hub {
+    local: Mutex<BTreeMap<Identity, Arc<LabelSet>>>,
+    identities: watch::Sender<Arc<Identities>>,
+    addresses: watch::Sender<Arc<Addresses>>,
+    held: watch::Sender<Arc<Held>>,
+}
+
+impl Hub {
+    /// With the reserved identities alone, of a store that nothing was heard of yet.
+    pub(super) fn new(store: String, stale: Stale) -> Self {
+        let identities = Identities {
+            labels: Arc::new(with_reserved(BTreeMap::new())),
+            references: BTreeMap::new(),
+            store,
+            stale: Some(stale),
+            rejected: Vec::new(),
+        };
+        Self {
+            local: Mutex::default(),
+            identities: watch::Sender::new(Arc::new(identities)),
+            addresses: watch::Sender::default(),
+            held: watch::Sender::default(),
+        }
+    }
+
+    pub(super) fn identities(&self) -> watch::Receiver<Arc<Identities>> {
+        self.identities.subscribe()
+    }
+
+    pub(super) fn addresses(&self) -> watch::Receiver<Arc<Addresses>> {
+        self.addresses.subscribe()
+    }
+
+    pub(super) fn held(&self) -> watch::Receiver<Arc<Held>> {
+        self.held.subscribe()
+    }
+
+    /// Tells what a view has by now.
+    pub(super) fn tell(&self, view: &View, rejected: Vec<Rejected>, stale: Option<Stale>) {
+        let local = self.local();
+        let known = self.identities.borrow().clone();
+        let mut labels: BTreeMap<_, _> = local.clone();
+        labels.extend(view.identities().map(|(id, labels)| (*id, labels.clone())));
+        let labels = with_reserved(labels);
+        let references = view.references.iter();
+        let next = Identities {
+            labels: unless_same(&known.labels, labels),
+            references: references
+                .map(|(identity, nodes)| (*identity, nodes.iter().cloned().collect()))
+                .collect(),
+            store: known.store.clone(),
+            stale,
+            rejected,
+        };
+        if *known != next {
+            self.identities.send_replace(Arc::new(next));
+        }
+        let addresses = view.addresses();
+        self.addresses.send_if_modified(|known| {
+            let is_other = **known != addresses;
+            if is_other {
+                *known = Arc::new(addresses);
+            }
+            is_other
+        });
+    }
+
+    /// Whether the store cannot be used.
+    pub(super) fn is_stale(&self) -> bool {
+        self.identities.borrow().stale.is_some()
+    }
+
+    /// Tells that the store cannot be used; what is known stands.
+    pub(super) fn tell_stale(&self, stale: Stale) {
+        self.identities.send_modify(|known| {
+            let next = Identities {
+                stale: Some(stale),
+                ..(**known).clone()
+            };
+            *known = Arc::new(next);
+        });
+    }
+
+    /// Tells this node's own identities.
+    pub(super) fn tell_local(&self, next: BTreeMap<Identity, Arc<LabelSet>>) {
+        let mut local = self.local();
+        *local = next;
+        self.identities.send_modify(|known| {
+            let of_cluster = known.labels.iter().filter(|(id, _)| !id.is_local());
+            let of_cluster = of_cluster.map(|(id, labels)| (*id, labels.clone()));
+            let labels = of_cluster.chain(local.clone()).collect();
+            let next = Identities {
+                labels: unless_same(&known.labels, labels),
+                ..(**known).clone()
+            };
+            *known = Arc::new(next);
+        });
+    }
+
+    /// Tells what this node holds.
+    pub(super) fn tell_held(&self, held: Held) {
+        self.held.send_if_modified(|known| {
+            let is_other = **known != held;
+            if is_other {
+                *known = Arc::new(held);
+            }
+            is_other
+        });
+    }
+
+    /// Held while a snapshot is made, so that two makers do not undo each other.
+    fn local(&self) -> MutexGuard<'_, BTreeMap<Identity, Arc<LabelSet>>> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+type Labels = BTreeMap<Identity, Arc<LabelSet>>;
+
+fn with_reserved(mut labels: Labels) -> Labels {
+    for identity in Identity::all_reserved() {
+        if let Some(set) = identity.reserved_labels() {
+            labels.insert(identity, Arc::new(set));
+        }
+    }
+    labels
+}
+
+fn unless_same(known: &Arc<Labels>, next: Labels) -> Arc<Labels> {
+    if **known == next {
+        known.clone()
+    } else {
+        Arc::new(next)
+    }
+}

@@ -1,0 +1,222 @@
+//! What this node wants of a store: identities for the labels of its endpoints, and that its
+//! endpoints' addresses are known. What came of it is told to those who wait.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{Held, Identity, IdentityError, OnOutage};
+use crate::labels::LabelSet;
+
+/// The answer to one who waits.
+pub(super) type Answer = Result<Identity, IdentityError>;
+
+/// All that is wanted.
+#[derive(Debug, Default)]
+pub(super) struct Wants {
+    sets: BTreeMap<Arc<LabelSet>, Want>,
+    addresses: BTreeMap<IpAddr, Announce>,
+    /// Why the store cannot be used now.
+    outage: Option<IdentityError>,
+    /// Whether what an earlier agent of this node left is to go.
+    forgets_earlier: bool,
+}
+
+/// One label set.
+#[derive(Debug, Default)]
+struct Want {
+    /// How many endpoints have these labels.
+    uses: usize,
+    waiters: Vec<(OnOutage, oneshot::Sender<Answer>)>,
+    identity: Option<Identity>,
+    /// When the reference was written last; `None` while there is none.
+    written: Option<Instant>,
+    /// When the store refused it last.
+    refused: Option<Instant>,
+}
+
+/// One address.
+#[derive(Clone, Debug)]
+pub(super) struct Announce {
+    /// The endpoint's identity.
+    pub(super) identity: Identity,
+    /// The address of this node.
+    pub(super) node: IpAddr,
+    /// When it was written last.
+    pub(super) written: Option<Instant>,
+}
+
+/// A label set that is wanted.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// The set.
+    pub(super) labels: Arc<LabelSet>,
+    /// The identity that it had last.
+    pub(super) identity: Option<Identity>,
+    /// When its reference was written last.
+    pub(super) written: Option<Instant>,
+    /// When the store refused it last.
+    pub(super) refused: Option<Instant>,
+}
+
+impl Wants {
+    /// Wants an identity for one more endpoint. The answer comes at once where it is known.
+    pub(super) fn want(
+        &mut self,
+        labels: &LabelSet,
+        on_outage: OnOutage,
+    ) -> oneshot::Receiver<Answer> {
+        let (sender, answer) = oneshot::channel();
+        if !self.sets.contains_key(labels) {
+            self.sets.insert(Arc::new(labels.clone()), Want::default());
+        }
+        let Some(want) = self.sets.get_mut(labels) else {
+            return answer;
+        };
+        want.uses += 1;
+        let outage = self.outage.clone().filter(|_| on_outage == OnOutage::Fail);
+        let known = match (want.identity, outage) {
+            (Some(identity), _) => Some(Ok(identity)),
+            (None, Some(outage)) => Some(Err(outage)),
+            (None, None) => None,
+        };
+        match known {
+            // The receiver is here.
+            Some(known) => drop(sender.send(known)),
+            None => {
+                want.refused = None;
+                want.waiters.push((on_outage, sender));
+            }
+        }
+        answer
+    }
+
+    /// Wants it for one endpoint less.
+    pub(super) fn unwant(&mut self, labels: &LabelSet) {
+        if let Some(want) = self.sets.get_mut(labels) {
+            want.uses = want.uses.saturating_sub(1);
+            if want.uses == 0 {
+                self.sets.remove(labels);
+            }
+        }
+    }
+
+    /// Wants an address to be known. Returns whether that is news.
+    pub(super) fn announce(&mut self, ip: IpAddr, identity: Identity, node: IpAddr) -> bool {
+        let known = self.addresses.get(&ip);
+        let is_news = known.is_none_or(|known| (known.identity, known.node) != (identity, node));
+        if is_news {
+            let written = None;
+            let announce = Announce {
+                identity,
+                node,
+                written,
+            };
+            self.addresses.insert(ip, announce);
+        }
+        is_news
+    }
+
+    /// Wants an address to be known no more.
+    pub(super) fn withdraw(&mut self, ip: IpAddr) {
+        self.addresses.remove(&ip);
+    }
+
+    /// What an earlier agent of this node left is of no use any more.
+    pub(super) fn forget_earlier(&mut self) {
+        self.forgets_earlier = true;
+    }
+
+    /// See [`Self::forget_earlier`].
+    pub(super) fn forgets_earlier(&self) -> bool {
+        self.forgets_earlier
+    }
+
+    /// The label sets that are wanted.
+    pub(super) fn sets(&self) -> impl Iterator<Item = Wanted> {
+        self.sets.iter().map(|(labels, want)| Wanted {
+            labels: labels.clone(),
+            identity: want.identity,
+            written: want.written,
+            refused: want.refused,
+        })
+    }
+
+    /// Whether a label set is wanted.
+    pub(super) fn is_wanted(&self, labels: &LabelSet) -> bool {
+        self.sets.contains_key(labels)
+    }
+
+    /// The addresses that are to be known.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (IpAddr, &Announce)> {
+        self.addresses.iter().map(|(ip, announce)| (*ip, announce))
+    }
+
+    /// Whether an address is to be known.
+    pub(super) fn is_announced(&self, ip: IpAddr) -> bool {
+        self.addresses.contains_key(&ip)
+    }
+
+    /// What came of asking the store for a label set.
+    pub(super) fn answered(&mut self, labels: &LabelSet, answer: &Answer, now: Instant) {
+        let Some(want) = self.sets.get_mut(labels) else {
+            return;
+        };
+        match answer {
+            Ok(identity) => {
+                if let Some(before) = want.identity.filter(|before| before != identity) {
+                    tracing::warn!(%before, %identity, "an identity has changed: the store lost its number");
+                }
+                want.identity = Some(*identity);
+                (want.written, want.refused) = (Some(now), None);
+            }
+            Err(error) => {
+                if want.identity.is_some() && want.refused.is_none() {
+                    tracing::error!(%error, "an identity in use cannot be kept in the store");
+                }
+                want.refused = Some(now);
+            }
+        }
+        for (_, waiter) in want.waiters.drain(..) {
+            // One who waits no more takes it back itself.
+            let _ = waiter.send(answer.clone());
+        }
+    }
+
+    /// An address was written.
+    pub(super) fn announced(&mut self, ip: IpAddr, identity: Identity, now: Instant) {
+        let announce = self.addresses.get_mut(&ip);
+        if let Some(announce) = announce.filter(|announce| announce.identity == identity) {
+            announce.written = Some(now);
+        }
+    }
+
+    /// The store cannot be used: those go who do not wait for it.
+    pub(super) fn fail(&mut self, outage: IdentityError) {
+        for want in self.sets.values_mut() {
+            let waiters = std::mem::take(&mut want.waiters);
+            for (on_outage, waiter) in waiters {
+                match on_outage {
+                    OnOutage::Wait => want.waiters.push((on_outage, waiter)),
+                    OnOutage::Fail => drop(waiter.send(Err(outage.clone()))),
+                }
+            }
+        }
+        self.outage = Some(outage);
+    }
+
+    /// The store can be used.
+    pub(super) fn recover(&mut self) {
+        self.outage = None;
+    }
+
+    /// Which identities this node has.
+    pub(super) fn held(&self) -> Held {
+        let held = self.sets.iter();
+        held.filter_map(|(labels, want)| Some((labels.clone(), want.identity?)))
+            .collect()
+    }
+}
