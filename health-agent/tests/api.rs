@@ -392,6 +392,8 @@ fn what_is_not_there_is_a_json_error() {
         ("/v1/endpoints/1018", 404),
         ("/v1/endpoints/lxc_health", 400),
         ("/v1/endpoints/65536", 400),
+        ("/v1/identities/30218", 404),
+        ("/v1/identities/reserved:nobody", 400),
         ("/v1/nothing", 404),
         ("/", 404),
     ] {

@@ -11,6 +11,7 @@ use super::own;
 use crate::config::Location;
 use crate::datapath::loader;
 use crate::endpoint::{health, workload};
+use crate::identity;
 use crate::pidfile::PidFile;
 
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
@@ -44,7 +45,13 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         Ok(record) => removed.extend(record),
         Err(error) => failed.push(format!("{error:#}")),
     }
-    let kept = [crate::mesh::LEARNED_FILE, crate::nodes::CACHE_FILE];
+    let kept = [
+        crate::mesh::LEARNED_FILE.to_owned(),
+        crate::nodes::CACHE_FILE.to_owned(),
+        identity::CIDR_FILE.to_owned(),
+        identity::FILE.to_owned(),
+        format!("{}{}", identity::FILE, identity::LOCK_SUFFIX),
+    ];
     let kept = kept.map(|file| location.state_dir.join(file));
     for file in std::iter::once(location.socket()).chain(kept) {
         if remove(fs::remove_file(&file), &file)? {

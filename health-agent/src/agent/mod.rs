@@ -37,6 +37,7 @@ use crate::datapath::kernel;
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub};
+use crate::identity::{self, IdentityAllocator, Timing};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
@@ -109,6 +110,8 @@ struct Agent {
     host_responder: Responder,
     /// Ends when it is dropped.
     _collector: Collector,
+    /// Likewise.
+    _identities: IdentityAllocator,
     events: Arc<Hub>,
     relay: JoinHandle<()>,
     monitors: [Monitor; 2],
@@ -145,10 +148,11 @@ impl Agent {
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
         let started = probing.and_then(|probing| {
             let relay = Self::start_relay(&node)?;
+            let identities = Self::start_identities(config)?;
             let endpoints = endpoints::start(config, &own, &netlink, &node, survey)?;
-            Ok((probing, relay, endpoints))
+            Ok((probing, relay, identities, endpoints))
         });
-        let ((collector, host_responder, mesh), (events, relay), endpoints) = match started {
+        let ((collector, host_responder, mesh), (events, relay), identities, endpoints) = match started {
             Ok(started) => started,
             Err(error) => {
                 node.take_back().await;
@@ -159,6 +163,7 @@ impl Agent {
         source.set_collections(collector.told());
         source.set_events(events.clone());
         source.set_manager(endpoints.clone());
+        source.set_identities(identities.identities());
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
@@ -175,6 +180,7 @@ impl Agent {
             endpoints,
             host_responder,
             _collector: collector,
+            _identities: identities,
             events,
             relay,
             monitors,
@@ -232,6 +238,16 @@ impl Agent {
         let hub = Arc::new(hub);
         let relay = tokio::spawn(events::relay(node.datapath().ring()?, hub.clone()));
         Ok((hub, relay))
+    }
+
+    /// Starts to follow the identities of the cluster.
+    fn start_identities(config: &Config) -> Result<IdentityAllocator, identity::OpenError> {
+        IdentityAllocator::open(
+            &config.identity_store,
+            &config.cluster_name,
+            &config.node_name,
+            Timing::default(),
+        )
     }
 
     /// Watches over everything until a signal comes, then stops in order.

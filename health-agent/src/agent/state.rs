@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use health_common::identity;
 use health_common::rtt::{RttKey, RttRow};
 use jiff::Timestamp;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
@@ -15,7 +15,7 @@ use crate::api::events::EventFilter;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, Enforcement, HealthStatus, NodeList, NodeStatus, PathMtuEntry,
+    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus, PathMtuEntry,
     ProbeEvent, RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
@@ -24,6 +24,7 @@ use crate::datapath::dump::Pinned;
 use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
 use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub, SubscribeError, Subscription};
+use crate::identity::Identities;
 use crate::mesh::exchange::MalformedHeaders;
 use crate::mesh::hello::Responder;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
@@ -40,6 +41,7 @@ pub(super) struct AgentSource {
     /// The health endpoint.
     endpoint: RwLock<Option<Arc<Endpoint>>>,
     manager: OnceLock<Manager>,
+    identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
     repairs: RwLock<Repairs>,
@@ -62,6 +64,7 @@ impl AgentSource {
             responders: OnceLock::new(),
             collections: OnceLock::new(),
             events: OnceLock::new(),
+            identities: OnceLock::new(),
             endpoint: RwLock::default(),
             manager: OnceLock::new(),
             waiting: RwLock::default(),
@@ -135,6 +138,11 @@ impl AgentSource {
     pub(super) fn set_events(&self, hub: Arc<Hub>) {
         // As there is one mesh.
         let _ = self.events.set(hub);
+    }
+
+    pub(super) fn set_identities(&self, identities: watch::Receiver<Arc<Identities>>) {
+        // As there is one mesh.
+        let _ = self.identities.set(identities);
     }
 
     /// What the start waits for, in words.
@@ -341,6 +349,11 @@ impl Source for AgentSource {
         self.manager.get()
     }
 
+    fn identities(&self) -> Vec<IdentityEntry> {
+        let known = self.identities.get();
+        known.map_or_else(Vec::new, |known| identity_entries(&known.borrow()))
+    }
+
     fn config(&self) -> Config {
         self.config.clone()
     }
@@ -356,4 +369,18 @@ impl Source for AgentSource {
     fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
+}
+
+fn identity_entries(identities: &Identities) -> Vec<IdentityEntry> {
+    identities
+        .labels
+        .iter()
+        .map(|(identity, labels)| IdentityEntry {
+            id: identity.0,
+            labels: labels.iter().map(ToString::to_string).collect(),
+            references: identity
+                .is_of_cluster()
+                .then(|| identities.references.get(identity).cloned().unwrap_or_default()),
+        })
+        .collect()
 }

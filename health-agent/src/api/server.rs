@@ -29,13 +29,14 @@ use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
 use super::streamed;
 use super::types::{
-    AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse, LoadAverage,
-    NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+    AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
+    IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
 use crate::config::{Config, duration_text};
 use crate::conntrack::Counts;
 use crate::endpoint::manager::Manager;
 use crate::events::{self, SubscribeError, Subscription};
+use crate::identity::{Identity, ParseIdentityError};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
@@ -117,6 +118,10 @@ pub trait Source: Send + Sync + 'static {
     fn manager(&self) -> Option<&Manager> {
         None
     }
+    /// All security identities, by number.
+    fn identities(&self) -> Vec<IdentityEntry> {
+        Vec::new()
+    }
     /// The settings in force.
     fn config(&self) -> Config;
     /// How the agent itself does.
@@ -191,7 +196,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 17] {
+fn routes<S: Source>() -> [Route<S>; 19] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -219,6 +224,8 @@ fn routes<S: Source>() -> [Route<S>; 17] {
         ("/v1/endpoints/{id}/log", get(endpoints::log)),
         ("/v1/endpoints/{id}/healthz", get(endpoints::health)),
         ("/v1/endpoints/{id}/labels", patch(endpoints::change_labels)),
+        ("/v1/identities", get(identities)),
+        ("/v1/identities/{id}", get(identity)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]
@@ -495,6 +502,29 @@ fn of_known_node<T>(
 
 fn is_known(nodes: &NodeList, name: &str) -> bool {
     nodes.nodes.iter().any(|node| node.name == name)
+}
+
+async fn identities<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(api.source.identities())).await
+}
+
+async fn identity<S: Source>(
+    State(api): Shared<S>,
+    extract::Path(id): extract::Path<String>,
+) -> Result<Response, Refusal> {
+    let refused = |error: ParseIdentityError| Refusal(StatusCode::BAD_REQUEST, error.to_string());
+    let Identity(number) = id.parse().map_err(refused)?;
+    answer(move || {
+        let identities = api.source.identities();
+        let found = identities.into_iter().find(|one| one.id == number);
+        found.ok_or_else(|| {
+            Refusal(
+                StatusCode::NOT_FOUND,
+                format!("no identity {number}; `health-agent identity list` shows those there are"),
+            )
+        })
+    })
+    .await
 }
 
 async fn config<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {

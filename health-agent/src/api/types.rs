@@ -737,6 +737,19 @@ pub enum EndpointEvent {
     Listed,
 }
 
+/// One identity of `GET /v1/identities`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct IdentityEntry {
+    /// Its number.
+    pub id: u32,
+    /// Labels, `source:key` or `source:key=value`.
+    pub labels: Vec<String>,
+    /// Names of the nodes that use it; `None` where that is not counted: only identities of the
+    /// cluster are.
+    pub references: Option<Vec<String>>,
+}
+
 /// Body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {

@@ -42,6 +42,7 @@ fn config_table(config: &Config) -> String {
         ("cluster-name", config.cluster_name.clone()),
         ("registry", config.registry.to_string()),
         ("remote-cluster", comma_separated(&config.remote_clusters)),
+        ("identity-store", config.identity_store.to_string()),
         ("node-address", comma_separated(&config.node_addresses)),
         ("pod-cidr", comma_separated(&config.pod_cidrs)),
         ("device", comma_separated(&config.devices)),

@@ -6,6 +6,7 @@ mod completion;
 mod config;
 mod endpoint;
 pub mod exit;
+mod identity;
 pub mod logging;
 mod monitor;
 mod node;
@@ -127,6 +128,9 @@ pub enum Command {
     /// Look at the endpoints of this node, make and delete them
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
+    /// Look at the security identities that this node knows
+    #[command(subcommand)]
+    Identity(identity::IdentityCommand),
     /// Look at the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
@@ -150,6 +154,7 @@ impl Command {
             Self::PathMtu(args) => args.execute(&client).await?,
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
+            Self::Identity(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Monitor(args) => args.execute(&client).await?,
             Self::Config(args) => args.execute(&client).await?,

@@ -18,6 +18,7 @@ use crate::config::{
     MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
 use crate::ipam::AddressRange;
+use crate::identity;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";
@@ -29,6 +30,7 @@ Examples:
   health-agent run --device eth0 --device eth1 --probe-interval 5s --probe-timeout 500ms
   health-agent run --registry etcd:http://192.0.2.1:2379 --pod-cidr 10.244.1.0/24
   health-agent run --registry kubernetes --remote-cluster west=etcd:/etc/health-agent/west.yaml
+  health-agent run --identity-store file:/var/lib/health-agent/identities.json
   health-agent run --probe http=30s --probe endpoint-icmp=off --probe-rate 200
   health-agent run --native-routing-cidr 10.0.0.0/8 --masquerade-exclude 192.0.2.0/24
   health-agent run --log-format json --log-level debug
@@ -55,6 +57,11 @@ pub struct RunArgs {
     /// Another cluster to probe, and its registry; give it once for each
     #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
     remote_clusters: Vec<RemoteCluster>,
+    /// Where the identities of this cluster are kept, the same on all its nodes: file:PATH,
+    /// etcd:URL[,URL...], etcd:PATH of a configuration [default: --registry if that is etcd, else
+    /// file:identities.json in --state-dir]
+    #[arg(long, value_name = "STORE")]
+    identity_store: Option<RegistrySpec>,
     /// Address that this node registers in etcd; give it once for each [default: those of the
     /// uplinks]
     #[arg(long = "node-address", value_name = "IP")]
@@ -161,14 +168,22 @@ impl RunArgs {
             Some(name) => name,
             None => host_name().context("cannot read the host name; give --node-name")?,
         };
+        let registry = match (self.registry, self.nodes_file) {
+            (Some(registry), _) => registry,
+            (None, file) => RegistrySpec::File(file.unwrap_or_else(|| NODES_FILE.into())),
+        };
+        let identity_store = self.identity_store.unwrap_or_else(|| match &registry {
+            RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => registry.clone(),
+            RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => {
+                RegistrySpec::File(location.state_dir.join(identity::FILE))
+            }
+        });
         let config = Config {
             location,
             node_name,
             cluster_name: self.cluster_name,
-            registry: match (self.registry, self.nodes_file) {
-                (Some(registry), _) => registry,
-                (None, file) => RegistrySpec::File(file.unwrap_or_else(|| NODES_FILE.into())),
-            },
+            registry,
+            identity_store,
             remote_clusters: self.remote_clusters,
             node_addresses: self.node_addresses,
             pod_cidrs: self.pod_cidrs,

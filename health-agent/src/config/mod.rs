@@ -170,6 +170,8 @@ pub struct Config {
     pub registry: RegistrySpec,
     /// Other clusters that are probed too.
     pub remote_clusters: Vec<RemoteCluster>,
+    /// Where the identities of this cluster are kept: a file or etcd.
+    pub identity_store: RegistrySpec,
     /// This node's addresses, for registries in which a node registers itself. Empty: those of the
     /// uplinks.
     pub node_addresses: Vec<IpAddr>,
@@ -253,6 +255,14 @@ impl Config {
                     "each cluster needs a name of its own, other than --cluster-name",
                 ));
             }
+        }
+        if matches!(self.identity_store, RegistrySpec::Kubernetes(_)) {
+            return Err(InvalidSetting::new(
+                "--identity-store",
+                &self.identity_store,
+                "keeps no identities; write it like file:/var/lib/identities.json or \
+                 etcd:http://192.0.2.1:2379",
+            ));
         }
         for address in &self.node_addresses {
             if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
@@ -492,6 +502,7 @@ mod tests {
             cluster_name: "default".into(),
             registry: RegistrySpec::File("/etc/health-agent/nodes.yaml".into()),
             remote_clusters: Vec::new(),
+            identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             devices: vec!["eth0".into(), "eth1".into()],
@@ -536,7 +547,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 44] = [
+        let cases: [(&str, &str, Change); 45] = [
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()
@@ -563,6 +574,9 @@ mod tests {
             }),
             ("--remote-cluster", "a b", |c| {
                 c.remote_clusters = vec!["a b=kubernetes".parse().expect("a registry")];
+            }),
+            ("--identity-store", "kubernetes", |c| {
+                c.identity_store = RegistrySpec::Kubernetes(None);
             }),
             ("--node-address", "127.0.0.1", |c| {
                 c.node_addresses = vec!["127.0.0.1".parse().expect("an address")];

@@ -15,8 +15,12 @@ mod number;
 mod view;
 mod wants;
 
+/// Name of the file in the state folder that holds the identities of a machine by itself.
+pub const FILE: &str = "identities.json";
+
 pub use self::allocator::{IdentityAllocator, IdentityError, OnOutage, OpenError, Timing};
 pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
+pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};
 pub use self::number::{Identity, ParseIdentityError};
 pub use self::view::{Addresses, Announced, Held, Identities};

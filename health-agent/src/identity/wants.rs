@@ -145,11 +145,6 @@ impl Wants {
         })
     }
 
-    /// Whether a label set is wanted.
-    pub(super) fn is_wanted(&self, labels: &LabelSet) -> bool {
-        self.sets.contains_key(labels)
-    }
-
     /// The addresses that are to be known.
     pub(super) fn addresses(&self) -> impl Iterator<Item = (IpAddr, &Announce)> {
         self.addresses.iter().map(|(ip, announce)| (*ip, announce))

@@ -12,7 +12,7 @@ use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, FullMap, HealthStatus,
-    HistoryWindow, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
+    HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
     PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry, RttSource,
     SelfStatus, TargetHistory,
 };
@@ -259,6 +259,21 @@ impl Source for Fixture {
         }]
     }
 
+    fn identities(&self) -> Vec<IdentityEntry> {
+        vec![
+            IdentityEntry {
+                id: 4,
+                labels: vec!["reserved:health".into()],
+                references: None,
+            },
+            IdentityEntry {
+                id: 30_217,
+                labels: vec!["k8s:app=dns".into(), "k8s:tier=infra".into()],
+                references: Some(vec!["hnode1".into(), "hnode2".into()]),
+            },
+        ]
+    }
+
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         let hub = Arc::new(Hub::new(NoPrograms).unwrap());
         let subscription = hub.subscribe(filter);
@@ -273,6 +288,7 @@ impl Source for Fixture {
             cluster_name: "default".into(),
             registry: RegistrySpec::File("/etc/health-agent/nodes.yaml".into()),
             remote_clusters: Vec::new(),
+            identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
             devices: vec!["eth0".into()],

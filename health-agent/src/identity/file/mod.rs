@@ -20,6 +20,9 @@ use super::allocator::{Shared, Timing};
 use super::view::View;
 use super::{Announced, Identity};
 
+/// What the name of the file that is locked has behind that of the identity file.
+pub const LOCK_SUFFIX: &str = ".lock";
+
 /// How often the file is looked at. It is always replaced whole, so that each look may read it.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Largest file that is read, bytes.
@@ -215,7 +218,7 @@ impl IdentityFile {
 
     /// Waits for the lock, which is beside the file: the file itself is replaced.
     fn lock(&self) -> Result<File, FileError> {
-        let path = beside(&self.path, ".lock");
+        let path = beside(&self.path, LOCK_SUFFIX);
         let failed = |source| FileError::Io {
             attempt: "lock",
             path: path.clone(),
