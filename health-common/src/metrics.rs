@@ -50,6 +50,10 @@ pub enum Reason {
     EventLost = 127,
     /// Dropped: the source address cannot be answered or is not the sender's.
     InvalidSource = 132,
+    /// Dropped: no rule of the endpoint's policy allows it.
+    PolicyDenied = 133,
+    /// Dropped: of no use to a policy, since it is cut short or has more extension headers than are walked over.
+    InvalidPacket = 134,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
     /// Dropped: a packet could not be rewritten as its translation asks.
@@ -58,13 +62,15 @@ pub enum Reason {
     NatNoMapping = 167,
     /// Dropped: a packet to be masqueraded that belongs to no flow, nor begins one.
     NatUnsupported = 168,
-    /// Dropped: a fragment to be masqueraded, of a packet whose first one was not seen.
+    /// Dropped: a rule of the endpoint's policy denies it.
+    PolicyDeniedByRule = 181,
+    /// Dropped: a fragment to be masqueraded or judged by a policy, of a packet whose first one was not seen.
     FragmentUnknown = 187,
 }
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 23] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -80,10 +86,13 @@ impl Reason {
         Self::CtRelated,
         Self::EventLost,
         Self::InvalidSource,
+        Self::PolicyDenied,
+        Self::InvalidPacket,
         Self::InvalidHeaderChecksum,
         Self::WriteFailed,
         Self::NatNoMapping,
         Self::NatUnsupported,
+        Self::PolicyDeniedByRule,
         Self::FragmentUnknown,
     ];
 
@@ -106,6 +115,8 @@ impl Reason {
             Self::ProbeReturned => "Peer's probe returned",
             Self::ProbeDamaged => "Probe reply damaged",
             Self::InvalidSource => "Invalid source IP",
+            Self::PolicyDenied => "Policy denied",
+            Self::InvalidPacket => "Invalid packet",
             Self::InvalidHeaderChecksum => "Invalid IP header checksum",
             Self::CtFull => "Conntrack full",
             Self::CtInvalid => "Of no flow",
@@ -113,6 +124,7 @@ impl Reason {
             Self::WriteFailed => "Error writing to packet",
             Self::NatNoMapping => "No mapping for NAT masquerade",
             Self::NatUnsupported => "Unsupported for NAT masquerade",
+            Self::PolicyDeniedByRule => "Policy denied by denylist",
             Self::FragmentUnknown => "Fragment of an unknown packet",
             Self::EventLost => "Event lost",
         }

@@ -15,11 +15,19 @@ pub const ETHERTYPE_VLAN: u16 = 0x8100;
 pub const ETHERTYPE_VLAN_SERVICE: u16 = 0x88a8;
 /// ICMPv6 type of a neighbour solicitation.
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+const ROUTER_SOLICITATION: u8 = 133;
+const REDIRECT: u8 = 137;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
 const SOLICITED_AND_ROUTER: u32 = 0xc000_0000;
+
+/// Whether an ICMPv6 message of this type is one of neighbour discovery (RFC 4861 section 4).
+#[inline(always)]
+pub const fn is_neighbour_discovery(kind: u8) -> bool {
+    matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
+}
 
 /// What follows the Ethernet type of a tag (IEEE 802.1Q clause 9).
 #[repr(C)]

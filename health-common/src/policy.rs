@@ -62,10 +62,12 @@ pub struct PolicyKey {
 pub struct PolicyEntry {
     /// Index of its counter; 0 is that of all entries without one.
     pub counter: u32,
+    /// Whose policy it is: a number of the agent's, the same in the table before and the one after a change.
+    pub subject: u32,
     /// [`VERDICT_NONE`], [`VERDICT_ALLOW`] or [`VERDICT_DENY`].
     pub verdict: u8,
     /// Explicit padding, zero.
     pub pad: [u8; 3],
 }
 
-crate::map_types!(PolicyKey = 16, PolicyEntry = 8);
+crate::map_types!(PolicyKey = 16, PolicyEntry = 12);

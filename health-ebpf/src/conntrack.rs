@@ -9,12 +9,14 @@ use health_common::ct::{
     CT_STATE_OFFSET, CtEntry, CtState, Outcome, Side, Timeouts, lifetime, tcp,
 };
 use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
+use health_common::identity;
 use health_common::packet::Packet;
 use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
 use crate::events::tell_flow;
+use crate::ipcache::identity_of;
 
 /// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
 /// what is not entered now comes with the next packet.
@@ -27,7 +29,8 @@ pub struct Traffic {
     pub rx_bytes: u32,
     /// Bytes sent, from the IP header on; 0 for no packet.
     pub tx_bytes: u32,
-    /// Identity of the side that opened the flow.
+    /// Identity of the side that opened the flow; of flows that others opened, unknown unless they are local:
+    /// it is looked up for each new entry.
     pub source_identity: u32,
     /// Device on which it was opened.
     pub ifindex: u32,
@@ -77,33 +80,62 @@ pub fn enter<K: Tuple>(
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
+    match enter_if(map, tuple, said, traffic, timeouts, |_| Ok::<_, Never>(())) {
+        Ok(tracked) => tracked,
+        Err(never) => match never {},
+    }
+}
+
+/// As [`enter`], but only what `admit` admits: it is asked about each packet that is no reply, before anything
+/// is entered.
+#[inline(always)]
+pub fn enter_if<K: Tuple, E>(
+    map: &LruHashMap<K, CtEntry>,
+    tuple: &mut K,
+    said: Said,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+    admit: impl Fn(&K) -> Result<(), E>,
+) -> Result<Tracked, E> {
     let now_ns = coarse_now_ns();
     if let Some((entry, side)) = live(map, tuple, seconds(now_ns)) {
+        if side == Side::Original {
+            admit(tuple)?;
+        }
         if let Said::Flags(tcp_flags) = said {
             // SAFETY: a value of that map.
             let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
             if !is_part {
-                return Tracked::Invalid;
+                // What the other side sends from the same ports is not for that a reply, such as a SYN.
+                if side == Side::Reply {
+                    *tuple = tuple.reply();
+                    admit(tuple)?;
+                }
+                return Ok(Tracked::Invalid);
             }
         }
         // SAFETY: as above.
         unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
-        return Tracked::Known;
+        return Ok(Tracked::Known);
     }
+    admit(tuple)?;
     let Said::Flags(tcp_flags) = said else {
-        return Tracked::Invalid;
+        return Ok(Tracked::Invalid);
     };
     let state = if tuple.protocol() == IP_PROTOCOL_TCP {
         let step = tcp_step(0, tuple.direction().into(), 0, tcp_flags.into());
         if step & REFUSED != 0 {
-            return Tracked::Invalid;
+            return Ok(Tracked::Invalid);
         }
         CtState::from_word(step as u32)
     } else {
         CtState::default()
     };
-    create(map, tuple, state, traffic, timeouts, now_ns)
+    Ok(create(map, tuple, state, traffic, timeouts, now_ns))
 }
+
+/// What does not happen.
+enum Never {}
 
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
@@ -180,6 +212,10 @@ fn create<K: Tuple>(
     now_ns: u64,
 ) -> Tracked {
     let now = seconds(now_ns);
+    let source_identity = match traffic.source_identity {
+        identity::UNKNOWN => identity_of(tuple.source().0),
+        known => known,
+    };
     let mut entry = CtEntry {
         rx_packets: u64::from(traffic.rx_bytes != 0),
         rx_bytes: u64::from(traffic.rx_bytes),
@@ -188,7 +224,7 @@ fn create<K: Tuple>(
         expires: now + lifetime(tuple.protocol(), state, timeouts),
         last_rx: if traffic.rx_bytes != 0 { now } else { 0 },
         last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
-        source_identity: traffic.source_identity,
+        source_identity,
         ifindex: traffic.ifindex,
         ..CtEntry::default()
     };

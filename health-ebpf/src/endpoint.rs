@@ -14,8 +14,7 @@ use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{
-    self, Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthernetHeader,
-    NEIGHBOUR_SOLICITATION, Neighbour, Role,
+    self, Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthernetHeader, Neighbour, Role,
 };
 
 use aya_ebpf::EbpfContext as _;
@@ -85,11 +84,19 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     let Some(config) = for_health_endpoint(frame, Addr::v4(ip.daddr_be)) else {
-        return pass(frame, Reason::Forwarded, Direction::Egress);
+        return match endpoint_at(frame, Addr::v4(ip.daddr_be)) {
+            Some(endpoint) => settle(
+                frame,
+                track4(frame, TUPLE_IN, Some(endpoint)),
+                Reason::Forwarded,
+                Direction::Egress,
+            ),
+            None => pass(frame, Reason::Forwarded, Direction::Egress),
+        };
     };
     if ip.protocol != PROTOCOL_ICMP {
-        track4(frame, TUPLE_IN, identity::UNKNOWN);
-        return pass(frame, Reason::Forwarded, Direction::Egress);
+        let tracked = track4(frame, TUPLE_IN, None);
+        return settle(frame, tracked, Reason::Forwarded, Direction::Egress);
     }
     let verdict = match judge4(frame) {
         EchoVerdict::AnswerWithoutOptions(len) => judge_and_cut_options(frame, len),
@@ -98,8 +105,8 @@ fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
     match verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
         EchoVerdict::Stack => {
-            track4(frame, TUPLE_IN, identity::UNKNOWN);
-            pass(frame, Reason::LeftToStack, Direction::Egress)
+            let tracked = track4(frame, TUPLE_IN, None);
+            settle(frame, tracked, Reason::LeftToStack, Direction::Egress)
         }
         EchoVerdict::Refuse(reason) => {
             debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
@@ -205,17 +212,31 @@ fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
 
 #[inline(always)]
 fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
+    if let Some(verdict) = to_endpoint_solicitation(frame) {
+        return verdict;
+    }
+    if !frame.pull(L4_AT6) {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    }
+    let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
+        return pass(frame, Reason::LeftToStack, Direction::Egress);
+    };
+    let Some(config) = for_health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
+        return match endpoint_at(frame, Addr::v6(ip.daddr_be)) {
+            Some(endpoint) => settle(
+                frame,
+                track6(frame, TUPLE_IN, Some(endpoint)),
+                Reason::Forwarded,
+                Direction::Egress,
+            ),
+            None => pass(frame, Reason::Forwarded, Direction::Egress),
+        };
+    };
     if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
     let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
-    };
-    if ip.next_header == PROTOCOL_ICMPV6 && echo.kind == NEIGHBOUR_SOLICITATION {
-        return to_endpoint_solicitation(frame);
-    }
-    let Some(config) = for_health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
-        return pass(frame, Reason::Forwarded, Direction::Egress);
     };
     if ethernet.destination[0] & 1 != 0 {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
@@ -227,8 +248,8 @@ fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
             refuse(frame, reason, Direction::Egress)
         }
         EchoVerdict::Stack | EchoVerdict::AnswerWithoutOptions(_) => {
-            track6(frame, TUPLE_IN, identity::UNKNOWN);
-            pass(frame, Reason::LeftToStack, Direction::Egress)
+            let tracked = track6(frame, TUPLE_IN, None);
+            settle(frame, tracked, Reason::LeftToStack, Direction::Egress)
         }
     }
 }
@@ -299,37 +320,40 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     let target = Addr::v4(u32::from_ne_bytes(arp.target_ip));
-    match for_health_endpoint(frame, target) {
-        Some(config) if neighbour::is_arp_request(ethernet, arp) => {
-            neighbour::turn_arp(ethernet, arp, config.health_mac);
-            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
+    match endpoint_at(frame, target) {
+        Some(endpoint) if neighbour::is_arp_request(ethernet, arp) => {
+            neighbour::turn_arp(ethernet, arp, endpoint.mac);
+            answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
         }
         _ => pass(frame, Reason::LeftToStack, Direction::Egress),
     }
 }
 
+/// Answers a solicitation for the endpoint, and leaves others to it; `None` for everything else.
 #[inline(always)]
-fn to_endpoint_solicitation(frame: &Frame) -> Verdict {
-    let Some((ethernet, ip, message)) = solicitation(frame) else {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    };
-    match for_health_endpoint(frame, Addr::v6(message.target_be)) {
-        Some(config) => {
-            neighbour::turn_solicitation(ethernet, ip, message, config.health_mac, Role::Endpoint);
-            answer_neighbour(frame, config.health_ifindex, Direction::Egress)
+fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
+    let (ethernet, ip, message) = solicitation(frame)?;
+    Some(match endpoint_at(frame, Addr::v6(message.target_be)) {
+        Some(endpoint) => {
+            neighbour::turn_solicitation(ethernet, ip, message, endpoint.mac, Role::Endpoint);
+            answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
         }
         None => pass(frame, Reason::LeftToStack, Direction::Egress),
-    }
+    })
 }
 
 #[inline(always)]
 fn from_endpoint4(frame: &Frame) -> Verdict {
+    // Whoever is in the endpoint can keep the header out of the linear part, but not from being looked at.
+    if !frame.pull(L4_AT4) {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
     let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
     if let Some(endpoint) = endpoint_at(frame, Addr::v4(ip.saddr_be)) {
-        track4(frame, TUPLE_OUT, endpoint.identity);
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+        let tracked = track4(frame, TUPLE_OUT, Some(endpoint));
+        return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
     }
     debug!(
         frame.ctx(),
@@ -344,6 +368,9 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
     if let Some(verdict) = from_endpoint_solicitation(frame) {
         return verdict;
     }
+    if !frame.pull(L4_AT6) {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
     let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
@@ -353,8 +380,8 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
-        track6(frame, TUPLE_OUT, endpoint.identity);
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+        let tracked = track6(frame, TUPLE_OUT, Some(endpoint));
+        return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
     }
     debug!(frame.ctx(), "IPv6 source is not the endpoint's");
     refuse(frame, Reason::InvalidSource, Direction::Ingress)
@@ -434,6 +461,23 @@ fn answer_neighbour(frame: &Frame, ifindex: u32, direction: Direction) -> Verdic
     };
     let code = frame.redirect(ifindex, flags);
     redirected(frame, Reason::NeighbourAnswered, direction, code)
+}
+
+/// Lets a packet pass, or drops what policy refuses.
+#[inline(always)]
+fn settle(
+    frame: &Frame,
+    admitted: Result<(), Reason>,
+    reason: Reason,
+    direction: Direction,
+) -> Verdict {
+    match admitted {
+        Ok(()) => pass(frame, reason, direction),
+        Err(refusal) => {
+            debug!(frame.ctx(), "refused by policy, reason {}", refusal as u8);
+            refuse(frame, refusal, direction)
+        }
+    }
 }
 
 /// The settings, if the packet is at the health endpoint's device and this is the endpoint's address.

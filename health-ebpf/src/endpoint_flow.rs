@@ -1,37 +1,146 @@
-//! Conntrack of what endpoints send and receive.
+//! Conntrack and policy of what endpoints send and receive.
+
+use core::ptr;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::echo::{
+    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, PROTOCOL_ICMP,
+    PROTOCOL_ICMPV6,
+};
+use health_common::endpoint::EndpointInfo;
+use health_common::identity;
 use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::is_neighbour_discovery;
 use health_common::packet::Kind;
 
-use crate::conntrack::{Said, Tracked, Traffic, enter, is_known};
+use crate::conntrack::{Said, Tracked, Traffic, enter_if, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
-use crate::packet::Found;
+use crate::packet::{Found, load};
+use crate::policy::{admit, table};
 use crate::version::Version;
 
-/// Enters an IPv4 packet that goes in `direction` (as in a tuple) into the entry of its flow.
-/// `source_identity` is that of its sender.
+/// Enters an IPv4 packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of
+/// the endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is
+/// not known.
 #[inline(always)]
-pub fn track4(frame: &Frame, direction: u8, source_identity: u32) {
-    let error_at = enter_packet4(frame.skb(), direction.into(), source_identity);
-    if error_at != 0 {
-        let is_related = is_related4(frame.skb(), error_at, direction.into()) != 0;
+pub fn track4(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Result<(), Reason> {
+    let endpoint_ptr = endpoint.map_or(ptr::null(), ptr::from_ref);
+    let message = match Entered(enter_packet4(frame.skb(), direction.into(), endpoint_ptr)).read() {
+        Ok(None) => return Ok(()),
+        Ok(Some(message)) => message,
+        Err(reason) => return Err(reason),
+    };
+    if message.is_error {
+        let is_related = is_related4(frame.skb(), message.at, direction.into()) != 0;
         note_error(frame, direction, is_related);
+        if is_related {
+            return Ok(());
+        }
+    }
+    match table(endpoint, direction) {
+        Some(table) => {
+            let kind = message.word();
+            refusal(judge_message4(frame.skb(), direction.into(), kind, table))
+        }
+        None => Ok(()),
     }
 }
 
 /// As [`track4`].
 #[inline(always)]
-pub fn track6(frame: &Frame, direction: u8, source_identity: u32) {
-    let error_at = enter_packet6(frame.skb(), direction.into(), source_identity);
-    if error_at != 0 {
-        let is_related = is_related6(frame.skb(), error_at, direction.into()) != 0;
+pub fn track6(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Result<(), Reason> {
+    let endpoint_ptr = endpoint.map_or(ptr::null(), ptr::from_ref);
+    let message = match Entered(enter_packet6(frame.skb(), direction.into(), endpoint_ptr)).read() {
+        Ok(None) => return Ok(()),
+        Ok(Some(message)) => message,
+        Err(reason) => return Err(reason),
+    };
+    if message.is_error {
+        let is_related = is_related6(frame.skb(), message.at, direction.into()) != 0;
         note_error(frame, direction, is_related);
+        if is_related {
+            return Ok(());
+        }
+    }
+    match table(endpoint, direction) {
+        Some(table) => {
+            let kind = message.word();
+            refusal(judge_message6(frame.skb(), direction.into(), kind, table))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What is left to be done about a packet.
+#[derive(Clone, Copy)]
+struct Message {
+    /// Where what the packet carries begins.
+    at: u32,
+    /// IP protocol.
+    protocol: u8,
+    /// An ICMP error, and not something else that belongs to no flow.
+    is_error: bool,
+}
+
+impl Message {
+    #[inline(always)]
+    fn word(self) -> u32 {
+        self.at | u32::from(self.protocol) << 16 | u32::from(self.is_error) << 24
+    }
+
+    #[inline(always)]
+    fn of(word: u32) -> Self {
+        Self {
+            at: word & 0xffff,
+            protocol: (word >> 16) as u8,
+            is_error: word >> 24 & 1 != 0,
+        }
+    }
+}
+
+/// What [`enter_packet`] returns: 0 when all is done; a reason to drop the packet with the highest bit; else the
+/// word of a [`Message`]. Functions in the kernel return nothing but numbers.
+struct Entered(u32);
+
+impl Entered {
+    const REFUSED: u32 = 1 << 31;
+    const DONE: Self = Self(0);
+
+    #[inline(always)]
+    fn refused(reason: Reason) -> Self {
+        Self(Self::REFUSED | reason as u32)
+    }
+
+    #[inline(always)]
+    fn read(self) -> Result<Option<Message>, Reason> {
+        if self.0 & Self::REFUSED != 0 {
+            refusal(self.0 & 0xff).map(|()| None)
+        } else if self.0 == 0 {
+            Ok(None)
+        } else {
+            Ok(Some(Message::of(self.0)))
+        }
+    }
+}
+
+/// The reason with which a policy refuses a packet, of its number; 0 for none.
+#[inline(always)]
+fn refusal(number: u32) -> Result<(), Reason> {
+    const NONE: u8 = 0;
+    const DENIED_BY_RULE: u8 = Reason::PolicyDeniedByRule as u8;
+    const INVALID: u8 = Reason::InvalidPacket as u8;
+    const FRAGMENT: u8 = Reason::FragmentUnknown as u8;
+    match number as u8 {
+        NONE => Ok(()),
+        DENIED_BY_RULE => Err(Reason::PolicyDeniedByRule),
+        INVALID => Err(Reason::InvalidPacket),
+        FRAGMENT => Err(Reason::FragmentUnknown),
+        _ => Err(Reason::PolicyDenied),
     }
 }
 
@@ -42,50 +151,178 @@ pub fn track6(frame: &Frame, direction: u8, source_identity: u32) {
 /// not call the other.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn enter_packet4(skb: *mut __sk_buff, direction: u32, source_identity: u32) -> u32 {
-    enter_packet::<Tuple4>(skb, direction as u8, source_identity)
+extern "C" fn enter_packet4(
+    skb: *mut __sk_buff,
+    direction: u32,
+    endpoint: *const EndpointInfo,
+) -> u32 {
+    // SAFETY: null, or made of a reference to an endpoint.
+    enter_packet::<Tuple4>(skb, direction as u8, unsafe { endpoint.as_ref() }).0
 }
 
 /// As [`enter_packet4`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn enter_packet6(skb: *mut __sk_buff, direction: u32, source_identity: u32) -> u32 {
-    enter_packet::<Tuple6>(skb, direction as u8, source_identity)
+extern "C" fn enter_packet6(
+    skb: *mut __sk_buff,
+    direction: u32,
+    endpoint: *const EndpointInfo,
+) -> u32 {
+    // SAFETY: as above.
+    enter_packet::<Tuple6>(skb, direction as u8, unsafe { endpoint.as_ref() }).0
 }
 
-/// Does all for a packet that is not an ICMP error; of one, the result says where it begins, else it is 0.
+/// Does all for a packet of a flow, and for every other one that no policy is to judge.
 #[inline(always)]
-fn enter_packet<T: Version>(skb: *mut __sk_buff, direction: u8, source_identity: u32) -> u32 {
+fn enter_packet<T: Version>(
+    skb: *mut __sk_buff,
+    direction: u8,
+    endpoint: Option<&EndpointInfo>,
+) -> Entered {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
+    let table = table(endpoint, direction);
     let Some(config) = HEALTH_CONFIG.get(0) else {
-        return 0;
+        return Entered::DONE;
     };
     let Some(Found {
         mut packet,
         content_at,
     }) = T::read(frame, IP_AT, direction)
     else {
-        return note(frame, direction, Tracked::Invalid);
+        return left_out(frame, direction, table, Reason::InvalidPacket);
     };
-    match packet.kind {
-        Kind::Flow | Kind::Fragment(_) => {}
-        Kind::IcmpError => return content_at,
-        Kind::NoFlow => return 0,
+    let is_error = matches!(packet.kind, Kind::IcmpError);
+    if is_error || matches!(packet.kind, Kind::NoFlow) && table.is_some() {
+        let message = Message {
+            at: content_at,
+            protocol: packet.tuple.protocol(),
+            is_error,
+        };
+        return Entered(message.word());
+    }
+    if matches!(packet.kind, Kind::NoFlow) {
+        return Entered::DONE;
     }
     if !resolve(&mut packet, &config.timeouts) {
-        return note(frame, direction, Tracked::Invalid);
+        return left_out(frame, direction, table, Reason::FragmentUnknown);
     }
     let said = Said::by(&packet);
-    let traffic = traffic(frame, direction, source_identity);
-    let tracked = enter(
+    let traffic = traffic(frame, direction, endpoint);
+    let entered = enter_if(
         T::flows(),
         &mut packet.tuple,
         said,
         traffic,
         &config.timeouts,
+        |tuple| match table {
+            Some(table) => admit(
+                table,
+                direction,
+                peer(tuple.source().0, tuple.destination().0, direction),
+                tuple.protocol(),
+                destination_port(tuple),
+                frame.length(),
+            ),
+            None => Ok(()),
+        },
     );
-    note(frame, direction, tracked)
+    match entered {
+        Ok(tracked) => note(frame, direction, tracked),
+        Err(reason) => return Entered::refused(reason),
+    }
+    Entered::DONE
+}
+
+/// A packet of which conntrack can make nothing: no policy can allow it.
+#[inline(always)]
+fn left_out(frame: &Frame, direction: u8, table: Option<u32>, reason: Reason) -> Entered {
+    if table.is_some() {
+        return Entered::refused(reason);
+    }
+    note(frame, direction, Tracked::Invalid);
+    Entered::DONE
+}
+
+/// Whom the endpoint talks to.
+#[inline(always)]
+fn peer<A>(source: A, destination: A, direction: u8) -> A {
+    if direction == TUPLE_IN {
+        source
+    } else {
+        destination
+    }
+}
+
+/// What a policy takes for the destination port of a flow's packet, network byte order: of an echo its type.
+#[inline(always)]
+fn destination_port<T: Version>(tuple: &T) -> u16 {
+    let (_, port_be) = tuple.destination();
+    if tuple.protocol() != T::ICMP {
+        return port_be;
+    }
+    // The identifier stands on the side of who asks.
+    let is_reply = port_be != 0;
+    let kind = match (T::ICMP, is_reply) {
+        (PROTOCOL_ICMP, false) => ICMP_ECHO_REQUEST,
+        (PROTOCOL_ICMP, true) => ICMP_ECHO_REPLY,
+        (_, false) => ICMPV6_ECHO_REQUEST,
+        (_, true) => ICMPV6_ECHO_REPLY,
+    };
+    u16::from(kind).to_be()
+}
+
+/// What the policy in `table` says about a packet that belongs to no flow, by the word of its [`Message`]: the
+/// reason to drop it, or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_message4(skb: *mut __sk_buff, direction: u32, message: u32, table: u32) -> u32 {
+    judge_message::<Tuple4>(skb, direction as u8, Message::of(message), table)
+}
+
+/// As [`judge_message4`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn judge_message6(skb: *mut __sk_buff, direction: u32, message: u32, table: u32) -> u32 {
+    judge_message::<Tuple6>(skb, direction as u8, Message::of(message), table)
+}
+
+#[inline(always)]
+fn judge_message<T: Version>(
+    skb: *mut __sk_buff,
+    direction: u8,
+    message: Message,
+    table: u32,
+) -> u32 {
+    let ctx = TcContext::new(skb);
+    let frame = &Frame::new(&ctx);
+    let Some((source, destination)) = T::addresses(frame, IP_AT) else {
+        return Reason::InvalidPacket as u32;
+    };
+    let mut port_be = 0;
+    if message.protocol == T::ICMP {
+        let mut kind = 0_u8;
+        if load(frame, message.at, &mut kind, 1).is_none() {
+            return Reason::InvalidPacket as u32;
+        }
+        if T::ICMP == PROTOCOL_ICMPV6 && is_neighbour_discovery(kind) {
+            return 0;
+        }
+        port_be = u16::from(kind).to_be();
+    }
+    let peer = peer(source, destination, direction);
+    let admitted = admit(
+        table,
+        direction,
+        peer,
+        message.protocol,
+        port_be,
+        frame.length(),
+    );
+    match admitted {
+        Ok(()) => 0,
+        Err(reason) => reason as u32,
+    }
 }
 
 /// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known: 1 or
@@ -113,26 +350,28 @@ fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> 
 }
 
 #[inline(always)]
-fn traffic(frame: &Frame, direction: u8, source_identity: u32) -> Traffic {
+fn traffic(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Traffic {
     let bytes = frame.length() - IP_AT as u32;
     let is_in = direction == TUPLE_IN;
     Traffic {
         rx_bytes: if is_in { bytes } else { 0 },
         tx_bytes: if is_in { 0 } else { bytes },
-        source_identity,
+        source_identity: match endpoint {
+            Some(endpoint) if !is_in => endpoint.identity,
+            _ => identity::UNKNOWN,
+        },
         ifindex: frame.ifindex(),
     }
 }
 
 /// Counts what conntrack could not do. The packet passes all the same.
 #[inline(always)]
-fn note(frame: &Frame, direction: u8, tracked: Tracked) -> u32 {
+fn note(frame: &Frame, direction: u8, tracked: Tracked) {
     match tracked {
         Tracked::Full => count(frame, Reason::CtFull, way(direction)),
         Tracked::Invalid => count(frame, Reason::CtInvalid, way(direction)),
         Tracked::New | Tracked::Known => {}
     }
-    0
 }
 
 #[inline(always)]

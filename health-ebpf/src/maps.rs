@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
+use aya_ebpf::maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, RingBuf};
 use health_common::addr::Addr;
 use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
 use health_common::calls::CALLS_ENTRIES;
@@ -12,9 +12,11 @@ use health_common::endpoint::EndpointInfo;
 use health_common::events::{EVENTS_BYTES, Event, MonitorFilter};
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{INFLIGHT_SLOTS, Inflight};
+use health_common::ipcache::{IPCACHE_ENTRIES, IpcacheEntry};
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
@@ -74,6 +76,18 @@ pub static HEALTH_TCP: LruHashMap<FlowKey, Flow> = LruHashMap::pinned(TCP_FLOWS,
 #[map]
 pub static HEALTH_ENDPOINTS: HashMap<Addr, EndpointInfo> =
     HashMap::pinned(ENDPOINTS, BPF_F_NO_PREALLOC);
+
+/// Verdicts about the packets of endpoints.
+#[map]
+pub static HEALTH_POLICY: LpmTrie<PolicyKey, PolicyEntry> = LpmTrie::pinned(POLICY_ENTRIES, 0);
+
+/// What the verdicts were about.
+#[map]
+pub static HEALTH_POLICY_COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(POLICY_COUNTERS, 0);
+
+/// Identities by address.
+#[map]
+pub static HEALTH_IPCACHE: LpmTrie<Addr, IpcacheEntry> = LpmTrie::pinned(IPCACHE_ENTRIES, 0);
 
 /// Packet counters.
 #[map]

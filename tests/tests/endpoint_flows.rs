@@ -203,7 +203,7 @@ fn a_connection_goes_through_its_states_whoever_opens_it() {
             assert_eq!(entry.expires, last + lifetime, "{state}");
             let opened_by = match opener {
                 Out => identity::HEALTH,
-                In => identity::UNKNOWN,
+                In => identity::WORLD,
             };
             assert_eq!(entry.source_identity, opened_by);
         }

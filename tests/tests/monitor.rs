@@ -288,7 +288,7 @@ fn each_turn_of_a_connection_is_told_once() -> anyhow::Result<()> {
             let mut programs = Programs::load(&ALL)?;
             let (opener, answerer, direction, opened_by) = match is_out {
                 true => (endpoint, far, TUPLE_OUT, identity::HEALTH),
-                false => (far, endpoint, TUPLE_IN, identity::UNKNOWN),
+                false => (far, endpoint, TUPLE_IN, identity::WORLD),
             };
             let mut told = Vec::new();
             for (is_opener, flags) in [

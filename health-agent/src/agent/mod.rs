@@ -152,13 +152,14 @@ impl Agent {
             let endpoints = endpoints::start(config, &own, &netlink, &node, survey)?;
             Ok((probing, relay, identities, endpoints))
         });
-        let ((collector, host_responder, mesh), (events, relay), identities, endpoints) = match started {
-            Ok(started) => started,
-            Err(error) => {
-                node.take_back().await;
-                return Err(error);
-            }
-        };
+        let ((collector, host_responder, mesh), (events, relay), identities, endpoints) =
+            match started {
+                Ok(started) => started,
+                Err(error) => {
+                    node.take_back().await;
+                    return Err(error);
+                }
+            };
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.told());
         source.set_events(events.clone());

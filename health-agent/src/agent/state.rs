@@ -15,8 +15,8 @@ use crate::api::events::EventFilter;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 use crate::api::types::{
-    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus, PathMtuEntry,
-    ProbeEvent, RegistryState, SelfStatus, TargetHistory, go_duration,
+    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
+    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory, go_duration,
 };
 use crate::config::Config;
 use crate::conntrack::{Counts, Told};
@@ -378,9 +378,13 @@ fn identity_entries(identities: &Identities) -> Vec<IdentityEntry> {
         .map(|(identity, labels)| IdentityEntry {
             id: identity.0,
             labels: labels.iter().map(ToString::to_string).collect(),
-            references: identity
-                .is_of_cluster()
-                .then(|| identities.references.get(identity).cloned().unwrap_or_default()),
+            references: identity.is_of_cluster().then(|| {
+                identities
+                    .references
+                    .get(identity)
+                    .cloned()
+                    .unwrap_or_default()
+            }),
         })
         .collect()
 }

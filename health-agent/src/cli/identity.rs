@@ -89,7 +89,11 @@ mod tests {
         };
         let shown = identities_table(&[
             entry(4, &["reserved:health"], None),
-            entry(30_217, &["k8s:app=dns", "k8s:tier=infra"], Some(&["a", "b"])),
+            entry(
+                30_217,
+                &["k8s:app=dns", "k8s:tier=infra"],
+                Some(&["a", "b"]),
+            ),
             entry(30_218, &["k8s:app=web"], Some(&[])),
         ]);
         assert_eq!(

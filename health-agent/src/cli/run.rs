@@ -17,8 +17,8 @@ use crate::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradePorts,
     MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
-use crate::ipam::AddressRange;
 use crate::identity;
+use crate::ipam::AddressRange;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";

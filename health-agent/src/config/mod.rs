@@ -505,6 +505,8 @@ mod tests {
             identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
+            ipam_excludes: Vec::new(),
+            ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into(), "eth1".into()],
             health_port: 4240,
             probe_interval: Duration::from_secs(10),

@@ -1,5 +1,6 @@
 //! The maps by name, with the layouts that `health-common` defines.
 
+use aya::maps::lpm_trie::Key;
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
@@ -8,9 +9,11 @@ use health_common::endpoint::EndpointInfo;
 use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::Inflight;
+use health_common::ipcache::IpcacheEntry;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
+use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
@@ -57,6 +60,12 @@ pub const PEERS: MapLayout = map::<Addr, Peer>("HEALTH_PEERS");
 pub const TCP: MapLayout = map::<FlowKey, Flow>("HEALTH_TCP");
 /// Local endpoints.
 pub const ENDPOINTS: MapLayout = map::<Addr, EndpointInfo>("HEALTH_ENDPOINTS");
+/// Verdicts about the packets of endpoints.
+pub const POLICY: MapLayout = map::<Key<PolicyKey>, PolicyEntry>("HEALTH_POLICY");
+/// What the verdicts were about.
+pub const POLICY_COUNTERS: MapLayout = map::<u32, Counter>("HEALTH_POLICY_COUNTERS");
+/// Identities by address.
+pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE");
 /// Packet counters.
 pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 /// Programs that others go on with; the values are file descriptors.
@@ -71,9 +80,28 @@ pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are pinned.
-pub const MAPS: [MapLayout; 18] = [
-    CT4, CT6, FRAGMENTS4, FRAGMENTS6, NAT4, NAT6, RTT, INFLIGHT, ARRIVALS, PEERS, TCP, ENDPOINTS,
-    METRICS, CALLS, MASQUERADE, EVENTS, MONITOR, CONFIG,
+pub const MAPS: [MapLayout; 21] = [
+    CT4,
+    CT6,
+    FRAGMENTS4,
+    FRAGMENTS6,
+    NAT4,
+    NAT6,
+    RTT,
+    INFLIGHT,
+    ARRIVALS,
+    PEERS,
+    TCP,
+    ENDPOINTS,
+    POLICY,
+    POLICY_COUNTERS,
+    IPCACHE,
+    METRICS,
+    CALLS,
+    MASQUERADE,
+    EVENTS,
+    MONITOR,
+    CONFIG,
 ];
 
 /// All programs that are pinned.

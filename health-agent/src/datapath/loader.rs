@@ -22,7 +22,9 @@ use tracing::{info, warn};
 use super::arrivals::KernelArrivals;
 use super::collect::KernelTables;
 use super::events::{KernelRing, KernelSwitch};
+use super::ipcache::Ipcache;
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
+use super::policy::PolicyTables;
 use super::resize::{MapSizes, Resizing};
 use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
@@ -188,8 +190,7 @@ impl Datapath {
     /// The rows of round-trip times, and the probes in flight.
     pub fn rtt(&self) -> Result<KernelRtt, DatapathError> {
         let rows = typed(&self.pins, &layout::RTT, HashMap::try_from)?;
-        let inflight = MapData::from_pin(self.pins.join(layout::INFLIGHT.name))
-            .map_err(map_error("open", layout::INFLIGHT.name))?;
+        let inflight = self.map_data(&layout::INFLIGHT)?;
         let account = Account::open(&self.pins.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT))
             .map_err(program_error("open", layout::RTT_ACCOUNT))?;
         Ok(KernelRtt::new(rows, inflight, account, self.connections()?))
@@ -213,9 +214,27 @@ impl Datapath {
         let path = self.pins.join(PROGRAM_PINS).join(layout::CT_COLLECT);
         let program =
             SchedClassifier::from_pin(&path).map_err(program_error("open", layout::CT_COLLECT))?;
-        KernelTables::open(program, |layout| {
-            MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
-        })
+        KernelTables::open(program, |layout| self.map_data(layout))
+    }
+
+    /// The tables of policy. Has one owner: it knows what it wrote.
+    pub fn policy(&self) -> Result<PolicyTables, DatapathError> {
+        let name = layout::POLICY.name;
+        let entries = self.map_data(&layout::POLICY)?;
+        let counters = typed(&self.pins, &layout::POLICY_COUNTERS, PerCpuArray::try_from)?;
+        PolicyTables::open(entries, counters)
+            .map_err(|source| map_error("read", name)(MapError::IoError(source)))
+    }
+
+    /// The identities by address. Has one owner, as [`Datapath::policy`].
+    pub fn ipcache(&self) -> Result<Ipcache, DatapathError> {
+        let name = layout::IPCACHE.name;
+        Ipcache::open(self.map_data(&layout::IPCACHE)?)
+            .map_err(|source| map_error("read", name)(MapError::IoError(source)))
+    }
+
+    fn map_data(&self, layout: &layout::MapLayout) -> Result<MapData, DatapathError> {
+        MapData::from_pin(self.pins.join(layout.name)).map_err(map_error("open", layout.name))
     }
 
     /// Where the programs write events. Has one reader, for whatever it reads is gone. Must be called in a tokio

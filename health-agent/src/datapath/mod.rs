@@ -7,15 +7,18 @@ pub mod clock;
 pub mod collect;
 pub mod dump;
 pub mod events;
+pub mod ipcache;
 pub mod kernel;
 pub mod layout;
 mod link_pin;
 pub mod loader;
 pub mod log;
+pub mod policy;
 mod resize;
 pub mod rtt;
 mod sys;
 mod tcp;
+mod trie;
 mod walk;
 mod workloads;
 

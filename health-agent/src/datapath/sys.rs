@@ -16,6 +16,8 @@ const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_BTF_GET_FD_BY_ID: u32 = 19;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
+const BPF_MAP_UPDATE_BATCH: u32 = 26;
+const BPF_MAP_DELETE_BATCH: u32 = 27;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 /// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
 const MAP_LINK: &str = "anon_inode:bpf-map";
@@ -243,6 +245,61 @@ pub(super) fn lookup_batch(
         Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) => Ok((attr.count, false)),
         _ => Err(error),
     }
+}
+
+/// Writes many entries, one after the other: keys and values as they lie in memory. On an error, the number of
+/// those that were written comes with it.
+pub(super) fn update_batch(
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    values: &[u8],
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    let values = values.as_ptr() as u64;
+    change_batch(BPF_MAP_UPDATE_BATCH, map, keys, values, count)
+}
+
+/// Deletes many entries, one after the other. On an error, such as `ENOENT`, the number of those that were deleted
+/// comes with it.
+pub(super) fn delete_batch(
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    change_batch(BPF_MAP_DELETE_BATCH, map, keys, 0, count)
+}
+
+fn change_batch(
+    command: u32,
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    values: u64,
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    let mut attr = BatchAttr {
+        keys: keys.as_ptr() as u64,
+        values,
+        count,
+        map_fd: map.as_raw_fd() as u32,
+        ..BatchAttr::default()
+    };
+    let Err(error) = bpf(command, &mut attr) else {
+        return Ok(());
+    };
+    // Where it refuses the call as a whole, the kernel leaves the count as it was.
+    let done = if attr.count == count { 0 } else { attr.count };
+    Err((done, error))
+}
+
+/// Waits until no program runs any more that may hold what was read from a map before (`synchronize_rcu`).
+pub(super) fn wait_for_programs() -> io::Result<()> {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: takes no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Copies the key after `key`, or the first one without, to `next`. `false` when there is none.

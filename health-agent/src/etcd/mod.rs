@@ -9,6 +9,4 @@ pub use self::config::EtcdConfigError;
 
 pub(crate) use self::config::Source;
 pub(crate) use self::feed::{Begun, Cursor, Ended, Feed};
-pub(crate) use self::store::{
-    Change, LeaseHold, Pair, Store, StoreError, Value,
-};
+pub(crate) use self::store::{Change, LeaseHold, Pair, Store, StoreError, Value};

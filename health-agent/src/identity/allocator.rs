@@ -52,7 +52,9 @@ pub enum IdentityError {
     #[error("an endpoint without labels has no identity of its own; give it a label")]
     NoLabels,
     /// A label that an endpoint may not have.
-    #[error("label {0} is not for endpoints: labels of {RESERVED} and {CIDR} are given by the agent")]
+    #[error(
+        "label {0} is not for endpoints: labels of {RESERVED} and {CIDR} are given by the agent"
+    )]
     NotForEndpoints(Label),
 }
 
@@ -63,7 +65,9 @@ pub enum OpenError {
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
     /// Neither a file nor etcd.
-    #[error("{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379")]
+    #[error(
+        "{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
+    )]
     NoStore(RegistrySpec),
 }
 
@@ -319,6 +323,10 @@ pub(super) fn not_for_endpoints(labels: &LabelSet) -> Option<&Label> {
 pub(super) fn shown(labels: &LabelSet) -> String {
     const MOST: usize = 5;
     let first: Vec<_> = labels.iter().take(MOST).map(Label::to_string).collect();
-    let more = if labels.iter().len() > MOST { ", ..." } else { "" };
+    let more = if labels.iter().len() > MOST {
+        ", ..."
+    } else {
+        ""
+    };
     first.join(", ") + more
 }

@@ -100,9 +100,8 @@ impl CidrIdentities {
 
     fn tell(&self, prefixes: &BTreeMap<IpNet, Identity>) {
         let labelled = prefixes.iter().filter_map(|(prefix, identity)| {
-            let labels = labels_of(*prefix).inspect_err(
-                |error| tracing::error!(%prefix, %error, "a prefix makes no label"),
-            );
+            let labels = labels_of(*prefix)
+                .inspect_err(|error| tracing::error!(%prefix, %error, "a prefix makes no label"));
             Some((*identity, Arc::new(labels.ok()?)))
         });
         self.hub.tell_local(labelled.collect());
@@ -218,7 +217,11 @@ mod tests {
         assert_eq!(second[&ten], first[&ten]);
         assert_eq!(second.len(), 2);
         // The number of the one that went is not that of the one that came.
-        assert!(first.values().all(|old| *old != second[&"192.0.2.0/24".parse().unwrap()]));
+        assert!(
+            first
+                .values()
+                .all(|old| *old != second[&"192.0.2.0/24".parse().unwrap()])
+        );
         assert_eq!(hub.identities().borrow().labels.len(), 9 + 2);
     }
 

@@ -50,7 +50,12 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
             entries.insert(*prefix, (one.identity, Some(one.node)));
         }
     }
-    let others = || inputs.nodes.iter().filter(|node| node.full_name() != inputs.own);
+    let others = || {
+        inputs
+            .nodes
+            .iter()
+            .filter(|node| node.full_name() != inputs.own)
+    };
     for node in others() {
         for ip in &node.health_addresses {
             entries.insert(IpNet::from(*ip), (Identity::HEALTH, address_of(node, *ip)));

@@ -12,9 +12,9 @@ use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, FullMap, HealthStatus,
-    HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry,
-    PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry, RttSource,
-    SelfStatus, TargetHistory,
+    HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind,
+    PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry,
+    RttSource, SelfStatus, TargetHistory,
 };
 use health_agent::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradeSettings,

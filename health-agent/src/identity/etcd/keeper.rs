@@ -112,7 +112,10 @@ impl Keeper {
         loop {
             let (jobs, may_change) = self.jobs(&holder);
             let is_idle = jobs.is_empty();
-            let done = join_all(jobs.into_iter().map(|job| self.run(&holder, store.clone(), job)));
+            let done = join_all(
+                jobs.into_iter()
+                    .map(|job| self.run(&holder, store.clone(), job)),
+            );
             let done: Result<Vec<()>, _> = done.await.into_iter().collect();
             self.shared.hub.tell_held(self.shared.wants().held());
             done?;
@@ -209,9 +212,8 @@ impl Keeper {
     async fn run(&self, holder: &Holder, mut store: Store, job: Job) -> Result<(), StoreError> {
         match job {
             Job::Take(wanted) => {
-                let free = |taken: &BTreeSet<Identity>| {
-                    self.known.records().free(rand::random(), taken)
-                };
+                let free =
+                    |taken: &BTreeSet<Identity>| self.known.records().free(rand::random(), taken);
                 let taken = holder
                     .take(&mut store, &wanted.labels, wanted.identity, free)
                     .await;

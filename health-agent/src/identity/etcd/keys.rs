@@ -117,9 +117,10 @@ pub(super) const NUMBERS: usize = (CLUSTER_LAST - CLUSTER_FIRST + 1) as usize;
 /// A label set's digest: 64 hexadecimal digits of SHA-256 over its JSON form.
 pub(super) fn digest_of(labels: &LabelSet) -> String {
     let digest = digest::digest(&digest::SHA256, labels_text(labels).as_bytes());
-    digest.as_ref().iter().fold(String::new(), |text, byte| {
-        text + &format!("{byte:02x}")
-    })
+    digest
+        .as_ref()
+        .iter()
+        .fold(String::new(), |text, byte| text + &format!("{byte:02x}"))
 }
 
 /// A label set as it stands in the store: a JSON array of strings, in order.

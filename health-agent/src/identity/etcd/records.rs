@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
 
+use super::super::Identity;
 use super::super::view::{MOST_REJECTED, Settle, View};
 use super::super::wants::Announce;
-use super::super::Identity;
 use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number, read_text};
 use crate::etcd::{Change, Pair};
 use crate::labels::LabelSet;
@@ -353,7 +353,10 @@ mod tests {
         assert_eq!(short, ["hello", "numbers/1", "numbers/301", "labels/00"]);
         assert_eq!(records.view.identities().count(), 1);
         // What stands there is in use, whatever it is.
-        assert_ne!(records.free(301 - 256, &BTreeSet::new()), Some(Identity(301)));
+        assert_ne!(
+            records.free(301 - 256, &BTreeSet::new()),
+            Some(Identity(301))
+        );
         records.apply(&Change::Put(pair("numbers/300", "rubbish", 2)), SECOND);
         assert_eq!(**records.view.present(Identity(300)).unwrap(), set("a=1"));
         let name = |records: &Records| records.rejected().len();
@@ -390,7 +393,10 @@ mod tests {
         records.replace(Vec::new(), SECOND);
         assert!(!records.view.expire(SECOND * 120));
         assert!(records.view.is_known(Identity(300)));
-        assert_ne!(records.free(300 - 256, &BTreeSet::new()), Some(Identity(300)));
+        assert_ne!(
+            records.free(300 - 256, &BTreeSet::new()),
+            Some(Identity(300))
+        );
         assert!(records.view.expire(SECOND * 121));
         assert!(!records.view.is_known(Identity(300)));
     }

@@ -96,11 +96,8 @@ impl Holder {
         let labels_key = self.keys.labels(digest);
         let identity = read_number(&Value::from(found.value().to_vec()))
             .map_err(|reason| corrupt(labels_key.clone(), reason))?;
-        let as_found = Compare::mod_revision(
-            labels_key.clone(),
-            CompareOp::Equal,
-            found.mod_revision(),
-        );
+        let as_found =
+            Compare::mod_revision(labels_key.clone(), CompareOp::Equal, found.mod_revision());
         let number_key = self.keys.number(identity);
         let Some(stands) = get(store, number_key.clone()).await? else {
             // Half of it was lost.
@@ -238,14 +235,9 @@ impl Holder {
         let bound = PutOptions::new().with_lease(freed);
         let collect = Txn::new()
             .when([
-                Compare::mod_revision(
-                    number_key.clone(),
-                    CompareOp::Equal,
-                    unused.mod_revision,
-                ),
+                Compare::mod_revision(number_key.clone(), CompareOp::Equal, unused.mod_revision),
                 Compare::value(labels_key.clone(), CompareOp::Equal, identity.to_string()),
-                Compare::version(self.keys.references(identity), CompareOp::Equal, 0)
-                    .with_prefix(),
+                Compare::version(self.keys.references(identity), CompareOp::Equal, 0).with_prefix(),
             ])
             .and_then([
                 TxnOp::delete(labels_key, None),
@@ -256,7 +248,6 @@ impl Holder {
         Ok(done.succeeded())
     }
 }
-
 
 async fn get(store: &mut Store, key: String) -> Result<Option<KeyValue>, StoreError> {
     let get = Txn::new().and_then([TxnOp::get(key, None)]);

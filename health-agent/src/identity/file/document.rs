@@ -111,16 +111,22 @@ impl Document {
         let mut sets = BTreeMap::new();
         for (identity, entry) in &document.identities {
             if !identity.is_of_cluster() {
-                return Err(format!("identity {identity} is not {CLUSTER_FIRST} to {CLUSTER_LAST}"));
+                return Err(format!(
+                    "identity {identity} is not {CLUSTER_FIRST} to {CLUSTER_LAST}"
+                ));
             }
             if entry.labels.is_empty() {
                 return Err(format!("identity {identity} has no labels"));
             }
             if let Some(label) = not_for_endpoints(&entry.labels) {
-                return Err(format!("identity {identity} has label {label}, which is not for endpoints"));
+                return Err(format!(
+                    "identity {identity} has label {label}, which is not for endpoints"
+                ));
             }
             if let Some(other) = sets.insert(&entry.labels, identity) {
-                return Err(format!("identities {other} and {identity} have the same labels"));
+                return Err(format!(
+                    "identities {other} and {identity} have the same labels"
+                ));
             }
         }
         let strange = |address: &&Address| !address.identity.is_of_endpoints();
@@ -236,8 +242,7 @@ impl Document {
         let sessions = &self.sessions;
         self.addresses.retain(|ip, address| {
             let is_own = address.session == writer.session;
-            sessions.contains_key(&address.session)
-                && (!is_own || wish.addresses.contains_key(ip))
+            sessions.contains_key(&address.session) && (!is_own || wish.addresses.contains_key(ip))
         });
         for (ip, (identity, node)) in &wish.addresses {
             let address = Address {
@@ -393,7 +398,10 @@ mod tests {
         let ip: IpAddr = "10.0.0.9".parse().unwrap();
         let node: IpAddr = "172.30.0.1".parse().unwrap();
         of_a.addresses.insert(ip, (Identity::INIT, node));
-        document.grant(&writer("a"), &of_a, at(0)).remove(0).unwrap();
+        document
+            .grant(&writer("a"), &of_a, at(0))
+            .remove(0)
+            .unwrap();
         granted(&mut document, "b", &[1], 29);
         assert_eq!(document.owner(&document.addresses[&ip]), Some("a"));
         let identity = granted(&mut document, "b", &[1], 30)[0];
@@ -435,7 +443,10 @@ mod tests {
         let granted = document.grant(&writer("a"), &wish, at(0));
         assert!(granted[..NUMBERS].iter().all(Result::is_ok));
         let error = granted[NUMBERS].clone().unwrap_err().to_string();
-        assert!(error.starts_with("no identity is left for k8s:app=a65280"), "{error}");
+        assert!(
+            error.starts_with("no identity is left for k8s:app=a65280"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -447,7 +458,11 @@ mod tests {
         for (from, to, expected) in [
             (r#""256""#, r#""1""#, "identity 1 is not 256"),
             ("k8s:app=a1", "reserved:host", "has label reserved:host"),
-            ("k8s:app=a1", "k8s:app=a2", "256 and 257 have the same labels"),
+            (
+                "k8s:app=a1",
+                "k8s:app=a2",
+                "256 and 257 have the same labels",
+            ),
             (r#"["k8s:app=a1"]"#, "[]", "identity 256 has no labels"),
             (r#""version":1"#, r#""version":2"#, "version 2 is not 1"),
             (r#""next""#, r#""more":1,"next""#, "unknown field `more`"),

@@ -179,7 +179,10 @@ impl Follower {
 
     fn lost(&mut self, reason: String) {
         if self.lost.as_ref() != Some(&reason) {
-            warn!(reason, "identities cannot be read or written; those known stand");
+            warn!(
+                reason,
+                "identities cannot be read or written; those known stand"
+            );
         }
         self.shared.fail(self.heard, reason.clone());
         self.lost = Some(reason);

@@ -1,0 +1,171 @@
+//! `HEALTH_IPCACHE`: which identity is behind which prefix.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use aya::maps::MapData;
+use health_common::addr::Addr;
+use health_common::identity;
+use health_common::ipcache::{IPCACHE_ENTRIES, IPV4_PREFIX, IpcacheEntry};
+use ipnet::{IpNet, Ipv4Net};
+
+use super::trie::{Prefix, Trie};
+
+/// What can go wrong with the ipcache.
+#[derive(Debug, thiserror::Error)]
+pub enum IpcacheError {
+    /// There are more prefixes than the map holds. Nothing was changed.
+    #[error("cannot write {wanted} prefixes to HEALTH_IPCACHE: it has room for {IPCACHE_ENTRIES}")]
+    Full {
+        /// How many there were to be.
+        wanted: usize,
+    },
+    /// The kernel refused.
+    #[error("cannot {what} HEALTH_IPCACHE: {source}")]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The map, and what is in it.
+#[derive(Debug)]
+pub struct Ipcache {
+    trie: Trie<Addr, IpcacheEntry>,
+    known: BTreeMap<Prefix<Addr>, IpcacheEntry>,
+}
+
+impl Ipcache {
+    /// Reads what a former agent left, which must not be written by another one any more.
+    pub(super) fn open(map: MapData) -> io::Result<Self> {
+        let trie = Trie::new(map);
+        let known = trie.entries()?.into_iter().collect();
+        Ok(Self { trie, known })
+    }
+
+    /// Makes exactly these the known prefixes. Those that stay are never missing in between, and one that changes
+    /// does so at once. Returns how many were written or removed.
+    ///
+    /// `0.0.0.0/0` is the world's where nobody says otherwise: IPv4 addresses are IPv6 addresses to the map, and an
+    /// entry such as `::/0` is not meant for them.
+    ///
+    /// After an error the map has some of the changes, and the next call makes the others.
+    pub fn set_all(
+        &mut self,
+        wanted: &BTreeMap<IpNet, IpcacheEntry>,
+    ) -> Result<usize, IpcacheError> {
+        let world = IpcacheEntry {
+            identity: identity::WORLD,
+            ..IpcacheEntry::default()
+        };
+        let everything = IpNet::V4(Ipv4Net::default());
+        let mut entries = BTreeMap::from([(prefix(everything), world)]);
+        entries.extend(wanted.iter().map(|(net, entry)| (prefix(*net), *entry)));
+        if entries.len() > IPCACHE_ENTRIES as usize {
+            return Err(IpcacheError::Full {
+                wanted: entries.len(),
+            });
+        }
+        // Room comes first where both would not fit.
+        let removed = if self.known.len() + entries.len() > IPCACHE_ENTRIES as usize {
+            self.remove_all_but(&entries)?
+        } else {
+            0
+        };
+        let changed: Vec<(Prefix<Addr>, IpcacheEntry)> = entries
+            .iter()
+            .filter(|(prefix, entry)| self.known.get(prefix) != Some(entry))
+            .map(|(prefix, entry)| (*prefix, *entry))
+            .collect();
+        let result = self.trie.write(&changed);
+        let written = result
+            .as_ref()
+            .map_or_else(|(done, _)| *done, |()| changed.len());
+        self.known.extend(changed.into_iter().take(written));
+        result.map_err(|(_, source)| kernel("write to", source))?;
+        Ok(written + removed + self.remove_all_but(&entries)?)
+    }
+
+    /// What is in the map.
+    pub fn entries(&self) -> impl Iterator<Item = (IpNet, IpcacheEntry)> {
+        self.known
+            .iter()
+            .filter_map(|(prefix, entry)| Some((net(prefix)?, *entry)))
+    }
+
+    fn remove_all_but(
+        &mut self,
+        wanted: &BTreeMap<Prefix<Addr>, IpcacheEntry>,
+    ) -> Result<usize, IpcacheError> {
+        let gone: Vec<Prefix<Addr>> = self
+            .known
+            .keys()
+            .filter(|prefix| !wanted.contains_key(prefix))
+            .copied()
+            .collect();
+        self.trie
+            .delete(&gone)
+            .map_err(|source| kernel("delete from", source))?;
+        for prefix in &gone {
+            self.known.remove(prefix);
+        }
+        Ok(gone.len())
+    }
+}
+
+fn kernel(what: &'static str, source: io::Error) -> IpcacheError {
+    IpcacheError::Kernel { what, source }
+}
+
+/// A prefix as the map's keys have it.
+fn prefix(net: IpNet) -> Prefix<Addr> {
+    let len = u32::from(net.prefix_len());
+    let len = match net {
+        IpNet::V4(_) => IPV4_PREFIX + len,
+        IpNet::V6(_) => len,
+    };
+    (len, net.network().into())
+}
+
+/// The prefix of a key; `None` for what is none.
+pub(super) fn net(&(len, addr): &Prefix<Addr>) -> Option<IpNet> {
+    let (addr, len) = match addr.to_ip() {
+        IpAddr::V4(addr) if len >= IPV4_PREFIX => (IpAddr::V4(addr), len - IPV4_PREFIX),
+        IpAddr::V4(addr) => (IpAddr::V6(Ipv4Addr::to_ipv6_mapped(&addr)), len),
+        v6 => (v6, len),
+    };
+    IpNet::new(addr, u8::try_from(len).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn prefixes_of_both_versions_come_back_as_they_went_in() {
+        for text in [
+            "0.0.0.0/0",
+            "10.0.0.0/8",
+            "192.0.2.9/32",
+            "::/0",
+            "fd00::/8",
+            "2001:db8::1/128",
+        ] {
+            let wanted: IpNet = text.parse().unwrap();
+            assert_eq!(net(&prefix(wanted)), Some(wanted), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_prefix_of_ipv4_comes_back(addr: u32, len in 0_u8..=32) {
+            let wanted = Ipv4Net::new(Ipv4Addr::from(addr), len).unwrap().trunc();
+            prop_assert_eq!(net(&prefix(wanted.into())), Some(IpNet::V4(wanted)));
+        }
+    }
+}

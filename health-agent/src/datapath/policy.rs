@@ -1,0 +1,404 @@
+//! `HEALTH_POLICY` and its counters: tables of verdicts, each written as a whole before an endpoint names it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+
+use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
+use health_common::metrics::Counter;
+use health_common::policy::{
+    POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey, VERDICT_ALLOW, VERDICT_DENY,
+    VERDICT_NONE,
+};
+
+use super::rtt::map_io;
+use super::sys;
+use super::trie::{Prefix, Trie};
+
+/// The counter of all entries for which there is none of their own.
+const SHARED_COUNTER: u32 = 0;
+
+/// What an entry of a table is about: whom, and which packets. Of those that match, the longest prefix decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyMatch {
+    /// [`POLICY_INGRESS`](health_common::policy::POLICY_INGRESS) or
+    /// [`POLICY_EGRESS`](health_common::policy::POLICY_EGRESS).
+    pub direction: u8,
+    /// Identity of the other side, or [`ANY_IDENTITY`](health_common::policy::ANY_IDENTITY).
+    pub identity: u32,
+    /// IP protocol; 0 where the prefix ends before it.
+    pub protocol: u8,
+    /// Destination port or ICMP type, network byte order; 0 where the prefix ends before it.
+    pub port_be: u16,
+    /// Bits that are matched, from [`PREFIX_ALL`](health_common::policy::PREFIX_ALL) to
+    /// [`PREFIX_PORT`](health_common::policy::PREFIX_PORT). Between
+    /// [`PREFIX_PROTOCOL`](health_common::policy::PREFIX_PROTOCOL) and that, a range of ports.
+    pub prefix_len: u32,
+}
+
+impl PolicyMatch {
+    fn key(self, table: u32) -> Prefix<PolicyKey> {
+        let key = PolicyKey {
+            table,
+            direction: self.direction,
+            pad: [0; 3],
+            identity: self.identity,
+            protocol: self.protocol,
+            pad2: 0,
+            port_be: self.port_be,
+        };
+        (self.prefix_len, key)
+    }
+
+    fn of(&(prefix_len, key): &Prefix<PolicyKey>) -> Self {
+        Self {
+            direction: key.direction,
+            identity: key.identity,
+            protocol: key.protocol,
+            port_be: key.port_be,
+            prefix_len,
+        }
+    }
+}
+
+/// What can go wrong with tables of policy.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// The map has no room. Nothing of the table is there.
+    #[error(
+        "cannot write the {wanted} entries of policy table {table}: {used} of {POLICY_ENTRIES} in \
+         HEALTH_POLICY are taken; use fewer rules, identities or ranges of ports"
+    )]
+    Full {
+        /// The table.
+        table: u32,
+        /// Entries that it has.
+        wanted: usize,
+        /// Entries of other tables.
+        used: usize,
+    },
+    /// Tables are not changed: endpoints may be using them.
+    #[error("policy table {0} is there already: write the new policy to another one")]
+    Exists(u32),
+    /// Table 0 is none.
+    #[error("policy tables are numbered from 1")]
+    NoNumber,
+    /// An entry that no packet would meet, or that is none.
+    #[error("cannot write policy table {table}: {what} in {entry:?}")]
+    Entry {
+        /// The table.
+        table: u32,
+        /// What is wrong with it.
+        what: &'static str,
+        /// The entry.
+        entry: PolicyMatch,
+    },
+    /// The kernel refused. Nothing of a table that was to be written is there.
+    #[error("cannot {what} policy table {table}: {source}")]
+    Kernel {
+        /// What was attempted.
+        what: &'static str,
+        /// The table.
+        table: u32,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The same entry in the tables of one policy, before a change and after it.
+type Logical = (u32, PolicyMatch);
+
+/// An entry that is in the map.
+#[derive(Clone, Copy, Debug)]
+struct Written {
+    logical: Logical,
+    counter: u32,
+}
+
+/// A counter that is taken.
+#[derive(Debug)]
+struct Taken {
+    index: u32,
+    /// Tables whose entry counts there.
+    tables: usize,
+}
+
+/// The tables in the map.
+pub struct PolicyTables {
+    trie: Trie<PolicyKey, PolicyEntry>,
+    counters: PerCpuArray<MapData, Counter>,
+    tables: BTreeMap<u32, Vec<Written>>,
+    taken: HashMap<Logical, Taken>,
+    /// Counters that are not taken, the next one last.
+    free: Vec<u32>,
+}
+
+impl PolicyTables {
+    /// Reads what a former agent left, which must not be written by another one any more.
+    pub(super) fn open(
+        entries: MapData,
+        counters: PerCpuArray<MapData, Counter>,
+    ) -> io::Result<Self> {
+        let trie: Trie<PolicyKey, PolicyEntry> = Trie::new(entries);
+        let mut tables: BTreeMap<u32, Vec<Written>> = BTreeMap::new();
+        let mut taken: HashMap<Logical, Taken> = HashMap::new();
+        let mut is_free = vec![true; POLICY_COUNTERS as usize];
+        for (prefix, entry) in trie.entries()? {
+            let logical = (entry.subject, PolicyMatch::of(&prefix));
+            let counter = entry.counter;
+            let written = Written { logical, counter };
+            tables.entry(prefix.1.table).or_default().push(written);
+            if let Some(is_free) = is_free.get_mut(counter as usize)
+                && counter != SHARED_COUNTER
+            {
+                *is_free = false;
+                let first = Taken {
+                    index: counter,
+                    tables: 0,
+                };
+                taken.entry(logical).or_insert(first).tables += 1;
+            }
+        }
+        let free = (SHARED_COUNTER + 1..POLICY_COUNTERS)
+            .rev()
+            .filter(|&index| is_free[index as usize])
+            .collect();
+        Ok(Self {
+            trie,
+            counters,
+            tables,
+            taken,
+            free,
+        })
+    }
+
+    /// Numbers of the tables that are in the map, in order.
+    pub fn tables(&self) -> impl Iterator<Item = u32> {
+        self.tables.keys().copied()
+    }
+
+    /// Entries in the map, of all tables.
+    pub fn len(&self) -> usize {
+        self.tables.values().map(Vec::len).sum()
+    }
+
+    /// Whether there are no tables.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Writes a table, as a whole or not at all. No endpoint may name it before.
+    ///
+    /// `subject` is whose policy it is, such as the identity of the endpoints. An entry that two tables of one subject
+    /// have in common has the same counter in both, so that it goes on when a policy changes and when an agent
+    /// restarts. When the [`POLICY_COUNTERS`] run out, the other entries share one.
+    ///
+    /// Verdicts are [`VERDICT_NONE`], [`VERDICT_ALLOW`] and [`VERDICT_DENY`]. A table without entries is one too; it
+    /// allows nothing.
+    pub fn install(
+        &mut self,
+        table: u32,
+        subject: u32,
+        entries: impl IntoIterator<Item = (PolicyMatch, u8)>,
+    ) -> Result<(), PolicyError> {
+        if table == 0 {
+            return Err(PolicyError::NoNumber);
+        }
+        if self.tables.contains_key(&table) {
+            return Err(PolicyError::Exists(table));
+        }
+        let entries = checked(table, entries)?;
+        let used = self.len();
+        let wanted = entries.len();
+        if used + wanted > POLICY_ENTRIES as usize {
+            return Err(PolicyError::Full {
+                table,
+                wanted,
+                used,
+            });
+        }
+        let mut written = Vec::with_capacity(wanted);
+        let result = self.write(table, subject, &entries, &mut written);
+        if let Err(source) = result {
+            self.undo(table, written);
+            return Err(match source.raw_os_error() {
+                Some(libc::ENOSPC) => PolicyError::Full {
+                    table,
+                    wanted,
+                    used,
+                },
+                _ => kernel("write", table, source),
+            });
+        }
+        self.tables.insert(table, written);
+        Ok(())
+    }
+
+    /// Removes tables that no endpoint names any more. Waits until no packet is being judged by them: some
+    /// milliseconds, however many they are.
+    pub fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
+        let Some(&first) = tables.first() else {
+            return Ok(());
+        };
+        sys::wait_for_programs().map_err(|source| kernel("retire", first, source))?;
+        for &table in tables {
+            let Some(entries) = self.tables.get(&table) else {
+                continue;
+            };
+            self.trie
+                .delete(&keys(table, entries))
+                .map_err(|source| kernel("remove", table, source))?;
+            for entry in self.tables.remove(&table).unwrap_or_default() {
+                self.release(&entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Packets and bytes that an entry of a subject's tables was about, of all CPUs; `None` where it has no counter of
+    /// its own.
+    pub fn counted(&self, subject: u32, what: &PolicyMatch) -> io::Result<Option<Counter>> {
+        let Some(taken) = self.taken.get(&(subject, *what)) else {
+            return Ok(None);
+        };
+        let values = self.counters.get(&taken.index, 0).map_err(map_io)?;
+        Ok(Some(values.iter().fold(
+            Counter::default(),
+            |sum, counter| Counter {
+                packets: sum.packets + counter.packets,
+                bytes: sum.bytes + counter.bytes,
+            },
+        )))
+    }
+
+    /// Takes counters and writes the entries. What has a counter is in `written` then, also after an error.
+    fn write(
+        &mut self,
+        table: u32,
+        subject: u32,
+        entries: &[(PolicyMatch, u8)],
+        written: &mut Vec<Written>,
+    ) -> io::Result<()> {
+        let mut rows = Vec::with_capacity(entries.len());
+        for &(what, verdict) in entries {
+            let logical = (subject, what);
+            let counter = self.take(logical)?;
+            written.push(Written { logical, counter });
+            let entry = PolicyEntry {
+                counter,
+                subject,
+                verdict,
+                pad: [0; 3],
+            };
+            rows.push((what.key(table), entry));
+        }
+        self.trie.write(&rows).map_err(|(_, error)| error)
+    }
+
+    fn undo(&mut self, table: u32, written: Vec<Written>) {
+        match self.trie.delete(&keys(table, &written)) {
+            Ok(()) => written.iter().for_each(|entry| self.release(entry)),
+            // It stays a table, to be removed with the others that nobody names.
+            Err(error) => {
+                tracing::warn!(table, %error, "cannot take back a policy table");
+                self.tables.insert(table, written);
+            }
+        }
+    }
+
+    /// The counter of an entry: the one it has, or one that begins at zero.
+    fn take(&mut self, logical: Logical) -> io::Result<u32> {
+        if let Some(taken) = self.taken.get_mut(&logical) {
+            taken.tables += 1;
+            return Ok(taken.index);
+        }
+        let Some(index) = self.free.pop() else {
+            return Ok(SHARED_COUNTER);
+        };
+        if let Err(error) = self.clear(index) {
+            self.free.push(index);
+            return Err(error);
+        }
+        self.taken.insert(logical, Taken { index, tables: 1 });
+        Ok(index)
+    }
+
+    fn clear(&mut self, index: u32) -> io::Result<()> {
+        let cpus = nr_cpus().map_err(|(_, error)| error)?;
+        let zero = PerCpuValues::try_from(vec![Counter::default(); cpus])?;
+        self.counters.set(index, zero, 0).map_err(map_io)
+    }
+
+    fn release(&mut self, entry: &Written) {
+        let Some(taken) = self.taken.get_mut(&entry.logical) else {
+            return;
+        };
+        // Else its table was written when none was free.
+        if taken.index != entry.counter {
+            return;
+        }
+        taken.tables -= 1;
+        if taken.tables == 0 {
+            self.free.push(taken.index);
+            self.taken.remove(&entry.logical);
+        }
+    }
+}
+
+fn keys(table: u32, entries: &[Written]) -> Vec<Prefix<PolicyKey>> {
+    let keys = entries.iter().map(|entry| entry.logical.1.key(table));
+    keys.collect()
+}
+
+/// The entries in order, if a packet can meet each of them.
+fn checked(
+    table: u32,
+    entries: impl IntoIterator<Item = (PolicyMatch, u8)>,
+) -> Result<Vec<(PolicyMatch, u8)>, PolicyError> {
+    let mut entries: Vec<(PolicyMatch, u8)> = entries.into_iter().collect();
+    entries.sort_unstable();
+    let mut former = None;
+    for &(entry, verdict) in &entries {
+        let wrong = if former == Some(entry) {
+            Some("the same twice")
+        } else {
+            mistake(&entry, verdict)
+        };
+        if let Some(what) = wrong {
+            return Err(PolicyError::Entry { table, what, entry });
+        }
+        former = Some(entry);
+    }
+    Ok(entries)
+}
+
+/// What is wrong with an entry by itself.
+fn mistake(entry: &PolicyMatch, verdict: u8) -> Option<&'static str> {
+    use health_common::policy::{POLICY_EGRESS, PREFIX_ALL, PREFIX_PORT, PREFIX_PROTOCOL};
+    let port_bits = entry.prefix_len.saturating_sub(PREFIX_PROTOCOL);
+    let beyond = u32::from(u16::MAX) >> port_bits;
+    if ![VERDICT_NONE, VERDICT_ALLOW, VERDICT_DENY].contains(&verdict) {
+        Some("no such verdict")
+    } else if entry.direction > POLICY_EGRESS {
+        Some("no such direction")
+    } else if entry.prefix_len != PREFIX_ALL
+        && !(PREFIX_PROTOCOL..=PREFIX_PORT).contains(&entry.prefix_len)
+    {
+        Some("no such prefix")
+    } else if entry.prefix_len == PREFIX_ALL && entry.protocol != 0
+        || u32::from(u16::from_be(entry.port_be)) & beyond != 0
+    {
+        Some("bits behind the prefix")
+    } else {
+        None
+    }
+}
+
+fn kernel(what: &'static str, table: u32, source: io::Error) -> PolicyError {
+    PolicyError::Kernel {
+        what,
+        table,
+        source,
+    }
+}

@@ -1,0 +1,97 @@
+//! Policy: which packets an endpoint may send and be sent.
+
+use health_common::ct::TUPLE_IN;
+use health_common::endpoint::{
+    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
+};
+use health_common::masquerade::Address;
+use health_common::metrics::Reason;
+use health_common::policy::{
+    ANY_IDENTITY, POLICY_EGRESS, POLICY_INGRESS, PREFIX_PORT, PolicyEntry, PolicyKey,
+    VERDICT_ALLOW, VERDICT_DENY, VERDICT_NONE,
+};
+
+use crate::ipcache::{TrieKey, identity_of};
+use crate::maps::{HEALTH_POLICY, HEALTH_POLICY_COUNTERS};
+
+/// The table that decides about what an endpoint is sent (`direction` as in a tuple: in) or sends (out). `None`
+/// where its policy is not enforced, as never for the health endpoint: the mesh's probes always pass.
+#[inline(always)]
+pub fn table(endpoint: Option<&EndpointInfo>, direction: u8) -> Option<u32> {
+    let enforced = if direction == TUPLE_IN {
+        ENDPOINT_ENFORCE_INGRESS
+    } else {
+        ENDPOINT_ENFORCE_EGRESS
+    };
+    endpoint
+        .filter(|endpoint| endpoint.flags & (enforced | ENDPOINT_HEALTH) == enforced)
+        .map(|endpoint| endpoint.policy)
+}
+
+/// What the policy in `table` says about a packet of `length` bytes from the Ethernet header on, which comes from
+/// `peer` (`direction` as in a tuple: in) or goes there (out). `port_be` is its destination port, of ICMP its type.
+#[inline(always)]
+pub fn admit<A: Address>(
+    table: u32,
+    direction: u8,
+    peer: A,
+    protocol: u8,
+    port_be: u16,
+    length: u32,
+) -> Result<(), Reason> {
+    let direction = if direction == TUPLE_IN {
+        POLICY_INGRESS
+    } else {
+        POLICY_EGRESS
+    };
+    let what = u32::from(direction) << 24 | u32::from(protocol) << 16 | u32::from(port_be);
+    match policy_verdict(table, identity_of(peer), what, length) as u8 {
+        VERDICT_ALLOW => Ok(()),
+        VERDICT_DENY => Err(Reason::PolicyDeniedByRule),
+        _ => Err(Reason::PolicyDenied),
+    }
+}
+
+/// The verdict for the direction (bits 24 to 31 of `what`), protocol (16 to 23) and port (network byte order,
+/// below), counted.
+///
+/// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn policy_verdict(table: u32, peer: u32, what: u32, length: u32) -> u32 {
+    let mut key = TrieKey {
+        prefix_len: PREFIX_PORT,
+        data: PolicyKey {
+            table,
+            direction: (what >> 24) as u8,
+            pad: [0; 3],
+            identity: peer,
+            protocol: (what >> 16) as u8,
+            pad2: 0,
+            port_be: what as u16,
+        },
+    };
+    let entry = HEALTH_POLICY.get(key.as_key()).or_else(|| {
+        key.data.identity = ANY_IDENTITY;
+        HEALTH_POLICY.get(key.as_key())
+    });
+    match entry {
+        Some(entry) => {
+            note(entry, length);
+            entry.verdict.into()
+        }
+        None => VERDICT_NONE.into(),
+    }
+}
+
+#[inline(always)]
+fn note(entry: &PolicyEntry, length: u32) {
+    if let Some(counter) = HEALTH_POLICY_COUNTERS.get_ptr_mut(entry.counter) {
+        // SAFETY: a valid pointer into this CPU's slot; programs on one CPU do not interrupt each other here,
+        // as both tc hooks run with bottom halves off.
+        unsafe {
+            (*counter).packets += 1;
+            (*counter).bytes += u64::from(length);
+        }
+    }
+}

@@ -1,0 +1,1019 @@
+//! Policy of workload endpoints: their programs on crafted packets, with tables written as the agent does.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::thread;
+
+use health_agent::datapath::Datapath;
+use health_agent::datapath::ipcache::Ipcache;
+use health_agent::datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
+use health_agent::events::{Ring as _, Switch as _};
+use health_common::LAYOUT_VERSION;
+use health_common::config::DatapathConfig;
+use health_common::endpoint::{
+    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
+};
+use health_common::events::{EVENT_DROP, MonitorFilter, WANT_DROP};
+use health_common::identity;
+use health_common::ipcache::IpcacheEntry;
+use health_common::metrics::{Direction, Reason};
+use health_common::policy::{
+    ANY_IDENTITY, POLICY_EGRESS, POLICY_ENTRIES, POLICY_INGRESS, PREFIX_ALL, PREFIX_PORT,
+    PREFIX_PROTOCOL, VERDICT_ALLOW, VERDICT_DENY, VERDICT_NONE,
+};
+use ipnet::IpNet;
+use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet, payload};
+use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
+const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);
+const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 9);
+const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+/// Whose policy the tables are.
+const SUBJECT: u32 = 4242;
+const APP: u32 = 1000;
+const DATABASE: u32 = 1001;
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+const ICMP: u8 = 1;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const GRE: u8 = 47;
+const ICMPV6: u8 = 58;
+const SCTP: u8 = 132;
+const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The endpoint sends it.
+    Out,
+    /// It is sent to the endpoint.
+    In,
+}
+use Way::{In, Out};
+
+impl Way {
+    fn program(self) -> &'static str {
+        match self {
+            In => "to_endpoint",
+            Out => "from_endpoint",
+        }
+    }
+
+    fn policy(self) -> u8 {
+        match self {
+            In => POLICY_INGRESS,
+            Out => POLICY_EGRESS,
+        }
+    }
+
+    fn back(self) -> Self {
+        match self {
+            In => Out,
+            Out => In,
+        }
+    }
+}
+
+struct Bed {
+    run: TestRun,
+    tables: PolicyTables,
+    _ipcache: Ipcache,
+}
+
+impl Bed {
+    /// An endpoint whose policy is table 1.
+    fn new(rules: &[(PolicyMatch, u8)]) -> Self {
+        let mut run = TestRun::load();
+        let config = DatapathConfig {
+            layout_version: LAYOUT_VERSION,
+            gateway4: GATEWAY4.into(),
+            ..DatapathConfig::default()
+        };
+        run.datapath.configure(config).expect("the settings");
+        let mut ipcache = run.datapath.ipcache().expect("the ipcache");
+        ipcache.set_all(&prefixes()).expect("room for prefixes");
+        let mut tables = run.datapath.policy().expect("the tables");
+        tables
+            .install(1, SUBJECT, rules.iter().copied())
+            .expect("room for a table");
+        set_endpoint(&mut run.datapath, BOTH, 1);
+        Self {
+            run,
+            tables,
+            _ipcache: ipcache,
+        }
+    }
+
+    /// What becomes of a packet: the reason of its drop, if there is one.
+    fn verdict(&self, way: Way, packet: &[u8]) -> Option<Reason> {
+        let before = self.drops();
+        let outcome = self.run.run(way.program(), packet);
+        assert_eq!(outcome.bytes, packet, "a packet was changed");
+        let after = self.drops();
+        let counted: Vec<Reason> = after
+            .iter()
+            .zip(before)
+            .filter(|((_, after), (_, before))| after > before)
+            .map(|((reason, _), _)| *reason)
+            .collect();
+        match (outcome.code, &counted[..]) {
+            (GO_ON, []) => None,
+            (DROP, [reason]) => Some(*reason),
+            other => panic!("{way:?}: {other:?}"),
+        }
+    }
+
+    fn drops(&self) -> Vec<(Reason, u64)> {
+        let drops = Reason::ALL.into_iter().filter(|reason| reason.is_drop());
+        drops
+            .map(|reason| (reason, self.run.counted(reason)))
+            .collect()
+    }
+
+    /// Changes over to a new table, and removes the former one.
+    fn change(&mut self, former: u32, table: u32, rules: &[(PolicyMatch, u8)]) {
+        self.tables
+            .install(table, SUBJECT, rules.iter().copied())
+            .expect("room for a table");
+        set_endpoint(&mut self.run.datapath, BOTH, table);
+        self.tables.remove(&[former]).expect("a table less");
+    }
+}
+
+fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
+    let info = EndpointInfo {
+        ifindex: IFINDEX,
+        identity: SUBJECT,
+        flags,
+        policy,
+        id: 99,
+        mac: MAC,
+        host_mac: HOST_MAC,
+        pad: 0,
+    };
+    datapath
+        .set_endpoints(&[(ENDPOINT4.into(), info), (ENDPOINT6.into(), info)])
+        .expect("the endpoint");
+}
+
+/// Longer prefixes inside shorter ones.
+fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
+    [
+        ("10.1.0.0/16", APP),
+        ("10.1.2.0/24", DATABASE),
+        ("172.30.0.1/32", identity::HOST),
+        ("2001:db8:1::/48", APP),
+        ("2001:db8:1:2::/64", DATABASE),
+        ("fd00:30::1/128", identity::HOST),
+    ]
+    .into_iter()
+    .map(|(net, identity)| {
+        let entry = IpcacheEntry {
+            identity,
+            ..IpcacheEntry::default()
+        };
+        (net.parse().expect("a prefix"), entry)
+    })
+    .collect()
+}
+
+/// An address behind an identity.
+fn address(identity: u32, is_v4: bool) -> IpAddr {
+    let (v4, v6) = match identity {
+        APP => ("10.1.9.9", "2001:db8:1:9::9"),
+        DATABASE => ("10.1.2.9", "2001:db8:1:2::9"),
+        identity::HOST => ("172.30.0.1", "fd00:30::1"),
+        identity::WORLD => ("192.0.2.9", "2001:db8:ffff::9"),
+        other => panic!("nobody is {other}"),
+    };
+    if is_v4 { v4 } else { v6 }.parse().expect("an address")
+}
+
+/// A rule about a port, or a range of ports by its prefix.
+fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMatch {
+    PolicyMatch {
+        direction: way.policy(),
+        identity,
+        protocol,
+        port_be: port.to_be(),
+        prefix_len: PREFIX_PROTOCOL + bits,
+    }
+}
+
+/// A rule about one port.
+fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> PolicyMatch {
+    port(
+        way,
+        identity,
+        protocol,
+        number,
+        PREFIX_PORT - PREFIX_PROTOCOL,
+    )
+}
+
+/// A rule about all of a protocol.
+fn protocol(way: Way, identity: u32, protocol: u8) -> PolicyMatch {
+    port(way, identity, protocol, 0, 0)
+}
+
+/// A rule about everything.
+fn everything(way: Way, identity: u32) -> PolicyMatch {
+    PolicyMatch {
+        direction: way.policy(),
+        identity,
+        protocol: 0,
+        port_be: 0,
+        prefix_len: PREFIX_ALL,
+    }
+}
+
+/// A port or identifier that no packet has had.
+fn fresh() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(20_000);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
+    let endpoint: IpAddr = match peer {
+        IpAddr::V4(_) => ENDPOINT4.into(),
+        IpAddr::V6(_) => ENDPOINT6.into(),
+    };
+    match way {
+        Out => (endpoint, peer),
+        In => (peer, endpoint),
+    }
+}
+
+fn framed(way: Way, ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let (to, from) = match way {
+        Out => (HOST_MAC, MAC),
+        In => (MAC, HOST_MAC),
+    };
+    ethernet(to, from, ethertype, packet)
+}
+
+/// A packet between the endpoint and its peer.
+fn frame(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
+    match hosts(way, peer) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = Ipv4 {
+                protocol,
+                ..Ipv4::icmp(source, destination)
+            };
+            framed(way, IPV4, &ip.packet(content))
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let ip = Ipv6 {
+                next_header: protocol,
+                ..Ipv6::icmp(source, destination)
+            };
+            framed(way, IPV6, &ip.packet(content))
+        }
+        _ => unreachable!("both are of one IP version"),
+    }
+}
+
+fn with_ports(source: u16, destination: u16) -> Vec<u8> {
+    let mut bytes = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+    bytes.extend(payload(36));
+    bytes
+}
+
+fn segment(way: Way, peer: IpAddr, ports: (u16, u16), flags: u8) -> Vec<u8> {
+    let (source, destination) = hosts(way, peer);
+    let tcp = Tcp {
+        source: ports.0,
+        destination: ports.1,
+        flags,
+        ..Tcp::default()
+    };
+    tcp.frame(source, destination)
+}
+
+/// ICMP of the peer's IP version.
+fn message(way: Way, peer: IpAddr, kind: u8, id: u16) -> Vec<u8> {
+    match hosts(way, peer) {
+        (IpAddr::V4(_), _) => frame(way, peer, ICMP, &echo4(kind, 0, id, 1, &payload(24))),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let ip = Ipv6::icmp(source, destination);
+            let message = ip.with_checksum(echo(kind, 0, id, 1, &payload(24)));
+            frame(way, peer, ICMPV6, &message)
+        }
+        _ => unreachable!("both are of one IP version"),
+    }
+}
+
+/// The first packet of a flow to this port (of ICMP: a message of this type).
+fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<u8> {
+    match protocol {
+        TCP => segment(way, peer, (fresh(), number), SYN),
+        UDP | SCTP => frame(way, peer, protocol, &with_ports(fresh(), number)),
+        ICMP | ICMPV6 => message(way, peer, number as u8, fresh()),
+        other => frame(way, peer, other, &payload(40)),
+    }
+}
+
+/// What the rules say, told plainly: of the entries for the peer, or else of those for anybody, the longest prefix.
+fn expected(
+    rules: &[(PolicyMatch, u8)],
+    way: Way,
+    peer: u32,
+    protocol: u8,
+    number: u16,
+) -> Option<Reason> {
+    let of = |identity: u32| {
+        rules
+            .iter()
+            .filter(|(rule, _)| rule.direction == way.policy() && rule.identity == identity)
+            .filter(|(rule, _)| rule.prefix_len < PREFIX_PROTOCOL || rule.protocol == protocol)
+            .filter(|(rule, _)| {
+                let any = PREFIX_PORT - rule.prefix_len.max(PREFIX_PROTOCOL);
+                u32::from(number) >> any == u32::from(u16::from_be(rule.port_be)) >> any
+            })
+            .max_by_key(|(rule, _)| rule.prefix_len)
+            .map(|(_, verdict)| *verdict)
+    };
+    match of(peer).or_else(|| of(ANY_IDENTITY)) {
+        Some(VERDICT_ALLOW) => None,
+        Some(VERDICT_DENY) => Some(Reason::PolicyDeniedByRule),
+        _ => Some(Reason::PolicyDenied),
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
+    const ALLOWED: Option<Reason> = None;
+    const NOT_ALLOWED: Option<Reason> = Some(Reason::PolicyDenied);
+    const DENIED: Option<Reason> = Some(Reason::PolicyDeniedByRule);
+    let bed = Bed::new(&[
+        (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
+        // 8080 to 8087, of which one is denied and one not allowed.
+        (port(In, APP, TCP, 8080, 13), VERDICT_ALLOW),
+        (exactly(In, APP, TCP, 8083), VERDICT_DENY),
+        (exactly(In, APP, TCP, 8084), VERDICT_NONE),
+        (protocol(In, APP, UDP), VERDICT_ALLOW),
+        (exactly(In, APP, SCTP, 7), VERDICT_ALLOW),
+        (everything(In, identity::HOST), VERDICT_ALLOW),
+        (exactly(In, identity::HOST, TCP, 22), VERDICT_DENY),
+        (exactly(In, ANY_IDENTITY, TCP, 443), VERDICT_ALLOW),
+        (exactly(In, ANY_IDENTITY, ICMP, 8), VERDICT_ALLOW),
+        (exactly(In, ANY_IDENTITY, ICMPV6, 128), VERDICT_ALLOW),
+        (everything(In, DATABASE), VERDICT_DENY),
+        (protocol(Out, DATABASE, TCP), VERDICT_ALLOW),
+        (exactly(Out, identity::WORLD, UDP, 53), VERDICT_ALLOW),
+        (protocol(Out, APP, GRE), VERDICT_ALLOW),
+    ]);
+    let world = identity::WORLD;
+    let host = identity::HOST;
+    for (way, peer, protocol, number, verdict) in [
+        (In, APP, TCP, 80, ALLOWED),
+        (In, APP, TCP, 81, NOT_ALLOWED),
+        (In, APP, TCP, 8079, NOT_ALLOWED),
+        (In, APP, TCP, 8080, ALLOWED),
+        (In, APP, TCP, 8082, ALLOWED),
+        (In, APP, TCP, 8083, DENIED),
+        (In, APP, TCP, 8084, NOT_ALLOWED),
+        (In, APP, TCP, 8087, ALLOWED),
+        (In, APP, TCP, 8088, NOT_ALLOWED),
+        (In, APP, UDP, 0, ALLOWED),
+        (In, APP, UDP, 65_535, ALLOWED),
+        (In, APP, SCTP, 7, ALLOWED),
+        (In, APP, SCTP, 8, NOT_ALLOWED),
+        (In, APP, GRE, 0, NOT_ALLOWED),
+        // Nothing of its own: what holds for anybody.
+        (In, APP, TCP, 443, ALLOWED),
+        (In, world, TCP, 443, ALLOWED),
+        (In, world, TCP, 80, NOT_ALLOWED),
+        (In, world, UDP, 443, NOT_ALLOWED),
+        (In, host, TCP, 1, ALLOWED),
+        (In, host, GRE, 0, ALLOWED),
+        (In, host, TCP, 22, DENIED),
+        (In, DATABASE, TCP, 443, DENIED),
+        (In, DATABASE, GRE, 0, DENIED),
+        // The same rules in the other direction.
+        (Out, APP, TCP, 80, NOT_ALLOWED),
+        (Out, world, TCP, 443, NOT_ALLOWED),
+        (Out, DATABASE, TCP, 5432, ALLOWED),
+        (Out, DATABASE, UDP, 5432, NOT_ALLOWED),
+        (Out, world, UDP, 53, ALLOWED),
+        (Out, world, TCP, 53, NOT_ALLOWED),
+        (Out, APP, GRE, 0, ALLOWED),
+    ] {
+        for is_v4 in [true, false] {
+            let packet = opening(way, address(peer, is_v4), protocol, number);
+            let what = format!("{way:?} {peer} {protocol} {number} v4 {is_v4}");
+            assert_eq!(bed.verdict(way, &packet), verdict, "{what}");
+        }
+    }
+    // Of ICMP the type is what elsewhere is the port.
+    for (is_v4, request, other) in [(true, 8, 13), (false, 128, 139)] {
+        let icmp = if is_v4 { ICMP } else { ICMPV6 };
+        let of = |peer, kind| opening(In, address(peer, is_v4), icmp, kind);
+        assert_eq!(bed.verdict(In, &of(APP, request)), ALLOWED);
+        assert_eq!(bed.verdict(In, &of(APP, other)), NOT_ALLOWED);
+        assert_eq!(bed.verdict(In, &of(host, other)), ALLOWED);
+        assert_eq!(bed.verdict(In, &of(DATABASE, request)), DENIED);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn random_tables_are_what_a_plain_reading_of_them_says() {
+    let mut random = fastrand::Rng::with_seed(0x706f_6c69);
+    let peers = [APP, DATABASE, identity::HOST, identity::WORLD];
+    let protocols = [TCP, UDP, SCTP, GRE];
+    let mut verdicts = [0; 3];
+    for _ in 0..4 {
+        let mut rules = BTreeMap::new();
+        while rules.len() < 48 {
+            let way = if random.bool() { In } else { Out };
+            let identity = random
+                .choice([&peers[..], &[ANY_IDENTITY]].concat())
+                .expect("one");
+            let rule = match random.u32(0..8) {
+                0 => everything(way, identity),
+                1 => protocol(way, identity, random.choice(protocols).expect("one")),
+                _ => {
+                    let bits = random.u32(1..=16);
+                    let number = random.u16(..64) >> (16 - bits) << (16 - bits);
+                    port(
+                        way,
+                        identity,
+                        random.choice(protocols).expect("one"),
+                        number,
+                        bits,
+                    )
+                }
+            };
+            let verdict = [VERDICT_NONE, VERDICT_ALLOW, VERDICT_ALLOW, VERDICT_DENY];
+            rules.insert(rule, random.choice(verdict).expect("one"));
+        }
+        let rules: Vec<(PolicyMatch, u8)> = rules.into_iter().collect();
+        let bed = Bed::new(&rules);
+        for _ in 0..500 {
+            let way = if random.bool() { In } else { Out };
+            let peer = random.choice(peers).expect("one");
+            // Without ports, what goes one way would be the answer to what went the other.
+            let known = if way == In {
+                &protocols[..]
+            } else {
+                &[TCP, UDP, SCTP]
+            };
+            let protocol = *random.choice(known).expect("one");
+            let number = if protocol == GRE { 0 } else { random.u16(..64) };
+            let packet = opening(way, address(peer, random.bool()), protocol, number);
+            let expected = expected(&rules, way, peer, protocol, number);
+            let what = format!("{way:?} {peer} {protocol} {number}: {rules:?}");
+            assert_eq!(bed.verdict(way, &packet), expected, "{what}");
+            verdicts[match expected {
+                None => 0,
+                Some(Reason::PolicyDenied) => 1,
+                Some(_) => 2,
+            }] += 1;
+        }
+    }
+    assert!(verdicts.iter().all(|&count| count > 100), "{verdicts:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_an_endpoint_asked_for_is_answered_and_nothing_else_is() {
+    let bed = Bed::new(&[
+        (everything(Out, ANY_IDENTITY), VERDICT_ALLOW),
+        (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
+        (exactly(In, APP, UDP, 53), VERDICT_ALLOW),
+    ]);
+    for is_v4 in [true, false] {
+        let peer = address(identity::WORLD, is_v4);
+        let client = fresh();
+        assert_eq!(
+            bed.verdict(Out, &segment(Out, peer, (client, 443), SYN)),
+            None
+        );
+        for flags in [SYN | ACK, ACK, FIN | ACK, RST] {
+            let reply = segment(In, peer, (443, client), flags);
+            assert_eq!(bed.verdict(In, &reply), None, "{flags}");
+        }
+        // From another port, or to one, it is no reply; nor is a new connection from the same ports.
+        let denied = Some(Reason::PolicyDenied);
+        assert_eq!(
+            bed.verdict(In, &segment(In, peer, (444, client), ACK)),
+            denied
+        );
+        let client = fresh();
+        assert_eq!(
+            bed.verdict(Out, &segment(Out, peer, (client, 443), SYN)),
+            None
+        );
+        assert_eq!(
+            bed.verdict(In, &segment(In, peer, (443, client), SYN | ACK)),
+            None
+        );
+        assert_eq!(
+            bed.verdict(Out, &segment(Out, peer, (client, 443), ACK)),
+            None
+        );
+        assert_eq!(
+            bed.verdict(In, &segment(In, peer, (443, client), SYN)),
+            denied
+        );
+
+        let (request, reply) = if is_v4 { (8, 0) } else { (128, 129) };
+        let id = fresh();
+        assert_eq!(bed.verdict(Out, &message(Out, peer, request, id)), None);
+        assert_eq!(bed.verdict(In, &message(In, peer, reply, id)), None);
+        assert_eq!(bed.verdict(In, &message(In, peer, reply, id + 1)), denied);
+        fresh();
+
+        let client = fresh();
+        let query = frame(In, address(APP, is_v4), UDP, &with_ports(client, 53));
+        assert_eq!(bed.verdict(In, &query), None);
+    }
+    // The other way round: what is sent to it may be answered though it may send nothing.
+    let mut bed = bed;
+    bed.change(1, 2, &[(exactly(In, APP, UDP, 53), VERDICT_ALLOW)]);
+    for is_v4 in [true, false] {
+        let peer = address(APP, is_v4);
+        let client = fresh();
+        assert_eq!(
+            bed.verdict(In, &frame(In, peer, UDP, &with_ports(client, 53))),
+            None
+        );
+        assert_eq!(
+            bed.verdict(Out, &frame(Out, peer, UDP, &with_ports(53, client))),
+            None
+        );
+        let other = frame(Out, peer, UDP, &with_ports(54, client));
+        assert_eq!(bed.verdict(Out, &other), Some(Reason::PolicyDenied));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_refused_leaves_no_flow_and_what_is_allowed_tells_who_opened_it() {
+    let bed = Bed::new(&[
+        (exactly(In, APP, TCP, 80), VERDICT_ALLOW),
+        (exactly(Out, APP, TCP, 80), VERDICT_ALLOW),
+    ]);
+    for way in [In, Out] {
+        bed.verdict(way, &opening(way, address(APP, true), TCP, 81));
+        bed.verdict(way, &opening(way, address(identity::WORLD, false), UDP, 80));
+    }
+    assert_eq!(bed.run.maps().conntrack().expect("the flows"), []);
+    for (way, is_v4, opener) in [
+        (In, true, APP),
+        (In, false, APP),
+        (Out, true, SUBJECT),
+        (Out, false, SUBJECT),
+    ] {
+        let packet = opening(way, address(APP, is_v4), TCP, 80);
+        assert_eq!(bed.verdict(way, &packet), None);
+        let flows = bed.run.maps().conntrack().expect("the flows");
+        let (_, entry) = flows
+            .iter()
+            .find(|(flow, _)| flow.inbound == (way == In) && flow.source.is_ipv4() == is_v4)
+            .expect("the flow");
+        assert_eq!(entry.source_identity, opener);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_change_of_policy_ends_the_flows_that_it_no_longer_allows() {
+    for way in [In, Out] {
+        for is_v4 in [true, false] {
+            let peer = address(APP, is_v4);
+            let mut bed = Bed::new(&[(protocol(way, APP, TCP), VERDICT_ALLOW)]);
+            let ports = (fresh(), 80);
+            let kept = (fresh(), 443);
+            for (client, server) in [ports, kept] {
+                for (way, ports, flags) in [
+                    (way, (client, server), SYN),
+                    (way.back(), (server, client), SYN | ACK),
+                    (way, (client, server), ACK),
+                ] {
+                    assert_eq!(bed.verdict(way, &segment(way, peer, ports, flags)), None);
+                }
+            }
+            bed.change(1, 2, &[(exactly(way, APP, TCP, 443), VERDICT_ALLOW)]);
+            let data = |ports| segment(way, peer, ports, ACK);
+            assert_eq!(bed.verdict(way, &data(ports)), Some(Reason::PolicyDenied));
+            assert_eq!(bed.verdict(way, &data(kept)), None);
+            bed.change(2, 3, &[(protocol(way, APP, TCP), VERDICT_DENY)]);
+            assert_eq!(
+                bed.verdict(way, &data(kept)),
+                Some(Reason::PolicyDeniedByRule)
+            );
+            bed.change(3, 4, &[(protocol(way, APP, TCP), VERDICT_ALLOW)]);
+            assert_eq!(bed.verdict(way, &data(ports)), None);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
+    let mut bed = Bed::new(&[(exactly(Out, APP, UDP, 53), VERDICT_ALLOW)]);
+    let about = |is_v4: bool, client: u16| {
+        let peer = address(APP, is_v4);
+        let sent = frame(Out, peer, UDP, &with_ports(client, 53));
+        let unreachable = if is_v4 { 3 } else { 1 };
+        let mut error = vec![unreachable, 1, 0, 0, 0, 0, 0, 0];
+        error.extend(&sent[14..]);
+        // From a router on the way.
+        let router = address(identity::WORLD, is_v4);
+        (
+            sent,
+            frame(In, router, if is_v4 { ICMP } else { ICMPV6 }, &error),
+        )
+    };
+    for is_v4 in [true, false] {
+        let (sent, error) = about(is_v4, fresh());
+        assert_eq!(bed.verdict(In, &error), Some(Reason::PolicyDenied));
+        assert_eq!(bed.verdict(Out, &sent), None);
+        assert_eq!(bed.verdict(In, &error), None);
+    }
+    bed.change(
+        1,
+        2,
+        &[
+            (exactly(In, identity::WORLD, ICMP, 3), VERDICT_ALLOW),
+            (exactly(In, identity::WORLD, ICMPV6, 1), VERDICT_ALLOW),
+        ],
+    );
+    for is_v4 in [true, false] {
+        assert_eq!(bed.verdict(In, &about(is_v4, fresh()).1), None);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_have_the_verdict_of_their_packet() {
+    let bed = Bed::new(&[(exactly(Out, APP, UDP, 53), VERDICT_ALLOW)]);
+    let fragment4 = |id: u16, field: u16, content: &[u8]| {
+        let IpAddr::V4(peer) = address(APP, true) else {
+            unreachable!("IPv4");
+        };
+        let ip = Ipv4 {
+            id,
+            fragment: field,
+            protocol: UDP,
+            ..Ipv4::icmp(ENDPOINT4, peer)
+        };
+        framed(Out, IPV4, &ip.packet(content))
+    };
+    let fragment6 = |id: u16, offset_and_more: u16, content: &[u8]| {
+        let mut bytes = vec![UDP, 0];
+        bytes.extend(offset_and_more.to_be_bytes());
+        bytes.extend(u32::from(id).to_be_bytes());
+        bytes.extend(content);
+        frame(Out, address(APP, false), 44, &bytes)
+    };
+    type Fragments = (Vec<u8>, Vec<u8>);
+    let of = |is_v4: bool, id: u16, number: u16| -> Fragments {
+        let start = with_ports(fresh(), number);
+        if is_v4 {
+            (
+                fragment4(id, 0x2000, &start),
+                fragment4(id, 5, &payload(24)),
+            )
+        } else {
+            (fragment6(id, 1, &start), fragment6(id, 40, &payload(24)))
+        }
+    };
+    for is_v4 in [true, false] {
+        let (first, later) = of(is_v4, 1, 53);
+        let unknown = Some(Reason::FragmentUnknown);
+        assert_eq!(bed.verdict(Out, &later), unknown);
+        assert_eq!(bed.verdict(Out, &first), None);
+        assert_eq!(bed.verdict(Out, &later), None);
+        let (first, later) = of(is_v4, 2, 54);
+        let denied = Some(Reason::PolicyDenied);
+        assert_eq!(bed.verdict(Out, &first), denied);
+        assert_eq!(bed.verdict(Out, &later), denied);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_cannot_be_judged_is_dropped_where_policy_is_enforced() {
+    let mut bed = Bed::new(&[
+        (everything(In, ANY_IDENTITY), VERDICT_ALLOW),
+        (everything(Out, ANY_IDENTITY), VERDICT_ALLOW),
+    ]);
+    let cut = |way, is_v4| frame(way, address(APP, is_v4), TCP, &payload(12));
+    let many = |way| {
+        let mut headers = [60, 0, 1, 4, 0, 0, 0, 0].repeat(7);
+        headers.extend(with_ports(5353, 53));
+        frame(way, address(APP, false), 60, &headers)
+    };
+    for way in [In, Out] {
+        for packet in [cut(way, true), cut(way, false), many(way)] {
+            assert_eq!(bed.verdict(way, &packet), Some(Reason::InvalidPacket));
+        }
+    }
+    set_endpoint(&mut bed.run.datapath, 0, 1);
+    for way in [In, Out] {
+        for packet in [cut(way, true), cut(way, false), many(way)] {
+            assert_eq!(bed.verdict(way, &packet), None);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn each_direction_is_enforced_by_itself_and_without_a_table_nothing_is_allowed() {
+    let mut bed = Bed::new(&[]);
+    let denied = Some(Reason::PolicyDenied);
+    for (flags, table, into, out) in [
+        (BOTH, 1, denied, denied),
+        (BOTH, 0, denied, denied),
+        (BOTH, 77, denied, denied),
+        (ENDPOINT_ENFORCE_INGRESS, 1, denied, None),
+        (ENDPOINT_ENFORCE_EGRESS, 1, None, denied),
+        (0, 1, None, None),
+        // Probes of the mesh pass whatever else is set.
+        (BOTH | ENDPOINT_HEALTH, 1, None, None),
+    ] {
+        set_endpoint(&mut bed.run.datapath, flags, table);
+        for is_v4 in [true, false] {
+            let peer = address(APP, is_v4);
+            let what = format!("{flags} {table}");
+            assert_eq!(bed.verdict(In, &opening(In, peer, TCP, 80)), into, "{what}");
+            assert_eq!(
+                bed.verdict(Out, &opening(Out, peer, TCP, 80)),
+                out,
+                "{what}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_health_endpoint_answers_whatever_the_tables_say() {
+    let mut bed = Bed::new(&[(everything(In, ANY_IDENTITY), VERDICT_DENY)]);
+    let settings = DatapathConfig::default();
+    let addresses = (ENDPOINT4, ENDPOINT6);
+    bed.run
+        .set_health_endpoint(addresses, MAC, HOST_MAC, settings);
+    for is_v4 in [true, false] {
+        let request = if is_v4 { 8 } else { 128 };
+        let echo = message(In, address(APP, is_v4), request, fresh());
+        assert_eq!(bed.run.run("to_endpoint", &echo).code, REDIRECT);
+        let http = opening(In, address(APP, is_v4), TCP, 4240);
+        assert_eq!(bed.verdict(In, &http), None);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn questions_about_neighbours_are_answered_whatever_the_policy() {
+    let bed = Bed::new(&[]);
+    let arp = |way, target: Ipv4Addr, sender: Ipv4Addr| {
+        let from = if way == Out { MAC } else { HOST_MAC };
+        let mut packet = vec![0, 1, 8, 0, 6, 4, 0, 1];
+        packet.extend(from);
+        packet.extend(sender.octets());
+        packet.extend([0; 6]);
+        packet.extend(target.octets());
+        ethernet([0xff; 6], from, ARP, &packet)
+    };
+    for (way, target, sender) in [
+        (Out, GATEWAY4, ENDPOINT4),
+        (In, ENDPOINT4, Ipv4Addr::new(172, 30, 0, 1)),
+    ] {
+        let answer = bed.run.run(way.program(), &arp(way, target, sender));
+        assert_eq!(answer.code, REDIRECT, "{way:?}");
+        let expected = if way == Out { HOST_MAC } else { MAC };
+        assert_eq!(answer.bytes[6..12], expected, "{way:?}");
+        assert_eq!(answer.bytes[22..28], expected, "{way:?}");
+    }
+    // A solicitation of the host, and its check that the endpoint is still there.
+    let IpAddr::V6(host) = address(identity::HOST, false) else {
+        unreachable!("IPv6");
+    };
+    let solicited: Ipv6Addr = "ff02::1:ff00:9".parse().expect("an address");
+    for destination in [solicited, ENDPOINT6] {
+        let ip = Ipv6 {
+            hop_limit: 255,
+            ..Ipv6::icmp(host, destination)
+        };
+        let mut message = vec![135, 0, 0, 0, 0, 0, 0, 0];
+        message.extend(ENDPOINT6.octets());
+        message.extend([1, 1]);
+        message.extend(HOST_MAC);
+        let packet = ip.packet(&ip.with_checksum(message));
+        let answer = bed.run.run("to_endpoint", &framed(In, IPV6, &packet));
+        assert_eq!(answer.code, REDIRECT);
+        assert_eq!(answer.bytes[6..12], MAC);
+    }
+    let advertisement = opening(In, address(APP, false), ICMPV6, 136);
+    assert_eq!(bed.verdict(In, &advertisement), None);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn counters_add_up_through_changes_and_restarts() {
+    let allow = exactly(In, APP, TCP, 80);
+    let deny = exactly(In, APP, TCP, 81);
+    let mut bed = Bed::new(&[(allow, VERDICT_ALLOW), (deny, VERDICT_DENY)]);
+    let packets = |bed: &Bed, number, count| {
+        for _ in 0..count {
+            bed.verdict(In, &opening(In, address(APP, true), TCP, number));
+        }
+    };
+    let length = opening(In, address(APP, true), TCP, 80).len() as u64;
+    let counted = |tables: &PolicyTables, what: &PolicyMatch| {
+        let counter = tables.counted(SUBJECT, what).expect("a counter");
+        counter.map(|counter| (counter.packets, counter.bytes))
+    };
+    packets(&bed, 80, 5);
+    packets(&bed, 81, 3);
+    assert_eq!(counted(&bed.tables, &allow), Some((5, 5 * length)));
+    assert_eq!(counted(&bed.tables, &deny), Some((3, 3 * length)));
+    assert_eq!(counted(&bed.tables, &exactly(In, APP, TCP, 82)), None);
+
+    bed.change(1, 2, &[(allow, VERDICT_ALLOW)]);
+    packets(&bed, 80, 2);
+    packets(&bed, 81, 4);
+    assert_eq!(counted(&bed.tables, &allow), Some((7, 7 * length)));
+    assert_eq!(counted(&bed.tables, &deny), None);
+    assert_eq!(bed.run.counted(Reason::PolicyDenied), 4);
+    assert_eq!(bed.run.counted(Reason::PolicyDeniedByRule), 3);
+
+    // Another agent on the same maps. A counter that was given up begins at zero.
+    bed.tables = bed.run.datapath.policy().expect("the tables");
+    assert_eq!(bed.tables.tables().collect::<Vec<_>>(), [2]);
+    assert_eq!(counted(&bed.tables, &allow), Some((7, 7 * length)));
+    bed.change(2, 3, &[(allow, VERDICT_ALLOW), (deny, VERDICT_DENY)]);
+    packets(&bed, 80, 1);
+    assert_eq!(counted(&bed.tables, &allow), Some((8, 8 * length)));
+    assert_eq!(counted(&bed.tables, &deny), Some((0, 0)));
+    // Another subject's entry is another one.
+    bed.tables
+        .install(4, SUBJECT + 1, [(allow, VERDICT_ALLOW)])
+        .expect("room for a table");
+    let other = bed.tables.counted(SUBJECT + 1, &allow).expect("a counter");
+    assert_eq!(other.map(|counter| counter.packets), Some(0));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn while_tables_are_swapped_each_packet_meets_the_whole_of_one() {
+    // Each table allows the packet, by an entry that the other one lacks: who looks into both finds none.
+    let own = [
+        (exactly(In, APP, UDP, 53), VERDICT_ALLOW),
+        (everything(In, ANY_IDENTITY), VERDICT_DENY),
+    ];
+    let any = [(exactly(In, ANY_IDENTITY, UDP, 53), VERDICT_ALLOW)];
+    let mut bed = Bed::new(&own);
+    let program = bed.run.program("to_endpoint");
+    let packet = opening(In, address(APP, true), UDP, 53);
+    let (done, passed) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let outcome = run_program(&program, &packet, None).expect("a test run");
+                assert_eq!(
+                    outcome.code,
+                    GO_ON,
+                    "after {}",
+                    passed.load(Ordering::Relaxed)
+                );
+                passed.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut table = 1;
+        while table < 200 || passed.load(Ordering::Relaxed) < 2_000 {
+            let next: &[_] = if table % 2 == 0 { &own } else { &any };
+            bed.change(table, table + 1, next);
+            table += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(bed.run.counted(Reason::PolicyDenied), 0);
+    assert_eq!(bed.run.counted(Reason::PolicyDeniedByRule), 0);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_table_that_has_no_room_or_makes_no_sense_leaves_nothing_behind() {
+    let mut bed = Bed::new(&[(exactly(In, APP, TCP, 80), VERDICT_ALLOW)]);
+    let many = (1..=POLICY_ENTRIES).map(|identity| (everything(In, identity), VERDICT_ALLOW));
+    match bed.tables.install(2, SUBJECT, many) {
+        Err(PolicyError::Full {
+            table: 2, used: 1, ..
+        }) => {}
+        other => panic!("{other:?}"),
+    }
+    let allow = (exactly(In, APP, TCP, 80), VERDICT_ALLOW);
+    let wrong = |change: fn(&mut PolicyMatch)| {
+        let (mut entry, verdict) = allow;
+        change(&mut entry);
+        vec![(entry, verdict)]
+    };
+    for entries in [
+        vec![allow, allow],
+        vec![(allow.0, 7)],
+        wrong(|entry| entry.direction = 2),
+        wrong(|entry| entry.prefix_len = 100),
+        wrong(|entry| entry.prefix_len = PREFIX_PROTOCOL),
+    ] {
+        match bed.tables.install(2, SUBJECT, entries) {
+            Err(PolicyError::Entry { table: 2, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(
+        bed.tables.install(1, SUBJECT, []),
+        Err(PolicyError::Exists(1))
+    ));
+    assert_eq!(bed.tables.len(), 1);
+    let read_again = bed.run.datapath.policy().expect("the tables");
+    assert_eq!(
+        (read_again.len(), read_again.tables().collect()),
+        (1, vec![1])
+    );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn prefixes_change_without_the_others_being_missing() {
+    let mut bed = Bed::new(&[]);
+    let mut ipcache = bed.run.datapath.ipcache().expect("the ipcache");
+    let mut wanted = prefixes();
+    // What IPv4 has by default is not what IPv6 has.
+    assert_eq!(ipcache.entries().count(), wanted.len() + 1);
+    assert_eq!(ipcache.set_all(&wanted).expect("room"), 0);
+    let net: IpNet = "10.1.2.0/24".parse().expect("a prefix");
+    wanted.remove(&net);
+    let node = IpcacheEntry {
+        identity: identity::REMOTE_NODE,
+        node: IpAddr::from([172, 30, 0, 2]).into(),
+        pad: 0,
+    };
+    wanted.insert("::/0".parse().expect("a prefix"), node);
+    assert_eq!(ipcache.set_all(&wanted).expect("room"), 2);
+    let expected: BTreeMap<IpNet, IpcacheEntry> = ipcache.entries().collect();
+    let read_again = bed.run.datapath.ipcache().expect("the ipcache");
+    assert_eq!(read_again.entries().collect::<BTreeMap<_, _>>(), expected);
+
+    bed.change(
+        1,
+        2,
+        &[
+            (exactly(In, APP, TCP, 1), VERDICT_ALLOW),
+            (exactly(In, identity::WORLD, TCP, 2), VERDICT_ALLOW),
+            (exactly(In, identity::REMOTE_NODE, TCP, 3), VERDICT_ALLOW),
+        ],
+    );
+    for (peer, is_v4, number) in [
+        (DATABASE, true, 1),
+        (identity::WORLD, true, 2),
+        (identity::WORLD, false, 3),
+    ] {
+        let packet = opening(In, address(peer, is_v4), TCP, number);
+        assert_eq!(bed.verdict(In, &packet), None, "{peer} {is_v4}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_refused_packet_is_told_with_its_reason() -> anyhow::Result<()> {
+    let bed = Bed::new(&[(exactly(In, APP, TCP, 81), VERDICT_DENY)]);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    let _inside = runtime.enter();
+    let filter = MonitorFilter {
+        wanted: WANT_DROP,
+        ..MonitorFilter::default()
+    };
+    bed.run.datapath.event_switch()?.set(&filter)?;
+    let mut ring = bed.run.datapath.ring()?;
+    for (way, number, reason, direction) in [
+        (In, 80, Reason::PolicyDenied, Direction::Egress),
+        (In, 81, Reason::PolicyDeniedByRule, Direction::Egress),
+        (Out, 80, Reason::PolicyDenied, Direction::Ingress),
+    ] {
+        bed.verdict(way, &opening(way, address(APP, true), TCP, number));
+        let mut events = Vec::new();
+        while ring.take(|event| events.push(*event)) {}
+        let [event] = &events[..] else {
+            panic!("one event, not {events:?}");
+        };
+        assert_eq!((event.kind, event.reason), (EVENT_DROP, reason as u8));
+        assert_eq!((event.direction, event.endpoint), (direction as u8, 99));
+        assert_eq!((event.protocol, event.dport_be), (TCP, number.to_be()));
+    }
+    Ok(())
+}
