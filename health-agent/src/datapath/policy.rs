@@ -50,7 +50,7 @@ impl PolicyMatch {
         (self.prefix_len, key)
     }
 
-    fn of(&(prefix_len, key): &Prefix<PolicyKey>) -> Self {
+    pub(super) fn of(&(prefix_len, key): &Prefix<PolicyKey>) -> Self {
         Self {
             direction: key.direction,
             identity: key.identity,

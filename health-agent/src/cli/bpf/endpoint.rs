@@ -4,11 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use clap::Subcommand;
-use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::endpoint::{
+    ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
+};
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
-use crate::cli::output::{OutputArgs, table};
+use crate::cli::output::{NONE, OutputArgs, table};
 use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
@@ -79,6 +81,10 @@ pub(super) struct EndpointValue {
     identity: u32,
     health: bool,
     flags: u32,
+    /// Number of its table; 0 for none.
+    policy: u32,
+    enforces_ingress: bool,
+    enforces_egress: bool,
     ifindex: u32,
     mac: String,
     host_mac: String,
@@ -91,6 +97,9 @@ impl From<EndpointInfo> for EndpointValue {
             identity: info.identity,
             health: info.flags & ENDPOINT_HEALTH != 0,
             flags: info.flags,
+            policy: info.policy,
+            enforces_ingress: info.flags & ENDPOINT_ENFORCE_INGRESS != 0,
+            enforces_egress: info.flags & ENDPOINT_ENFORCE_EGRESS != 0,
             ifindex: info.ifindex,
             mac: mac(info.mac),
             host_mac: mac(info.host_mac),
@@ -102,8 +111,20 @@ impl fmt::Display for EndpointValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "id={} sec_id={} flags=0x{:04x} ifindex={} mac={} nodemac={}",
-            self.id, self.identity, self.flags, self.ifindex, self.mac, self.host_mac
+            "id={} sec_id={} flags=0x{:04x} ifindex={} mac={} nodemac={} policy={} enforcement={}",
+            self.id,
+            self.identity,
+            self.flags,
+            self.ifindex,
+            self.mac,
+            self.host_mac,
+            self.policy,
+            match (self.enforces_ingress, self.enforces_egress) {
+                (true, true) => "ingress,egress",
+                (true, false) => "ingress",
+                (false, true) => "egress",
+                (false, false) => NONE,
+            }
         )
     }
 }
@@ -122,8 +143,8 @@ mod tests {
         let info = EndpointInfo {
             ifindex: 5,
             identity: 4,
-            flags: ENDPOINT_HEALTH,
-            policy: 0,
+            flags: ENDPOINT_HEALTH | ENDPOINT_ENFORCE_INGRESS,
+            policy: 12,
             id: 1017,
             mac: [0x0a, 0, 0, 0, 0, 1],
             host_mac: [0x0a, 0, 0, 0, 0, 0xff],
@@ -136,7 +157,8 @@ mod tests {
         .into_iter()
         .map(Row::from)
         .collect();
-        let value = "id=1017 sec_id=4 flags=0x0001 ifindex=5 mac=0a:00:00:00:00:01 nodemac=0a:00:00:00:00:ff";
+        let value = "id=1017 sec_id=4 flags=0x0003 ifindex=5 mac=0a:00:00:00:00:01 \
+                     nodemac=0a:00:00:00:00:ff policy=12 enforcement=ingress";
         assert_eq!(
             endpoints_table(&rows),
             format!(

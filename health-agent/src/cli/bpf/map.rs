@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::entry::{Entry, lines};
 use super::{
-    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, masquerade,
-    metrics, nat, rtt, settings, stream,
+    arrivals, calls, connections, ct, endpoint, event_filter, fragments, inflight, ipcache,
+    masquerade, metrics, nat, policy, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
 use crate::config::Location;
@@ -102,6 +102,9 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const PEERS: &str = layout::PEERS.name;
     const TCP: &str = layout::TCP.name;
     const ENDPOINTS: &str = layout::ENDPOINTS.name;
+    const POLICY: &str = layout::POLICY.name;
+    const POLICY_COUNTERS: &str = layout::POLICY_COUNTERS.name;
+    const IPCACHE: &str = layout::IPCACHE.name;
     const METRICS: &str = layout::METRICS.name;
     const CALLS: &str = layout::CALLS.name;
     const MASQUERADE: &str = layout::MASQUERADE.name;
@@ -146,6 +149,15 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
             Some(connections::connection(row))
         }),
         ENDPOINTS => format.print_rows(&endpoint::entries(pinned.endpoints()?), lines),
+        POLICY => stream::print(format, &[pinned.policy_rows()?], |row| {
+            Some(policy::entry(&row))
+        }),
+        POLICY_COUNTERS => stream::print(format, &[pinned.policy_counter_rows()?], |row| {
+            Some(policy::counter(row))
+        }),
+        IPCACHE => stream::print(format, &[pinned.ipcache_rows()?], |row| {
+            Some(ipcache::entry(row))
+        }),
         METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
         CALLS => format.print_rows(&calls::entries(pinned.calls()?), lines),
         MASQUERADE => format.print_rows(&masquerade::entries(pinned.masquerade()?), lines),

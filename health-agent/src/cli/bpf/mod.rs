@@ -14,11 +14,13 @@ mod flow;
 mod flush;
 mod fragments;
 mod inflight;
+mod ipcache;
 mod map;
 mod masquerade;
 mod metrics;
 mod nat;
 mod parallel;
+mod policy;
 mod prog;
 mod rtt;
 mod settings;
@@ -52,6 +54,12 @@ pub enum BpfCommand {
     /// Look at the endpoints as the datapath knows them
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
+    /// Look at the verdicts about packets of endpoints
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
+    /// Look at the identities behind addresses
+    #[command(subcommand)]
+    Ipcache(ipcache::IpcacheCommand),
     /// Look at packet counters
     #[command(subcommand)]
     Metrics(metrics::MetricsCommand),
@@ -71,6 +79,8 @@ impl BpfCommand {
             Self::Nat(command) => command.execute(&pinned()?),
             Self::Rtt(command) => command.execute(client, &pinned()?).await,
             Self::Endpoint(command) => command.execute(&pinned()?),
+            Self::Policy(command) => command.execute(&pinned()?),
+            Self::Ipcache(command) => command.execute(&pinned()?),
             Self::Metrics(command) => command.execute(&pinned()?),
             // May be about a map of others.
             Self::Map(command) => command.execute(location),

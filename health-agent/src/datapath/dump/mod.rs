@@ -6,6 +6,7 @@ mod map;
 mod objects;
 mod rtt_rows;
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -19,14 +20,19 @@ use health_common::endpoint::EndpointInfo;
 use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
 use health_common::inflight::{Fate, Inflight};
+use health_common::ipcache::IpcacheEntry;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
+use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{self, FlowKey, Peer};
 
+use ipnet::IpNet;
+
 use super::btf::BtfError;
 use super::layout::{self, MapLayout, PROGRAM_PINS};
-use super::{rtt, sys};
+use super::policy::PolicyMatch;
+use super::{ipcache, rtt, sys, trie};
 use crate::config::Location;
 use flow::{V4, V6};
 use map::decode;
@@ -108,22 +114,38 @@ pub struct MetricRow {
 impl MetricRow {
     /// Sums up what all CPUs counted; `None` for nothing.
     fn sum(key: &[u8], values: &[u8]) -> Option<Self> {
-        let index: u32 = sys::read(key)?;
-        let mut row = Self {
+        let (index, Counter { packets, bytes }) = sum(key, values)?;
+        Some(Self {
             reason: (index >> 2) as u8,
             direction: (index & 3) as u8,
-            packets: 0,
-            bytes: 0,
-        };
-        for counter in values
-            .chunks_exact(size_of::<Counter>())
-            .filter_map(sys::read::<Counter>)
-        {
-            row.packets += counter.packets;
-            row.bytes += counter.bytes;
-        }
-        (row.packets > 0).then_some(row)
+            packets,
+            bytes,
+        })
     }
+}
+
+/// An entry of `HEALTH_POLICY`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyRow {
+    /// The table that it is in.
+    pub table: u32,
+    /// What it is about.
+    pub what: PolicyMatch,
+    /// Verdict, counter, and whose policy it is.
+    pub entry: PolicyEntry,
+}
+
+/// Sums up what all CPUs counted; `None` for nothing.
+fn sum(key: &[u8], values: &[u8]) -> Option<(u32, Counter)> {
+    let mut total = Counter::default();
+    for counter in values
+        .chunks_exact(size_of::<Counter>())
+        .filter_map(sys::read::<Counter>)
+    {
+        total.packets += counter.packets;
+        total.bytes += counter.bytes;
+    }
+    (total.packets > 0).then_some((sys::read(key)?, total))
 }
 
 /// Keys and values of a map as bytes.
@@ -283,6 +305,40 @@ impl Pinned {
             Some((addr.to_ip(), info))
         })?;
         rows.collect()
+    }
+
+    /// Verdicts of all policy tables.
+    pub fn policy_rows(&self) -> Result<Rows<PolicyRow>, DumpError> {
+        self.rows(&layout::POLICY, |key, value| {
+            let (prefix, entry) = trie::entry::<PolicyKey, PolicyEntry>(key, value)?;
+            Some(PolicyRow {
+                table: prefix.1.table,
+                what: PolicyMatch::of(&prefix),
+                entry,
+            })
+        })
+    }
+
+    /// Counters of verdicts that are not zero, by index.
+    pub fn policy_counter_rows(&self) -> Result<Rows<(u32, Counter)>, DumpError> {
+        self.rows(&layout::POLICY_COUNTERS, sum)
+    }
+
+    /// Counters of verdicts that are not zero, all at once.
+    pub fn policy_counters(&self) -> Result<HashMap<u32, Counter>, DumpError> {
+        let mut counters = HashMap::new();
+        self.policy_counter_rows()?.each(|(index, counter)| {
+            counters.insert(index, counter);
+        })?;
+        Ok(counters)
+    }
+
+    /// Identities by prefix.
+    pub fn ipcache_rows(&self) -> Result<Rows<(IpNet, IpcacheEntry)>, DumpError> {
+        self.rows(&layout::IPCACHE, |key, value| {
+            let (prefix, entry) = trie::entry::<Addr, IpcacheEntry>(key, value)?;
+            Some((ipcache::net(&prefix)?, entry))
+        })
     }
 
     /// Packet counters that are not zero.
