@@ -94,7 +94,7 @@ fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Resul
 }
 
 /// Nanoseconds a pass, of which there is one with each packet.
-fn net(
+pub(super) fn net(
     cost: &mut ProgramCost,
     program: &SchedClassifier,
     packets: &[Vec<u8>],

@@ -5,6 +5,7 @@ mod collect;
 mod cost;
 mod dump;
 mod filled;
+mod policy;
 mod throughput;
 
 use super::parts::{self, Part};
@@ -25,6 +26,11 @@ const PARTS: &[Part] = &[
         name: "cost",
         about: "what tracking costs a packet, by test runs",
         measure: |_| cost::figures(),
+    },
+    Part {
+        name: "policy",
+        about: "what policy costs a packet, by test runs",
+        measure: |_| policy::figures(),
     },
     Part {
         name: "throughput",
