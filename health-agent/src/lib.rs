@@ -22,3 +22,4 @@ pub mod metrics;
 pub mod net;
 pub mod nodes;
 pub mod pidfile;
+pub mod policy;

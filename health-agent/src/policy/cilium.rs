@@ -1,0 +1,422 @@
+//! Rules in Cilium's form: the `spec` of its objects, and the bare lists of rules.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::labels::{Label, LabelSet, UNSPEC};
+
+use super::error::{PolicyError, Problem};
+use super::field::{Field, Fields};
+use super::icmp;
+use super::l4::{PortRange, Protocol, Traffic};
+use super::peer::{CidrSet, Entity, PeerSelector, Peers};
+use super::rule::{Action, Direction, Entry, PolicyName, Rule, RuleRef, Section};
+use super::selector::{K8S, NAMESPACE, Selector};
+
+/// Most ports, and most ICMP types, of one list (Cilium's limit).
+pub(super) const PORTS_MAX: usize = 40;
+
+/// Where a rule's selectors look for endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope<'a> {
+    /// Everywhere.
+    Unlimited,
+    /// In all namespaces of Kubernetes, as clusterwide policies do.
+    Cluster,
+    /// In this one.
+    Namespace(&'a str),
+}
+
+impl Scope<'_> {
+    /// Limits a rule's `endpointSelector`. One that names `reserved:init` stays as it is, as those
+    /// endpoints have no namespace yet.
+    fn limit_subject(self, selector: &mut Selector, field: &Field<'_>) -> Result<(), PolicyError> {
+        let Self::Namespace(own) = self else {
+            return Ok(());
+        };
+        if let Some(other) = selector.namespaces().find(|named| *named != own) {
+            return Err(field.error(Problem::Conflict(format!(
+                "a policy of namespace {own:?} cannot hold for endpoints of namespace {other:?}"
+            ))));
+        }
+        if !selector.names_init() {
+            selector.require(K8S, NAMESPACE, own);
+        }
+        Ok(())
+    }
+
+    /// Limits a selector of peers, unless it says itself where to look.
+    fn limit_peers(self, selector: &mut Selector, subject_is_init: bool) {
+        if selector.names_reserved() || selector.names_namespace() {
+            return;
+        }
+        match self {
+            Self::Unlimited => {}
+            Self::Cluster if subject_is_init => {}
+            Self::Cluster => selector.require_key(K8S, NAMESPACE),
+            Self::Namespace(_) if selector.names_namespace_labels() => {}
+            Self::Namespace(own) => selector.require(K8S, NAMESPACE, own),
+        }
+    }
+}
+
+/// Reads a rule of the policy of this name, which gives its rules the `derived` labels.
+pub(super) fn read_rule(
+    field: &Field<'_>,
+    scope: Scope<'_>,
+    policy: &Arc<PolicyName>,
+    derived: &[Label],
+) -> Result<Rule, PolicyError> {
+    let fields = field.fields(&[
+        "endpointSelector",
+        "ingress",
+        "ingressDeny",
+        "egress",
+        "egressDeny",
+        "enableDefaultDeny",
+        "labels",
+        "description",
+    ])?;
+    let subject_field = fields.required("endpointSelector")?;
+    let mut subject = Selector::read(&subject_field)?;
+    let subject_is_init = subject.names_init();
+    scope.limit_subject(&mut subject, &subject_field)?;
+    if let Some(description) = fields.get("description") {
+        description.text()?;
+    }
+
+    let reader = SectionReader {
+        fields: &fields,
+        scope,
+        subject_is_init,
+        policy,
+    };
+    let ingress = reader.read(Direction::Ingress)?;
+    let egress = reader.read(Direction::Egress)?;
+    if !ingress.is_there && !egress.is_there {
+        let problem = "it has neither ingress nor egress rules, so it does nothing; \
+             to deny all by default write one that is empty: `ingress: [{}]`";
+        return Err(field.error(Problem::Conflict(problem.to_owned())));
+    }
+
+    let mut labels = derived.to_vec();
+    labels.extend(read_labels(&fields)?);
+    Ok(Rule {
+        place: place(policy, field),
+        labels: LabelSet::new(labels).map_err(|error| field.error(error))?,
+        subject,
+        ingress,
+        egress,
+    })
+}
+
+pub(super) fn place(policy: &Arc<PolicyName>, field: &Field<'_>) -> RuleRef {
+    RuleRef {
+        policy: policy.clone(),
+        field: field.path().into(),
+    }
+}
+
+/// Reads the `labels` of a rule, each a text or an object of `key`, `value` and `source`.
+pub(super) fn read_labels(rule: &Fields<'_>) -> Result<Vec<Label>, PolicyError> {
+    let read = |field: Field<'_>| {
+        let label = if field.value().is_string() {
+            field.text()?.parse()
+        } else {
+            let fields = field.fields(&["key", "value", "source"])?;
+            let text = |name: &str, default| {
+                fields
+                    .get(name)
+                    .map_or(Ok(default), |field| field.text().map(str::to_owned))
+            };
+            let key = fields.required("key")?.text()?;
+            Label::new(
+                &text("source", UNSPEC.to_owned())?,
+                key,
+                &text("value", String::new())?,
+            )
+        };
+        label.map_err(|error| field.error(error))
+    };
+    rule.items("labels")?.into_iter().map(read).collect()
+}
+
+/// Reads the two lists of a direction.
+struct SectionReader<'a> {
+    fields: &'a Fields<'a>,
+    scope: Scope<'a>,
+    subject_is_init: bool,
+    policy: &'a Arc<PolicyName>,
+}
+
+impl SectionReader<'_> {
+    fn read(&self, direction: Direction) -> Result<Section, PolicyError> {
+        let [allow, deny] = match direction {
+            Direction::Ingress => ["ingress", "ingressDeny"],
+            Direction::Egress => ["egress", "egressDeny"],
+        };
+        let mut entries = Vec::new();
+        for (name, action) in [(allow, Action::Allow), (deny, Action::Deny)] {
+            for field in self.fields.items(name)? {
+                entries.push(self.entry(&field, direction, action)?);
+            }
+        }
+        let default_deny = match self.default_deny(direction)? {
+            Some(set) => set,
+            None => !entries.is_empty(),
+        };
+        Ok(Section {
+            is_there: default_deny || !entries.is_empty(),
+            default_deny,
+            entries,
+        })
+    }
+
+    fn default_deny(&self, direction: Direction) -> Result<Option<bool>, PolicyError> {
+        let Some(field) = self.fields.get("enableDefaultDeny") else {
+            return Ok(None);
+        };
+        let fields = field.fields(&["ingress", "egress"])?;
+        let of_direction = fields.get(&direction.to_string());
+        of_direction.map(|field| field.boolean()).transpose()
+    }
+
+    fn entry(
+        &self,
+        field: &Field<'_>,
+        direction: Direction,
+        action: Action,
+    ) -> Result<Entry, PolicyError> {
+        let [endpoints, entities, cidr, cidr_set] = match direction {
+            Direction::Ingress => ["fromEndpoints", "fromEntities", "fromCIDR", "fromCIDRSet"],
+            Direction::Egress => ["toEndpoints", "toEntities", "toCIDR", "toCIDRSet"],
+        };
+        let peer_fields = [endpoints, entities, cidr, cidr_set];
+        let known = [endpoints, entities, cidr, cidr_set, "toPorts", "icmps"];
+        let fields = field.fields(&known)?;
+
+        let given: Vec<&str> = peer_fields
+            .into_iter()
+            .filter(|name| fields.get(name).is_some())
+            .collect();
+        if let [first, second, ..] = given[..] {
+            let problem = format!("{first} and {second} cannot be combined: write a rule for each");
+            return Err(field.error(Problem::Conflict(problem)));
+        }
+        let selected = match given.first() {
+            None => None,
+            Some(name) => {
+                let list = fields.items(name)?;
+                Some(if *name == endpoints {
+                    self.endpoints(&list)?
+                } else if *name == entities {
+                    read_entities(&list)?
+                } else {
+                    vec![PeerSelector::Cidrs(read_cidrs(&list)?)]
+                })
+            }
+        };
+        let traffic = read_traffic(field, &fields)?;
+        // As in Cilium an empty rule matches nothing: it only switches the default deny on.
+        let peers = match (selected, &traffic) {
+            (Some(selectors), _) => Peers::Selected(selectors),
+            (None, Some(_)) => Peers::All,
+            (None, None) => Peers::NOBODY,
+        };
+        Ok(Entry {
+            place: place(self.policy, field),
+            action,
+            peers,
+            traffic: traffic.unwrap_or(Traffic::All),
+        })
+    }
+
+    fn endpoints(&self, list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
+        list.iter()
+            .map(|field| {
+                let mut selector = Selector::read(field)?;
+                self.scope.limit_peers(&mut selector, self.subject_is_init);
+                Ok(PeerSelector::Labels(selector))
+            })
+            .collect()
+    }
+}
+
+fn read_entities(list: &[Field<'_>]) -> Result<Vec<PeerSelector>, PolicyError> {
+    list.iter()
+        .map(|field| {
+            let name = field.text()?;
+            let entity = Entity::by_name(name).ok_or_else(|| {
+                let problem = format!("no entity: there are {}", Entity::NAMES);
+                field.error(Problem::value(name, problem))
+            })?;
+            Ok(PeerSelector::Entity(entity))
+        })
+        .collect()
+}
+
+/// CIDRs as texts, or as objects with exceptions.
+fn read_cidrs(list: &[Field<'_>]) -> Result<CidrSet, PolicyError> {
+    let mut set = CidrSet::default();
+    for field in list {
+        let (cidr, except) = if field.value().is_object() {
+            read_cidr_block(field)?
+        } else {
+            (read_cidr(field)?, Vec::new())
+        };
+        set.insert(cidr, except);
+    }
+    Ok(set)
+}
+
+/// A CIDR and its exceptions, as Cilium's CIDR sets and Kubernetes' IP blocks have them.
+pub(super) fn read_cidr_block(field: &Field<'_>) -> Result<(IpNet, Vec<IpNet>), PolicyError> {
+    let fields = field.fields(&["cidr", "except"])?;
+    let cidr = read_cidr(&fields.required("cidr")?)?;
+    let mut excepts = Vec::new();
+    for field in fields.items("except")? {
+        let except = read_cidr(&field)?;
+        if !cidr.contains(&except) {
+            let problem = format!("not within {cidr}, so it excepts nothing");
+            return Err(field.error(Problem::value(except, problem)));
+        }
+        excepts.push(except);
+    }
+    Ok((cidr, excepts))
+}
+
+/// A CIDR, or an address for that alone.
+fn read_cidr(field: &Field<'_>) -> Result<IpNet, PolicyError> {
+    let text = field.text()?;
+    let address = || text.parse::<IpAddr>().map(IpNet::from);
+    let cidr: IpNet = text.parse().or_else(|_| address()).map_err(|_| {
+        let problem = "no CIDR: write for instance 10.0.0.0/8 or fd00::/8";
+        field.error(Problem::value(text, problem))
+    })?;
+    Ok(cidr.trunc())
+}
+
+/// The ports or ICMP types of an entry, `None` if it has no such field.
+fn read_traffic(field: &Field<'_>, fields: &Fields<'_>) -> Result<Option<Traffic>, PolicyError> {
+    let ports = fields.items("toPorts")?;
+    let icmps = fields.items("icmps")?;
+    if !ports.is_empty() && !icmps.is_empty() {
+        let problem = "toPorts and icmps cannot be combined: write a rule for each";
+        return Err(field.error(Problem::Conflict(problem.to_owned())));
+    }
+    let mut ranges = Vec::new();
+    for list in ports {
+        let list = list.fields(&["ports"])?.required("ports")?;
+        let items = list.list_of_at_most(PORTS_MAX)?;
+        if items.is_empty() {
+            return Err(list.error(Problem::Conflict("name at least one port".to_owned())));
+        }
+        for item in items {
+            read_port(&item, &mut ranges)?;
+        }
+    }
+    for list in icmps {
+        let list = list.fields(&["fields"])?.required("fields")?;
+        let items = list.list_of_at_most(PORTS_MAX)?;
+        if items.is_empty() {
+            return Err(list.error(Problem::Conflict("name at least one type".to_owned())));
+        }
+        for item in items {
+            ranges.push(read_icmp(&item)?);
+        }
+    }
+    Ok((!ranges.is_empty()).then_some(Traffic::Ports(ranges)))
+}
+
+fn read_port(field: &Field<'_>, ranges: &mut Vec<PortRange>) -> Result<(), PolicyError> {
+    let fields = field.fields(&["port", "endPort", "protocol"])?;
+    let protocols = match fields.get("protocol") {
+        None => Protocol::WITH_PORTS.to_vec(),
+        Some(field) if field.text()?.eq_ignore_ascii_case("ANY") => Protocol::WITH_PORTS.to_vec(),
+        Some(field) => vec![read_protocol(&field)?],
+    };
+    let (first, last) = read_port_range(&fields.required("port")?, fields.get("endPort"))?;
+    ranges.extend(protocols.into_iter().map(|protocol| PortRange {
+        protocol,
+        first,
+        last,
+    }));
+    Ok(())
+}
+
+/// A protocol that has ports.
+pub(super) fn read_protocol(field: &Field<'_>) -> Result<Protocol, PolicyError> {
+    let text = field.text()?;
+    let known = Protocol::WITH_PORTS
+        .into_iter()
+        .find(|protocol| protocol.to_string().eq_ignore_ascii_case(text));
+    known.ok_or_else(|| {
+        let problem = "no protocol with ports: write TCP, UDP, SCTP, or in Cilium's policies ANY";
+        field.error(Problem::value(text, problem))
+    })
+}
+
+/// First and last port. Port 0 is every port, as in Cilium.
+pub(super) fn read_port_range(
+    port: &Field<'_>,
+    end: Option<Field<'_>>,
+) -> Result<(u16, u16), PolicyError> {
+    let first = read_port_number(port)?;
+    match (first, end) {
+        (0, None) => Ok((0, u16::MAX)),
+        (_, None) => Ok((first, first)),
+        (_, Some(end)) => {
+            let last = read_port_number(&end)?;
+            if first == 0 || last < first {
+                let problem = format!("no end of a range that begins at port {first}");
+                return Err(end.error(Problem::value(last, problem)));
+            }
+            Ok((first, last))
+        }
+    }
+}
+
+fn read_port_number(field: &Field<'_>) -> Result<u16, PolicyError> {
+    let text = field.text_or_number()?;
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_number).ok_or_else(|| {
+        let named = text.chars().any(|c| c.is_ascii_alphabetic());
+        let problem = if named {
+            "a named port, which is not supported: give its number"
+        } else {
+            "no port: 0 to 65535, 0 for all"
+        };
+        field.error(Problem::value(text, problem))
+    })
+}
+
+fn read_icmp(field: &Field<'_>) -> Result<PortRange, PolicyError> {
+    let fields = field.fields(&["family", "type"])?;
+    let (protocol, family) = match fields.get("family") {
+        None => (Protocol::ICMP, "IPv4"),
+        Some(field) => match field.text()? {
+            "IPv4" => (Protocol::ICMP, "IPv4"),
+            "IPv6" => (Protocol::ICMPV6, "IPv6"),
+            other => {
+                let problem = "no family: write IPv4 or IPv6";
+                return Err(field.error(Problem::value(other, problem)));
+            }
+        },
+    };
+    let kind = fields.required("type")?;
+    let text = kind.text_or_number()?;
+    let number: Option<u8> = text.parse().ok();
+    let number = number.or_else(|| icmp::type_by_name(protocol, &text));
+    let number = number.ok_or_else(|| {
+        let problem =
+            format!("no ICMP type of {family}: 0 to 255, or its name such as EchoRequest");
+        kind.error(Problem::value(&text, problem))
+    })?;
+    Ok(PortRange {
+        protocol,
+        first: number.into(),
+        last: number.into(),
+    })
+}

@@ -1,0 +1,417 @@
+//! A resolved policy becomes entries of `HEALTH_POLICY`, few and always the same.
+//!
+//! For each identity the verdicts of all its protocols and ports are known first; where they are those
+//! of any identity it needs no entry, and the rest is covered with as few prefixes as can be.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use health_common::policy::{
+    ANY_IDENTITY, POLICY_EGRESS, POLICY_INGRESS, PREFIX_ALL, PREFIX_PORT, PREFIX_PROTOCOL,
+    PolicyKey,
+};
+
+use crate::identity::Identity;
+use crate::labels::LabelSet;
+
+use super::cover::{self, Cover, Wanted};
+use super::l4::{L4, PortRange, Protocol, Traffic};
+use super::peer::Peer;
+use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
+use super::rule::{Action, Direction, Entry};
+
+/// What an entry holds for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EntryKey {
+    /// The peer; [`Identity::UNKNOWN`] is any that has no entry of its own that matches.
+    pub identity: Identity,
+    /// Length of its prefix, bits of a [`PolicyKey`]: [`PREFIX_ALL`], or [`PREFIX_PROTOCOL`] to
+    /// [`PREFIX_PORT`].
+    pub prefix_len: u32,
+    /// Its protocol; 0 where it holds for all.
+    pub protocol: u8,
+    /// Its lowest port; 0 where it holds for all.
+    pub port: u16,
+}
+
+impl EntryKey {
+    /// The key of an entry for this packet, of a prefix of this length.
+    fn matching(identity: Identity, l4: L4, prefix_len: u32) -> Self {
+        let all_protocols = prefix_len < PREFIX_PROTOCOL;
+        let free_bits = PREFIX_PORT - prefix_len.max(PREFIX_PROTOCOL);
+        let mask = u16::MAX.checked_shl(free_bits).unwrap_or(0);
+        Self {
+            identity,
+            prefix_len,
+            protocol: if all_protocols { 0 } else { l4.protocol.0 },
+            port: if all_protocols { 0 } else { l4.port & mask },
+        }
+    }
+
+    /// As `HEALTH_POLICY` has it, without the length of its prefix.
+    pub fn in_table(self, table: u32, direction: Direction) -> PolicyKey {
+        PolicyKey {
+            table,
+            direction: match direction {
+                Direction::Ingress => POLICY_INGRESS,
+                Direction::Egress => POLICY_EGRESS,
+            },
+            identity: self.identity.0,
+            protocol: self.protocol,
+            port_be: self.port.to_be(),
+            ..PolicyKey::default()
+        }
+    }
+}
+
+/// Entries that decide as a [`ResolvedPolicy`] does. Equal ones have equal entries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CompiledPolicy {
+    ingress: CompiledDirection,
+    egress: CompiledDirection,
+}
+
+/// The entries of one direction.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CompiledDirection {
+    enforced: bool,
+    entries: BTreeMap<EntryKey, Verdict>,
+}
+
+impl CompiledDirection {
+    /// Whether packets are to be looked up. If not all pass, and there are no entries.
+    pub const fn is_enforced(&self) -> bool {
+        self.enforced
+    }
+
+    /// The entries in order.
+    pub const fn entries(&self) -> &BTreeMap<EntryKey, Verdict> {
+        &self.entries
+    }
+
+    /// What becomes of a packet, found as the kernel finds it: the longest prefix of the peer's
+    /// identity, and only if it has none that of any identity.
+    pub fn lookup(&self, identity: Identity, l4: L4) -> Verdict {
+        if !self.enforced {
+            return Verdict::Allow;
+        }
+        let lengths = || (PREFIX_PROTOCOL..=PREFIX_PORT).rev().chain([PREFIX_ALL]);
+        [identity, Identity(ANY_IDENTITY)]
+            .into_iter()
+            .flat_map(|identity| {
+                lengths().map(move |length| EntryKey::matching(identity, l4, length))
+            })
+            .find_map(|key| self.entries.get(&key).copied())
+            .unwrap_or(Verdict::None)
+    }
+}
+
+/// What turns the entries of one policy into those of another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyDiff {
+    /// Entries that are new or have another verdict.
+    pub set: BTreeMap<(Direction, EntryKey), Verdict>,
+    /// Entries that are gone.
+    pub removed: BTreeSet<(Direction, EntryKey)>,
+    /// Directions of which enforcement changed, and whether they are enforced now.
+    pub enforced: BTreeMap<Direction, bool>,
+}
+
+impl PolicyDiff {
+    /// Whether nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.removed.is_empty() && self.enforced.is_empty()
+    }
+}
+
+impl CompiledPolicy {
+    /// One direction.
+    pub const fn direction(&self, direction: Direction) -> &CompiledDirection {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.ingress.entries.len() + self.egress.entries.len()
+    }
+
+    /// Whether it has no entries.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What has changed since `old`.
+    pub fn diff(&self, old: &Self) -> PolicyDiff {
+        let mut diff = PolicyDiff::default();
+        for direction in Direction::ALL {
+            let (old, new) = (old.direction(direction), self.direction(direction));
+            if old.enforced != new.enforced {
+                diff.enforced.insert(direction, new.enforced);
+            }
+            let changed = new
+                .entries
+                .iter()
+                .filter(|(key, verdict)| old.entries.get(key) != Some(verdict));
+            diff.set
+                .extend(changed.map(|(key, verdict)| ((direction, *key), *verdict)));
+            let removed = old.entries.keys();
+            let removed = removed.filter(|key| !new.entries.contains_key(key));
+            diff.removed.extend(removed.map(|key| (direction, *key)));
+        }
+        diff
+    }
+}
+
+impl ResolvedPolicy {
+    /// Compiles it for these identities. A peer of any other has what holds for every peer, until it is
+    /// compiled again.
+    pub fn compile(&self, identities: &BTreeMap<Identity, Arc<LabelSet>>) -> CompiledPolicy {
+        let peers: Vec<_> = identities
+            .iter()
+            .filter(|(identity, _)| **identity != Identity::UNKNOWN)
+            .map(|(identity, labels)| Peer::new(*identity, labels))
+            .collect();
+        let compile = |direction| compile_direction(self.direction(direction), &peers);
+        CompiledPolicy {
+            ingress: compile(Direction::Ingress),
+            egress: compile(Direction::Egress),
+        }
+    }
+}
+
+fn compile_direction(resolved: &ResolvedDirection, peers: &[Peer<'_>]) -> CompiledDirection {
+    if !resolved.enforcement().is_on() {
+        return CompiledDirection::default();
+    }
+    let compiler = Compiler {
+        resolved,
+        entries: resolved.entries().collect(),
+    };
+    let unknown = LabelSet::default();
+    let any = compiler.verdicts(&compiler.matching(&Peer::new(Identity::UNKNOWN, &unknown)));
+    let mut entries = BTreeMap::new();
+    let mut set = |identity: Identity, found: &[Found]| {
+        entries.extend(
+            found
+                .iter()
+                .map(|found| (found.of(identity), found.verdict)),
+        );
+    };
+    set(Identity(ANY_IDENTITY), &any.cover(&Verdicts::default()));
+
+    // Many identities are selected by the same rules.
+    let mut known: HashMap<Matching, Vec<Found>> = HashMap::new();
+    for peer in peers {
+        let found = known
+            .entry(compiler.matching(peer))
+            .or_insert_with_key(|matching| compiler.verdicts(matching).cover(&any));
+        set(peer.identity(), found);
+    }
+    CompiledDirection {
+        enforced: true,
+        entries,
+    }
+}
+
+struct Compiler<'a> {
+    resolved: &'a ResolvedDirection,
+    entries: Vec<&'a Entry>,
+}
+
+/// What holds for a peer: these of the rules' entries, by position, and perhaps that it is the host.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Matching {
+    entries: Vec<usize>,
+    is_localhost: bool,
+}
+
+impl Compiler<'_> {
+    fn matching(&self, peer: &Peer<'_>) -> Matching {
+        let matching = |(at, entry): (usize, &&Entry)| entry.peers.contains(peer).then_some(at);
+        Matching {
+            entries: self
+                .entries
+                .iter()
+                .enumerate()
+                .filter_map(matching)
+                .collect(),
+            is_localhost: self.resolved.allows_as_localhost(peer),
+        }
+    }
+
+    fn verdicts(&self, matching: &Matching) -> Verdicts {
+        let mut rest = if matching.is_localhost || self.resolved.allows_by_default() {
+            Verdict::Allow
+        } else {
+            Verdict::None
+        };
+        let mut ranges: BTreeMap<Protocol, Vec<(PortRange, Action)>> = BTreeMap::new();
+        for &at in &matching.entries {
+            let entry = self.entries[at];
+            match (&entry.traffic, entry.action) {
+                (Traffic::All, Action::Deny) => {
+                    return Verdicts {
+                        rest: Verdict::Deny,
+                        protocols: BTreeMap::new(),
+                    };
+                }
+                (Traffic::All, Action::Allow) => rest = Verdict::Allow,
+                (Traffic::Ports(ports), action) => {
+                    for range in ports {
+                        let of_protocol = ranges.entry(range.protocol).or_default();
+                        of_protocol.push((*range, action));
+                    }
+                }
+            }
+        }
+        let protocols = ranges
+            .into_iter()
+            .map(|(protocol, ranges)| (protocol, steps(&ranges, rest)))
+            .collect();
+        Verdicts { rest, protocols }
+    }
+}
+
+/// The verdicts of a peer, whatever it sends or is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Verdicts {
+    /// Of the protocols that are not listed.
+    rest: Verdict,
+    /// Of each listed one: first ports of ranges, from port 0 on, and their verdicts.
+    protocols: BTreeMap<Protocol, Vec<(u16, Verdict)>>,
+}
+
+impl Default for Verdicts {
+    /// Those of a peer for which there is no entry.
+    fn default() -> Self {
+        Self {
+            rest: Verdict::None,
+            protocols: BTreeMap::new(),
+        }
+    }
+}
+
+/// The ranges of a protocol laid flat, in order from port 0: denied wherever one denies, allowed where
+/// one allows, else `rest`.
+fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
+    // How many more of each action hold from a port on, as a difference.
+    let mut changes: BTreeMap<u32, [i32; 2]> = BTreeMap::from([(0, [0, 0])]);
+    for (range, action) in ranges {
+        let of_action = usize::from(*action == Action::Deny);
+        changes.entry(range.first.into()).or_default()[of_action] += 1;
+        changes.entry(u32::from(range.last) + 1).or_default()[of_action] -= 1;
+    }
+    let mut steps: Vec<(u16, Verdict)> = Vec::new();
+    let (mut allowing, mut denying) = (0, 0);
+    for (port, [allow, deny]) in changes {
+        allowing += allow;
+        denying += deny;
+        let verdict = match (denying > 0, allowing > 0) {
+            (true, _) => Verdict::Deny,
+            (false, true) => Verdict::Allow,
+            (false, false) => rest,
+        };
+        let is_new = steps.last().is_none_or(|(_, last)| *last != verdict);
+        if let (Ok(port), true) = (u16::try_from(port), is_new) {
+            steps.push((port, verdict));
+        }
+    }
+    steps
+}
+
+impl Verdicts {
+    /// The entries that give these verdicts, where what has no entry gets the `default` ones.
+    fn cover(&self, default: &Self) -> Vec<Found> {
+        let named: BTreeSet<Protocol> = self
+            .protocols
+            .keys()
+            .chain(default.protocols.keys())
+            .copied()
+            .collect();
+        let covers: Vec<_> = named
+            .into_iter()
+            .map(|protocol| (protocol, Cover::new(&self.wanted(protocol, default))))
+            .collect();
+        let others = Wanted {
+            first: 0,
+            verdict: self.rest,
+            is_default: self.rest == default.rest,
+        };
+        let for_all = cover::entry_for_all(others, covers.iter().map(|(_, cover)| cover));
+        let mut found: Vec<Found> = for_all
+            .map(|verdict| Found {
+                protocol: 0,
+                port: 0,
+                prefix_len: PREFIX_ALL,
+                verdict,
+            })
+            .into_iter()
+            .collect();
+        for (protocol, cover) in &covers {
+            let prefixes = cover.prefixes(for_all).into_iter();
+            found.extend(prefixes.map(|prefix| Found {
+                protocol: protocol.0,
+                port: prefix.port,
+                prefix_len: PREFIX_PROTOCOL + prefix.bits,
+                verdict: prefix.verdict,
+            }));
+        }
+        found
+    }
+
+    fn of_protocol(&self, protocol: Protocol) -> BTreeMap<u16, Verdict> {
+        match self.protocols.get(&protocol) {
+            Some(steps) => steps.iter().copied().collect(),
+            None => BTreeMap::from([(0, self.rest)]),
+        }
+    }
+
+    /// What the ports of a protocol must get, where what has no entry gets the `default`.
+    fn wanted(&self, protocol: Protocol, default: &Self) -> Vec<Wanted> {
+        let (own, default) = (self.of_protocol(protocol), default.of_protocol(protocol));
+        let at = |steps: &BTreeMap<u16, Verdict>, port: u16| {
+            let step = steps.range(..=port).next_back();
+            step.map_or(Verdict::None, |(_, verdict)| *verdict)
+        };
+        let ports: BTreeSet<u16> = own.keys().chain(default.keys()).copied().collect();
+        let mut wanted: Vec<Wanted> = Vec::with_capacity(ports.len());
+        for first in ports {
+            let verdict = at(&own, first);
+            let is_default = verdict == at(&default, first);
+            let is_new = wanted
+                .last()
+                .is_none_or(|last| (last.verdict, last.is_default) != (verdict, is_default));
+            if is_new {
+                wanted.push(Wanted {
+                    first,
+                    verdict,
+                    is_default,
+                });
+            }
+        }
+        wanted
+    }
+}
+
+/// An entry of any identity.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    protocol: u8,
+    port: u16,
+    prefix_len: u32,
+    verdict: Verdict,
+}
+
+impl Found {
+    const fn of(&self, identity: Identity) -> EntryKey {
+        EntryKey {
+            identity,
+            prefix_len: self.prefix_len,
+            protocol: self.protocol,
+            port: self.port,
+        }
+    }
+}

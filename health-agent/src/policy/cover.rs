@@ -1,0 +1,263 @@
+//! The fewest prefixes that give every port the verdict it must have, the longest prefix deciding.
+//!
+//! The classic way to build the smallest routing table: from the leaves up, what a part of the port
+//! space costs is known for each verdict that it may inherit from above; then from the root down the
+//! cheapest choice is taken.
+
+use super::resolve::Verdict;
+
+/// What a range of ports must get. Ranges of one protocol follow each other without a gap, from port 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    /// First port; the range ends where the next begins.
+    pub(super) first: u16,
+    pub(super) verdict: Verdict,
+    /// Whether no entry at all does, too.
+    pub(super) is_default: bool,
+}
+
+/// Ports that share their first bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PortPrefix {
+    /// The lowest.
+    pub(super) port: u16,
+    /// How many bits they share, 0 to 16.
+    pub(super) bits: u32,
+    pub(super) verdict: Verdict,
+}
+
+/// What ports may inherit from a shorter prefix: nothing, or a verdict.
+const INHERITED: [Option<Verdict>; 4] = [
+    None,
+    Some(Verdict::Allow),
+    Some(Verdict::Deny),
+    Some(Verdict::None),
+];
+
+const fn slot(inherited: Option<Verdict>) -> usize {
+    match inherited {
+        None => 0,
+        Some(Verdict::Allow) => 1,
+        Some(Verdict::Deny) => 2,
+        Some(Verdict::None) => 3,
+    }
+}
+
+/// Entries, and of those that are as many the ones of no verdict: fewer is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Cost {
+    entries: u32,
+    of_no_verdict: u32,
+}
+
+impl Cost {
+    /// Of what cannot be. It adds up without overflow.
+    const IMPOSSIBLE: Self = Self {
+        entries: 1 << 24,
+        of_no_verdict: 0,
+    };
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            entries: self.entries.saturating_add(other.entries),
+            of_no_verdict: self.of_no_verdict.saturating_add(other.of_no_verdict),
+        }
+    }
+
+    fn plus_entry(self, verdict: Verdict) -> Self {
+        self.plus(Self {
+            entries: 1,
+            of_no_verdict: u32::from(verdict == Verdict::None),
+        })
+    }
+}
+
+/// The cheapest way to cover some part of the space, for each verdict that it may inherit.
+#[derive(Clone, Debug)]
+pub(super) struct Choices {
+    cost: [Cost; 4],
+    /// The entry to set for the whole part.
+    entry: [Option<Verdict>; 4],
+}
+
+impl Choices {
+    /// From what the parts below cost for each verdict that they inherit.
+    fn over(below: [Cost; 4]) -> Self {
+        let mut choices = Self {
+            cost: below,
+            entry: [None; 4],
+        };
+        for verdict in INHERITED.into_iter().flatten() {
+            let cost = below[slot(Some(verdict))].plus_entry(verdict);
+            for inherited in 0..INHERITED.len() {
+                if cost < choices.cost[inherited] {
+                    choices.cost[inherited] = cost;
+                    choices.entry[inherited] = Some(verdict);
+                }
+            }
+        }
+        choices
+    }
+
+    /// Below which there is only this: what protocols that no rule names must get.
+    fn below_of(wanted: Wanted) -> [Cost; 4] {
+        INHERITED.map(|inherited| {
+            let does = match inherited {
+                None => wanted.is_default,
+                Some(verdict) => verdict == wanted.verdict,
+            };
+            if does {
+                Cost::default()
+            } else {
+                Cost::IMPOSSIBLE
+            }
+        })
+    }
+}
+
+/// How to cover the ports of one protocol.
+#[derive(Clone, Debug)]
+pub(super) struct Cover {
+    choices: Choices,
+    halves: Option<Box<[Cover; 2]>>,
+}
+
+impl Cover {
+    /// Of what all ports must get.
+    pub(super) fn new(wanted: &[Wanted]) -> Self {
+        Self::of_part(wanted, 0, 16)
+    }
+
+    /// Of the ports from `first` on that differ in their last `bits` alone. The first of the `wanted`
+    /// ranges may begin before them, none after.
+    fn of_part(wanted: &[Wanted], first: u16, bits: u32) -> Self {
+        if let [only] = wanted {
+            return Self {
+                choices: Choices::over(Choices::below_of(*only)),
+                halves: None,
+            };
+        }
+        let half = bits - 1;
+        let middle = first + (1 << half);
+        let begins_after = wanted.partition_point(|range| range.first < middle);
+        let begins_by = wanted.partition_point(|range| range.first <= middle);
+        let halves = [
+            Self::of_part(&wanted[..begins_after], first, half),
+            Self::of_part(&wanted[begins_by - 1..], middle, half),
+        ];
+        let below =
+            std::array::from_fn(|i| halves[0].choices.cost[i].plus(halves[1].choices.cost[i]));
+        Self {
+            choices: Choices::over(below),
+            halves: Some(Box::new(halves)),
+        }
+    }
+
+    /// The prefixes to set where this is inherited, shortest first in each part.
+    pub(super) fn prefixes(&self, inherited: Option<Verdict>) -> Vec<PortPrefix> {
+        let mut prefixes = Vec::new();
+        self.collect(inherited, 0, 0, &mut prefixes);
+        prefixes
+    }
+
+    fn collect(
+        &self,
+        inherited: Option<Verdict>,
+        port: u16,
+        bits: u32,
+        prefixes: &mut Vec<PortPrefix>,
+    ) {
+        let entry = self.choices.entry[slot(inherited)];
+        if let Some(verdict) = entry {
+            prefixes.push(PortPrefix {
+                port,
+                bits,
+                verdict,
+            });
+        }
+        if let Some(halves) = &self.halves {
+            let inherited = entry.or(inherited);
+            let [low, high] = &**halves;
+            low.collect(inherited, port, bits + 1, prefixes);
+            high.collect(inherited, port | 1 << (15 - bits), bits + 1, prefixes);
+        }
+    }
+}
+
+/// The entry for all protocols, if one is worth it, where these are the covers of those that rules name
+/// and `others` what all the others must get.
+pub(super) fn entry_for_all<'a>(
+    others: Wanted,
+    covers: impl IntoIterator<Item = &'a Cover>,
+) -> Option<Verdict> {
+    let below = covers
+        .into_iter()
+        .fold(Choices::below_of(others), |sum, cover| {
+            std::array::from_fn(|i| sum[i].plus(cover.choices.cost[i]))
+        });
+    Choices::over(below).entry[slot(None)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(ranges: &[(u16, Verdict)]) -> Vec<Wanted> {
+        let range = |&(first, verdict)| Wanted {
+            first,
+            verdict,
+            is_default: verdict == Verdict::None,
+        };
+        ranges.iter().map(range).collect()
+    }
+
+    fn cover(ranges: &[(u16, Verdict)]) -> Vec<(u16, u32, Verdict)> {
+        let prefixes = Cover::new(&wanted(ranges)).prefixes(None);
+        prefixes
+            .iter()
+            .map(|prefix| (prefix.port, prefix.bits, prefix.verdict))
+            .collect()
+    }
+
+    use Verdict::{Allow, Deny, None as Nothing};
+
+    #[test]
+    fn a_range_takes_as_few_prefixes_as_it_can() {
+        assert_eq!(cover(&[(0, Nothing)]), []);
+        assert_eq!(cover(&[(0, Allow)]), [(0, 0, Allow)]);
+        assert_eq!(
+            cover(&[(0, Nothing), (80, Allow), (81, Nothing)]),
+            [(80, 16, Allow)]
+        );
+        assert_eq!(
+            cover(&[(0, Nothing), (1024, Allow)]),
+            [(0, 0, Allow), (0, 6, Nothing)]
+        );
+        assert_eq!(
+            cover(&[(0, Nothing), (8, Allow), (12, Nothing)]),
+            [(8, 14, Allow)]
+        );
+    }
+
+    #[test]
+    fn a_hole_is_one_longer_prefix() {
+        assert_eq!(
+            cover(&[(0, Allow), (443, Deny), (444, Allow)]),
+            [(0, 0, Allow), (443, 16, Deny)]
+        );
+        assert_eq!(
+            cover(&[(0, Allow), (443, Nothing), (444, Allow)]),
+            [(0, 0, Allow), (443, 16, Nothing)]
+        );
+    }
+
+    #[test]
+    fn one_entry_for_all_protocols_serves_those_that_are_alike() {
+        let tcp = Cover::new(&wanted(&[(0, Allow), (22, Deny), (23, Allow)]));
+        let others = wanted(&[(0, Allow)])[0];
+        assert_eq!(entry_for_all(others, [&tcp]), Some(Allow));
+        assert_eq!(tcp.prefixes(Some(Allow)).len(), 1);
+        let others = wanted(&[(0, Nothing)])[0];
+        assert_eq!(entry_for_all(others, [&tcp]), None);
+    }
+}

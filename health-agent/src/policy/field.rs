@@ -1,0 +1,193 @@
+//! Reading a document's tree field by field, with the path of each for errors.
+
+use serde_json::{Map, Value};
+
+use super::error::{Place, PolicyError, Problem};
+
+/// Most items of a list that has no limit of its own.
+const ITEMS_MAX: usize = 10_000;
+
+/// Fields of Cilium's that change what a policy means, and what they would do.
+const UNSUPPORTED: [(&str, &str); 21] = [
+    ("nodeSelector", "policy of hosts"),
+    ("fromNodes", "matching by labels of nodes"),
+    ("toNodes", "matching by labels of nodes"),
+    ("fromRequires", "a requirement on top of other rules"),
+    ("toRequires", "a requirement on top of other rules"),
+    ("fromGroups", "matching by a cloud provider's groups"),
+    ("toGroups", "matching by a cloud provider's groups"),
+    ("toFQDNs", "matching by DNS name"),
+    ("toServices", "matching by service"),
+    ("authentication", "mutual authentication"),
+    ("rules", "matching inside connections (L7)"),
+    ("listener", "redirection to a proxy"),
+    ("serverNames", "matching by TLS server name"),
+    ("terminatingTLS", "termination of TLS"),
+    ("originatingTLS", "origination of TLS"),
+    ("cidrGroupRef", "a group of CIDRs"),
+    ("cidrGroupSelector", "a group of CIDRs"),
+    ("log", "logging by rule"),
+    ("order", "the order of rules"),
+    ("priority", "priority of rules"),
+    ("tier", "priority of rules"),
+];
+
+/// A value and where it stands.
+#[derive(Clone, Debug)]
+pub(super) struct Field<'a> {
+    value: &'a Value,
+    path: String,
+}
+
+impl<'a> Field<'a> {
+    /// A document.
+    pub(super) fn root(value: &'a Value) -> Self {
+        let path = String::new();
+        Self { value, path }
+    }
+
+    pub(super) fn value(&self) -> &'a Value {
+        self.value
+    }
+
+    /// Its path, such as `spec.ingress[0]`.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    pub(super) fn error(&self, problem: impl Into<Problem>) -> PolicyError {
+        PolicyError {
+            place: Place {
+                policy: None,
+                path: self.path.clone(),
+            },
+            problem: problem.into(),
+        }
+    }
+
+    fn wrong_type(&self, expected: &'static str) -> PolicyError {
+        let found = match self.value {
+            Value::Null => "empty",
+            Value::Bool(_) => "true or false",
+            Value::Number(_) => "a number",
+            Value::String(_) => "text",
+            Value::Array(_) => "a list",
+            Value::Object(_) => "a map",
+        };
+        self.error(Problem::WrongType { expected, found })
+    }
+
+    fn map(&self) -> Result<&'a Map<String, Value>, PolicyError> {
+        self.value
+            .as_object()
+            .ok_or_else(|| self.wrong_type("a map"))
+    }
+
+    /// Its fields, of which there may be none but the `known`.
+    pub(super) fn fields(&self, known: &[&str]) -> Result<Fields<'a>, PolicyError> {
+        let fields = self.any_fields()?;
+        match fields.map.keys().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(fields),
+            Some(key) => {
+                let unsupported = UNSUPPORTED.iter().find(|(name, _)| name == key);
+                let problem = match unsupported {
+                    Some((_, what)) => Problem::Unsupported(what),
+                    None => Problem::UnknownField,
+                };
+                Err(fields.at(key, &Value::Null).error(problem))
+            }
+        }
+    }
+
+    /// Its fields, whichever they are.
+    pub(super) fn any_fields(&self) -> Result<Fields<'a>, PolicyError> {
+        Ok(Fields {
+            map: self.map()?,
+            path: self.path.clone(),
+        })
+    }
+
+    pub(super) fn list(&self) -> Result<Vec<Field<'a>>, PolicyError> {
+        self.list_of_at_most(ITEMS_MAX)
+    }
+
+    pub(super) fn list_of_at_most(&self, max: usize) -> Result<Vec<Field<'a>>, PolicyError> {
+        let list = self
+            .value
+            .as_array()
+            .ok_or_else(|| self.wrong_type("a list"))?;
+        if list.len() > max {
+            let count = list.len();
+            return Err(self.error(Problem::TooMany { count, max }));
+        }
+        let item = |(i, value)| Field {
+            value,
+            path: format!("{}[{i}]", self.path),
+        };
+        Ok(list.iter().enumerate().map(item).collect())
+    }
+
+    pub(super) fn text(&self) -> Result<&'a str, PolicyError> {
+        self.value
+            .as_str()
+            .ok_or_else(|| self.wrong_type("text (in quotes, if it looks like something else)"))
+    }
+
+    pub(super) fn boolean(&self) -> Result<bool, PolicyError> {
+        self.value
+            .as_bool()
+            .ok_or_else(|| self.wrong_type("true or false"))
+    }
+
+    /// A number that may be written as text, too.
+    pub(super) fn text_or_number(&self) -> Result<String, PolicyError> {
+        match self.value {
+            Value::String(text) => Ok(text.clone()),
+            Value::Number(number) => Ok(number.to_string()),
+            _ => Err(self.wrong_type("a number")),
+        }
+    }
+}
+
+/// The fields of a map.
+#[derive(Clone, Debug)]
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    path: String,
+}
+
+impl<'a> Fields<'a> {
+    fn at(&self, name: &str, value: &'a Value) -> Field<'a> {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        Field {
+            value,
+            path: format!("{}{dot}{name}", self.path),
+        }
+    }
+
+    /// The field of this name; one that is null is as none.
+    pub(super) fn get(&self, name: &str) -> Option<Field<'a>> {
+        let value = self.map.get(name).filter(|value| !value.is_null())?;
+        Some(self.at(name, value))
+    }
+
+    pub(super) fn required(&self, name: &str) -> Result<Field<'a>, PolicyError> {
+        self.get(name)
+            .ok_or_else(|| self.at(name, &Value::Null).error(Problem::Missing))
+    }
+
+    /// All that are not null.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
+        let set = self.map.iter().filter(|(_, value)| !value.is_null());
+        set.map(|(name, value)| (name.as_str(), self.at(name, value)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// The items of the list of this name, none if it is absent.
+    pub(super) fn items(&self, name: &str) -> Result<Vec<Field<'a>>, PolicyError> {
+        self.get(name).map_or(Ok(Vec::new()), |field| field.list())
+    }
+}

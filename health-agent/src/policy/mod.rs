@@ -1,0 +1,38 @@
+//! Policy: documents become rules, rules what holds for an endpoint, and that the entries of
+//! `HEALTH_POLICY`. Nothing here touches the kernel.
+//!
+//! [`document`] reads what is imported into a [`Repository`]; [`Repository::resolve`] finds the rules
+//! that select an endpoint; a [`ResolvedPolicy`] decides packets one by one, plainly, and compiles
+//! to a [`CompiledPolicy`], whose entries decide the same in the kernel.
+
+mod cilium;
+mod compile;
+mod cover;
+mod document;
+mod error;
+mod field;
+mod icmp;
+mod kubernetes;
+mod l4;
+mod peer;
+#[cfg(test)]
+mod properties;
+mod repository;
+mod resolve;
+mod rule;
+mod selector;
+mod trace;
+mod tree;
+
+pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
+pub use document::{Policy, parse};
+pub use error::{Place, PolicyError, Problem};
+pub use l4::{L4, ParseL4Error, Protocol};
+pub use peer::{Peer, prefix};
+pub use repository::{Imported, Repository};
+pub use resolve::{
+    Decision, Enforcement, PolicyMode, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy,
+    Verdict,
+};
+pub use rule::{Action, Direction, Kind, PolicyName, RuleRef};
+pub use trace::{Trace, TraceEnd, TraceMatch, TraceRequest, TraceSide};

@@ -1,0 +1,272 @@
+//! The other side of a packet, and the ways in which rules select it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use ipnet::IpNet;
+
+use crate::identity::Identity;
+use crate::labels::LabelSet;
+
+use super::selector::Selector;
+
+/// Source of the label, whose key is the prefix, of an identity that stands for a prefix.
+const CIDR: &str = "cidr";
+/// Name of the reserved identity of all that is outside the cluster.
+const WORLD: &str = "world";
+
+/// An identity, seen as the other side of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer<'a> {
+    identity: Identity,
+    labels: &'a LabelSet,
+    prefix: Option<IpNet>,
+}
+
+impl<'a> Peer<'a> {
+    /// This identity, which has these labels.
+    pub fn new(identity: Identity, labels: &'a LabelSet) -> Self {
+        Self {
+            identity,
+            labels,
+            prefix: prefix(labels),
+        }
+    }
+
+    /// Its number.
+    pub const fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// Its labels.
+    pub const fn labels(&self) -> &'a LabelSet {
+        self.labels
+    }
+
+    pub(super) fn is_host(&self) -> bool {
+        self.is_reserved("host")
+    }
+
+    /// Whether nothing is known of it. Only rules that hold for every peer hold for it.
+    fn is_unknown(&self) -> bool {
+        self.identity == Identity::UNKNOWN
+    }
+
+    fn is_reserved(&self, name: &str) -> bool {
+        self.labels.has_reserved(name)
+    }
+}
+
+/// The prefix that an identity of these labels stands for, the longest if there are several.
+pub fn prefix(labels: &LabelSet) -> Option<IpNet> {
+    labels
+        .iter()
+        .filter(|label| label.source() == CIDR)
+        .filter_map(|label| label.key().parse::<IpNet>().ok())
+        .max_by_key(IpNet::prefix_len)
+}
+
+/// A class of peers with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entity {
+    All,
+    /// Every known identity that is not of the world.
+    Cluster,
+    None,
+    /// Those with the label of this reserved identity.
+    Reserved(&'static str),
+}
+
+impl Entity {
+    /// Names of all of them.
+    pub(super) const NAMES: &'static str = "all, world, host, remote-node, cluster, init, health, \
+         unmanaged, kube-apiserver, ingress and none";
+
+    pub(super) fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "all" => Some(Self::All),
+            "cluster" => Some(Self::Cluster),
+            "none" => Some(Self::None),
+            "unknown" => None,
+            name => {
+                let name = Identity::by_reserved_name(name)?.reserved_name()?;
+                Some(Self::Reserved(name))
+            }
+        }
+    }
+
+    fn selects(self, peer: &Peer<'_>) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Cluster => !peer.is_unknown() && !peer.is_reserved(WORLD),
+            Self::Reserved(name) => peer.is_reserved(name),
+        }
+    }
+}
+
+/// CIDRs, each with the CIDRs that are excepted from it. The same one may be there twice with other
+/// exceptions, and each time selects by itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct CidrSet(BTreeMap<IpNet, Vec<Vec<IpNet>>>);
+
+impl CidrSet {
+    pub(super) fn insert(&mut self, cidr: IpNet, except: Vec<IpNet>) {
+        self.0.entry(cidr.trunc()).or_default().push(except);
+    }
+
+    /// All of them, the excepted included.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        self.0.iter().flat_map(|(cidr, excepts)| {
+            let excepts = excepts.iter().flatten().map(IpNet::trunc);
+            std::iter::once(*cidr).chain(excepts)
+        })
+    }
+
+    /// A prefix's identity is selected by a CIDR that holds the prefix, if no exception does. The world's
+    /// identity, which has no prefix, is that of both `0.0.0.0/0` and `::/0`.
+    fn selects(&self, peer: &Peer<'_>) -> bool {
+        match peer.prefix {
+            Some(prefix) => std::iter::successors(Some(prefix.trunc()), IpNet::supernet)
+                .filter_map(|cidr| self.0.get(&cidr))
+                .flatten()
+                .any(|excepts| !excepts.iter().any(|except| except.contains(&prefix))),
+            None if peer.is_reserved(WORLD) => self
+                .0
+                .iter()
+                .filter(|(cidr, _)| cidr.prefix_len() == 0)
+                .flat_map(|(_, excepts)| excepts)
+                .any(|excepts| !excepts.iter().any(|except| except.prefix_len() == 0)),
+            None => false,
+        }
+    }
+}
+
+/// One way to select peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PeerSelector {
+    Labels(Selector),
+    Entity(Entity),
+    Cidrs(CidrSet),
+}
+
+impl PeerSelector {
+    fn selects(&self, peer: &Peer<'_>) -> bool {
+        match self {
+            Self::Labels(selector) => {
+                selector.is_wildcard() || !peer.is_unknown() && selector.matches(peer.labels)
+            }
+            Self::Entity(entity) => entity.selects(peer),
+            Self::Cidrs(cidrs) => cidrs.selects(peer),
+        }
+    }
+}
+
+/// The peers that a rule holds for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Peers {
+    /// Every one.
+    All,
+    /// Those that at least one of these selects: nobody, if there is none.
+    Selected(Vec<PeerSelector>),
+}
+
+impl Peers {
+    pub(super) const NOBODY: Self = Self::Selected(Vec::new());
+
+    pub(super) fn contains(&self, peer: &Peer<'_>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Selected(selectors) => selectors.iter().any(|selector| selector.selects(peer)),
+        }
+    }
+
+    /// Every CIDR that they name.
+    pub(super) fn prefixes(&self) -> impl Iterator<Item = IpNet> {
+        let selectors = match self {
+            Self::All => &[][..],
+            Self::Selected(selectors) => selectors,
+        };
+        selectors
+            .iter()
+            .filter_map(|selector| match selector {
+                PeerSelector::Cidrs(cidrs) => Some(cidrs.prefixes()),
+                PeerSelector::Labels(_) | PeerSelector::Entity(_) => None,
+            })
+            .flatten()
+    }
+}
+
+impl fmt::Display for Peer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} [", self.identity)?;
+        for (i, label) in self.labels.iter().enumerate() {
+            write!(f, "{}{label}", if i > 0 { ", " } else { "" })?;
+        }
+        f.write_str("]")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cidrs(all: &[(&str, &[&str])]) -> Peers {
+        let mut set = CidrSet::default();
+        for (cidr, except) in all {
+            let except = except.iter().map(|cidr| cidr.parse().unwrap()).collect();
+            set.insert(cidr.parse().unwrap(), except);
+        }
+        Peers::Selected(vec![PeerSelector::Cidrs(set)])
+    }
+
+    fn selects(peers: &Peers, labels: &[&str]) -> bool {
+        let labels = LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap();
+        peers.contains(&Peer::new(Identity(1 << 24), &labels))
+    }
+
+    #[test]
+    fn cidrs_select_the_prefixes_in_them_and_not_in_an_exception() {
+        let peers = cidrs(&[("10.0.0.0/8", &["10.1.0.0/16", "10.2.0.0/16"])]);
+        for (prefix, selected) in [
+            ("10.0.0.0/8", true),
+            ("10.3.0.0/16", true),
+            ("10.1.0.0/16", false),
+            ("10.1.2.3/32", false),
+            ("10.0.0.0/7", false),
+            ("0.0.0.0/0", false),
+            ("fd00::/8", false),
+        ] {
+            let label = format!("cidr:{prefix}");
+            assert_eq!(
+                selects(&peers, &[&label, "reserved:world"]),
+                selected,
+                "{prefix}"
+            );
+        }
+        assert!(!selects(&peers, &["reserved:world"]));
+        assert!(!selects(&peers, &["reserved:host"]));
+    }
+
+    #[test]
+    fn a_cidr_given_twice_selects_what_either_does() {
+        let peers = cidrs(&[
+            ("10.0.0.0/8", &["10.1.0.0/16"]),
+            ("10.0.0.0/8", &["10.2.0.0/16"]),
+        ]);
+        assert!(selects(&peers, &["cidr:10.1.0.0/16"]));
+        assert!(selects(&peers, &["cidr:10.2.0.0/16"]));
+    }
+
+    #[test]
+    fn the_world_is_in_the_cidrs_of_all_addresses() {
+        let world = &["reserved:world"][..];
+        assert!(selects(&cidrs(&[("0.0.0.0/0", &["10.0.0.0/8"])]), world));
+        assert!(selects(&cidrs(&[("::/0", &[])]), world));
+        assert!(!selects(&cidrs(&[("0.0.0.0/0", &["0.0.0.0/0"])]), world));
+        assert!(!selects(&cidrs(&[("0.0.0.0/1", &[])]), world));
+        assert!(!selects(&cidrs(&[("::/0", &[])]), &["k8s:app=web"]));
+        assert!(selects(&cidrs(&[("::/0", &[])]), &["cidr:fd00::/8"]));
+        assert!(!selects(&cidrs(&[("::/0", &[])]), &["cidr:10.0.0.0/8"]));
+    }
+}

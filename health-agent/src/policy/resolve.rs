@@ -1,0 +1,275 @@
+//! What holds for one endpoint, and the plain way to decide a packet by it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use health_common::policy::{VERDICT_ALLOW, VERDICT_DENY, VERDICT_NONE};
+use serde::{Deserialize, Serialize};
+
+use crate::labels::{LabelSet, RESERVED};
+
+use super::l4::L4;
+use super::peer::Peer;
+use super::rule::{Action, Direction, Entry, Rule, RuleRef};
+
+/// When policy is enforced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum PolicyMode {
+    /// For the directions of an endpoint that a rule selects
+    #[default]
+    Default,
+    /// For both directions of every endpoint
+    Always,
+    /// For no endpoint but those that a rule selects while their labels are not known yet
+    Never,
+}
+
+/// What is set beside the rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicySettings {
+    /// When policy is enforced.
+    pub mode: PolicyMode,
+    /// Whether the local host may reach its endpoints unless a rule denies it.
+    pub allow_localhost: bool,
+}
+
+/// What policy says of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Nothing allows it: it is dropped.
+    None,
+    /// It may pass.
+    Allow,
+    /// A rule denies it: it is dropped.
+    Deny,
+}
+
+impl Verdict {
+    /// As [`health_common::policy::PolicyEntry::verdict`] has it.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::None => VERDICT_NONE,
+            Self::Allow => VERDICT_ALLOW,
+            Self::Deny => VERDICT_DENY,
+        }
+    }
+
+    /// Whether the packet passes.
+    pub const fn passes(self) -> bool {
+        matches!(self, Self::Allow)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "dropped (nothing allows it)",
+            Self::Allow => "allowed",
+            Self::Deny => "dropped (denied)",
+        })
+    }
+}
+
+/// Whether a direction of an endpoint is enforced, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Enforcement {
+    /// Off: these are the labels of no endpoint that policy could hold for, such as the host's.
+    Exempt,
+    /// Off: the mode says so.
+    NeverMode,
+    /// Off: no rule selects it.
+    Unselected,
+    /// On: a rule selects it, and what no rule allows is dropped.
+    DefaultDeny,
+    /// On: rules select it, none of which turned the default deny on. What no rule denies passes.
+    DefaultAllow,
+    /// On: the mode says so, and what no rule allows is dropped.
+    AlwaysMode,
+}
+
+impl Enforcement {
+    /// Whether packets are looked up.
+    pub const fn is_on(self) -> bool {
+        matches!(
+            self,
+            Self::DefaultDeny | Self::DefaultAllow | Self::AlwaysMode
+        )
+    }
+}
+
+impl fmt::Display for Enforcement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exempt => "not enforced: policy does not hold for it",
+            Self::NeverMode => "not enforced: the mode is never",
+            Self::Unselected => "not enforced: no rule selects it",
+            Self::DefaultDeny => "enforced: rules select it",
+            Self::DefaultAllow => "enforced: rules without a default deny select it",
+            Self::AlwaysMode => "enforced: the mode is always",
+        })
+    }
+}
+
+/// Why a verdict is what it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// The direction is not enforced.
+    NotEnforced,
+    /// This rule says so.
+    Rule(RuleRef),
+    /// The local host may reach its endpoints.
+    LocalHost,
+    /// No rule denies it, and none that selects the endpoint turned the default deny on.
+    DefaultAllow,
+    /// No rule allows it.
+    NoRule,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotEnforced => f.write_str("not enforced"),
+            Self::Rule(rule) => rule.fmt(f),
+            Self::LocalHost => f.write_str("the local host may reach its endpoints"),
+            Self::DefaultAllow => f.write_str("no rule denies it, and there is no default deny"),
+            Self::NoRule => f.write_str("no rule allows it"),
+        }
+    }
+}
+
+/// A verdict and its reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Decision {
+    /// What becomes of the packet.
+    pub verdict: Verdict,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What holds for an endpoint.
+#[derive(Clone, Debug)]
+pub struct ResolvedPolicy {
+    ingress: ResolvedDirection,
+    egress: ResolvedDirection,
+}
+
+impl ResolvedPolicy {
+    /// Of the rules that select the subject.
+    pub(super) fn new(subject: &LabelSet, settings: PolicySettings, rules: Vec<Arc<Rule>>) -> Self {
+        let of = |direction| {
+            let says = |rule: &&Arc<Rule>| rule.section(direction).is_there;
+            let rules: Vec<_> = rules.iter().filter(says).cloned().collect();
+            ResolvedDirection {
+                direction,
+                enforcement: enforcement(subject, settings.mode, direction, &rules),
+                allow_localhost: settings.allow_localhost && direction == Direction::Ingress,
+                rules,
+            }
+        };
+        Self {
+            ingress: of(Direction::Ingress),
+            egress: of(Direction::Egress),
+        }
+    }
+
+    /// What holds one way.
+    pub const fn direction(&self, direction: Direction) -> &ResolvedDirection {
+        match direction {
+            Direction::Ingress => &self.ingress,
+            Direction::Egress => &self.egress,
+        }
+    }
+}
+
+fn enforcement(
+    subject: &LabelSet,
+    mode: PolicyMode,
+    direction: Direction,
+    rules: &[Arc<Rule>],
+) -> Enforcement {
+    let is_init = subject.has_reserved("init");
+    if !is_init && subject.iter().any(|label| label.source() == RESERVED) {
+        return Enforcement::Exempt;
+    }
+    match mode {
+        PolicyMode::Never if !is_init => Enforcement::NeverMode,
+        PolicyMode::Always => Enforcement::AlwaysMode,
+        PolicyMode::Never if rules.is_empty() => Enforcement::NeverMode,
+        _ if rules.is_empty() => Enforcement::Unselected,
+        _ if rules
+            .iter()
+            .any(|rule| rule.section(direction).default_deny) =>
+        {
+            Enforcement::DefaultDeny
+        }
+        _ => Enforcement::DefaultAllow,
+    }
+}
+
+/// What holds for one direction of an endpoint.
+#[derive(Clone, Debug)]
+pub struct ResolvedDirection {
+    direction: Direction,
+    enforcement: Enforcement,
+    allow_localhost: bool,
+    rules: Vec<Arc<Rule>>,
+}
+
+impl ResolvedDirection {
+    /// Whether it is enforced, and why.
+    pub const fn enforcement(&self) -> Enforcement {
+        self.enforcement
+    }
+
+    /// The rules that select the endpoint, enforced or not.
+    pub fn rules(&self) -> impl Iterator<Item = &RuleRef> {
+        self.rules.iter().map(|rule| &rule.place)
+    }
+
+    /// What becomes of a packet from or to this peer: the plain way to say it, rule by rule.
+    pub fn decide(&self, peer: &Peer<'_>, l4: L4) -> Decision {
+        if !self.enforcement.is_on() {
+            return Decision {
+                verdict: Verdict::Allow,
+                reason: Reason::NotEnforced,
+            };
+        }
+        let holding = |action: Action| {
+            let mut entries = self.entries();
+            entries.find(|entry| entry.action == action && entry.holds(peer, l4))
+        };
+        let by_rule = |entry: &Entry| Reason::Rule(entry.place.clone());
+        let (verdict, reason) = if let Some(entry) = holding(Action::Deny) {
+            (Verdict::Deny, by_rule(entry))
+        } else if let Some(entry) = holding(Action::Allow) {
+            (Verdict::Allow, by_rule(entry))
+        } else if self.allows_as_localhost(peer) {
+            (Verdict::Allow, Reason::LocalHost)
+        } else if self.allows_by_default() {
+            (Verdict::Allow, Reason::DefaultAllow)
+        } else {
+            (Verdict::None, Reason::NoRule)
+        };
+        Decision { verdict, reason }
+    }
+
+    pub(super) fn allows_as_localhost(&self, peer: &Peer<'_>) -> bool {
+        self.allow_localhost && peer.is_host()
+    }
+
+    pub(super) fn allows_by_default(&self) -> bool {
+        self.enforcement == Enforcement::DefaultAllow
+    }
+
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let direction = self.direction;
+        self.rules
+            .iter()
+            .flat_map(move |rule| &rule.section(direction).entries)
+    }
+}

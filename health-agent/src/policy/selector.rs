@@ -1,0 +1,394 @@
+//! Selectors of labels (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
+
+use std::fmt;
+
+use crate::identity::Identity;
+use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
+
+use super::error::{PolicyError, Problem};
+use super::field::Field;
+
+/// Source of labels that come from Kubernetes.
+pub(super) const K8S: &str = "k8s";
+/// Key of the label, of source [`K8S`], that says the namespace of a pod.
+pub(super) const NAMESPACE: &str = "io.kubernetes.pod.namespace";
+/// How the keys of the labels of a pod's namespace begin, of source [`K8S`].
+pub(super) const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
+
+/// Source in a key that means labels of every source.
+const ANY_SOURCE: &str = "any";
+/// Source of the labels of CIDRs' identities.
+const CIDR: &str = "cidr";
+
+/// What sets of labels must have and must not have. Nothing required selects every set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Selector(Vec<Requirement>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Requirement {
+    key: Key,
+    test: Test,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Key {
+    /// `None` is any source.
+    source: Option<String>,
+    name: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Test {
+    /// Sorted.
+    In(Vec<String>),
+    /// Sorted. A set without the key passes.
+    NotIn(Vec<String>),
+    Exists,
+    DoesNotExist,
+}
+
+impl Selector {
+    /// Whether it selects every set.
+    pub(super) fn is_wildcard(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn matches(&self, labels: &LabelSet) -> bool {
+        self.0.iter().all(|requirement| requirement.holds(labels))
+    }
+
+    /// Requires this value of a label, too.
+    pub(super) fn require(&mut self, source: &str, name: &str, value: &str) {
+        self.push(source, name, Test::In(vec![value.to_owned()]));
+    }
+
+    /// Requires that there is such a label, too.
+    pub(super) fn require_key(&mut self, source: &str, name: &str) {
+        self.push(source, name, Test::Exists);
+    }
+
+    fn push(&mut self, source: &str, name: &str, test: Test) {
+        self.0.push(Requirement {
+            key: Key {
+                source: Some(source.to_owned()),
+                name: name.to_owned(),
+            },
+            test,
+        });
+    }
+
+    /// Adds what another requires.
+    pub(super) fn and(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Whether it says anything about a key of this source, or of any, that `is` accepts.
+    fn names(&self, source: &str, is: impl Fn(&str) -> bool) -> bool {
+        self.0.iter().any(|requirement| {
+            let key = &requirement.key;
+            key.source.as_deref().is_none_or(|named| named == source) && is(&key.name)
+        })
+    }
+
+    /// Whether it says anything about the namespace's name.
+    pub(super) fn names_namespace(&self) -> bool {
+        self.names(K8S, |name| name == NAMESPACE)
+    }
+
+    /// Whether it says anything about the namespace's labels.
+    pub(super) fn names_namespace_labels(&self) -> bool {
+        self.names(K8S, |name| name.starts_with(NAMESPACE_LABELS))
+    }
+
+    /// Whether it says anything about reserved identities.
+    pub(super) fn names_reserved(&self) -> bool {
+        self.0
+            .iter()
+            .any(|requirement| requirement.key.source.as_deref() == Some(RESERVED))
+    }
+
+    /// Whether it says anything about endpoints whose labels are not known yet.
+    pub(super) fn names_init(&self) -> bool {
+        let init = Identity::INIT.reserved_name();
+        self.0.iter().any(|requirement| {
+            let key = &requirement.key;
+            key.source.as_deref() == Some(RESERVED) && Some(key.name.as_str()) == init
+        })
+    }
+
+    /// The values that it has for the namespace's name.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &str> {
+        let of_namespace = self
+            .0
+            .iter()
+            .filter(|requirement| requirement.key.name == NAMESPACE);
+        of_namespace.flat_map(|requirement| match &requirement.test {
+            Test::In(values) => values.iter().map(String::as_str).collect(),
+            _ => Vec::new(),
+        })
+    }
+
+    /// Reads a selector of keys as Cilium writes them: `SOURCE:KEY`, and without a source of any.
+    pub(super) fn read(field: &Field<'_>) -> Result<Self, PolicyError> {
+        Self::read_with(field, &|text| {
+            let (source, name) = match text.split_once(':') {
+                None => (None, text),
+                Some((ANY_SOURCE, name)) => (None, name),
+                Some((source, name)) => (Some(source), name),
+            };
+            match source {
+                Some(RESERVED) if Identity::by_reserved_name(name).is_none() => {
+                    return Err(Problem::value(
+                        text,
+                        "no reserved identity; `fromEntities` and `toEntities` have `all` and `none`",
+                    ));
+                }
+                Some(CIDR) => {
+                    return Err(Problem::value(
+                        text,
+                        "no label of endpoints: select addresses with fromCIDR or toCIDR",
+                    ));
+                }
+                _ => {}
+            }
+            Ok(Key {
+                source: source.map(str::to_owned),
+                name: name.to_owned(),
+            })
+        })
+    }
+
+    /// Reads a selector of Kubernetes, whose keys are those of its labels and begin here with `prefix`.
+    pub(super) fn read_k8s(field: &Field<'_>, prefix: &str) -> Result<Self, PolicyError> {
+        Self::read_with(field, &|text| {
+            Ok(Key {
+                source: Some(K8S.to_owned()),
+                name: format!("{prefix}{text}"),
+            })
+        })
+    }
+
+    fn read_with(
+        field: &Field<'_>,
+        key: &dyn Fn(&str) -> Result<Key, Problem>,
+    ) -> Result<Self, PolicyError> {
+        let read_key = |field: &Field<'_>, text: &str| -> Result<Key, PolicyError> {
+            let key = key(text).map_err(|problem| field.error(problem))?;
+            let source = key.source.as_deref().unwrap_or(ANY_SOURCE);
+            Label::new(source, &key.name, "").map_err(|error| field.error(error))?;
+            Ok(key)
+        };
+        let value = |field: &Field<'_>| {
+            let text = field.text()?;
+            if text.len() > LABEL_MAX {
+                let problem = format!("too long for a label: {LABEL_MAX} bytes at most");
+                return Err(field.error(Problem::value(text, problem)));
+            }
+            Ok(text.to_owned())
+        };
+
+        let fields = field.fields(&["matchLabels", "matchExpressions"])?;
+        let mut requirements = Vec::new();
+        if let Some(labels) = fields.get("matchLabels") {
+            let labels_fields = labels.any_fields()?;
+            let count = labels_fields.len();
+            if count > LABELS_MAX {
+                let max = LABELS_MAX;
+                return Err(labels.error(Problem::TooMany { count, max }));
+            }
+            for (text, field) in labels_fields.iter() {
+                requirements.push(Requirement {
+                    key: read_key(&field, text)?,
+                    test: Test::In(vec![value(&field)?]),
+                });
+            }
+        }
+        let expressions = match fields.get("matchExpressions") {
+            Some(field) => field.list_of_at_most(LABELS_MAX)?,
+            None => Vec::new(),
+        };
+        for expression in expressions {
+            let fields = expression.fields(&["key", "operator", "values"])?;
+            let key = fields.required("key")?;
+            let operator = fields.required("operator")?;
+            let mut values = Vec::new();
+            for field in fields.items("values")? {
+                values.push(value(&field)?);
+            }
+            values.sort_unstable();
+            let test = match operator.text()? {
+                "In" => Test::In(values),
+                "NotIn" => Test::NotIn(values),
+                "Exists" | "DoesNotExist" if !values.is_empty() => {
+                    let problem = "an operator that takes no values: leave them out";
+                    return Err(operator.error(Problem::value(operator.text()?, problem)));
+                }
+                "Exists" => Test::Exists,
+                "DoesNotExist" => Test::DoesNotExist,
+                other => {
+                    let problem = "no operator: write In, NotIn, Exists or DoesNotExist";
+                    return Err(operator.error(Problem::value(other, problem)));
+                }
+            };
+            if matches!(&test, Test::In(values) | Test::NotIn(values) if values.is_empty()) {
+                let problem = "In and NotIn need at least one of `values`".to_owned();
+                return Err(expression.error(Problem::Conflict(problem)));
+            }
+            requirements.push(Requirement {
+                key: read_key(&key, key.text()?)?,
+                test,
+            });
+        }
+        Ok(Self(requirements))
+    }
+}
+
+impl Requirement {
+    fn holds(&self, labels: &LabelSet) -> bool {
+        let has = |values: &[String]| {
+            self.key.any_of(labels, |label| {
+                values
+                    .binary_search_by(|value| value.as_str().cmp(label.value()))
+                    .is_ok()
+            })
+        };
+        match &self.test {
+            Test::In(values) => has(values),
+            Test::NotIn(values) => !has(values),
+            Test::Exists => self.key.any_of(labels, |_| true),
+            Test::DoesNotExist => !self.key.any_of(labels, |_| true),
+        }
+    }
+}
+
+impl Key {
+    fn any_of(&self, labels: &LabelSet, is: impl Fn(&Label) -> bool) -> bool {
+        match &self.source {
+            Some(source) => labels.get(source, &self.name).is_some_and(is),
+            None => labels
+                .iter()
+                .any(|label| label.key() == self.name && is(label)),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("every endpoint");
+        }
+        for (i, Requirement { key, test }) in self.0.iter().enumerate() {
+            let comma = if i > 0 { ", " } else { "" };
+            let source = key.source.as_deref().unwrap_or(ANY_SOURCE);
+            write!(f, "{comma}{source}:{}", key.name)?;
+            match test {
+                Test::In(values) => write!(f, " in ({})", values.join(", "))?,
+                Test::NotIn(values) => write!(f, " not in ({})", values.join(", "))?,
+                Test::Exists => write!(f, " exists")?,
+                Test::DoesNotExist => write!(f, " does not exist")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn matches(selector: &Value, labels: &[&str]) -> bool {
+        let labels = LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap();
+        let selector = Selector::read(&Field::root(selector)).unwrap();
+        selector.matches(&labels)
+    }
+
+    fn expression(operator: &str, values: &[&str]) -> Value {
+        json!({"matchExpressions": [{"key": "k8s:tier", "operator": operator, "values": values}]})
+    }
+
+    #[test]
+    fn keys_select_their_source_and_keys_without_one_every_source() {
+        let bare = json!({"matchLabels": {"app": "web"}});
+        let any = json!({"matchLabels": {"any:app": "web"}});
+        let k8s = json!({"matchLabels": {"k8s:app": "web"}});
+        for (label, by_bare, by_k8s) in [
+            ("k8s:app=web", true, true),
+            ("container:app=web", true, false),
+            ("app=web", true, false),
+            ("k8s:app=db", false, false),
+            ("k8s:k8s.app=web", false, false),
+        ] {
+            assert_eq!(matches(&bare, &[label]), by_bare, "{label}");
+            assert_eq!(matches(&any, &[label]), by_bare, "{label}");
+            assert_eq!(matches(&k8s, &[label]), by_k8s, "{label}");
+        }
+        let dotted = json!({"matchLabels": {"k8s.app": "web"}});
+        assert!(matches(&dotted, &["k8s:k8s.app=web"]));
+        assert!(!matches(&dotted, &["k8s:app=web"]));
+        assert!(matches(
+            &json!({"matchLabels": {"reserved:init": ""}}),
+            &["reserved:init"]
+        ));
+    }
+
+    #[test]
+    fn expressions_are_those_of_kubernetes() {
+        let (web, none): (&[&str], &[&str]) = (&["k8s:tier=web"], &["k8s:app=a"]);
+        for (selector, of_web, of_none) in [
+            (expression("In", &["web", "db"]), true, false),
+            (expression("In", &["db"]), false, false),
+            (expression("NotIn", &["web"]), false, true),
+            (expression("NotIn", &["db"]), true, true),
+            (expression("Exists", &[]), true, false),
+            (expression("DoesNotExist", &[]), false, true),
+            (json!({}), true, true),
+        ] {
+            assert_eq!(matches(&selector, web), of_web, "{selector}");
+            assert_eq!(matches(&selector, none), of_none, "{selector}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_selector_is_named() {
+        let many: serde_json::Map<_, _> = (0..=LABELS_MAX)
+            .map(|i| (format!("k{i}"), json!("")))
+            .collect();
+        for (selector, message) in [
+            (json!([]), "must be a map, not a list"),
+            (json!({"matchLabel": {}}), "matchLabel: unknown field"),
+            (
+                json!({"matchLabels": {"a": 1}}),
+                "matchLabels.a: must be text",
+            ),
+            (json!({"matchLabels": {"": ""}}), "has no key"),
+            (json!({"matchLabels": {":a": ""}}), "has an empty source"),
+            (json!({"matchLabels": {"a\n": ""}}), "control character"),
+            (
+                json!({"matchLabels": {"reserved:hots": ""}}),
+                "no reserved identity",
+            ),
+            (json!({"matchLabels": {"cidr:10.0.0.0/8": ""}}), "fromCIDR"),
+            (
+                json!({"matchLabels": many}),
+                "257 of them are too many: 256 at most",
+            ),
+            (
+                expression("in", &["a"]),
+                "matchExpressions[0].operator: \"in\" is no operator",
+            ),
+            (expression("In", &[]), "need at least one of `values`"),
+            (expression("Exists", &["a"]), "takes no values"),
+            (
+                json!({"matchExpressions": [{"key": "a"}]}),
+                "matchExpressions[0].operator: missing",
+            ),
+        ] {
+            let error = Selector::read(&Field::root(&selector))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Why a packet would pass or not, rule by rule, on both sides of its way.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::identity::Identity;
+use crate::labels::LabelSet;
+
+use super::l4::L4;
+use super::peer::Peer;
+use super::repository::Repository;
+use super::resolve::{Decision, Enforcement, PolicySettings, Verdict};
+use super::rule::{Action, Direction, RuleRef};
+
+/// A packet to explain.
+#[derive(Clone, Copy, Debug)]
+pub struct TraceRequest<'a> {
+    /// Where it comes from.
+    pub source: Peer<'a>,
+    /// Where it goes.
+    pub destination: Peer<'a>,
+    /// Its protocol and destination port.
+    pub l4: L4,
+    /// The one side to look at: egress is the source's, ingress the destination's. `None` is both.
+    pub only: Option<Direction>,
+}
+
+/// What policy makes of a packet, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Trace {
+    /// Where it comes from.
+    pub source: TraceEnd,
+    /// Where it goes.
+    pub destination: TraceEnd,
+    /// Its protocol and destination port.
+    pub l4: L4,
+    /// The sides that were asked for, in the packet's order: egress of the source, ingress of the
+    /// destination.
+    pub sides: Vec<TraceSide>,
+    /// Whether it passes all of them.
+    pub passes: bool,
+}
+
+/// One end of a packet's way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TraceEnd {
+    /// Its identity.
+    pub identity: Identity,
+    /// Its labels.
+    pub labels: LabelSet,
+}
+
+impl From<Peer<'_>> for TraceEnd {
+    fn from(peer: Peer<'_>) -> Self {
+        Self {
+            identity: peer.identity(),
+            labels: peer.labels().clone(),
+        }
+    }
+}
+
+/// What the policy of one end says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TraceSide {
+    /// Which way the packet goes, seen from this end.
+    pub direction: Direction,
+    /// Whether it is enforced, and why.
+    pub enforcement: Enforcement,
+    /// The rules that select this end and say something of the direction.
+    pub selecting: Vec<RuleRef>,
+    /// Those of their entries that hold for the packet.
+    pub matching: Vec<TraceMatch>,
+    /// What becomes of the packet here.
+    #[serde(flatten)]
+    pub decision: Decision,
+}
+
+/// An entry that holds for the packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct TraceMatch {
+    /// Where it stands.
+    pub rule: RuleRef,
+    /// What it does.
+    pub action: Action,
+}
+
+impl Repository {
+    /// Explains what becomes of a packet.
+    pub fn trace(&self, request: &TraceRequest<'_>, settings: PolicySettings) -> Trace {
+        let sides = [
+            (Direction::Egress, &request.source, &request.destination),
+            (Direction::Ingress, &request.destination, &request.source),
+        ];
+        let sides: Vec<_> = sides
+            .into_iter()
+            .filter(|(direction, ..)| request.only.is_none_or(|only| only == *direction))
+            .map(|(direction, subject, peer)| {
+                self.trace_side(direction, subject.labels(), peer, request.l4, settings)
+            })
+            .collect();
+        Trace {
+            source: request.source.into(),
+            destination: request.destination.into(),
+            l4: request.l4,
+            passes: sides.iter().all(|side| side.decision.verdict.passes()),
+            sides,
+        }
+    }
+
+    fn trace_side(
+        &self,
+        direction: Direction,
+        subject: &LabelSet,
+        peer: &Peer<'_>,
+        l4: L4,
+        settings: PolicySettings,
+    ) -> TraceSide {
+        let resolved = self.resolve(subject, settings);
+        let resolved = resolved.direction(direction);
+        let matching = resolved.entries().filter(|entry| entry.holds(peer, l4));
+        TraceSide {
+            direction,
+            enforcement: resolved.enforcement(),
+            selecting: resolved.rules().cloned().collect(),
+            matching: matching
+                .map(|entry| TraceMatch {
+                    rule: entry.place.clone(),
+                    action: entry.action,
+                })
+                .collect(),
+            decision: resolved.decide(peer, l4),
+        }
+    }
+}
+
+impl fmt::Display for TraceEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Peer::new(self.identity, &self.labels).fmt(f)
+    }
+}
+
+impl fmt::Display for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} -> {}, {}", self.source, self.destination, self.l4)?;
+        for side in &self.sides {
+            writeln!(f)?;
+            side.fmt(f)?;
+        }
+        let verdict = if self.passes { "allowed" } else { "dropped" };
+        write!(f, "\nFinal verdict: {verdict}")
+    }
+}
+
+impl fmt::Display for TraceSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let end = match self.direction {
+            Direction::Egress => "Egress of the source",
+            Direction::Ingress => "Ingress of the destination",
+        };
+        writeln!(f, "{end}: {}", self.enforcement)?;
+        for rule in &self.selecting {
+            writeln!(f, "  selected by {rule}")?;
+        }
+        for entry in &self.matching {
+            let action = match entry.action {
+                Action::Allow => "allowed",
+                Action::Deny => "denied",
+            };
+            writeln!(f, "  {action} by {}", entry.rule)?;
+        }
+        match &self.decision {
+            Decision {
+                verdict: Verdict::None,
+                reason,
+            } => writeln!(f, "  verdict: dropped: {reason}"),
+            Decision { verdict, reason } => writeln!(f, "  verdict: {verdict}: {reason}"),
+        }
+    }
+}

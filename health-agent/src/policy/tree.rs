@@ -1,0 +1,166 @@
+//! Texts of policy documents become trees of values, in bounded time and memory.
+
+use std::cell::Cell;
+use std::fmt;
+
+use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
+
+use super::error::{PolicyError, Problem};
+
+/// Most bytes of a text.
+pub(super) const TEXT_MAX: usize = 10 << 20;
+/// Most values of a document, aliases expanded: what bounds the memory, some hundred bytes each.
+const VALUES_MAX: usize = 500_000;
+
+/// The documents of a text: one of JSON if it begins as JSON does, else one or several of YAML.
+pub(super) fn parse(text: &str) -> Result<Vec<Value>, PolicyError> {
+    if text.len() > TEXT_MAX {
+        let bytes = text.len();
+        let max = TEXT_MAX;
+        return Err(Problem::TooLarge { bytes, max }.into());
+    }
+    let documents = if text.trim_start().starts_with(['{', '[']) {
+        vec![json(text)?]
+    } else {
+        yaml(text)?
+    };
+    if documents.is_empty() {
+        return Err(Problem::Empty.into());
+    }
+    Ok(documents)
+}
+
+fn json(text: &str) -> Result<Value, PolicyError> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let left = Cell::new(VALUES_MAX);
+    let value = Seed(&left).deserialize(&mut deserializer);
+    value
+        .and_then(|value| deserializer.end().map(|()| value))
+        .map_err(|error| Problem::Malformed(format!("not JSON: {error}")).into())
+}
+
+fn yaml(text: &str) -> Result<Vec<Value>, PolicyError> {
+    let limits = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_nodes: 2 * VALUES_MAX,
+            max_events: 4 * VALUES_MAX,
+        },
+    };
+    let documents: Vec<Tree> =
+        serde_saphyr::from_multiple_with_options(text, limits).map_err(|error| {
+            let error = error.without_snippet();
+            let message = UserMessageFormatter.format_message(error);
+            let place = error.location().filter(|at| at.line() > 0);
+            let place = place.map_or_else(String::new, |at| {
+                format!("line {}, column {}: ", at.line(), at.column())
+            });
+            Problem::Malformed(format!("{place}{message}"))
+        })?;
+    Ok(documents.into_iter().map(|tree| tree.0).collect())
+}
+
+/// A document in YAML.
+struct Tree(Value);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Seed(&Cell::new(VALUES_MAX))
+            .deserialize(deserializer)
+            .map(Self)
+    }
+}
+
+/// Reads a value, and counts what it is made of down from the limit. Unlike `Value`'s own reading it
+/// refuses a key that is there twice: of two `ingress` the first must not vanish.
+#[derive(Clone, Copy)]
+struct Seed<'a>(&'a Cell<usize>);
+
+impl Seed<'_> {
+    fn count<E: de::Error>(self) -> Result<(), E> {
+        let left = self.0.get().checked_sub(1).ok_or_else(|| {
+            E::custom(format_args!(
+                "a document of more than {VALUES_MAX} values is too large"
+            ))
+        })?;
+        self.0.set(left);
+        Ok(())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.count()?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Seed<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a policy")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_some<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut map = Map::new();
+        while let Some(key) = fields.next_key::<String>()? {
+            self.count()?;
+            let value = fields.next_value_seed(self)?;
+            if map.contains_key(&key) {
+                return Err(de::Error::custom(format_args!(
+                    "key {key:?} is there twice"
+                )));
+            }
+            map.insert(key, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
