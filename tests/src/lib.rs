@@ -9,6 +9,7 @@ pub mod fuzz;
 pub mod outside;
 pub mod packet;
 pub mod ping;
+pub mod policy;
 pub mod process;
 pub mod relay;
 pub mod snapshot;

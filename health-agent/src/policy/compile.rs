@@ -415,3 +415,111 @@ impl Found {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{PolicySettings, Repository};
+
+    fn compile(ingress: &str, others: &[&[&str]]) -> CompiledPolicy {
+        let rules =
+            format!(r#"[{{"labels": ["r"], "endpointSelector": {{}}, "ingress": {ingress}}}]"#);
+        let mut repository = Repository::default();
+        repository.import(&rules).unwrap();
+        let set = |labels: &[&str]| {
+            LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap()
+        };
+        let identities = (300..)
+            .zip(others)
+            .map(|(number, labels)| (Identity(number), Arc::new(set(labels))))
+            .collect();
+        let subject = set(&["app=subject"]);
+        let resolved = repository.resolve(&subject, PolicySettings::default());
+        resolved.compile(&identities)
+    }
+
+    fn entries(policy: &CompiledPolicy) -> Vec<(u32, u32, u8, u16, Verdict)> {
+        let entries = policy.direction(Direction::Ingress).entries().iter();
+        entries
+            .map(|(key, verdict)| {
+                let EntryKey {
+                    identity,
+                    prefix_len,
+                    protocol,
+                    port,
+                } = *key;
+                (identity.0, prefix_len, protocol, port, *verdict)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn identities_that_get_what_all_get_have_no_entries() {
+        let rules = r#"[
+            {"toPorts": [{"ports": [{"port": "80", "protocol": "TCP"}]}]},
+            {"fromEndpoints": [{"matchLabels": {"app": "a"}}],
+             "toPorts": [{"ports": [{"port": "80", "protocol": "TCP"}, {"port": "443", "protocol": "TCP"}]}]}
+        ]"#;
+        let policy = compile(rules, &[&["app=a"], &["app=b"], &["app=c"]]);
+        assert_eq!(
+            entries(&policy),
+            [
+                (0, 128, 6, 80, Verdict::Allow),
+                (300, 128, 6, 443, Verdict::Allow)
+            ]
+        );
+        assert!(!policy.direction(Direction::Egress).is_enforced());
+        assert_eq!(policy.len(), 2);
+    }
+
+    #[test]
+    fn rules_without_ports_are_one_entry_for_all_protocols() {
+        let rules = r#"[{"fromEndpoints": [{"matchLabels": {"app": "a"}}]}]"#;
+        let policy = compile(rules, &[&["app=a"], &["app=b"]]);
+        assert_eq!(entries(&policy), [(300, 96, 0, 0, Verdict::Allow)]);
+    }
+
+    #[test]
+    fn policies_that_decide_alike_are_equal_however_they_are_written() {
+        let ports = |ports: &str| {
+            format!(
+                r#"{{"fromEndpoints": [{{"matchLabels": {{"app": "a"}}}}], "toPorts": [{{"ports": [{ports}]}}]}}"#
+            )
+        };
+        let whole = ports(r#"{"port": "80", "endPort": 89, "protocol": "TCP"}"#);
+        let low = ports(r#"{"port": "80", "endPort": 85, "protocol": "TCP"}"#);
+        let high = ports(r#"{"port": "84", "endPort": 89, "protocol": "TCP"}"#);
+        let others: &[&[&str]] = &[&["app=a"], &["app=b"]];
+        let policy = compile(&format!("[{whole}]"), others);
+        assert_eq!(policy, compile(&format!("[{low}, {high}]"), others));
+        assert_eq!(
+            policy,
+            compile(&format!("[{high}, {whole}, {low}]"), others)
+        );
+        assert!(policy.diff(&policy).is_empty());
+        assert_ne!(policy, compile(&format!("[{low}]"), others));
+    }
+
+    #[test]
+    fn keys_are_laid_out_as_the_map_has_them() {
+        let key = EntryKey {
+            identity: Identity(300),
+            prefix_len: PREFIX_PORT,
+            protocol: 6,
+            port: 80,
+        };
+        let in_table = key.in_table(7, Direction::Egress);
+        assert_eq!(
+            in_table,
+            PolicyKey {
+                table: 7,
+                direction: POLICY_EGRESS,
+                pad: [0; 3],
+                identity: 300,
+                protocol: 6,
+                pad2: 0,
+                port_be: 80_u16.to_be(),
+            }
+        );
+    }
+}

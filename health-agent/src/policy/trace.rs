@@ -182,3 +182,81 @@ impl fmt::Display for TraceSide {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::PolicyMode;
+
+    const RULES: &str = r#"
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: db}
+spec:
+  endpointSelector: {matchLabels: {app: db}}
+  ingress:
+  - fromEndpoints: [{matchLabels: {app: web}}]
+  ingressDeny:
+  - toPorts: [{ports: [{port: "22", protocol: TCP}]}]
+"#;
+
+    fn trace(l4: &str, only: Option<Direction>, mode: PolicyMode) -> Trace {
+        let mut repository = Repository::default();
+        repository.import(RULES).unwrap();
+        let set = |label: &str| LabelSet::new([label.parse().unwrap()]).unwrap();
+        let (web, db) = (set("app=web"), set("app=db"));
+        let request = TraceRequest {
+            source: Peer::new(Identity(300), &web),
+            destination: Peer::new(Identity(301), &db),
+            l4: l4.parse().unwrap(),
+            only,
+        };
+        let settings = PolicySettings {
+            mode,
+            allow_localhost: false,
+        };
+        repository.trace(&request, settings)
+    }
+
+    #[test]
+    fn a_trace_shows_which_rules_select_and_which_decide() {
+        let text = trace("22/TCP", None, PolicyMode::Default).to_string();
+        assert_eq!(
+            text,
+            "\
+300 [unspec:app=web] -> 301 [unspec:app=db], 22/TCP
+
+Egress of the source: not enforced: no rule selects it
+  verdict: allowed: not enforced
+
+Ingress of the destination: enforced: rules select it
+  selected by CiliumNetworkPolicy db: spec
+  allowed by CiliumNetworkPolicy db: spec.ingress[0]
+  denied by CiliumNetworkPolicy db: spec.ingressDeny[0]
+  verdict: dropped (denied): CiliumNetworkPolicy db: spec.ingressDeny[0]
+
+Final verdict: dropped"
+        );
+    }
+
+    #[test]
+    fn both_sides_must_let_a_packet_pass() {
+        assert!(trace("80/TCP", None, PolicyMode::Default).passes);
+        assert!(!trace("80/TCP", None, PolicyMode::Always).passes);
+        assert!(trace("22/TCP", None, PolicyMode::Never).passes);
+        let side = trace("80/TCP", Some(Direction::Ingress), PolicyMode::Always);
+        assert_eq!((side.sides.len(), side.passes), (1, true));
+    }
+
+    #[test]
+    fn a_trace_is_told_in_json_by_the_names_of_rules() {
+        let trace = serde_json::to_value(trace("80/TCP", None, PolicyMode::Default)).unwrap();
+        assert_eq!(trace["passes"], true);
+        assert_eq!(trace["l4"]["protocol"], "TCP");
+        let ingress = &trace["sides"][1];
+        assert_eq!(ingress["direction"], "ingress");
+        assert_eq!(ingress["verdict"], "allow");
+        assert_eq!(ingress["reason"]["rule"]["field"], "spec.ingress[0]");
+        assert_eq!(ingress["matching"][0]["action"], "allow");
+    }
+}

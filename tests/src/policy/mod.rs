@@ -1,0 +1,3 @@
+//! What policy must make of packets, as data for those who decide them: the library, and real packets.
+
+pub mod cases;

@@ -1,0 +1,158 @@
+//! The table of policy, decided by the library: by the rules themselves, and by compiled entries.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use health_agent::identity::Identity;
+use health_agent::labels::LabelSet;
+use health_agent::policy::{
+    CompiledPolicy, Direction, Peer, PolicySettings, Repository, TraceRequest, Verdict,
+};
+use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
+
+/// A scenario's policies, and the identities of all that cases speak of.
+struct World {
+    repository: Repository,
+    settings: PolicySettings,
+    identities: BTreeMap<Identity, Arc<LabelSet>>,
+    endpoints: BTreeMap<&'static str, Identity>,
+}
+
+impl World {
+    fn of(scenario: &Scenario) -> Self {
+        let mut repository = Repository::default();
+        for document in scenario.documents {
+            repository.import(document).unwrap();
+        }
+        let set = |labels: &[&str]| {
+            Arc::new(LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap())
+        };
+        let mut identities: BTreeMap<_, _> = Identity::all_reserved()
+            .map(|identity| (identity, Arc::new(identity.reserved_labels().unwrap())))
+            .collect();
+        let mut endpoints = BTreeMap::new();
+        for (number, endpoint) in (256..).zip(ENDPOINTS) {
+            let identity = if endpoint.labels.is_empty() {
+                Identity::INIT
+            } else {
+                identities.insert(Identity(number), set(endpoint.labels));
+                Identity(number)
+            };
+            endpoints.insert(endpoint.name, identity);
+        }
+        for (number, prefix) in ((1 << 24) + 1..).zip(repository.prefixes()) {
+            let label = format!("cidr:{prefix}");
+            identities.insert(Identity(number), set(&[&label, "reserved:world"]));
+        }
+        Self {
+            repository,
+            settings: PolicySettings {
+                mode: scenario.mode,
+                allow_localhost: scenario.allow_localhost,
+            },
+            identities,
+            endpoints,
+        }
+    }
+
+    /// As the ipcache has it: that of the longest prefix which holds the address.
+    fn identity_of_address(&self, address: IpAddr) -> Identity {
+        let prefixes = self.identities.iter().filter_map(|(identity, labels)| {
+            let prefix = health_agent::policy::prefix(labels)?;
+            prefix
+                .contains(&address)
+                .then_some((prefix.prefix_len(), *identity))
+        });
+        prefixes
+            .max()
+            .map_or(Identity::WORLD, |(_, identity)| identity)
+    }
+
+    fn peer(&self, end: End) -> Peer<'_> {
+        let identity = match end {
+            End::Endpoint(name) => self.endpoints[name],
+            End::Host => Identity::HOST,
+            End::RemoteNode => Identity::REMOTE_NODE,
+            End::World(address) => self.identity_of_address(address.parse().unwrap()),
+        };
+        Peer::new(identity, &self.identities[&identity])
+    }
+
+    fn compiled(&self, end: End) -> CompiledPolicy {
+        let resolved = self
+            .repository
+            .resolve(self.peer(end).labels(), self.settings);
+        resolved.compile(&self.identities)
+    }
+
+    fn by_rules(&self, case: &Case) -> Outcome {
+        let request = TraceRequest {
+            source: self.peer(case.from),
+            destination: self.peer(case.to),
+            l4: case.l4,
+            only: None,
+        };
+        let trace = self.repository.trace(&request, self.settings);
+        let [egress, ingress] = [0, 1].map(|side| trace.sides[side].decision.verdict);
+        assert_eq!(trace.passes, outcome(egress, ingress) == Outcome::Passes);
+        outcome(egress, ingress)
+    }
+
+    fn by_entries(&self, case: &Case) -> Outcome {
+        let decide = |end: End, direction, other: End| {
+            let compiled = self.compiled(end);
+            let direction = compiled.direction(direction);
+            direction.lookup(self.peer(other).identity(), case.l4)
+        };
+        let egress = decide(case.from, Direction::Egress, case.to);
+        let ingress = decide(case.to, Direction::Ingress, case.from);
+        outcome(egress, ingress)
+    }
+}
+
+/// Of the verdicts of both sides, the first of which is asked first.
+fn outcome(egress: Verdict, ingress: Verdict) -> Outcome {
+    match (egress, ingress) {
+        (Verdict::None, _) => Outcome::EgressDrops,
+        (Verdict::Deny, _) => Outcome::EgressDenies,
+        (Verdict::Allow, Verdict::None) => Outcome::IngressDrops,
+        (Verdict::Allow, Verdict::Deny) => Outcome::IngressDenies,
+        (Verdict::Allow, Verdict::Allow) => Outcome::Passes,
+    }
+}
+
+#[test]
+fn every_case_of_the_table_is_decided_as_it_says() {
+    for scenario in &SCENARIOS {
+        let world = World::of(scenario);
+        for case in scenario.cases {
+            let name = scenario.name;
+            assert_eq!(
+                world.by_rules(case),
+                case.outcome,
+                "rules: {name}: {case:?}"
+            );
+            assert_eq!(
+                world.by_entries(case),
+                case.outcome,
+                "entries: {name}: {case:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_table_has_cases_of_every_kind() {
+    let cases = || SCENARIOS.iter().flat_map(|scenario| scenario.cases);
+    assert!(cases().count() >= 60, "{}", cases().count());
+    for outcome in [
+        Outcome::Passes,
+        Outcome::EgressDrops,
+        Outcome::EgressDenies,
+        Outcome::IngressDrops,
+        Outcome::IngressDenies,
+    ] {
+        assert!(cases().any(|case| case.outcome == outcome), "{outcome:?}");
+    }
+}
