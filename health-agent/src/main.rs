@@ -1,13 +1,17 @@
 //! The command-line program: settles what must be settled while the process has one thread, then
 //! hands over to the command.
 
+use std::env;
+use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
 use health_agent::cli::exit::{self, Failure};
 use health_agent::cli::{Cli, Command};
+use health_agent::cni;
 use health_agent::net::hostns;
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
@@ -21,10 +25,20 @@ const DAEMON_THREADS: usize = 2;
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    match Cli::try_parse() {
+    match Cli::try_parse_from(words()) {
         Ok(cli) => execute(cli).unwrap_or_else(|failure| failure.report()),
         Err(error) => exit::usage(&error),
     }
+}
+
+/// The command line. Runtimes call the CNI plugin by its link and without any words.
+fn words() -> Vec<OsString> {
+    let mut words: Vec<OsString> = env::args_os().collect();
+    let called = words.first().map(Path::new).and_then(Path::file_name);
+    if called.is_some_and(|name| name == cni::LINK_NAME) {
+        words.insert(1, "cni".into());
+    }
+    words
 }
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {

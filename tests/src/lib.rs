@@ -9,6 +9,8 @@ pub mod fuzz;
 pub mod outside;
 pub mod packet;
 pub mod ping;
+pub mod plugin;
+pub mod podman;
 pub mod policy;
 pub mod process;
 pub mod relay;

@@ -48,6 +48,9 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("traceroute", "traceroute"),
     tool("dnsmasq", "dnsmasq-base"),
     tool("dig", "bind9-dnsutils"),
+    tool("podman", "podman"),
+    tool("runc", "runc"),
+    tool("busybox", "busybox-static"),
 ];
 
 /// What the benchmarks need.

@@ -1,9 +1,8 @@
 //! The endpoints of workloads: their manager, and what builds their datapath.
 
-use std::future::Future;
+use std::net::IpAddr;
 use std::path::Path;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
@@ -12,14 +11,16 @@ use jiff::Timestamp;
 use super::addresses;
 use super::node::NodeDatapath;
 use crate::config::Config;
-use crate::datapath::{Datapath, Workload, loader};
-use crate::endpoint::identities::ReservedOnly;
+use crate::datapath::{Workload, loader};
+use crate::endpoint::identities::Allocated;
 use crate::endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
-use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 use crate::endpoint::workload::{HostDevices, Saved, StateDir};
+use crate::enforcement::{self, Enforcer, Surroundings};
+use crate::identity::IdentityAllocator;
 use crate::ipam::NodeIpam;
 use crate::net::netlink::Handle;
-use crate::nodes::Node;
+use crate::nodes::{Node, Registry};
+use crate::policy::PolicySettings;
 
 /// Most regenerations at a time.
 const PARALLEL: usize = 4;
@@ -42,7 +43,8 @@ pub(super) fn start(
     netlink: &Handle,
     node: &NodeDatapath,
     survey: Survey,
-) -> anyhow::Result<Manager> {
+    identities: Arc<IdentityAllocator>,
+) -> anyhow::Result<(Manager, Enforcer)> {
     let location = &config.location;
     let ipam = NodeIpam::new(
         &own.pod_cidrs,
@@ -58,13 +60,25 @@ pub(super) fn start(
         mtu: node.endpoint.mtu(),
         parallel: PARALLEL,
     };
+    let enforcer = Enforcer::open(
+        &location.state_dir,
+        enforcement::Parts {
+            settings: PolicySettings {
+                mode: config.policy_mode,
+                allow_localhost: config.policy_allow_localhost,
+            },
+            allocator: identities.clone(),
+            datapath: node.shared_datapath(),
+            node_addresses: own.addresses.clone(),
+        },
+    )?;
     let parts = Parts {
         devices: Arc::new(HostDevices::new(netlink.clone(), &location.instance)),
-        identities: Arc::new(ReservedOnly),
-        regenerator: Arc::new(Builder(node.shared_datapath())),
+        identities: Arc::new(Allocated::by(identities)),
+        regenerator: Arc::new(enforcer.clone()),
         clock: Timestamp::now,
     };
-    Ok(Manager::start(options, parts, survey))
+    Ok((Manager::start(options, parts, survey), enforcer))
 }
 
 fn states(state_dir: &Path) -> StateDir {
@@ -87,56 +101,24 @@ pub(super) fn workload(saved: &Saved) -> Option<Workload> {
     })
 }
 
-/// Builds endpoints without policy.
-struct Builder(Arc<Mutex<Datapath>>);
-
-impl Builder {
-    /// Does something with the datapath where it may take its time.
-    async fn with_datapath<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Datapath) -> T + Send + 'static,
-    ) -> Result<T, NotRegenerated> {
-        let datapath = self.0.clone();
-        let work = move || work(&mut datapath.lock().unwrap_or_else(PoisonError::into_inner));
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|error| NotRegenerated(error.to_string()))
-    }
-}
-
-impl Regenerator for Builder {
-    fn regenerate<'a>(
-        &'a self,
-        endpoint: &'a Regeneration,
-    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
-        let workload = Workload {
-            device: endpoint.device.clone(),
-            addresses: endpoint.addresses.clone(),
-            info: EndpointInfo {
-                ifindex: endpoint.ifindex,
-                identity: endpoint.identity.0,
-                id: endpoint.id,
-                mac: endpoint.mac.0,
-                host_mac: endpoint.host_mac.0,
-                ..EndpointInfo::default()
-            },
-        };
-        Box::pin(async {
-            self.with_datapath(|datapath| datapath.set_workload(workload))
-                .await?
-                .map_err(|error| NotRegenerated(error.to_string()))?;
-            Ok(Realized::default())
-        })
-    }
-
-    fn remove(
-        &self,
-        id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
-        Box::pin(async move {
-            self.with_datapath(move |datapath| datapath.remove_workload(id))
-                .await?
-                .map(drop)
-                .map_err(|error| NotRegenerated(error.to_string()))
-        })
+/// What is around the endpoints.
+pub(super) fn surroundings(
+    own: &Node,
+    node: &NodeDatapath,
+    registry: &dyn Registry,
+) -> Surroundings {
+    let gateways = [
+        node.endpoint.gateway4().map(IpAddr::from),
+        node.endpoint.gateway6().map(IpAddr::from),
+    ];
+    let host = own.addresses.iter().chain(&own.secondary_addresses);
+    Surroundings {
+        own: own.full_name(),
+        host: host
+            .copied()
+            .chain(gateways.into_iter().flatten())
+            .collect(),
+        health: node.health_addresses(),
+        nodes: registry.watch(),
     }
 }

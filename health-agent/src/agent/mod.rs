@@ -107,11 +107,12 @@ struct Agent {
     endpoints: Manager,
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
+    enforcing: JoinHandle<()>,
     host_responder: Responder,
     /// Ends when it is dropped.
     _collector: Collector,
     /// Likewise.
-    _identities: IdentityAllocator,
+    _identities: Arc<IdentityAllocator>,
     events: Arc<Hub>,
     relay: JoinHandle<()>,
     monitors: [Monitor; 2],
@@ -148,11 +149,12 @@ impl Agent {
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
         let started = probing.and_then(|probing| {
             let relay = Self::start_relay(&node)?;
-            let identities = Self::start_identities(config)?;
-            let endpoints = endpoints::start(config, &own, &netlink, &node, survey)?;
+            let identities = Arc::new(Self::start_identities(config)?);
+            let endpoints =
+                endpoints::start(config, &own, &netlink, &node, survey, identities.clone())?;
             Ok((probing, relay, identities, endpoints))
         });
-        let ((collector, host_responder, mesh), (events, relay), identities, endpoints) =
+        let ((collector, host_responder, mesh), (events, relay), identities, (endpoints, enforcer)) =
             match started {
                 Ok(started) => started,
                 Err(error) => {
@@ -163,19 +165,21 @@ impl Agent {
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.told());
         source.set_events(events.clone());
-        source.set_manager(endpoints.clone());
+        source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
             &node.health_addresses().borrow(),
         ));
+        let surroundings = endpoints::surroundings(&own, &node, &*registry);
         info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),
             node,
             source,
             routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
+            enforcing: tokio::spawn(enforcer.follow(endpoints.clone(), surroundings)),
             registry,
             own,
             endpoints,
@@ -257,6 +261,7 @@ impl Agent {
             warn!(%error, "cannot wait for signals");
         }
         self.routes.abort();
+        self.enforcing.abort();
         self.events.close();
         self.relay.abort();
         if let Some(mesh) = self.source.mesh() {

@@ -23,6 +23,7 @@ use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
 use crate::endpoint::manager::Manager;
+use crate::enforcement::Enforcer;
 use crate::events::{self, Hub, SubscribeError, Subscription};
 use crate::identity::Identities;
 use crate::mesh::exchange::MalformedHeaders;
@@ -41,6 +42,7 @@ pub(super) struct AgentSource {
     /// The health endpoint.
     endpoint: RwLock<Option<Arc<Endpoint>>>,
     manager: OnceLock<Manager>,
+    enforcer: OnceLock<Enforcer>,
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
@@ -67,6 +69,7 @@ impl AgentSource {
             identities: OnceLock::new(),
             endpoint: RwLock::default(),
             manager: OnceLock::new(),
+            enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
             maps: Grace::default(),
@@ -159,12 +162,15 @@ impl AgentSource {
             id: endpoint.id(),
             name: None,
             container_id: None,
+            network: None,
             identity: identity::HEALTH,
             labels: vec!["reserved:health".to_owned()],
             policy_ingress: Enforcement::Disabled,
             policy_egress: Enforcement::Disabled,
             ipv4: endpoint.ipv4().map(Into::into),
             ipv6: endpoint.ipv6().map(Into::into),
+            gateway4: endpoint.gateway4().map(Into::into),
+            gateway6: endpoint.gateway6().map(Into::into),
             state: "ready".to_owned(),
             interface: endpoint.ifname().to_owned(),
             ifindex: endpoint.ifindex(),
@@ -180,8 +186,9 @@ impl AgentSource {
             .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(shown));
     }
 
-    pub(super) fn set_manager(&self, manager: Manager) {
+    pub(super) fn set_manager(&self, manager: Manager, enforcer: Enforcer) {
         // As there is one mesh.
+        let _ = self.enforcer.set(enforcer);
         let _ = self.manager.set(manager);
     }
 
@@ -343,6 +350,10 @@ impl Source for AgentSource {
             .collect();
         all.sort_unstable_by_key(|endpoint| endpoint.id);
         all
+    }
+
+    fn enforcer(&self) -> Option<&Enforcer> {
+        self.enforcer.get()
     }
 
     fn manager(&self) -> Option<&Manager> {

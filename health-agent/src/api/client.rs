@@ -202,6 +202,16 @@ impl Client {
         self.send_json(Method::POST, path, body).await
     }
 
+    /// Sends a text to `path`, and reads what comes of it within 30 s.
+    pub async fn post_text<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        text: Vec<u8>,
+    ) -> Result<T, ClientError> {
+        self.send_with(Method::POST, path, text.into(), CHANGE_TIMEOUT)
+            .await
+    }
+
     /// Changes what `path` stands for as `body` says, within 30 s.
     pub async fn patch<T: DeserializeOwned>(
         &self,

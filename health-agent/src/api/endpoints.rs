@@ -225,6 +225,11 @@ pub(super) async fn change_labels<S: Source>(
     answer(move || Ok(changed)).await
 }
 
+pub(super) async fn ipam<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    let manager = manager(&*api.source)?.clone();
+    answer(move || Ok(manager.taken_addresses())).await
+}
+
 fn manager<S: Source>(source: &S) -> Result<&Manager, Refusal> {
     source.manager().ok_or_else(|| {
         Refusal(
@@ -266,22 +271,8 @@ fn number(id: &str) -> Result<u16, Refusal> {
 }
 
 /// Reads the JSON of a body.
-async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
-    let read = axum::body::to_bytes(request.into_body(), MAX_BODY);
-    let bytes: Bytes = tokio::time::timeout(BODY_TIMEOUT, read)
-        .await
-        .map_err(|_| {
-            Refusal(
-                StatusCode::REQUEST_TIMEOUT,
-                "the body took too long to arrive".to_owned(),
-            )
-        })?
-        .map_err(|_| {
-            Refusal(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the body cannot be read, or is longer than {MAX_BODY} bytes"),
-            )
-        })?;
+pub(super) async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
+    let bytes = body_bytes(request, MAX_BODY, BODY_TIMEOUT).await?;
     let mut text = serde_json::Deserializer::from_slice(&bytes);
     let parsed = serde_path_to_error::deserialize(&mut text).map_err(|error| {
         let path = error.path().to_string();
@@ -296,6 +287,29 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, Refusal> {
     Ok(parsed)
 }
 
+/// Reads a body of up to `longest` bytes, within `limit`.
+pub(super) async fn body_bytes(
+    request: Request,
+    longest: usize,
+    limit: Duration,
+) -> Result<Bytes, Refusal> {
+    let read = axum::body::to_bytes(request.into_body(), longest);
+    tokio::time::timeout(limit, read)
+        .await
+        .map_err(|_| {
+            Refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the body took too long to arrive".to_owned(),
+            )
+        })?
+        .map_err(|_| {
+            Refusal(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("the body cannot be read, or is longer than {longest} bytes"),
+            )
+        })
+}
+
 fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
     let labels = labels("labels", &request.labels)?;
     Ok(NewEndpoint {
@@ -305,6 +319,10 @@ fn new_endpoint(request: EndpointRequest) -> Result<NewEndpoint, Refusal> {
         container_id: request
             .container_id
             .map(|text| name("container-id", text))
+            .transpose()?,
+        network: request
+            .network
+            .map(|text| name("network", text))
             .transpose()?,
         ifname: request.ifname.map(ifname).transpose()?,
         ipv4: address("ipv4", request.ipv4)?,

@@ -7,6 +7,7 @@ pub mod flow;
 pub mod liveness;
 pub mod monitor;
 mod node_feed;
+mod policies;
 pub mod rtt;
 pub mod rtt_summary;
 mod serve;

@@ -16,14 +16,13 @@ use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, patch, put};
+use axum::routing::{MethodRouter, get, patch, post, put};
 use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::endpoints;
 use super::events::EventFilter;
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
@@ -33,9 +32,11 @@ use super::types::{
     IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
     TargetHistory,
 };
+use super::{endpoints, policies};
 use crate::config::{Config, duration_text};
 use crate::conntrack::Counts;
 use crate::endpoint::manager::Manager;
+use crate::enforcement::Enforcer;
 use crate::events::{self, SubscribeError, Subscription};
 use crate::identity::{Identity, ParseIdentityError};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
@@ -115,6 +116,10 @@ pub trait Source: Send + Sync + 'static {
     }
     /// Local endpoints by id, the health endpoint among them.
     fn endpoints(&self) -> Vec<Arc<Endpoint>>;
+    /// What keeps policy in force; `None` before it is taken over.
+    fn enforcer(&self) -> Option<&Enforcer> {
+        None
+    }
     /// What manages the others; `None` before they are restored.
     fn manager(&self) -> Option<&Manager> {
         None
@@ -197,7 +202,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 19] {
+fn routes<S: Source>() -> [Route<S>; 22] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -227,6 +232,14 @@ fn routes<S: Source>() -> [Route<S>; 19] {
         ("/v1/endpoints/{id}/labels", patch(endpoints::change_labels)),
         ("/v1/identities", get(identities)),
         ("/v1/identities/{id}", get(identity)),
+        ("/v1/ipam", get(endpoints::ipam)),
+        (
+            "/v1/policies",
+            get(policies::list)
+                .post(policies::import)
+                .delete(policies::delete),
+        ),
+        ("/v1/policies/trace", post(policies::trace)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]
@@ -537,7 +550,7 @@ async fn openapi() -> impl IntoResponse {
 }
 
 async fn refuse_bodies(request: Request, next: Next) -> Response {
-    if has_body(&request) && !endpoints::takes_body(&request) {
+    if has_body(&request) && !endpoints::takes_body(&request) && !policies::takes_body(&request) {
         return Refusal(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("{} takes no body; send none", request.uri().path()),

@@ -9,6 +9,8 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::policy::{self, L4, PolicyMode, Trace};
+
 /// `GET /v1beta/status` and `PUT /v1beta/status/probe`. Of very many nodes, `N` may be something that
 /// is written down node by node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -576,6 +578,8 @@ pub struct Endpoint {
     pub name: Option<String>,
     /// The container that it is of.
     pub container_id: Option<String>,
+    /// The runtime's network that it is for.
+    pub network: Option<String>,
     /// Security identity.
     pub identity: u32,
     /// Labels, `source:key` or `source:key=value`.
@@ -588,6 +592,10 @@ pub struct Endpoint {
     pub ipv4: Option<IpAddr>,
     /// IPv6 address.
     pub ipv6: Option<IpAddr>,
+    /// Where its IPv4 packets go first.
+    pub gateway4: Option<IpAddr>,
+    /// Where its IPv6 packets go first.
+    pub gateway6: Option<IpAddr>,
     /// Lifecycle state.
     pub state: String,
     /// Host side of its veth pair.
@@ -692,6 +700,9 @@ pub struct EndpointRequest {
     /// Name of the device in the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ifname: Option<String>,
+    /// The runtime's network that it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
     /// The IPv4 address that it must have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv4: Option<String>,
@@ -710,6 +721,17 @@ pub struct LabelChange {
     /// Labels that it loses, by source and key.
     #[serde(default)]
     pub remove: Vec<String>,
+}
+
+/// An address of `GET /v1/ipam`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Id of the endpoint that has it.
+    pub endpoint: u16,
+    /// What that is called.
+    pub name: String,
 }
 
 /// Answer to `DELETE /v1/endpoints` and `/v1/endpoints/{id}`.
@@ -748,6 +770,85 @@ pub struct IdentityEntry {
     /// Names of the nodes that use it; `None` where that is not counted: only identities of the
     /// cluster are.
     pub references: Option<Vec<String>>,
+}
+
+/// Answer to `GET /v1/policies`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PolicyList {
+    /// How often the policies have changed.
+    pub revision: u64,
+    /// When policy is enforced.
+    pub mode: PolicyMode,
+    /// By name.
+    pub policies: Vec<PolicyDocument>,
+}
+
+/// A policy as it was imported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PolicyDocument {
+    /// Kind, namespace and name, or the labels of its rules.
+    pub name: String,
+    /// What was imported.
+    pub document: serde_json::Value,
+}
+
+/// Answer to `POST` and `DELETE /v1/policies`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct PolicyChange {
+    /// Policies that are new.
+    pub added: Vec<String>,
+    /// Policies that took the place of one of their name.
+    pub replaced: Vec<String>,
+    /// Policies that were there word for word.
+    pub unchanged: Vec<String>,
+    /// Policies that are no more.
+    pub deleted: Vec<String>,
+    /// How often the policies have changed by now.
+    pub revision: u64,
+    /// Whether all endpoints that it touches follow.
+    pub is_in_force: bool,
+    /// How long it took until then, or until waiting ended.
+    pub took_ns: u64,
+}
+
+/// Body of `POST /v1/policies/trace`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct TraceQuery {
+    /// Where the packet comes from.
+    pub source: TraceEndRequest,
+    /// Where it goes.
+    pub destination: TraceEndRequest,
+    /// Its protocol and destination port.
+    pub l4: L4,
+    /// The one side to look at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<policy::Direction>,
+}
+
+/// One end of a packet's way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TraceEndRequest {
+    /// An endpoint of this node, by its id.
+    Endpoint(u16),
+    /// An identity, by number or reserved name.
+    Identity(String),
+    /// Whoever has an address.
+    Ip(String),
+    /// Somebody with these labels.
+    Labels(Vec<String>),
+}
+
+/// Answer to `POST /v1/policies/trace`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TraceAnswer {
+    /// For people.
+    pub text: String,
+    /// For programs.
+    pub trace: Trace,
 }
 
 /// Body of every answer that is not a success.

@@ -2,6 +2,7 @@
 
 mod bpf;
 mod cleanup;
+mod cni;
 mod completion;
 mod config;
 mod endpoint;
@@ -12,6 +13,7 @@ mod monitor;
 mod node;
 mod output;
 mod path_mtu;
+mod policy;
 pub mod run;
 mod screen;
 mod status;
@@ -131,9 +133,14 @@ pub enum Command {
     /// Look at the security identities that this node knows
     #[command(subcommand)]
     Identity(identity::IdentityCommand),
+    /// Say who may talk to whom
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Look at the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
+    /// Connect containers, as a plugin of their runtime
+    Cni(cni::CniArgs),
     /// Show drops and flows as they happen
     Monitor(monitor::MonitorArgs),
     /// Show the settings that the agent runs with
@@ -155,7 +162,9 @@ impl Command {
             Self::Node(command) => command.execute(&client, &location).await?,
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Identity(command) => command.execute(&client).await?,
+            Self::Policy(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&client, &location).await?,
+            Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,
             Self::Config(args) => args.execute(&client).await?,
             Self::Cleanup(args) => args.execute(&location).await?,

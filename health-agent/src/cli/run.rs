@@ -19,6 +19,7 @@ use crate::config::{
 };
 use crate::identity;
 use crate::ipam::AddressRange;
+use crate::policy::PolicyMode;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";
@@ -75,6 +76,12 @@ pub struct RunArgs {
     /// How long an address that was given back is not given out again while others are free, at most 24h
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     ipam_cooling_time: Duration,
+    /// When policy is enforced
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default)]
+    policy_mode: PolicyMode,
+    /// Let this host reach its own endpoints wherever no rule denies it
+    #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
+    policy_allow_localhost: bool,
     /// Uplink, by interface name; give it once for each [default: those that carry the node's
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
@@ -187,6 +194,8 @@ impl RunArgs {
             remote_clusters: self.remote_clusters,
             node_addresses: self.node_addresses,
             pod_cidrs: self.pod_cidrs,
+            policy_mode: self.policy_mode,
+            policy_allow_localhost: self.policy_allow_localhost,
             ipam_excludes: self.ipam_excludes,
             ipam_cooling_time: self.ipam_cooling_time,
             devices: self.devices,

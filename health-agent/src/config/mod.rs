@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::ipam::AddressRange;
+use crate::policy::PolicyMode;
 
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
@@ -179,6 +180,10 @@ pub struct Config {
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses of the pod CIDRs that no endpoint gets.
     pub ipam_excludes: Vec<AddressRange>,
+    /// When policy is enforced.
+    pub policy_mode: PolicyMode,
+    /// Whether the local host may reach its endpoints unless a rule denies it.
+    pub policy_allow_localhost: bool,
     /// How long an address that was given back is not given out again.
     #[serde(rename = "ipam-cooling-time-ns", with = "duration::nanoseconds")]
     pub ipam_cooling_time: Duration,
@@ -505,6 +510,8 @@ mod tests {
             identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
+            policy_mode: PolicyMode::Default,
+            policy_allow_localhost: true,
             ipam_excludes: Vec::new(),
             ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into(), "eth1".into()],

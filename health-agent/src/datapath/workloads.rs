@@ -127,6 +127,14 @@ impl Datapath {
         Ok(())
     }
 
+    /// The policy table that each endpoint names.
+    pub fn policies_named(&self) -> Vec<(u16, u32)> {
+        let known = self.workloads.known.iter();
+        known
+            .map(|(id, workload)| (*id, workload.info.policy))
+            .collect()
+    }
+
     /// Takes an endpoint away. Returns whether it was there.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
         let Some(workload) = self.workloads.known.get(&id).cloned() else {

@@ -19,10 +19,12 @@ pub enum EndpointError {
     #[error("endpoint {0} is this node's health endpoint, which the agent keeps as it is")]
     Health(u16),
     /// The container has one.
-    #[error("container {container_id} has endpoint {id} already: delete that first")]
+    #[error("{ifname} of container {container_id} is endpoint {id} already: delete that first")]
     ContainerTaken {
         /// The container.
         container_id: String,
+        /// The device in it.
+        ifname: String,
         /// Its endpoint.
         id: u16,
     },

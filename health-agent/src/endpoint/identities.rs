@@ -1,9 +1,12 @@
 //! Where the identities of endpoints come from.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityAllocator, OnOutage};
 use crate::labels::LabelSet;
 
 /// The identity cannot be told for now; it is asked for again.
@@ -24,22 +27,56 @@ pub trait IdentitySource: Send + Sync {
     fn release(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// The identities of an agent without an allocator: labels that name a reserved identity have that one,
-/// all others `reserved:init`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ReservedOnly;
+/// Identities of an allocator, by labels.
+pub struct Allocated {
+    allocator: Arc<IdentityAllocator>,
+    /// What is held, and how often.
+    held: Mutex<HashMap<Identity, (LabelSet, usize)>>,
+}
 
-impl IdentitySource for ReservedOnly {
+impl Allocated {
+    /// Those of this one.
+    pub fn by(allocator: Arc<IdentityAllocator>) -> Self {
+        Self {
+            allocator,
+            held: Mutex::default(),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<Identity, (LabelSet, usize)>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl IdentitySource for Allocated {
     fn acquire<'a>(
         &'a self,
         labels: &'a LabelSet,
     ) -> Pin<Box<dyn Future<Output = Result<Identity, IdentityUnavailable>> + Send + 'a>> {
-        let reserved = Identity::all_reserved()
-            .find(|identity| identity.reserved_labels().as_ref() == Some(labels));
-        Box::pin(std::future::ready(Ok(reserved.unwrap_or(Identity::INIT))))
+        Box::pin(async move {
+            let identity = self
+                .allocator
+                .acquire(labels, OnOutage::Fail)
+                .await
+                .map_err(|error| IdentityUnavailable(error.to_string()))?;
+            let mut held = self.held();
+            held.entry(identity)
+                .or_insert_with(|| (labels.clone(), 0))
+                .1 += 1;
+            Ok(identity)
+        })
     }
 
-    fn release(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn release(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let mut held = self.held();
+        if let Entry::Occupied(mut one) = held.entry(identity) {
+            let (labels, count) = one.get_mut();
+            self.allocator.release(labels);
+            *count -= 1;
+            if *count == 0 {
+                one.remove();
+            }
+        }
         Box::pin(std::future::ready(()))
     }
 }

@@ -135,6 +135,11 @@ impl NodeIpam {
         }
     }
 
+    /// Every address that is taken, and its owner.
+    pub fn owners(&self) -> impl Iterator<Item = (IpAddr, &Owner)> {
+        self.owners.iter().map(|(address, owner)| (*address, owner))
+    }
+
     /// The addresses whose endpoint is none of the `living`.
     pub fn leaks(&self, living: impl Fn(u16) -> bool) -> Vec<(IpAddr, Owner)> {
         self.owners

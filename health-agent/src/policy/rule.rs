@@ -12,7 +12,19 @@ use super::peer::{Peer, Peers};
 use super::selector::Selector;
 
 /// Which way a packet goes, seen from the endpoint that policy holds for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// To the endpoint.

@@ -16,6 +16,7 @@ impl CreateArgs {
             labels: self.labels.iter().map(ToString::to_string).collect(),
             name: self.name,
             container_id: self.container_id,
+            network: None,
             ifname: self.ifname,
             ipv4: self.ipv4.map(|address| address.to_string()),
             ipv6: self.ipv6.map(|address| address.to_string()),

@@ -46,9 +46,11 @@ impl Manager {
         for Entry { saved, .. } in table.entries.values() {
             if let Some(container_id) = &new.container_id
                 && saved.container_id.as_ref() == Some(container_id)
+                && saved.ifname == ifname
             {
                 return Err(EndpointError::ContainerTaken {
                     container_id: container_id.clone(),
+                    ifname,
                     id: saved.id,
                 });
             }
@@ -65,6 +67,7 @@ impl Manager {
             id,
             name: new.name,
             container_id: new.container_id,
+            network: new.network,
             labels: new.labels,
             identity: Identity::INIT,
             ipv4: None,
@@ -80,7 +83,8 @@ impl Manager {
             created: now,
         };
         let lifecycle = Lifecycle::created(now, "created");
-        table.entries.insert(id, Entry::new(saved, lifecycle));
+        let entry = Entry::new(saved, lifecycle, &table.ipam);
+        table.entries.insert(id, entry);
         Ok(id)
     }
 

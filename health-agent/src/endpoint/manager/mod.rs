@@ -24,7 +24,7 @@ use super::identities::IdentitySource;
 use super::log::LogEntry;
 use super::regenerate::Regenerator;
 use super::workload::{Devices, StateDir};
-use crate::api::types::{Endpoint, EndpointHealth};
+use crate::api::types::{Endpoint, EndpointHealth, TakenAddress};
 use crate::ipam::{IpamError, NodeIpam};
 use crate::labels::{Label, LabelSet};
 
@@ -46,8 +46,10 @@ pub struct NewEndpoint {
     pub labels: LabelSet,
     /// What it is called.
     pub name: Option<String>,
-    /// The container that it is of; no two endpoints may be of one.
+    /// The container that it is of; no two endpoints may be of one device of it.
     pub container_id: Option<String>,
+    /// The runtime's network that it is for.
+    pub network: Option<String>,
     /// Name of the device in its namespace; `eth0` unless told.
     pub ifname: Option<String>,
     /// The IPv4 address that it must have.
@@ -209,6 +211,19 @@ impl Manager {
     /// How an endpoint does.
     pub fn health(&self, id: u16) -> Option<EndpointHealth> {
         self.table().health(id)
+    }
+
+    /// Every address of this node's endpoints, and whose it is.
+    pub fn taken_addresses(&self) -> Vec<TakenAddress> {
+        let table = self.table();
+        let owners = table.ipam.owners();
+        owners
+            .map(|(address, owner)| TakenAddress {
+                address,
+                endpoint: owner.endpoint,
+                name: owner.name.clone(),
+            })
+            .collect()
     }
 
     /// Changes with every change of an endpoint.

@@ -102,6 +102,7 @@ impl Manager {
             let mut entry = Entry::new(
                 saved,
                 Lifecycle::restored(now, "restored from its state file"),
+                &table.ipam,
             );
             entry.is_complete = true;
             for address in entry.saved.addresses() {

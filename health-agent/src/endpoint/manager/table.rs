@@ -17,7 +17,7 @@ use crate::endpoint::queue::RegenerationQueue;
 use crate::endpoint::regenerate::Realized;
 use crate::endpoint::workload::Saved;
 use crate::identity::Identity;
-use crate::ipam::{IpamError, NodeIpam, Owner};
+use crate::ipam::{Family, IpamError, NodeIpam, Owner};
 
 /// Upper bounds of the histogram of regenerations, seconds.
 pub(crate) const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -61,14 +61,17 @@ pub(super) struct Entry {
     pub(super) is_outdated: bool,
     /// What is held of the source of identities: the one in use, and those that packets may still meet.
     pub(super) held: Vec<Identity>,
+    /// Where its packets go first, IPv4's gateway and IPv6's.
+    gateways: [Option<IpAddr>; 2],
     /// As it is shown, until it changes.
     shown: OnceLock<Arc<Endpoint>>,
 }
 
 impl Entry {
-    pub(super) fn new(saved: Saved, lifecycle: Lifecycle) -> Self {
+    pub(super) fn new(saved: Saved, lifecycle: Lifecycle, ipam: &NodeIpam) -> Self {
         Self {
             saved,
+            gateways: Family::ALL.map(|family| ipam.gateway(family)),
             lifecycle,
             realized: None,
             failures: 0,
@@ -126,12 +129,15 @@ impl Entry {
             id: saved.id,
             name: saved.name.clone(),
             container_id: saved.container_id.clone(),
+            network: saved.network.clone(),
             identity: saved.identity.0,
             labels: labels.iter().map(ToString::to_string).collect(),
             policy_ingress: enforcement(|realized| realized.enforces_ingress),
             policy_egress: enforcement(|realized| realized.enforces_egress),
             ipv4: saved.ipv4.map(IpAddr::from),
             ipv6: saved.ipv6.map(IpAddr::from),
+            gateway4: self.gateways[0].filter(|_| saved.ipv4.is_some()),
+            gateway6: self.gateways[1].filter(|_| saved.ipv6.is_some()),
             state: self.state().text().to_owned(),
             interface: saved.device.clone(),
             ifindex: saved.ifindex.unwrap_or_default(),

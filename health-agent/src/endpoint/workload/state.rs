@@ -31,6 +31,9 @@ pub struct Saved {
     pub name: Option<String>,
     /// The container that it is of.
     pub container_id: Option<String>,
+    /// The runtime's network that it is for.
+    #[serde(default)]
+    pub network: Option<String>,
     /// Its labels. Empty: not known.
     pub labels: LabelSet,
     /// The identity that they had last.
@@ -179,6 +182,7 @@ mod tests {
             id,
             name: Some("web-1".to_owned()),
             container_id: None,
+            network: None,
             labels: LabelSet::new(["app=web".parse().unwrap()]).unwrap(),
             identity: Identity::INIT,
             ipv4: Some(Ipv4Addr::new(10, 244, 1, 9)),

@@ -1,0 +1,309 @@
+//! The paths under `/v1/policies`.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, Request, State};
+use axum::http::{Method, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::endpoints::{body, body_bytes};
+use super::server::{Refusal, Shared, Source, answer};
+use super::types::{
+    PolicyChange, PolicyDocument, PolicyList, TraceAnswer, TraceEndRequest, TraceQuery,
+};
+use crate::enforcement::{EnforceError, Enforcer};
+use crate::identity::Identity;
+use crate::labels::{Label, LabelSet};
+use crate::policy::{Peer, PolicyName, Repository, TraceRequest};
+
+/// Largest document, bytes.
+const MAX_DOCUMENT: usize = 10 * 1024 * 1024;
+/// Time for one to arrive.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer waits for endpoints to follow a change.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Whether requests like this have a body.
+pub(super) fn takes_body(request: &Request) -> bool {
+    let path = request.uri().path();
+    *request.method() == Method::POST && matches!(path, "/v1/policies" | "/v1/policies/trace")
+}
+
+/// Which policies are meant.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Meant {
+    /// By name: all of it, or what follows the kind.
+    name: Option<String>,
+    /// By labels, separated by commas.
+    labels: Option<String>,
+    /// All of them.
+    all: bool,
+}
+
+pub(super) async fn list<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<Meant>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(meant) = query?;
+    let enforcer = enforcer(&*api.source)?.clone();
+    answer(move || {
+        let repository = enforcer.repository();
+        let policies: Vec<PolicyDocument> = match (&meant.name, &meant.labels) {
+            (Some(name), None) => vec![document(&repository, &named(&repository, name)?)],
+            (None, Some(text)) => {
+                let labels = labels(text)?;
+                let found = repository.labelled(&labels).map(|policy| policy.name());
+                found.map(|name| document(&repository, name)).collect()
+            }
+            (None, None) => repository
+                .iter()
+                .map(|policy| document(&repository, policy.name()))
+                .collect(),
+            (Some(_), Some(_)) => return Err(bad("give a name or labels, not both".to_owned())),
+        };
+        Ok(PolicyList {
+            revision: repository.revision(),
+            mode: enforcer.settings().mode,
+            policies,
+        })
+    })
+    .await
+}
+
+fn document(repository: &Repository, name: &PolicyName) -> PolicyDocument {
+    PolicyDocument {
+        name: name.to_string(),
+        document: repository
+            .get(name)
+            .map(|policy| policy.document().clone())
+            .unwrap_or_default(),
+    }
+}
+
+pub(super) async fn import<S: Source>(
+    State(api): Shared<S>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let enforcer = enforcer(&*api.source)?.clone();
+    let bytes: Bytes = body_bytes(request, MAX_DOCUMENT, DOCUMENT_TIMEOUT).await?;
+    let begun = Instant::now();
+    let importing = enforcer.clone();
+    let imported = tokio::task::spawn_blocking(move || {
+        let text = std::str::from_utf8(&bytes)
+            .map_err(|error| bad(format!("the policies are no UTF-8: {error}")))?;
+        Ok::<_, Refusal>(importing.import(text)?)
+    });
+    let (imported, revision) = imported.await.map_err(|error| failed(&error))??;
+    let texts = |names: &[PolicyName]| names.iter().map(ToString::to_string).collect();
+    let change = PolicyChange {
+        added: texts(&imported.added),
+        replaced: texts(&imported.replaced),
+        unchanged: texts(&imported.unchanged),
+        ..PolicyChange::default()
+    };
+    told(&enforcer, change, revision, begun).await
+}
+
+pub(super) async fn delete<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<Meant>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(meant) = query?;
+    let enforcer = enforcer(&*api.source)?.clone();
+    let begun = Instant::now();
+    let (deleted, revision) = match (&meant.name, &meant.labels, meant.all) {
+        (Some(name), None, false) => {
+            let name = named(&enforcer.repository(), name)?;
+            let revision = enforcer.delete(&name)?;
+            (vec![name], revision)
+        }
+        (None, Some(text), false) => enforcer.delete_labelled(&labels(text)?)?,
+        (None, None, true) => enforcer.delete_labelled(&[])?,
+        _ => {
+            return Err(bad(
+                "say which: name=NAME, labels=LABELS or all=true".to_owned()
+            ));
+        }
+    };
+    let change = PolicyChange {
+        deleted: deleted.iter().map(ToString::to_string).collect(),
+        ..PolicyChange::default()
+    };
+    told(&enforcer, change, revision, begun).await
+}
+
+/// Answers once endpoints follow the change, or when that takes long.
+async fn told(
+    enforcer: &Enforcer,
+    change: PolicyChange,
+    revision: u64,
+    begun: Instant,
+) -> Result<Response, Refusal> {
+    let is_in_force = enforcer.in_force(revision, PATIENCE).await;
+    let took = begun.elapsed().as_nanos();
+    answer(move || {
+        Ok(PolicyChange {
+            revision,
+            is_in_force,
+            took_ns: took.try_into().unwrap_or(u64::MAX),
+            ..change
+        })
+    })
+    .await
+}
+
+pub(super) async fn trace<S: Source>(
+    State(api): Shared<S>,
+    request: Request,
+) -> Result<Response, Refusal> {
+    let query: TraceQuery = body(request).await?;
+    let enforcer = enforcer(&*api.source)?.clone();
+    answer(move || {
+        let source = end(&*api.source, &enforcer, "source", &query.source)?;
+        let destination = end(&*api.source, &enforcer, "destination", &query.destination)?;
+        let trace = enforcer.trace(&TraceRequest {
+            source: Peer::new(source.0, &source.1),
+            destination: Peer::new(destination.0, &destination.1),
+            l4: query.l4,
+            only: query.only,
+        });
+        Ok(TraceAnswer {
+            text: trace.to_string(),
+            trace,
+        })
+    })
+    .await
+}
+
+/// Who an end of a packet's way is.
+fn end<S: Source>(
+    source: &S,
+    enforcer: &Enforcer,
+    field: &str,
+    end: &TraceEndRequest,
+) -> Result<(Identity, LabelSet), Refusal> {
+    let of_identity = |identity: Identity| {
+        let identities = enforcer.identities();
+        let known = identities
+            .labels
+            .get(&identity)
+            .map(|labels| (**labels).clone());
+        known.map(|labels| (identity, labels)).ok_or_else(|| {
+            Refusal(
+                StatusCode::NOT_FOUND,
+                format!("{field}: no identity {identity}; `health-agent identity list` shows those there are"),
+            )
+        })
+    };
+    match end {
+        TraceEndRequest::Endpoint(id) => {
+            let endpoints = source.endpoints();
+            let found = endpoints.iter().find(|endpoint| endpoint.id == *id);
+            let found = found.ok_or_else(|| {
+                Refusal(StatusCode::NOT_FOUND, format!("{field}: no endpoint {id}"))
+            })?;
+            of_identity(Identity(found.identity))
+        }
+        TraceEndRequest::Identity(text) => {
+            let identity = text.parse();
+            of_identity(identity.map_err(|error| bad(format!("{field}: {error}")))?)
+        }
+        TraceEndRequest::Ip(ip) => of_identity(enforcer.identity_of(ip_of(field, ip)?)),
+        TraceEndRequest::Labels(texts) => {
+            let labels = texts.iter().map(|text| text.parse());
+            let labels: Result<Vec<Label>, _> = labels.collect();
+            let labels = labels
+                .and_then(LabelSet::new)
+                .map_err(|error| bad(format!("{field}: {error}")))?;
+            let identities = enforcer.identities();
+            let known = identities.labels.iter();
+            let known = known
+                .filter(|(_, of_identity)| ***of_identity == labels)
+                .map(|(identity, _)| *identity)
+                .next();
+            // Labels that no endpoint has yet are of no identity; rules ask for labels alone.
+            Ok((known.unwrap_or(Identity::UNKNOWN), labels))
+        }
+    }
+}
+
+fn ip_of(field: &str, text: &str) -> Result<IpAddr, Refusal> {
+    text.parse()
+        .map_err(|_| bad(format!("{field}: {text:?} is no address")))
+}
+
+/// The policy that is called so: by its whole name, or by what follows the kind.
+fn named(repository: &Repository, text: &str) -> Result<PolicyName, Refusal> {
+    let is_meant = |name: &PolicyName| {
+        let whole = name.to_string();
+        whole == text
+            || whole
+                .split_once(' ')
+                .is_some_and(|(_, short)| short == text)
+    };
+    let found: Vec<&PolicyName> = repository
+        .iter()
+        .map(|policy| policy.name())
+        .filter(|name| is_meant(name))
+        .collect();
+    match found.as_slice() {
+        [name] => Ok((*name).clone()),
+        [] => Err(Refusal(
+            StatusCode::NOT_FOUND,
+            format!("no policy {text:?}; `health-agent policy get` shows those there are"),
+        )),
+        several => Err(bad(format!(
+            "{text:?} may be any of {}; say its kind too",
+            several
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(", ")
+        ))),
+    }
+}
+
+fn labels(text: &str) -> Result<Vec<Label>, Refusal> {
+    let labels = text.split(',').filter(|label| !label.is_empty());
+    let labels: Result<Vec<Label>, _> = labels.map(str::parse).collect();
+    match labels.map_err(|error| bad(format!("labels: {error}")))? {
+        none if none.is_empty() => Err(bad("labels: there are none".to_owned())),
+        labels => Ok(labels),
+    }
+}
+
+fn enforcer<S: Source>(source: &S) -> Result<&Enforcer, Refusal> {
+    source.enforcer().ok_or_else(|| {
+        Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the agent has not taken over its policies yet; try again later".to_owned(),
+        )
+    })
+}
+
+impl From<EnforceError> for Refusal {
+    fn from(error: EnforceError) -> Self {
+        let code = match &error {
+            EnforceError::Policy(_) => StatusCode::BAD_REQUEST,
+            EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
+            EnforceError::Damaged { .. }
+            | EnforceError::Save { .. }
+            | EnforceError::Datapath(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self(code, error.to_string())
+    }
+}
+
+fn bad(problem: String) -> Refusal {
+    Refusal(StatusCode::BAD_REQUEST, problem)
+}
+
+fn failed(error: &dyn std::error::Error) -> Refusal {
+    Refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())
+}

@@ -1,0 +1,31 @@
+//! `health-agent cni`: the CNI plugin, called by container runtimes.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use crate::cni;
+use crate::config::Location;
+
+const HELP: &str = "\
+Called by container runtimes, which say in the environment and on stdin what they want, as the CNI \
+specification has it. Give it to them by a link in their folder of plugins, and name that in a network \
+configuration.
+
+Examples:
+  ln -s /usr/bin/health-agent /opt/cni/bin/health-agent-cni
+  cat /etc/cni/net.d/10-health-agent.conflist
+    {\"cniVersion\": \"1.0.0\", \"name\": \"health\",
+     \"plugins\": [{\"type\": \"health-agent-cni\", \"labels\": {\"k8s:app\": \"web\"}}]}
+  echo '{\"cniVersion\": \"1.0.0\"}' | CNI_COMMAND=VERSION health-agent cni";
+
+/// The CNI plugin; has no flags of its own.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub struct CniArgs {}
+
+impl CniArgs {
+    pub(super) async fn execute(self, location: &Location) -> ExitCode {
+        cni::run(location).await
+    }
+}

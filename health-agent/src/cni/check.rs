@@ -1,0 +1,113 @@
+//! CHECK: whether a container's interface is as ADD left it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::environment::Attachment;
+use super::error::{CniError, Code};
+use super::result::PreviousResult;
+use crate::api::types::Endpoint;
+use crate::net::link;
+use crate::net::netns::{self, NetNs};
+
+/// Compares what the runtime was told, what the agent knows and what there is in the namespace.
+pub(super) async fn check(
+    attachment: &Attachment,
+    netns: &str,
+    previous: &PreviousResult,
+    endpoint: Option<&Endpoint>,
+) -> Result<(), CniError> {
+    let Attachment {
+        container_id,
+        ifname,
+    } = attachment;
+    let endpoint = endpoint.ok_or_else(|| {
+        differs(format!(
+            "the agent has no endpoint of interface {ifname} of container {container_id}"
+        ))
+    })?;
+    if endpoint.state != "ready" {
+        return Err(differs(format!(
+            "endpoint {} is {}, not ready",
+            endpoint.id, endpoint.state
+        ))
+        .with_code(Code::TryAgainLater));
+    }
+    let told = previous
+        .interfaces
+        .iter()
+        .find(|interface| interface.name == *ifname && !interface.sandbox.is_empty())
+        .ok_or_else(|| {
+            CniError::new(
+                Code::InvalidConfig,
+                format!("prevResult has no interface {ifname} in a sandbox"),
+            )
+        })?;
+    if told.mac != endpoint.mac {
+        return Err(differs(format!(
+            "{ifname} had address {} and endpoint {} has {}",
+            told.mac, endpoint.id, endpoint.mac
+        )));
+    }
+    let addresses: BTreeSet<IpAddr> = [endpoint.ipv4, endpoint.ipv6]
+        .into_iter()
+        .flatten()
+        .collect();
+    let told: BTreeSet<IpAddr> = previous.ips.iter().map(|ip| ip.address.addr()).collect();
+    if told != addresses {
+        return Err(differs(format!(
+            "prevResult has addresses {told:?}, endpoint {} has {addresses:?}",
+            endpoint.id
+        )));
+    }
+    look_inside(ifname, Path::new(netns), endpoint, &addresses).await
+}
+
+async fn look_inside(
+    ifname: &str,
+    netns: &Path,
+    endpoint: &Endpoint,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<(), CniError> {
+    let failed = |error: &dyn std::error::Error| {
+        let problem = format!("cannot look into {}: {error}", netns.display());
+        CniError::new(Code::Io, problem)
+    };
+    let inside = NetNs::at(netns)
+        .and_then(|netns| netns::netlink_in(&netns))
+        .map_err(|error| failed(&error))?;
+    let device = link::by_name(&inside, ifname)
+        .await
+        .map_err(|error| failed(&error))?
+        .ok_or_else(|| differs(format!("{ifname} is not in {}", netns.display())))?;
+    if !device.running {
+        return Err(differs(format!("{ifname} in {} is down", netns.display())));
+    }
+    let mac = device.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    if mac != endpoint.mac {
+        return Err(differs(format!(
+            "{ifname} in {} has address {mac} instead of {}",
+            netns.display(),
+            endpoint.mac
+        )));
+    }
+    let there: BTreeSet<IpAddr> = link::addresses(&inside)
+        .await
+        .map_err(|error| failed(&error))?
+        .into_iter()
+        .filter(|address| address.index == device.index)
+        .map(|address| address.address)
+        .collect();
+    match addresses.difference(&there).next() {
+        Some(address) => Err(differs(format!(
+            "{ifname} in {} has lost address {address}",
+            netns.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn differs(problem: String) -> CniError {
+    CniError::new(Code::Differs, problem)
+}

@@ -1,0 +1,236 @@
+//! What the runtime says in variables of the environment.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::error::{CniError, Code};
+use crate::api::types::Endpoint;
+
+/// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
+const MAX_IFNAME: usize = 15;
+
+/// What is asked for, `CNI_COMMAND`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CniCommand {
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+    Version,
+}
+
+/// A container's attachment to a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attachment {
+    pub(super) container_id: String,
+    pub(super) ifname: String,
+}
+
+impl Attachment {
+    /// Whether an endpoint was made for it.
+    pub(super) fn is_of(&self, endpoint: &Endpoint) -> bool {
+        endpoint.container_id.as_ref() == Some(&self.container_id)
+            && endpoint.inner_interface == self.ifname
+    }
+}
+
+/// The variables, none of which need be there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Environment {
+    command: Option<String>,
+    container_id: Option<String>,
+    netns: Option<String>,
+    ifname: Option<String>,
+    args: Option<String>,
+}
+
+impl Environment {
+    pub(super) fn of_process() -> Self {
+        let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        Self {
+            command: variable("CNI_COMMAND"),
+            container_id: variable("CNI_CONTAINERID"),
+            netns: variable("CNI_NETNS"),
+            ifname: variable("CNI_IFNAME"),
+            args: variable("CNI_ARGS"),
+        }
+    }
+
+    pub(super) fn command(&self) -> Result<CniCommand, CniError> {
+        match self.command.as_deref() {
+            Some("ADD") => Ok(CniCommand::Add),
+            Some("DEL") => Ok(CniCommand::Del),
+            Some("CHECK") => Ok(CniCommand::Check),
+            Some("GC") => Ok(CniCommand::Gc),
+            Some("STATUS") => Ok(CniCommand::Status),
+            Some("VERSION") => Ok(CniCommand::Version),
+            Some(other) => Err(bad(format!(
+                "CNI_COMMAND is {other:?}; known are ADD, DEL, CHECK, GC, STATUS and VERSION"
+            ))),
+            None => Err(missing("CNI_COMMAND")),
+        }
+    }
+
+    /// `CNI_CONTAINERID` and `CNI_IFNAME`, as the specification allows them.
+    pub(super) fn attachment(&self) -> Result<Attachment, CniError> {
+        let container_id = self.container_id.clone();
+        let container_id = container_id.ok_or_else(|| missing("CNI_CONTAINERID"))?;
+        let ifname = self.ifname.clone().ok_or_else(|| missing("CNI_IFNAME"))?;
+        let is_id = container_id.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && container_id
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'));
+        if !is_id {
+            return Err(bad(format!(
+                "CNI_CONTAINERID is {container_id:?}; it may hold letters, digits, '_', '.' and '-', and begins \
+                 with a letter or a digit"
+            )));
+        }
+        let is_ifname = ifname.len() <= MAX_IFNAME
+            && !matches!(ifname.as_str(), "." | "..")
+            && !ifname.contains(|c: char| matches!(c, '/' | ':') || c.is_whitespace());
+        if !is_ifname {
+            return Err(bad(format!(
+                "CNI_IFNAME {ifname:?} cannot name an interface: at most {MAX_IFNAME} bytes, without '/', ':' and \
+                 spaces"
+            )));
+        }
+        Ok(Attachment {
+            container_id,
+            ifname,
+        })
+    }
+
+    /// `CNI_NETNS`, which must be there.
+    pub(super) fn netns(&self) -> Result<String, CniError> {
+        let netns = self.netns.clone().ok_or_else(|| missing("CNI_NETNS"))?;
+        if !Path::new(&netns).is_absolute() {
+            return Err(bad(format!("CNI_NETNS {netns:?} is no absolute path")));
+        }
+        if !Path::new(&netns).exists() {
+            return Err(bad(format!(
+                "CNI_NETNS {netns} does not exist: is the container still there?"
+            )));
+        }
+        Ok(netns)
+    }
+
+    /// `CNI_ARGS`.
+    pub(super) fn arguments(&self) -> Result<Arguments, CniError> {
+        Arguments::read(self.args.as_deref().unwrap_or_default())
+    }
+}
+
+/// `CNI_ARGS`: `KEY=VALUE;KEY=VALUE`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Arguments {
+    /// The address that is asked for.
+    pub(super) ip: Option<IpAddr>,
+    pub(super) pod_namespace: Option<String>,
+    pod: Option<String>,
+}
+
+impl Arguments {
+    fn read(text: &str) -> Result<Self, CniError> {
+        let mut pairs = BTreeMap::new();
+        for pair in text.split(';').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| bad(format!("CNI_ARGS holds {pair:?}, which is no KEY=VALUE")))?;
+            pairs.insert(key, value);
+        }
+        let ignores_unknown = pairs
+            .remove("IgnoreUnknown")
+            .is_some_and(|value| matches!(value, "1" | "true" | "True" | "TRUE"));
+        let ip = pairs.remove("IP").map(|value| {
+            value
+                .parse()
+                .map_err(|_| bad(format!("CNI_ARGS: IP {value:?} is no address")))
+        });
+        let mut name = |key: &str| {
+            let value = pairs.remove(key).filter(|value| !value.is_empty());
+            value.map(str::to_owned)
+        };
+        let arguments = Self {
+            ip: ip.transpose()?,
+            pod_namespace: name("K8S_POD_NAMESPACE"),
+            pod: name("K8S_POD_NAME"),
+        };
+        // They say no more about the pod than the container id does.
+        pairs.retain(|key, _| !matches!(*key, "K8S_POD_INFRA_CONTAINER_ID" | "K8S_POD_UID"));
+        match pairs.keys().next() {
+            Some(key) if !ignores_unknown => Err(bad(format!(
+                "CNI_ARGS: {key} is not known here; IgnoreUnknown=1 would ignore it"
+            ))),
+            _ => Ok(arguments),
+        }
+    }
+
+    /// The pod as people call it.
+    pub(super) fn pod_name(&self) -> Option<String> {
+        let pod = self.pod.as_deref()?;
+        Some(match &self.pod_namespace {
+            Some(namespace) => format!("{namespace}/{pod}"),
+            None => pod.to_owned(),
+        })
+    }
+}
+
+fn missing(variable: &str) -> CniError {
+    bad(format!("{variable} is not set"))
+}
+
+fn bad(problem: String) -> CniError {
+    CniError::new(Code::InvalidEnvironment, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attachment(container_id: &str, ifname: &str) -> Result<Attachment, CniError> {
+        Environment {
+            container_id: Some(container_id.to_owned()),
+            ifname: Some(ifname.to_owned()),
+            ..Environment::default()
+        }
+        .attachment()
+    }
+
+    #[test]
+    fn names_are_those_that_the_specification_allows() {
+        assert!(attachment("a1_b.c-d", "eth0").is_ok());
+        for (container_id, ifname) in [
+            ("-a", "eth0"),
+            ("a/b", "eth0"),
+            ("a b", "eth0"),
+            ("a", ".."),
+            ("a", "eth/0"),
+            ("a", "eth:0"),
+            ("a", "e th0"),
+            ("a", "sixteen-bytes-xx"),
+        ] {
+            let error = attachment(container_id, ifname).unwrap_err();
+            assert_eq!(
+                error.code(),
+                Code::InvalidEnvironment,
+                "{container_id} {ifname}"
+            );
+        }
+    }
+
+    #[test]
+    fn arguments_name_the_pod_and_unknown_ones_are_refused_unless_told() {
+        let read = Arguments::read;
+        let pod = read("IgnoreUnknown=1;K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;X=y").unwrap();
+        assert_eq!(pod.pod_name().as_deref(), Some("a/b"));
+        assert_eq!(read("IP=10.0.0.7").unwrap().ip, "10.0.0.7".parse().ok());
+        assert_eq!(read("").unwrap(), Arguments::default());
+        for bad in ["X=y", "IP=nobody", "K8S_POD_NAME"] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! The CNI plugin: what container runtimes call to connect a container, and to disconnect it.
+//!
+//! It keeps nothing itself: it asks the agent of this host, which makes the endpoint. What it speaks is the
+//! CNI specification 1.1.0 and those before it from 0.3.0 on
+//! (<https://github.com/containernetworking/cni/blob/main/SPEC.md>).
+
+mod check;
+mod config;
+mod environment;
+mod error;
+mod result;
+mod version;
+
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+
+use hyper::StatusCode;
+use serde::Serialize;
+use tracing::debug;
+
+use self::config::NetworkConfig;
+use self::environment::{Attachment, CniCommand, Environment};
+use self::error::{CniError, Code};
+use self::result::AddResult;
+use self::version::Version;
+use crate::api::client::{Client, ClientError};
+use crate::api::types::{Deleted, Endpoint, EndpointRequest, TakenAddress};
+use crate::config::Location;
+
+/// Name of the link to the agent's program by which runtimes may call it.
+pub const LINK_NAME: &str = "health-agent-cni";
+
+/// Largest network configuration, bytes.
+const MAX_CONFIG: u64 = 1024 * 1024;
+
+/// Does what the runtime asks for in the environment and on stdin, and answers on stdout. `default` is the
+/// agent that is meant where the configuration names none.
+pub async fn run(default: &Location) -> ExitCode {
+    let asked = Asked::read();
+    let version = asked.version;
+    let outcome = match asked.request {
+        Ok(request) => request.execute(version, default).await,
+        Err(error) => Err(error),
+    };
+    let (written, code) = match &outcome {
+        Ok(None) => (Ok(()), ExitCode::SUCCESS),
+        Ok(Some(answer)) => (print(answer), ExitCode::SUCCESS),
+        Err(error) => (print(&error.answer(version)), ExitCode::FAILURE),
+    };
+    match written {
+        Ok(()) => code,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn print(answer: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    io::stdout().lock().write_all(&line)
+}
+
+/// What the runtime asks for, as far as it can be read.
+struct Asked {
+    /// In which version it is to be answered.
+    version: Version,
+    request: Result<Request, CniError>,
+}
+
+struct Request {
+    command: CniCommand,
+    environment: Environment,
+    config: NetworkConfig,
+}
+
+impl Asked {
+    fn read() -> Self {
+        let environment = Environment::of_process();
+        let (version, config) = match read_config() {
+            Ok(bytes) => NetworkConfig::read(&bytes),
+            Err(error) => (Version::NEWEST, Err(error)),
+        };
+        let request = environment
+            .command()
+            .and_then(|command| match (command, config) {
+                // Asks for no more than what is spoken here.
+                (CniCommand::Version, _) => Ok(Request {
+                    command,
+                    environment,
+                    config: NetworkConfig::default(),
+                }),
+                (_, config) => Ok(Request {
+                    command,
+                    environment,
+                    config: config?,
+                }),
+            });
+        Self { version, request }
+    }
+}
+
+fn read_config() -> Result<Vec<u8>, CniError> {
+    let mut bytes = Vec::new();
+    io::stdin()
+        .lock()
+        .take(MAX_CONFIG + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| CniError::new(Code::Io, format!("cannot read stdin: {error}")))?;
+    if bytes.len() as u64 > MAX_CONFIG {
+        let problem = format!("the network configuration is larger than {MAX_CONFIG} bytes");
+        return Err(CniError::new(Code::Decode, problem));
+    }
+    Ok(bytes)
+}
+
+/// What is printed when all went well.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Answer {
+    Added(AddResult),
+    Versions(version::Versions),
+}
+
+impl Request {
+    async fn execute(
+        self,
+        version: Version,
+        default: &Location,
+    ) -> Result<Option<Answer>, CniError> {
+        let Self {
+            command,
+            environment,
+            config,
+        } = self;
+        if command == CniCommand::Version {
+            return Ok(Some(Answer::Versions(version::Versions::of(version))));
+        }
+        config.require_version(command)?;
+        if config.is_disabled(command) {
+            return Ok(None);
+        }
+        let client = Client::new(config.location(default)?.socket());
+        match command {
+            CniCommand::Add => {
+                let attachment = environment.attachment()?;
+                let netns = environment.netns()?;
+                config.refuse_previous()?;
+                let wanted = wanted(&environment, &config, attachment, netns)?;
+                let endpoint: Endpoint = client.post("/v1/endpoints", &wanted).await?;
+                Ok(Some(Answer::Added(AddResult::of(&endpoint, &config))))
+            }
+            CniCommand::Del => {
+                // The namespace may be gone by now.
+                delete(&client, &environment.attachment()?).await?;
+                Ok(None)
+            }
+            CniCommand::Check => {
+                let attachment = environment.attachment()?;
+                let netns = environment.netns()?;
+                let previous = config.previous()?;
+                let endpoint = of_attachment(&client, &attachment).await?;
+                check::check(&attachment, &netns, &previous, endpoint.as_ref()).await?;
+                Ok(None)
+            }
+            CniCommand::Gc => {
+                collect(&client, &config).await?;
+                Ok(None)
+            }
+            CniCommand::Status => {
+                available(&client)
+                    .await
+                    .map_err(|error| error.with_code(Code::NotAvailable))?;
+                Ok(None)
+            }
+            CniCommand::Version => Ok(None),
+        }
+    }
+}
+
+/// What the agent is asked for.
+fn wanted(
+    environment: &Environment,
+    config: &NetworkConfig,
+    attachment: Attachment,
+    netns: String,
+) -> Result<EndpointRequest, CniError> {
+    let arguments = environment.arguments()?;
+    let [ipv4, ipv6] = config.addresses(&arguments)?;
+    Ok(EndpointRequest {
+        netns,
+        labels: config.labels(&arguments)?,
+        name: arguments.pod_name(),
+        container_id: Some(attachment.container_id),
+        ifname: Some(attachment.ifname),
+        network: Some(config.name.clone()),
+        ipv4: ipv4.map(|address| address.to_string()),
+        ipv6: ipv6.map(|address| address.to_string()),
+    })
+}
+
+/// The endpoint of an attachment, if there is one.
+async fn of_attachment(
+    client: &Client,
+    attachment: &Attachment,
+) -> Result<Option<Endpoint>, CniError> {
+    let endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+    Ok(endpoints.into_iter().find(|one| attachment.is_of(one)))
+}
+
+/// Whether the agent would make an endpoint now.
+async fn available(client: &Client) -> Result<(), CniError> {
+    let taken: Vec<TakenAddress> = client.get("/v1/ipam").await?;
+    debug!(addresses = taken.len(), "the agent manages endpoints");
+    Ok(())
+}
+
+/// Deletes the endpoint of an attachment. None is no error, as a runtime that is not sure asks again.
+async fn delete(client: &Client, attachment: &Attachment) -> Result<(), CniError> {
+    if let Some(endpoint) = of_attachment(client, attachment).await? {
+        delete_one(client, endpoint.id).await?;
+    }
+    Ok(())
+}
+
+async fn delete_one(client: &Client, id: u16) -> Result<(), CniError> {
+    let path = format!("/v1/endpoints/{id}");
+    match client.delete::<Deleted>(&path).await {
+        Ok(_) => Ok(()),
+        // Somebody else was first.
+        Err(ClientError::Refused {
+            code: StatusCode::NOT_FOUND,
+            ..
+        }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Deletes the endpoints of this network that the runtime does not know. Others are tried after a failure.
+async fn collect(client: &Client, config: &NetworkConfig) -> Result<(), CniError> {
+    let valid = config.valid_attachments()?;
+    let endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+    let stale = endpoints.iter().filter(|endpoint| {
+        endpoint.network.as_deref() == Some(config.name.as_str())
+            && !valid.iter().any(|attachment| attachment.is_of(endpoint))
+    });
+    let mut outcome = Ok(());
+    for endpoint in stale {
+        outcome = outcome.and(delete_one(client, endpoint.id).await);
+    }
+    outcome
+}

@@ -1,0 +1,115 @@
+//! What ADD answers, and what CHECK is given of it.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use super::config::NetworkConfig;
+use super::version::Version;
+use crate::api::types::Endpoint;
+
+/// Place of the container's interface in [`AddResult::interfaces`].
+const INNER: usize = 1;
+
+/// Answer to ADD.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct AddResult {
+    cni_version: Version,
+    /// The host's, then the container's.
+    interfaces: [Interface; 2],
+    ips: Vec<Ip>,
+    routes: Vec<Route>,
+    dns: Dns,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) mac: String,
+    /// The namespace's file; empty on the host.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) sandbox: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Ip {
+    /// `4` or `6`, before version 1.0.0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    pub(super) address: IpNet,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gateway: Option<IpAddr>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) interface: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct Route {
+    dst: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gw: Option<IpAddr>,
+}
+
+/// Resolvers, which are handed on as configured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Dns {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nameservers: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    search: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    options: Vec<String>,
+}
+
+/// What of an answer to ADD CHECK looks at.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PreviousResult {
+    pub(super) interfaces: Vec<Interface>,
+    pub(super) ips: Vec<Ip>,
+}
+
+impl AddResult {
+    pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig) -> Self {
+        let cni_version = config.answer_version();
+        let stacks = [
+            (endpoint.ipv4, endpoint.gateway4, "4", "0.0.0.0/0"),
+            (endpoint.ipv6, endpoint.gateway6, "6", "::/0"),
+        ];
+        let stacks = stacks.map(|(address, gateway, version, everything)| {
+            address.map(|address| (address, gateway, version, everything))
+        });
+        let stacks = || stacks.iter().flatten();
+        Self {
+            cni_version,
+            interfaces: [
+                Interface {
+                    name: endpoint.interface.clone(),
+                    mac: endpoint.host_mac.clone(),
+                    sandbox: String::new(),
+                },
+                Interface {
+                    name: endpoint.inner_interface.clone(),
+                    mac: endpoint.mac.clone(),
+                    sandbox: endpoint.netns.clone(),
+                },
+            ],
+            ips: stacks()
+                .map(|&(address, gateway, version, _)| Ip {
+                    version: (cni_version < Version::V1_0_0).then(|| version.to_owned()),
+                    address: IpNet::from(address),
+                    gateway,
+                    interface: Some(INNER),
+                })
+                .collect(),
+            routes: stacks().map(|&(_, gw, _, dst)| Route { dst, gw }).collect(),
+            dns: config.dns.clone().unwrap_or_default(),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Why policy could not be changed or taken over.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::datapath::DatapathError;
+use crate::policy::{PolicyError, PolicyName};
+
+/// Why policy could not be changed or taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum EnforceError {
+    /// A document is no policy.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// There is none of this name.
+    #[error("no policy {0}; `health-agent policy get` shows those there are")]
+    NoPolicy(PolicyName),
+    /// What was kept cannot be read. Enforcing nothing instead would let everything pass.
+    #[error("cannot read the policies in {}: {source}; mend the file, or delete it to begin without policy", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// A change could not be kept, and was not made.
+    #[error("cannot keep the policies in {}: {source}; nothing was changed", path.display())]
+    Save {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The maps.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+}

@@ -1,0 +1,161 @@
+//! Carrying changes on: of rules, of identities, of addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_common::addr::Addr;
+use health_common::ipcache::IpcacheEntry;
+use ipnet::IpNet;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::{Enforcer, lock};
+use crate::endpoint::manager::Manager;
+use crate::identity::{Addresses, Identity, IpcacheInputs, ipcache};
+use crate::nodes::NodeSet;
+
+/// How long the rest waits for endpoints to follow a change; they may fail to.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon a change that failed is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What is around the endpoints.
+pub struct Surroundings {
+    /// This node's full name, `cluster/node`.
+    pub own: String,
+    /// Addresses of this node, those included that endpoints have for a gateway.
+    pub host: Vec<IpAddr>,
+    /// Addresses of this node's health endpoint.
+    pub health: watch::Receiver<Vec<IpAddr>>,
+    /// All nodes.
+    pub nodes: watch::Receiver<Arc<NodeSet>>,
+}
+
+impl Enforcer {
+    /// Follows all that policy depends on, until the agent ends.
+    pub async fn follow(self, manager: Manager, mut around: Surroundings) {
+        let mut revisions = self.0.revision.subscribe();
+        let mut identities = self.0.identities.clone();
+        let mut addresses = self.0.allocator.addresses();
+        loop {
+            revisions.mark_unchanged();
+            identities.mark_unchanged();
+            let known = addresses.borrow_and_update().clone();
+            let is_done = self.carry_on(&manager, &mut around, &known).await;
+            let again = async {
+                match is_done {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(AGAIN).await,
+                }
+            };
+            tokio::select! {
+                Ok(()) = revisions.changed() => {}
+                Ok(()) = identities.changed() => {}
+                Ok(()) = addresses.changed() => {}
+                Ok(()) = around.nodes.changed() => {}
+                Ok(()) = around.health.changed() => {}
+                () = self.0.built.notified() => {}
+                () = again => {}
+                else => return,
+            }
+        }
+    }
+
+    /// Brings endpoints and maps to what holds now. Returns whether all of it was done.
+    ///
+    /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
+    /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet.
+    async fn carry_on(
+        &self,
+        manager: &Manager,
+        around: &mut Surroundings,
+        announced: &Addresses,
+    ) -> bool {
+        let repository = self.repository();
+        let wanted = repository.prefixes();
+        let both: BTreeSet<IpNet> = self
+            .0
+            .cidrs
+            .prefixes()
+            .into_keys()
+            .chain(wanted.clone())
+            .collect();
+        let cidrs = self.0.cidrs.require(&both);
+        self.wait_for_identities(cidrs.values().copied().collect())
+            .await;
+
+        let generation = self.generation();
+        let touched = self.subjects().touched(&generation);
+        if !touched.is_empty() {
+            manager.regenerate(Some(&touched), "policy changed");
+            let followed = async {
+                while !self.subjects().follow(&touched, &generation) {
+                    self.0.built.notified().await;
+                }
+            };
+            if timeout(PATIENCE, followed).await.is_err() {
+                warn!(
+                    endpoints = touched.len(),
+                    "endpoints do not follow a change of policy yet"
+                );
+                return false;
+            }
+        }
+
+        let endpoints = self.subjects().addresses();
+        let cidrs: BTreeMap<IpNet, Identity> = cidrs
+            .into_iter()
+            .filter(|(prefix, _)| wanted.contains(&prefix.trunc()))
+            .collect();
+        let entries = {
+            let nodes = around.nodes.borrow_and_update();
+            let health = around.health.borrow_and_update();
+            ipcache(IpcacheInputs {
+                host: &around.host,
+                health: &health,
+                endpoints: &endpoints,
+                own: &around.own,
+                nodes: &nodes.nodes,
+                announced,
+                cidrs: &cidrs,
+            })
+        };
+        let entries = entries.into_iter().map(|(prefix, (identity, node))| {
+            let entry = IpcacheEntry {
+                identity: identity.0,
+                node: node.map(Addr::from).unwrap_or_default(),
+                ..IpcacheEntry::default()
+            };
+            (prefix, entry)
+        });
+        let written = lock(&self.0.ipcache).set_all(&entries.collect());
+        if let Err(error) = &written {
+            warn!(%error, "the ipcache is not up to date; it is tried again");
+        }
+        self.0.cidrs.require(&wanted);
+        let swept = self.subjects().sweep();
+        if let Err(error) = &swept {
+            warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
+        }
+        let is_done = written.is_ok() && swept.is_ok();
+        if is_done {
+            self.0.followed.send_replace(repository.revision());
+        }
+        is_done
+    }
+
+    /// Waits until all of these are known by their labels.
+    async fn wait_for_identities(&self, wanted: BTreeSet<Identity>) {
+        let mut identities = self.0.identities.clone();
+        let known = identities.wait_for(|known| {
+            wanted
+                .iter()
+                .all(|identity| known.labels.contains_key(identity))
+        });
+        // They are told within 100 ms; what is missing then comes with the next change.
+        let _ = timeout(PATIENCE, known).await;
+    }
+}

@@ -1,0 +1,113 @@
+//! Calling the CNI plugin as a container runtime does: by its link, with words in the environment.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+use health_agent::cni::LINK_NAME;
+use serde_json::{Value, json};
+
+use crate::Node;
+use crate::bed::agent_binary;
+
+/// A plugin, and the network that it is called for.
+#[derive(Clone, Debug)]
+pub struct Plugin {
+    program: PathBuf,
+    network: Value,
+}
+
+/// What a call came to.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Whether it ended with 0.
+    pub is_success: bool,
+    /// What it printed; null for nothing.
+    pub json: Value,
+}
+
+impl Answer {
+    /// The code of the error that was printed, 0 for none.
+    pub fn code(&self) -> u64 {
+        self.json["code"].as_u64().unwrap_or_default()
+    }
+
+    /// The words of the error that was printed.
+    pub fn message(&self) -> &str {
+        self.json["msg"].as_str().unwrap_or_default()
+    }
+}
+
+impl Plugin {
+    /// Our own, by a link in `folder`, for a network of the agent of `node`.
+    pub fn of(node: &Node, folder: &Path) -> anyhow::Result<Self> {
+        let program = folder.join(LINK_NAME);
+        std::os::unix::fs::symlink(agent_binary()?, &program)
+            .with_context(|| format!("cannot link {}", program.display()))?;
+        let network = json!({
+            "cniVersion": "1.1.0",
+            "name": "health",
+            "type": LINK_NAME,
+            "instance": node.name(),
+            "runtimeDir": node.runtime_dir(),
+        });
+        Ok(Self { program, network })
+    }
+
+    /// Any plugin, by its file.
+    pub fn at(program: &Path, network: Value) -> Self {
+        Self {
+            program: program.to_owned(),
+            network,
+        }
+    }
+
+    /// The same with another field in the network's configuration.
+    #[must_use]
+    pub fn with(&self, key: &str, value: Value) -> Self {
+        let mut plugin = self.clone();
+        plugin.network[key] = value;
+        plugin
+    }
+
+    /// Calls it for a container's `eth0`.
+    pub fn call(&self, command: &str, container: &str, netns: &str) -> anyhow::Result<Answer> {
+        self.call_with(&[
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", container),
+            ("CNI_NETNS", netns),
+            ("CNI_IFNAME", "eth0"),
+        ])
+    }
+
+    /// Calls it with this environment.
+    pub fn call_with(&self, environment: &[(&str, &str)]) -> anyhow::Result<Answer> {
+        self.call_raw(environment, self.network.to_string().as_bytes())
+    }
+
+    /// Calls it with this environment and this on stdin.
+    pub fn call_raw(&self, environment: &[(&str, &str)], config: &[u8]) -> anyhow::Result<Answer> {
+        let mut child = Command::new(&self.program)
+            .envs(environment.iter().copied())
+            .env("CNI_PATH", self.program.parent().unwrap_or(Path::new("/")))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .with_context(|| format!("cannot run {}", self.program.display()))?;
+        let mut stdin = child.stdin.take().context("it has no stdin")?;
+        // It may have ended without reading it.
+        let _ = stdin.write_all(config);
+        drop(stdin);
+        let output = child.wait_with_output().context("cannot wait for it")?;
+        let json = match output.stdout.as_slice() {
+            [] => Value::Null,
+            text => serde_json::from_slice(text).context("its answer is no JSON")?,
+        };
+        Ok(Answer {
+            is_success: output.status.success(),
+            json,
+        })
+    }
+}

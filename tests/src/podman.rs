@@ -1,0 +1,138 @@
+//! Real containers: podman with runc, and the agent as their CNI plugin.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context as _;
+use health_agent::cni::LINK_NAME;
+use tempfile::TempDir;
+
+use crate::Node;
+use crate::bed::agent_binary;
+use crate::process::{Ran, run};
+
+/// Name of the network in podman.
+const NETWORK: &str = "health";
+/// Programs in the containers.
+const APPLETS: [&str; 5] = ["sh", "sleep", "ip", "ping", "nc"];
+
+/// A podman of its own: its images, containers and networks are in a folder that goes with it.
+#[derive(Debug)]
+pub struct Podman {
+    dir: TempDir,
+}
+
+impl Podman {
+    /// One whose containers become endpoints of this node.
+    pub fn of(node: &Node) -> anyhow::Result<Self> {
+        let podman = Self {
+            dir: tempfile::tempdir().context("cannot make a folder for podman")?,
+        };
+        podman
+            .write(node)
+            .context("cannot write what podman needs")?;
+        Ok(podman)
+    }
+
+    fn write(&self, node: &Node) -> anyhow::Result<()> {
+        let path = |name: &str| self.dir.path().join(name);
+        let rootfs = path("rootfs");
+        for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
+            fs::create_dir_all(rootfs.join(folder))?;
+        }
+        // Static, so that it needs nothing else in there.
+        fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
+        for applet in APPLETS {
+            symlink("busybox", rootfs.join("bin").join(applet))?;
+        }
+        fs::create_dir(path("plugins"))?;
+        symlink(agent_binary()?, path("plugins").join(LINK_NAME))?;
+        fs::create_dir(path("networks"))?;
+        fs::write(path("networks/health.conflist"), network(node))?;
+        let configuration = format!(
+            "[network]\n\
+             network_backend = \"cni\"\n\
+             cni_plugin_dirs = [\"{}\"]\n\
+             network_config_dir = \"{}\"\n\
+             [engine]\n\
+             runtime = \"runc\"\n\
+             cgroup_manager = \"cgroupfs\"\n\
+             events_logger = \"none\"\n",
+            path("plugins").display(),
+            path("networks").display(),
+        );
+        fs::write(path("containers.conf"), configuration)?;
+        Ok(())
+    }
+
+    /// A call of podman.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let path = |name: &str| self.dir.path().join(name);
+        let mut command = Command::new("podman");
+        command
+            .env("CONTAINERS_CONF", path("containers.conf"))
+            .args([
+                "--storage-driver=vfs",
+                "--runtime=runc",
+                "--cgroup-manager=cgroupfs",
+            ])
+            .arg("--root")
+            .arg(path("root"))
+            .arg("--runroot")
+            .arg(path("runroot"))
+            .arg("--tmpdir")
+            .arg(path("tmp"))
+            .args(arguments);
+        command
+    }
+
+    /// Starts a container that waits for its end.
+    pub fn start(&self, name: &str) -> anyhow::Result<()> {
+        let rootfs = self.dir.path().join("rootfs");
+        let mut command = self.command(&["run", "--detach", "--quiet", "--network", NETWORK]);
+        command
+            // What CI's machines allow.
+            .args(["--ulimit=nofile=1000:1000", "--ulimit=nproc=1000:1000"])
+            .args(["--name", name, "--rootfs"])
+            .arg(rootfs)
+            .args(["/bin/sleep", "3600"]);
+        run(&mut command)?.success().map(drop)
+    }
+
+    /// Runs something in a container.
+    pub fn exec(&self, name: &str, words: &[&str]) -> anyhow::Result<Ran> {
+        run(self.command(&["exec", name]).args(words))
+    }
+
+    /// Ends a container and removes it.
+    pub fn remove(&self, name: &str) -> anyhow::Result<()> {
+        run(&mut self.command(&["rm", "--force", "--time=0", name]))?
+            .success()
+            .map(drop)
+    }
+}
+
+impl Drop for Podman {
+    fn drop(&mut self) {
+        // A failed test may have left some; what cannot be removed shows in the next picture of the machine.
+        let _ = run(&mut self.command(&["rm", "--force", "--all", "--time=0"]));
+    }
+}
+
+/// The network's configuration.
+fn network(node: &Node) -> String {
+    let plugin = serde_json::json!({
+        "type": LINK_NAME,
+        "instance": node.name(),
+        "runtimeDir": node.runtime_dir(),
+        "labels": { "container:app": "test" },
+    });
+    let list = serde_json::json!({
+        "cniVersion": "1.0.0",
+        "name": NETWORK,
+        "plugins": [plugin],
+    });
+    list.to_string()
+}

@@ -1,0 +1,357 @@
+//! The CNI plugin: what it answers to runtimes, and real containers of podman.
+
+use anyhow::Context as _;
+use health_agent::net::netns::{self, NetNs};
+use nix::sys::signal::Signal;
+use serde_json::json;
+use tempfile::TempDir;
+use tests::plugin::{Answer, Plugin};
+use tests::podman::Podman;
+use tests::process::run;
+use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
+
+const TRY_AGAIN_LATER: u64 = 11;
+
+/// A network namespace that goes with its value.
+struct Namespace(NetNs);
+
+impl Namespace {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        // One that a killed test left.
+        netns::remove(name)?;
+        Ok(Self(NetNs::create(name)?))
+    }
+
+    fn path(&self) -> String {
+        self.0.path().display().to_string()
+    }
+
+    fn command(&self, words: &str) -> anyhow::Result<String> {
+        let mut command = std::process::Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.path()))
+            .args(words.split_whitespace());
+        run(&mut command)?.success()
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let name = self.0.path().file_name().and_then(|name| name.to_str());
+        if let Some(name) = name {
+            let _ = netns::remove(name);
+        }
+    }
+}
+
+struct Stand {
+    // Fields are dropped in this order.
+    namespace: Namespace,
+    plugin: Plugin,
+    _folder: TempDir,
+    bed: Bed,
+}
+
+impl Stand {
+    fn new() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(2).ipv6(true).start()?;
+        bed.wait_all_reachable(PATIENCE)?;
+        let folder = tempfile::tempdir()?;
+        Ok(Self {
+            namespace: Namespace::new("hcni1")?,
+            plugin: Plugin::of(bed.node(1), folder.path())?,
+            _folder: folder,
+            bed,
+        })
+    }
+
+    fn call(&self, command: &str) -> anyhow::Result<Answer> {
+        self.plugin.call(command, "c1", &self.namespace.path())
+    }
+
+    fn check_after(&self, added: &Answer) -> anyhow::Result<Answer> {
+        self.plugin.with("prevResult", added.json.clone()).call(
+            "CHECK",
+            "c1",
+            &self.namespace.path(),
+        )
+    }
+}
+
+fn endpoints(node: &Node) -> anyhow::Result<usize> {
+    let listed = node.listing("endpoint list")?;
+    listed
+        .as_array()
+        .map(Vec::len)
+        .context("the list is no array")
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_is_added_checked_and_deleted() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let before = Snapshot::node(node)?;
+
+    let added = stand.call("ADD")?;
+    assert!(added.is_success, "{}", added.json);
+    assert_eq!(added.json["cniVersion"], "1.1.0");
+    assert_eq!(added.json["interfaces"][1]["name"], "eth0");
+    assert_eq!(
+        added.json["interfaces"][1]["sandbox"],
+        stand.namespace.path()
+    );
+    let addresses: Vec<&str> = added.json["ips"]
+        .as_array()
+        .context("no addresses")?
+        .iter()
+        .filter_map(|ip| ip["address"].as_str())
+        .collect();
+    assert_eq!(addresses.len(), 2, "{}", added.json);
+    for address in &addresses {
+        let (address, _) = address.split_once('/').context("no prefix length")?;
+        stand
+            .bed
+            .node(2)
+            .exec(&format!("ping -n -q -c 1 -W 2 {address}"))?;
+        let other = match address.contains(':') {
+            true => stand.bed.node(2).ipv6().context("no IPv6")?.to_string(),
+            false => stand.bed.node(2).ipv4().to_string(),
+        };
+        stand
+            .namespace
+            .command(&format!("ping -n -q -c 1 -W 2 {other}"))?;
+    }
+    assert!(stand.check_after(&added)?.is_success);
+
+    let twice = stand.call("ADD")?;
+    assert!(!twice.is_success);
+    assert!(twice.code() >= 100, "{}", twice.json);
+    assert!(
+        stand.check_after(&added)?.is_success,
+        "the first one stands"
+    );
+
+    assert!(stand.call("DEL")?.is_success);
+    assert_eq!(Snapshot::node(node)?.since(&before), "");
+    assert_eq!(
+        stand.namespace.command("ip -o link show")?.lines().count(),
+        1
+    );
+    assert!(stand.call("DEL")?.is_success, "nothing is left to delete");
+    let nowhere = stand.plugin.call("DEL", "c1", "/run/netns/hcni-gone")?;
+    assert!(nowhere.is_success, "{}", nowhere.json);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn damage_is_found_by_check() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let added = stand.call("ADD")?;
+    let address = added.json["ips"][0]["address"]
+        .as_str()
+        .context("no address")?
+        .to_owned();
+    for (damage, mended, word) in [
+        ("ip link set eth0 down", "ip link set eth0 up", "down"),
+        (
+            "ip addr del ADDRESS dev eth0",
+            "ip addr add ADDRESS dev eth0",
+            "lost address",
+        ),
+        (
+            "ip link set eth0 address 02:00:00:00:00:07",
+            "ip link set eth0 address MAC",
+            "02:00:00:00:00:07",
+        ),
+    ] {
+        let mac = added.json["interfaces"][1]["mac"]
+            .as_str()
+            .context("no mac")?;
+        let words = |words: &str| words.replace("ADDRESS", &address).replace("MAC", mac);
+        stand.namespace.command(&words(damage))?;
+        let checked = stand.check_after(&added)?;
+        assert!(!checked.is_success, "{damage}");
+        assert!(checked.message().contains(word), "{}", checked.json);
+        stand.namespace.command(&words(mended))?;
+        wait_for("CHECK to find nothing", PATIENCE, || {
+            Ok(stand.check_after(&added)?.is_success.then_some(()))
+        })?;
+    }
+    stand.namespace.command("ip link del eth0")?;
+    assert!(!stand.check_after(&added)?.is_success);
+    let unknown = stand.plugin.with("prevResult", added.json.clone()).call(
+        "CHECK",
+        "c2",
+        &stand.namespace.path(),
+    )?;
+    assert!(unknown.message().contains("c2"), "{}", unknown.json);
+    assert!(stand.call("DEL")?.is_success, "also what is damaged goes");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn errors_have_the_codes_of_the_specification() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let netns = stand.namespace.path();
+    let Stand { plugin, .. } = &stand;
+    let add = |changed: &[(&'static str, &'static str)]| {
+        let mut environment = vec![
+            ("CNI_COMMAND", "ADD"),
+            ("CNI_CONTAINERID", "c1"),
+            ("CNI_NETNS", netns.as_str()),
+            ("CNI_IFNAME", "eth0"),
+        ];
+        environment.retain(|(key, _)| !changed.iter().any(|(other, _)| other == key));
+        environment.extend(changed);
+        plugin.call_with(&environment)
+    };
+    for (environment, code) in [
+        (("CNI_COMMAND", "UPDATE"), 4),
+        (("CNI_COMMAND", ""), 4),
+        (("CNI_CONTAINERID", ""), 4),
+        (("CNI_CONTAINERID", "../c1"), 4),
+        (("CNI_IFNAME", "a/b"), 4),
+        (("CNI_NETNS", ""), 4),
+        (("CNI_NETNS", "netns"), 4),
+        (("CNI_NETNS", "/run/netns/hcni-gone"), 4),
+        (("CNI_NETNS", "/etc/hostname"), 4),
+        (("CNI_ARGS", "NOBODY=knows"), 4),
+        (("CNI_ARGS", "IP=192.0.2.1"), 4),
+    ] {
+        let answer = add(&[environment])?;
+        assert!(!answer.is_success, "{environment:?}");
+        assert_eq!(answer.code(), code, "{environment:?}: {}", answer.json);
+        assert!(answer.json["cniVersion"].is_string(), "{}", answer.json);
+    }
+    for (key, value, code) in [
+        ("cniVersion", json!("9.9.9"), 1),
+        ("cniVersion", json!("0.2.0"), 1),
+        ("ipam", json!({"type": "host-local"}), 2),
+        ("bridge", json!("cni0"), 2),
+        ("name", json!("../x"), 7),
+        ("labels", json!({"": "x"}), 7),
+        ("prevResult", json!({}), 7),
+    ] {
+        let answer = plugin.with(key, value.clone()).call("ADD", "c1", &netns)?;
+        assert_eq!(answer.code(), code, "{key} {value}: {}", answer.json);
+    }
+    let environment = [("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "c1")];
+    assert_eq!(plugin.call_raw(&environment, b"{\"name\":")?.code(), 6);
+    assert_eq!(plugin.call_raw(&environment, b"")?.code(), 6);
+    assert_eq!(
+        endpoints(stand.bed.node(1))?,
+        1,
+        "nothing was made besides the health endpoint"
+    );
+    let version = plugin.call_raw(&[("CNI_COMMAND", "VERSION")], br#"{"cniVersion":"0.4.0"}"#)?;
+    assert_eq!(
+        version.json,
+        json!({"cniVersion": "0.4.0", "supportedVersions": ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]})
+    );
+    let old = plugin.with("cniVersion", json!("0.4.0"));
+    let added = old.call("ADD", "c1", &netns)?;
+    assert_eq!(added.json["ips"][0]["version"], "4", "{}", added.json);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_an_agent_runtimes_are_told_to_try_again() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    assert!(stand.call("STATUS")?.is_success);
+    let added = stand.call("ADD")?;
+    assert!(added.is_success, "{}", added.json);
+    node.kill_agent(Signal::SIGKILL)?;
+    for command in ["ADD", "DEL"] {
+        let answer = stand.call(command)?;
+        assert_eq!(answer.code(), TRY_AGAIN_LATER, "{command}: {}", answer.json);
+    }
+    assert_eq!(stand.check_after(&added)?.code(), TRY_AGAIN_LATER);
+    assert_eq!(stand.call("STATUS")?.code(), 50);
+    // Traffic goes on meanwhile.
+    let peer = stand.bed.node(2).ipv4();
+    stand
+        .namespace
+        .command(&format!("ping -n -q -c 1 -W 2 {peer}"))?;
+    node.start_agent()?;
+    wait_for("STATUS to be good again", PATIENCE, || {
+        Ok(stand.call("STATUS")?.is_success.then_some(()))
+    })?;
+    assert!(stand.check_after(&added)?.is_success);
+    assert!(stand.call("DEL")?.is_success);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn gc_removes_what_the_runtime_does_not_know_of_its_own_network() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let second = Namespace::new("hcni2")?;
+    let third = Namespace::new("hcni3")?;
+    assert!(stand.call("ADD")?.is_success);
+    assert!(stand.plugin.call("ADD", "c2", &second.path())?.is_success);
+    let other = stand.plugin.with("name", json!("other"));
+    assert!(other.call("ADD", "c3", &third.path())?.is_success);
+    let untold = stand.plugin.call_with(&[("CNI_COMMAND", "GC")])?;
+    assert_eq!(untold.code(), 7, "{}", untold.json);
+    let known = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    let told = stand.plugin.with("cni.dev/valid-attachments", known);
+    let collected = told.call_with(&[("CNI_COMMAND", "GC")])?;
+    assert!(collected.is_success, "{}", collected.json);
+    let listed = node.listing("endpoint list")?;
+    let containers: Vec<&str> = listed
+        .as_array()
+        .context("no list")?
+        .iter()
+        .filter_map(|endpoint| endpoint["container_id"].as_str())
+        .collect();
+    assert_eq!(containers.len(), 2, "{containers:?}");
+    assert!(!containers.contains(&"c2"), "{containers:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_hundred_containers_of_podman_come_and_go() -> anyhow::Result<()> {
+    const CONTAINERS: usize = 100;
+    let bed = Bed::builder().nodes(2).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let podman = Podman::of(node)?;
+    let before = Snapshot::node(node)?;
+    let names: Vec<String> = (0..CONTAINERS).map(|i| format!("hcni-{i}")).collect();
+    for name in &names {
+        podman.start(name)?;
+    }
+    assert_eq!(endpoints(node)?, CONTAINERS + 1);
+    let listed = node.listing("endpoint list")?;
+    let addresses: Vec<String> = listed
+        .as_array()
+        .context("no list")?
+        .iter()
+        .filter(|endpoint| endpoint["container_id"].is_string())
+        .filter_map(|endpoint| endpoint["ipv4"].as_str().map(str::to_owned))
+        .collect();
+    assert_eq!(addresses.len(), CONTAINERS);
+    for address in &addresses {
+        bed.node(2)
+            .exec(&format!("ping -n -q -c 1 -W 2 {address}"))
+            .with_context(|| format!("{address} is not reached from the other node"))?;
+    }
+    let (first, last) = (&names[0], &addresses[CONTAINERS - 1]);
+    podman
+        .exec(first, &["ping", "-c", "1", "-W", "2", last])?
+        .success()
+        .context("containers do not reach each other")?;
+    for name in &names {
+        podman.remove(name)?;
+    }
+    assert_eq!(endpoints(node)?, 1);
+    assert_eq!(Snapshot::node(node)?.since(&before), "");
+    Ok(())
+}
