@@ -56,6 +56,65 @@ fn request(agent: &Agent, method: &str, path: &str) -> (u64, Value) {
     (answer.code, body)
 }
 
+/// As [`request`], with a body.
+fn request_with(agent: &Agent, method: &str, path: &str, body: &str) -> (u64, Value) {
+    let (method, length) = (method.to_uppercase(), body.len());
+    let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {length}");
+    let answer = send(agent, &head, body);
+    (answer.code, serde_json::from_str(&answer.body).unwrap())
+}
+
+#[test]
+fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
+    let agent = Agent::start(|_| {});
+    let long = "x".repeat(2000);
+    for (body, naming) in [
+        ("", "the body: EOF"),
+        ("[]", "the body: "),
+        ("{}", "missing field `netns`"),
+        (r#"{"netns":7}"#, "netns: invalid type: integer"),
+        (r#"{"netns":"a"}"#, "netns: \"a\" is no absolute path"),
+        (r#"{"netns":"/a","mtu":9000}"#, "unknown field `mtu`"),
+        (
+            r#"{"netns":"/a","labels":["a=1","=b"]}"#,
+            "labels[1]: label \"=b\" has no key",
+        ),
+        (
+            r#"{"netns":"/a","labels":["a=1","a=2"]}"#,
+            "labels: label unspec:a is there twice",
+        ),
+        (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
+        (
+            r#"{"netns":"/a","ipv4":"fd00::1"}"#,
+            "ipv4: \"fd00::1\" is no address",
+        ),
+        (
+            r#"{"netns":"/a","ifname":"no such name"}"#,
+            "ifname: must have 1 to 15",
+        ),
+        (r#"{"netns":"/a","name":""}"#, "name: must have 1 to 253"),
+        (r#"{"netns":"/a"} x"#, "the body: trailing characters"),
+        (
+            &format!(r#"{{"netns":"/a","labels":["{long}"]}}"#),
+            "labels[0]: a label of",
+        ),
+    ] {
+        let (code, answer) = request_with(&agent, "post", "/v1/endpoints", body);
+        let error = answer["error"].as_str().unwrap();
+        assert_eq!(code, 400, "{body}: {error}");
+        assert!(error.contains(naming), "{body}: {error}");
+    }
+    let huge = format!(r#"{{"netns":"{}"}}"#, "x".repeat(400 << 10));
+    assert_eq!(request_with(&agent, "post", "/v1/endpoints", &huge).0, 413);
+    // Elsewhere none is taken at all.
+    assert_eq!(request_with(&agent, "get", "/v1/endpoints", "{}").0, 413);
+    let (code, answer) = request(&agent, "delete", "/v1/endpoints");
+    assert_eq!(
+        (code, answer["error"].as_str().unwrap()),
+        (400, "say which: container-id=ID or netns=PATH")
+    );
+}
+
 fn document(agent: &Agent) -> Value {
     let (code, document) = request(agent, "get", "/v1/openapi.json");
     assert_eq!(code, 200);
@@ -128,23 +187,36 @@ fn every_documented_operation_answers_as_documented_and_no_other_does() {
         let agent = Agent::start(change);
         let document = document(&agent);
         for (path, operations) in document["paths"].as_object().unwrap() {
-            let real_path = path.replace("{id}", "1017");
+            // Labels are changed of an endpoint other than the health endpoint.
+            let id = if path.ends_with("/labels") {
+                "1018"
+            } else {
+                "1017"
+            };
+            let real_path = path.replace("{id}", id);
             for method in METHODS {
                 if (path.as_str(), method) == ("/v1/monitor", "get") {
                     // Answers with lines; see below.
                     continue;
                 }
-                let (code, body) = request(&agent, method, &real_path);
-                match operations.get(method) {
-                    Some(operation) => {
-                        assert_eq!(code, 200, "{method} {path}");
-                        assert_documented(&document, operation, code, &body);
+                let Some(operation) = operations.get(method) else {
+                    let (code, body) = request(&agent, method, &real_path);
+                    assert_eq!(code, 405, "{method} {path}");
+                    assert!(body["error"].as_str().unwrap().contains(&real_path));
+                    continue;
+                };
+                let (code, body) = match (path.as_str(), method) {
+                    ("/v1/endpoints", "delete") => {
+                        request(&agent, method, "/v1/endpoints?container-id=none")
                     }
-                    None => {
-                        assert_eq!(code, 405, "{method} {path}");
-                        assert!(body["error"].as_str().unwrap().contains(&real_path));
+                    ("/v1/endpoints", "post") => {
+                        request_with(&agent, method, path, r#"{"netns":"/run/netns/a"}"#)
                     }
-                }
+                    (_, "patch") => request_with(&agent, method, &real_path, r#"{"add":["a=b"]}"#),
+                    _ => request(&agent, method, &real_path),
+                };
+                assert_eq!(code, 200, "{method} {path}: {body}");
+                assert_documented(&document, operation, code, &body);
             }
         }
     }

@@ -1,5 +1,7 @@
 //! An agent's API without an agent: a real server on a socket of its own, over fixed data.
 
+mod endpoints;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -11,8 +13,8 @@ use health_agent::api::events::EventFilter;
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, FullMap, HealthStatus,
-    HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind,
+    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
+    HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind,
     PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry,
     RttSource, SelfStatus, TargetHistory,
 };
@@ -20,6 +22,7 @@ use health_agent::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradeSettings,
     RegistrySpec,
 };
+use health_agent::endpoint::manager::Manager;
 use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
 use health_common::metrics::Reason;
@@ -44,6 +47,7 @@ pub(crate) struct Fixture {
     /// degraded path and an interval that the probe rate does not allow.
     pub(crate) is_troubled: bool,
     location: Location,
+    manager: Option<Manager>,
 }
 
 impl Fixture {
@@ -242,21 +246,30 @@ impl Source for Fixture {
         }
     }
 
-    fn endpoints(&self) -> Vec<Endpoint> {
-        vec![Endpoint {
+    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        vec![Arc::new(Endpoint {
             id: 1017,
+            name: None,
+            container_id: None,
             identity: 4,
             labels: vec!["reserved:health".into()],
+            policy_ingress: Enforcement::Disabled,
+            policy_egress: Enforcement::Disabled,
             ipv4: Some("10.244.1.7".parse().unwrap()),
             ipv6: None,
             state: "ready".into(),
             interface: "lxc_health".into(),
             ifindex: 5,
+            inner_interface: "health0".into(),
             mac: "0a:00:00:00:00:01".into(),
             host_mac: "0a:00:00:00:00:02".into(),
             netns: "/run/netns/health".into(),
             repairs: BTreeMap::from([("device deleted".into(), 1)]),
-        }]
+        })]
+    }
+
+    fn manager(&self) -> Option<&Manager> {
+        self.manager.as_ref()
     }
 
     fn identities(&self) -> Vec<IdentityEntry> {
@@ -291,6 +304,8 @@ impl Source for Fixture {
             identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
+            ipam_excludes: vec!["10.244.1.0/28".parse().unwrap()],
+            ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into()],
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
@@ -411,6 +426,7 @@ impl Agent {
                 state_dir: dir.path().to_owned(),
                 bpf_root: dir.path().to_owned(),
             },
+            manager: None,
         };
         change(&mut fixture);
         let runtime = Builder::new_multi_thread()
@@ -418,6 +434,7 @@ impl Agent {
             .enable_all()
             .build()
             .unwrap();
+        fixture.manager = Some(runtime.block_on(endpoints::manager(dir.path())));
         let socket = fixture.location.socket();
         let listener = {
             let _inside = runtime.enter();

@@ -241,8 +241,19 @@ fn change_identity(entry: &mut Entry, identity: Identity, now: jiff::Timestamp) 
             "identity changes",
         );
     }
-    let message = format!("identity {identity} for its labels");
     entry
-        .set(Side::Manager, State::WaitingToRegenerate, now, &message)
+        .set(
+            Side::Manager,
+            State::WaitingToRegenerate,
+            now,
+            &told(identity),
+        )
         .is_ok()
+}
+
+fn told(identity: Identity) -> String {
+    match identity {
+        Identity::INIT => "identity reserved:init: no other is allocated for its labels".to_owned(),
+        identity => format!("identity {identity} for its labels"),
+    }
 }

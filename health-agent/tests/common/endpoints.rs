@@ -1,0 +1,114 @@
+//! A manager of endpoints without devices, programs and namespaces: there is one endpoint, 1018.
+
+use std::future::{Future, ready};
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use health_agent::endpoint::identities::ReservedOnly;
+use health_agent::endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
+use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
+use health_agent::endpoint::workload::{
+    Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError,
+};
+use health_agent::identity::Identity;
+use health_agent::ipam::NodeIpam;
+use health_agent::labels::LabelSet;
+use health_agent::net::mac::MacAddr;
+use health_agent::net::netns::NetNsId;
+use jiff::Timestamp;
+
+const ID: u16 = 1018;
+const IFINDEX: u32 = 7;
+
+struct NoDevices;
+
+impl Devices for NoDevices {
+    fn look_at(&self, _: &Path) -> Result<NetNsId, WorkloadError> {
+        Ok(NetNsId { dev: 4, ino: 2 })
+    }
+    fn is_in_use(&self, _: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
+        Box::pin(ready(Ok(false)))
+    }
+    fn create<'a>(&'a self, _: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
+        Box::pin(ready(Ok(IFINDEX)))
+    }
+    fn activate<'a>(&'a self, _: &'a Blueprint, _: u32) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(ready(Ok(())))
+    }
+    fn remove<'a>(&'a self, _: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
+        Box::pin(ready(Ok(true)))
+    }
+    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
+        Box::pin(ready(Ok(vec![Found {
+            device: "lxc1018".to_owned(),
+            ifindex: IFINDEX,
+            endpoint: ID,
+        }])))
+    }
+}
+
+struct NoPrograms;
+
+impl Regenerator for NoPrograms {
+    fn regenerate<'a>(
+        &'a self,
+        _: &'a Regeneration,
+    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
+        Box::pin(ready(Ok(Realized::default())))
+    }
+    fn remove(
+        &self,
+        _: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
+        Box::pin(ready(Ok(())))
+    }
+}
+
+/// Waits until its endpoint is ready.
+pub(super) async fn manager(state_dir: &Path) -> Manager {
+    let cidr = "10.244.1.0/24".parse().unwrap();
+    let options = ManagerOptions {
+        states: StateDir::of(state_dir),
+        ipam: NodeIpam::new(&[cidr], &[], &[], std::time::Duration::ZERO).unwrap(),
+        node_addresses: Vec::new(),
+        health: (1, Vec::new()),
+        mtu: 1500,
+        parallel: 1,
+    };
+    let parts = Parts {
+        devices: Arc::new(NoDevices),
+        identities: Arc::new(ReservedOnly),
+        regenerator: Arc::new(NoPrograms),
+        clock: Timestamp::now,
+    };
+    let saved = Saved {
+        id: ID,
+        name: Some("web-1".to_owned()),
+        container_id: None,
+        labels: LabelSet::default(),
+        identity: Identity::INIT,
+        ipv4: Some([10, 244, 1, 18].into()),
+        ipv6: None,
+        mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        mtu: 1500,
+        netns: "/run/netns/web".into(),
+        netns_id: NetNsId { dev: 4, ino: 1 },
+        ifname: "eth0".to_owned(),
+        device: "lxc1018".to_owned(),
+        ifindex: Some(IFINDEX),
+        created: Timestamp::UNIX_EPOCH,
+    };
+    let survey = Survey {
+        living: vec![saved],
+        dropped: Vec::new(),
+    };
+    let manager = Manager::start(options, parts, survey);
+    let mut changes = manager.changes();
+    while manager.endpoints()[0].state != "ready" {
+        changes.changed().await.unwrap();
+    }
+    manager
+}

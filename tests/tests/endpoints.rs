@@ -1,0 +1,376 @@
+//! Endpoints of workloads on real nodes: made, reached, restored and deleted, with nothing left.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_agent::api::types::Endpoint;
+use health_agent::net::netns::NetNs;
+use nix::sys::signal::Signal;
+use tests::process::{Ran, run};
+use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
+
+/// A network namespace of a workload, which goes with this value.
+struct Workload {
+    name: String,
+}
+
+impl Workload {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        let name = format!("life-{name}");
+        // One that a killed test has left.
+        let _ = run(Command::new("ip").args(["netns", "delete", &name]));
+        run(Command::new("ip").args(["netns", "add", &name]))?.success()?;
+        Ok(Self { name })
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from("/run/netns").join(&self.name)
+    }
+
+    fn exec(&self, words: &str) -> anyhow::Result<Ran> {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]);
+        run(command.args(words.split_whitespace()))
+    }
+
+    fn pings(&self, address: IpAddr) -> anyhow::Result<()> {
+        let ran = self.exec(&format!("ping -n -q -c 2 -i 0.01 -W 2 {address}"))?;
+        anyhow::ensure!(
+            ran.code == Some(0),
+            "{} to {address}: {}",
+            self.name,
+            ran.stdout
+        );
+        Ok(())
+    }
+
+    fn endpoint_on(&self, node: &Node, flags: &str) -> anyhow::Result<Endpoint> {
+        let path = self.path();
+        let text = node
+            .cli(&format!(
+                "endpoint create --netns {} {flags} -o json",
+                path.display()
+            ))?
+            .success()?;
+        serde_json::from_str(&text).context("what create says is no endpoint")
+    }
+
+    /// The line that says why there is no endpoint.
+    fn refusal_on(&self, node: &Node, flags: &str) -> anyhow::Result<String> {
+        refusal(
+            node,
+            &format!("endpoint create --netns {} {flags}", self.path().display()),
+        )
+    }
+
+    fn delete(self) -> anyhow::Result<()> {
+        run(Command::new("ip").args(["netns", "delete", &self.name]))?.success()?;
+        Ok(())
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        // It may be deleted already.
+        let _ = run(Command::new("ip").args(["netns", "delete", &self.name]));
+    }
+}
+
+fn refusal(node: &Node, words: &str) -> anyhow::Result<String> {
+    let ran = node.cli(words)?;
+    assert_eq!(ran.code, Some(1), "{words}: {} {}", ran.stdout, ran.stderr);
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+    Ok(ran.stderr)
+}
+
+fn addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
+    endpoint.ipv4.into_iter().chain(endpoint.ipv6).collect()
+}
+
+fn endpoints(node: &Node) -> anyhow::Result<Vec<Endpoint>> {
+    let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+    Ok(all.into_iter().filter(|one| one.identity != 4).collect())
+}
+
+fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
+    wait_for("the endpoints to be ready", PATIENCE, || {
+        let all = endpoints(node)?;
+        let ready = all.iter().all(|one| one.state == "ready");
+        anyhow::ensure!(ready && all.len() == count, "there are {all:?}");
+        Ok(Some(all))
+    })
+}
+
+/// Asks a UDP responder at `address` from a namespace, as for a name.
+fn asks(from: &Workload, to: &Workload, address: IpAddr) -> anyhow::Result<()> {
+    let server = NetNs::open(&to.name)?.run_in(|| UdpSocket::bind((address, 53)))??;
+    server.set_read_timeout(Some(PATIENCE))?;
+    let any = match address {
+        IpAddr::V4(_) => "0.0.0.0:0",
+        IpAddr::V6(_) => "[::]:0",
+    };
+    let client = NetNs::open(&from.name)?.run_in(|| UdpSocket::bind(any))??;
+    client.set_read_timeout(Some(PATIENCE))?;
+    client.send_to(b"question", (address, 53))?;
+    let mut buffer = [0; 64];
+    let (length, asker) = server.recv_from(&mut buffer)?;
+    server.send_to(&buffer[..length], asker)?;
+    let length = client.recv(&mut buffer)?;
+    anyhow::ensure!(&buffer[..length] == b"question", "another answer");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (here, there) = (bed.node(1), bed.node(2));
+    let before = [Snapshot::node(here)?, Snapshot::node(there)?];
+    let (a, b, c) = (
+        Workload::new("a")?,
+        Workload::new("b")?,
+        Workload::new("c")?,
+    );
+    let first = a.endpoint_on(here, "--label app=web --name a --container-id c-a")?;
+    let second = b.endpoint_on(here, "--ifname net0")?;
+    let third = c.endpoint_on(there, "")?;
+    assert_eq!(
+        (first.state.as_str(), first.labels[0].as_str()),
+        ("ready", "unspec:app=web")
+    );
+    assert_eq!(second.inner_interface, "net0");
+
+    for (from, to) in [(&a, &second), (&b, &first), (&a, &third), (&c, &second)] {
+        for address in addresses(to) {
+            from.pings(address)?;
+        }
+    }
+    for address in addresses(&first) {
+        asks(&c, &a, address)?;
+        asks(&b, &a, address)?;
+        anyhow::ensure!(here.pings(address)?, "the host does not reach {address}");
+    }
+    // From an address that is not its own, nothing leaves.
+    a.exec("ip address add 10.99.0.1/32 dev eth0")?.success()?;
+    let other = second.ipv4.context("an IPv4 address")?;
+    let spoofed = a.exec(&format!("ping -n -q -c 1 -W 1 -I 10.99.0.1 {other}"))?;
+    assert_ne!(spoofed.code, Some(0), "{}", spoofed.stdout);
+
+    let id = first.id;
+    let log = here.cli(&format!("endpoint log {id}"))?.success()?;
+    assert!(
+        log.contains("created") && log.contains("regenerated"),
+        "{log}"
+    );
+    let health = here.cli(&format!("endpoint health {id}"))?.success()?;
+    assert!(health.contains("Overall Health:   OK"), "{health}");
+    here.cli(&format!(
+        "endpoint labels {id} --add k8s:tier=1 --remove app"
+    ))?
+    .success()?;
+    let changed = wait_endpoints(here, 2)?;
+    let labels = &changed
+        .iter()
+        .find(|one| one.id == id)
+        .context("it")?
+        .labels;
+    assert_eq!(labels, &["k8s:tier=1"]);
+
+    let deleted = here.cli("endpoint delete --container-id c-a")?.success()?;
+    assert_eq!(deleted, format!("endpoint {id} deleted\n"));
+    for words in ["--container-id c-a".to_owned(), id.to_string()] {
+        let again = here.cli(&format!("endpoint delete {words}"))?.success()?;
+        assert_eq!(again, "no such endpoint; nothing to delete\n");
+    }
+    here.cli(&format!("endpoint delete --netns {}", b.path().display()))?
+        .success()?;
+    there
+        .cli(&format!("endpoint delete {}", third.id))?
+        .success()?;
+    for (node, before) in [here, there].into_iter().zip(&before) {
+        // The folder of state files stays, empty.
+        let state = node.runtime_dir().join("state/endpoints");
+        assert_eq!(std::fs::read_dir(&state)?.count(), 0);
+        std::fs::remove_dir(&state)?;
+        before.wait_same(|| Snapshot::node(node))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    let node = bed.node(1);
+    let (a, b, gone) = (
+        Workload::new("a")?,
+        Workload::new("b")?,
+        Workload::new("gone")?,
+    );
+    let first = a.endpoint_on(node, "--label app=web")?;
+    let second = b.endpoint_on(node, "")?;
+    let third = gone.endpoint_on(node, "--ipv4 10.244.1.77")?;
+
+    let target = second.ipv4.context("an IPv4 address")?;
+    let mut ping = Command::new("ip");
+    ping.args([
+        "netns", "exec", &a.name, "ping", "-n", "-q", "-i", "0.01", "-c", "400",
+    ]);
+    let pinging = ping
+        .arg(target.to_string())
+        .stdout(std::process::Stdio::piped())
+        .spawn()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    gone.delete()?;
+    node.start_agent()?;
+    let restored = wait_endpoints(node, 2)?;
+    let pinged = pinging.wait_with_output()?;
+    let told = String::from_utf8_lossy(&pinged.stdout);
+    assert!(told.contains("400 received, 0% packet loss"), "{told}");
+
+    for before in [&first, &second] {
+        let after = restored.iter().find(|one| one.id == before.id);
+        let after = after.with_context(|| format!("endpoint {} is gone", before.id))?;
+        assert_eq!((after, &addresses(after)), (before, &addresses(before)));
+    }
+    let log = node.cli(&format!("endpoint log {}", first.id))?.success()?;
+    assert!(log.contains("restored"), "{log}");
+    let again = Workload::new("again")?;
+    let heir = again.endpoint_on(node, "--ipv4 10.244.1.77")?;
+    assert_eq!(heir.ipv4, third.ipv4);
+    for address in addresses(&heir) {
+        a.pings(address)?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Result<()> {
+    const ROUNDS: u64 = 6;
+    let bed = Bed::builder().nodes(1).start()?;
+    let node = bed.node(1);
+    let before = Snapshot::node(node)?;
+    for round in 0..ROUNDS {
+        let workloads = (0..4)
+            .map(|n| Workload::new(&format!("k{n}")))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let creations: Vec<_> = workloads
+            .iter()
+            .map(|workload| {
+                let mut create = node.cli_command();
+                create
+                    .args(["endpoint", "create", "--netns"])
+                    .arg(workload.path());
+                create
+                    .stdout(std::process::Stdio::null())
+                    .stderr(std::process::Stdio::null())
+                    .spawn()
+            })
+            .collect::<Result<_, _>>()?;
+        // Another moment each time: what is cut short is the point, not a condition.
+        std::thread::sleep(Duration::from_millis(4 + round * 7));
+        node.kill_agent(Signal::SIGKILL)?;
+        for mut creation in creations {
+            creation.wait()?;
+        }
+        node.start_agent()?;
+        let restored = wait_for("the endpoints to be ready", PATIENCE, || {
+            let all = endpoints(node)?;
+            Ok(all.iter().all(|one| one.state == "ready").then_some(all))
+        })?;
+        let devices = node.exec("ip -o link show type veth")?;
+        let ours = devices
+            .lines()
+            .filter(|line| line.contains(": lxc") && !line.contains("lxc_health"));
+        assert_eq!(ours.count(), restored.len(), "{devices}");
+        for endpoint in &restored {
+            for address in addresses(endpoint) {
+                anyhow::ensure!(node.pings(address)?, "{address} does not answer");
+            }
+            node.cli(&format!("endpoint delete {}", endpoint.id))?
+                .success()?;
+        }
+        let state = node.runtime_dir().join("state/endpoints");
+        if state.exists() {
+            std::fs::remove_dir(&state).context("state files are left")?;
+        }
+        before.wait_same(|| Snapshot::node(node))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(1)
+        .agent_args(
+            "--ipam-exclude 10.244.1.0-10.244.1.99 --ipam-exclude 10.244.1.105-10.244.1.255",
+        )
+        .start()?;
+    let node = bed.node(1);
+    let (a, b, c) = (
+        Workload::new("a")?,
+        Workload::new("b")?,
+        Workload::new("c")?,
+    );
+    let made = a.endpoint_on(node, "--container-id c-a --ipv4 10.244.1.103")?;
+    let before = Snapshot::node(node)?;
+    let own = node.netns();
+    for (words, naming) in [
+        (
+            "--netns /run/netns/no-such".to_owned(),
+            "/run/netns/no-such",
+        ),
+        ("--netns /dev/null".to_owned(), "no network namespace"),
+        (format!("--netns {}", own.display()), "agent's own"),
+    ] {
+        let told = refusal(node, &format!("endpoint create {words}"))?;
+        assert!(told.contains(naming), "{told}");
+    }
+    b.exec("ip link add eth0 type bridge")?.success()?;
+    for (workload, flags, naming) in [
+        (&b, "", "device eth0 already"),
+        (
+            &b,
+            "--ifname net0 --container-id c-a",
+            "container c-a has endpoint",
+        ),
+        (&a, "", "is of endpoint"),
+        (&b, "--ifname net0 --ipv4 10.244.1.103", "is of endpoint"),
+        (
+            &b,
+            "--ifname net0 --ipv4 10.9.9.9",
+            "none of this node's pod CIDRs",
+        ),
+        (&b, "--ifname net0 --ipv4 10.244.1.9", "exclude"),
+        (&b, "--ifname net0 --ipv6 fd00::9", "no IPv6 pod CIDR"),
+        (&b, "--ifname a/b", "ifname"),
+    ] {
+        let told = workload.refusal_on(node, flags)?;
+        assert!(told.contains(naming), "{flags}: {told}");
+    }
+    let health = node.health_ipv4()?;
+    let told = b.refusal_on(node, &format!("--ifname net0 --ipv4 {health}"))?;
+    assert!(told.contains("(health)"), "{told}");
+    before.wait_same(|| Snapshot::node(node))?;
+
+    // Of five addresses one is the health endpoint's and one is taken.
+    for number in 0..3 {
+        b.endpoint_on(node, &format!("--ifname net{number}"))?;
+    }
+    let told = c.refusal_on(node, "")?;
+    assert!(
+        told.contains("no free address in pod CIDR 10.244.1.0/24"),
+        "{told}"
+    );
+    node.cli(&format!("endpoint delete {}", made.id))?
+        .success()?;
+    c.endpoint_on(node, "")?;
+    Ok(())
+}
