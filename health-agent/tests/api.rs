@@ -83,6 +83,10 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
             r#"{"netns":"/a","labels":["a=1","a=2"]}"#,
             "labels: label unspec:a is there twice",
         ),
+        (
+            r#"{"netns":"/a","labels":["reserved:host"]}"#,
+            "labels[0]: reserved:host: labels of",
+        ),
         (r#"{"netns":"/a","labels":[1]}"#, "labels[0]: invalid type"),
         (
             r#"{"netns":"/a","ipv4":"fd00::1"}"#,

@@ -14,8 +14,8 @@ use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 
 use super::serve::Client;
@@ -26,7 +26,7 @@ use super::types::{
 use crate::endpoint::error::{EndpointError, ErrorKind};
 use crate::endpoint::health::ENDPOINT_IDS;
 use crate::endpoint::manager::{Manager, NewEndpoint, Selector};
-use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet};
+use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 
 /// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
 const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;
@@ -63,7 +63,7 @@ pub(super) async fn list<S: Source>(
 ) -> Result<Response, Refusal> {
     let Query(ListQuery { watch }) = query?;
     if !watch {
-        return answer(move || Ok(api.source.endpoints())).await;
+        return answer(move || Ok(Listing(api.source.endpoints()))).await;
     }
     let changes = manager(&*api.source)?.changes();
     client.take_time();
@@ -82,6 +82,15 @@ pub(super) async fn list<S: Source>(
             Ok(Some((write_lines(&events)?, (api, changes, told, false))))
         },
     )))
+}
+
+/// All of them, as JSON.
+struct Listing(Vec<Arc<Endpoint>>);
+
+impl Serialize for Listing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(Arc::as_ref))
+    }
 }
 
 /// What has changed, as soon as something has; nothing when the agent ends.
@@ -132,7 +141,7 @@ pub(super) async fn create<S: Source>(
     let request: EndpointRequest = body(request).await?;
     let new = new_endpoint(request)?;
     let made = manager(&*api.source)?.create(new).await?;
-    answer(move || Ok(made)).await
+    answer(move || Ok(Arc::unwrap_or_clone(made))).await
 }
 
 #[derive(Deserialize)]
@@ -172,7 +181,7 @@ pub(super) async fn get<S: Source>(
     extract::Path(id): extract::Path<String>,
 ) -> Result<Response, Refusal> {
     let id = number(&id)?;
-    answer(move || found(&*api.source, id)).await
+    answer(move || found(&*api.source, id).map(Arc::unwrap_or_clone)).await
 }
 
 pub(super) async fn log<S: Source>(
@@ -222,7 +231,7 @@ pub(super) async fn change_labels<S: Source>(
     let (add, remove) = (labels("add", &add)?, labels("remove", &remove)?);
     let manager = manager(&*api.source)?;
     let changed = manager.change_labels(id, add, remove).await?;
-    answer(move || Ok(changed)).await
+    answer(move || Ok(Arc::unwrap_or_clone(changed))).await
 }
 
 pub(super) async fn ipam<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
@@ -339,7 +348,13 @@ fn labels(field: &str, texts: &[String]) -> Result<Vec<Label>, Refusal> {
         return Err(of_field(field, &LabelError::TooMany(texts.len())));
     }
     let parse = |(place, text): (usize, &String)| {
-        Label::from_str(text).map_err(|error| of_field(&format!("{field}[{place}]"), &error))
+        let at = format!("{field}[{place}]");
+        let label = Label::from_str(text).map_err(|error| of_field(&at, &error))?;
+        if label.source() == RESERVED {
+            let why = "labels of this source stand for what endpoints cannot be";
+            return Err(bad(format!("{at}: {label}: {why}")));
+        }
+        Ok(label)
     };
     texts.iter().enumerate().map(parse).collect()
 }

@@ -48,6 +48,18 @@ pub enum NetNsError {
 }
 
 impl NetNsError {
+    /// Whether it says that there is no such namespace, and not that it cannot be looked at.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Self::NotANamespace(_) => true,
+            Self::System { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ),
+            Self::BadName(_) => false,
+        }
+    }
+
     fn new(attempt: &'static str, path: &Path, source: impl Into<io::Error>) -> Self {
         Self::System {
             attempt,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use health_agent::endpoint::identities::ReservedOnly;
+use health_agent::endpoint::identities::InitOnly;
 use health_agent::endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 use health_agent::endpoint::workload::{
@@ -79,7 +79,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
     };
     let parts = Parts {
         devices: Arc::new(NoDevices),
-        identities: Arc::new(ReservedOnly),
+        identities: Arc::new(InitOnly),
         regenerator: Arc::new(NoPrograms),
         clock: Timestamp::now,
     };

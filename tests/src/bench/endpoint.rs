@@ -1,5 +1,6 @@
 //! A health endpoint in a network namespace of its own, for measurements on its veth pair.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::process::Command;
 
@@ -44,6 +45,8 @@ async fn in_namespace<T>(
     ip(&["link", "set", "lo", "up"])?;
     ip(&["address", "add", &format!("{NODE}/32"), "dev", "lo"])?;
     let spec = HealthEndpointSpec {
+        excluded: Vec::new(),
+        taken_ids: BTreeSet::new(),
         instance: instance.to_owned(),
         node_addresses: vec![NODE.into()],
         unusable_addresses: Vec::new(),

@@ -24,22 +24,25 @@ enum Way {
 impl Manager {
     /// Deletes an endpoint. Returns whether it was there.
     pub(super) async fn unmake(&self, id: u16) -> Result<bool, EndpointError> {
-        match self.begin_to_delete(id) {
-            Way::Gone => Ok(false),
-            Way::Wait => {
-                self.note_change();
-                self.wait_until(|table| match table.entries.get(&id) {
-                    Some(entry) if entry.is_being_removed || !entry.is_complete => None,
-                    _ => Some(()),
-                })
-                .await;
-                Ok(true)
-            }
-            Way::Remove => {
-                self.note_change();
-                self.remove(id).await?;
-                info!(id, "endpoint deleted");
-                Ok(true)
+        let mut was_there = false;
+        loop {
+            match self.begin_to_delete(id) {
+                Way::Gone => return Ok(was_there),
+                Way::Wait => {
+                    was_there = true;
+                    self.note_change();
+                    self.wait_until(|table| match table.entries.get(&id) {
+                        Some(entry) if entry.is_being_removed || !entry.is_complete => None,
+                        _ => Some(()),
+                    })
+                    .await;
+                }
+                Way::Remove => {
+                    self.note_change();
+                    self.remove(id).await?;
+                    info!(id, "endpoint deleted");
+                    return Ok(true);
+                }
             }
         }
     }
@@ -98,8 +101,12 @@ impl Manager {
         match removed {
             Ok(()) => {
                 table.ipam.release(id, Instant::now());
-                let entry = table.entries.remove(&id);
-                entry.map(|entry| entry.held).unwrap_or_default()
+                let Some(mut entry) = table.entries.remove(&id) else {
+                    return Vec::new();
+                };
+                // From there that is allowed.
+                let _ = entry.set(Side::Manager, State::Disconnected, now, "deleted");
+                entry.held
             }
             Err(error) => {
                 if let Some(entry) = table.entries.get_mut(&id) {

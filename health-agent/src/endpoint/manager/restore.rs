@@ -1,7 +1,6 @@
 //! What there is of the endpoints of an agent before this one, and taking them over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use tracing::{info, warn};
 
@@ -77,8 +76,12 @@ fn fate(saved: &Saved, found: Option<&Found>, devices: &dyn Devices) -> Option<&
     if found.is_none_or(|found| found.ifindex != ifindex) {
         return Some("its device is gone");
     }
-    let is_there = |path: &Path| devices.look_at(path).is_ok_and(|id| id == saved.netns_id);
-    (!is_there(&saved.netns)).then_some("its network namespace is gone")
+    let is_gone = match devices.look_at(&saved.netns) {
+        Ok(id) => id != saved.netns_id,
+        Err(WorkloadError::Netns(error)) => error.is_gone(),
+        Err(_) => false,
+    };
+    is_gone.then_some("its network namespace is gone")
 }
 
 async fn remove_device(devices: &dyn Devices, device: &str) -> Result<bool, WorkloadError> {

@@ -13,7 +13,7 @@ use crate::endpoint::log::Status;
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration};
 use crate::endpoint::workload::{Blueprint, Found, Saved, Task, WorkloadError};
 use crate::identity::Identity;
-use crate::net::netns::NetNsId;
+use crate::net::netns::{NetNsError, NetNsId};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -51,7 +51,7 @@ impl Devices for World {
     fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError> {
         match self.namespaces.lock().unwrap().get(netns) {
             Some(ino) => Ok(NetNsId { dev: 4, ino: *ino }),
-            None => Err(WorkloadError::OwnNetns(netns.to_owned())),
+            None => Err(NetNsError::NotANamespace(netns.to_owned()).into()),
         }
     }
 
