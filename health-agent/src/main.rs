@@ -49,7 +49,10 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     // Threads that exist would stay behind in the old namespaces.
     hostns::leave_hidden_mounts(&location.bpf_root)
         .context("cannot leave a private mount namespace")?;
-    if let Some(path) = &cli.global.netns {
+    // An endpoint's is the agent's to enter.
+    if let Some(path) = &cli.global.netns
+        && !matches!(cli.command, Command::Endpoint(_))
+    {
         hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;

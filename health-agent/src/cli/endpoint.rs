@@ -115,9 +115,9 @@ pub struct ShowArgs {
 /// Flags of `endpoint create`.
 #[derive(Args, Debug)]
 pub struct CreateArgs {
-    // Of the same name is the namespace that the agent works for.
+    // In place of the global option of this name, which commands that speak to an agent have no use for.
     /// File of the network namespace
-    #[arg(long = "netns", id = "endpoint-netns", value_name = "PATH", value_parser = absolute_path())]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     netns: PathBuf,
     /// Label, [SOURCE:]KEY[=VALUE]; give it once for each
     #[arg(long = "label", value_name = "LABEL")]
@@ -153,7 +153,7 @@ pub struct DeleteArgs {
     #[arg(long, value_name = "ID")]
     container_id: Option<String>,
     /// All endpoints in the namespace that was given by this file
-    #[arg(long = "netns", id = "endpoint-netns", value_name = "PATH", value_parser = absolute_path())]
+    #[arg(long, value_name = "PATH", value_parser = absolute_path())]
     netns: Option<PathBuf>,
 }
 
