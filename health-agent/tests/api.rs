@@ -77,7 +77,7 @@ fn a_request_for_an_endpoint_that_is_wrong_is_refused_by_the_field() {
         (r#"{"netns":"/a","mtu":9000}"#, "unknown field `mtu`"),
         (
             r#"{"netns":"/a","labels":["a=1","=b"]}"#,
-            "labels[1]: label \"=b\" has no key",
+            "labels[1]: label \"unspec:=b\" has no key",
         ),
         (
             r#"{"netns":"/a","labels":["a=1","a=2"]}"#,
