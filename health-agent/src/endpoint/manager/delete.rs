@@ -125,20 +125,24 @@ impl Manager {
     async fn remove_parts(&self, id: u16) -> Result<(), EndpointError> {
         self.wait_until(|table| (!table.queue.is_running(id)).then_some(()))
             .await;
-        let device = match self.table().entries.get(&id) {
-            Some(entry) => entry.saved.device.clone(),
-            None => return Ok(()),
-        };
-        match self.0.devices.remove(&device).await {
-            Ok(_) => {}
-            // Made by somebody else since ours went, or the reason why ours could not be made.
-            Err(WorkloadError::ForeignDevice { device }) => {
-                warn!(
-                    id,
-                    device, "a device of this name is not this agent's, and is left alone"
-                );
+        // Without a number there is none: whoever cannot make one takes it back.
+        let device = self.table().entries.get(&id).and_then(|entry| {
+            let is_there = entry.saved.ifindex.is_some();
+            is_there.then(|| entry.saved.device.clone())
+        });
+        if let Some(device) = device {
+            match self.0.devices.remove(&device).await {
+                // Made by somebody else since ours went.
+                Err(WorkloadError::ForeignDevice { .. }) => {
+                    warn!(
+                        id,
+                        device, "a device of this name is somebody else's: left alone"
+                    );
+                }
+                removed => {
+                    removed?;
+                }
             }
-            Err(error) => return Err(error.into()),
         }
         let removed = self.0.regenerator.remove(id).await;
         removed.map_err(|source| EndpointError::Regenerate { id, source })?;
