@@ -100,7 +100,7 @@ mod tests {
             shown,
             "\
 ID      LABELS            REFERENCES
-4       reserved:health   
+4       reserved:health
 30217   k8s:app=dns       a,b
         k8s:tier=infra
 30218   k8s:app=web       -

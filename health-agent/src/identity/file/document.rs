@@ -160,7 +160,7 @@ impl Document {
         now: Timestamp,
     ) -> Vec<Result<Identity, IdentityError>> {
         self.renew(writer, wish.forgets_earlier, now);
-        let by_labels: BTreeMap<_, _> = self
+        let mut by_labels: BTreeMap<_, _> = self
             .identities
             .iter()
             .map(|(identity, entry)| (entry.labels.clone(), *identity))
@@ -171,6 +171,7 @@ impl Document {
             let known = by_labels.get(labels).copied();
             let identity = known.or_else(|| self.allocate(labels, *preferred));
             used.extend(identity);
+            by_labels.extend(identity.map(|identity| (labels.clone(), identity)));
             granted.push(identity.ok_or_else(|| IdentityError::Exhausted {
                 labels: shown(labels),
                 count: NUMBERS,
@@ -388,7 +389,7 @@ mod tests {
         assert_ne!(granted, [Ok(first)]);
         let granted = document.grant(&writer("b"), &wish(&[1]), at(500));
         assert!(granted[0].is_ok());
-        assert!(document.freed.is_empty());
+        assert!(!document.freed.contains_key(&first));
     }
 
     #[test]
@@ -466,7 +467,7 @@ mod tests {
             (r#"["k8s:app=a1"]"#, "[]", "identity 256 has no labels"),
             (r#""version":1"#, r#""version":2"#, "version 2 is not 1"),
             (r#""next""#, r#""more":1,"next""#, "unknown field `more`"),
-            ("{", "", "expected value"),
+            ("{", "", "expected struct Document"),
         ] {
             let error = Document::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err();
             assert!(error.contains(expected), "{error:?} for {to}");
