@@ -90,8 +90,11 @@ async fn reserved_sets_need_no_store_and_others_are_refused_by_label() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("no-folder\0/identities.json");
     let agent = open(&path, "n1", Timing::default());
-    let reserved = agent.acquire(&set(&["reserved:health"]), OnOutage::Fail);
-    assert_eq!(reserved.await, Ok(Identity::HEALTH));
+    let health = set(&["reserved:health"]);
+    assert_eq!(
+        agent.acquire(&health, OnOutage::Fail).await,
+        Ok(Identity::HEALTH)
+    );
     assert_eq!(
         agent.acquire(&set(&[]), OnOutage::Wait).await,
         Err(IdentityError::NoLabels)

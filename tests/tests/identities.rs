@@ -123,7 +123,10 @@ fn two_nodes_that_race_agree_and_an_outage_takes_nothing_from_them() -> anyhow::
         until(&mut watch, "the outage", |now| now.stale.is_some()).await?;
         assert_eq!(watch.borrow().labels, before.labels);
         let refused = nodes[0].acquire(&app(SETS), OnOutage::Fail).await;
-        assert!(matches!(refused, Err(IdentityError::Unavailable { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(IdentityError::Unavailable { .. })),
+            "{refused:?}"
+        );
         nodes[1].announce("10.244.2.9".parse()?, Identity::INIT, "172.30.0.2".parse()?);
         let waiting = tokio::spawn({
             let node = nodes[0].clone();
@@ -157,7 +160,8 @@ fn what_a_wiped_store_lost_is_written_again_with_the_same_numbers() -> anyhow::R
             if loss == "references/" {
                 assert_eq!(etcd.revoke_leases()?, nodes.len());
             }
-            etcd.ctl(&format!("del --prefix {PREFIX}{loss}"))?.success()?;
+            etcd.ctl(&format!("del --prefix {PREFIX}{loss}"))?
+                .success()?;
             // Both have references to all, an address, and two keys for each set.
             let whole = 20 * 2 + 20 * 2 + 1;
             let began = std::time::Instant::now();
@@ -240,7 +244,10 @@ fn foreign_keys_are_named_and_give_nobody_an_identity() -> anyhow::Result<()> {
             ("numbers/1", r#"["k8s:app=x"]"#),
             ("numbers/301", "\u{0}\u{1}"),
             ("labels/00", "rubbish"),
-            ("addresses/x/10.0.0.1", r#"{"identity":1,"node":"10.0.0.1","session":"1"}"#),
+            (
+                "addresses/x/10.0.0.1",
+                r#"{"identity":1,"node":"10.0.0.1","session":"1"}"#,
+            ),
             ("something", "else"),
         ];
         for (key, value) in foreign {
