@@ -280,7 +280,7 @@ impl Source for Fixture {
                 references: None,
             },
             IdentityEntry {
-                id: 30_217,
+                id: 1017,
                 labels: vec!["k8s:app=dns".into(), "k8s:tier=infra".into()],
                 references: Some(vec!["hnode1".into(), "hnode2".into()]),
             },

@@ -490,50 +490,61 @@ mod tests {
         ]
     }
 
+    /// What an agent was granted last.
+    #[derive(Default)]
+    struct Live {
+        seen: i64,
+        held: BTreeMap<u8, Identity>,
+        /// Whether that stands in the file, which was not lost since.
+        is_written: bool,
+    }
+
+    impl Live {
+        /// Whether its session cannot have ended: it is renewed when a third of it is over.
+        fn counts(&self, now: i64) -> bool {
+            self.is_written && now - self.seen < 20
+        }
+    }
+
     proptest! {
-        /// The model: what each live agent was granted last.
         #[test]
         fn no_history_gives_a_live_set_two_numbers_or_a_number_two_sets(
             steps in proptest::collection::vec(step(), 1..60),
         ) {
             let mut document = Document::default();
             let mut now = 0_i64;
-            let mut live: BTreeMap<u8, (i64, BTreeMap<u8, Identity>)> = BTreeMap::new();
-            let mut wiped = false;
+            let mut agents: BTreeMap<u8, Live> = BTreeMap::new();
             for step in steps {
                 match step {
                     Step::Wait(seconds) => now += i64::from(seconds),
-                    Step::Wipe => (document, wiped) = (Document::default(), true),
+                    Step::Wipe => {
+                        document = Document::default();
+                        agents.values_mut().for_each(|live| live.is_written = false);
+                    }
                     Step::Wish(node, sets) => {
-                        let before = live.get(&node).map(|(_, held)| held.clone()).unwrap_or_default();
+                        let before = agents.remove(&node).unwrap_or_default();
                         let wish = Wish {
-                            sets: sets.iter().map(|one| (set(*one), before.get(one).copied())).collect(),
+                            sets: sets
+                                .iter()
+                                .map(|one| (set(*one), before.held.get(one).copied()))
+                                .collect(),
                             ..Wish::default()
                         };
                         let granted = document.grant(&writer(&format!("n{node}")), &wish, at(now));
-                        let held = sets.iter().copied().zip(granted.into_iter().map(|one| one.expect("one")));
-                        let held: BTreeMap<u8, Identity> = held.collect();
-                        let renewed = before.iter().filter(|(one, _)| held.contains_key(one));
-                        let is_alive = live.get(&node).is_some_and(|(seen, _)| now - seen < 20);
-                        if !wiped && is_alive {
-                            for (one, identity) in renewed {
-                                prop_assert_eq!(held[one], *identity);
-                            }
+                        let granted = granted.into_iter().map(|one| one.expect("one"));
+                        let held: BTreeMap<u8, Identity> = sets.into_iter().zip(granted).collect();
+                        for (one, identity) in &before.held {
+                            let again = held.get(one).filter(|_| before.counts(now));
+                            prop_assert!(again.is_none_or(|again| again == identity));
                         }
-                        live.insert(node, (now, held));
-                        if live.values().all(|(seen, _)| *seen == now) {
-                            wiped = false;
-                        }
+                        agents.insert(node, Live { seen: now, held, is_written: true });
                     }
                 }
                 let text = serde_json::to_vec(&document).expect("plain data");
                 prop_assert_eq!(Document::parse(&text), Ok(document.clone()));
-                for (seen, held) in live.values() {
-                    // Sessions are renewed when a third is over.
-                    if !wiped && now - seen < 20 {
-                        for (one, identity) in held {
-                            prop_assert_eq!(&document.identities[identity].labels, &set(*one));
-                        }
+                for live in agents.values().filter(|live| live.counts(now)) {
+                    for (one, identity) in &live.held {
+                        prop_assert_eq!(&document.identities[identity].labels, &set(*one));
                     }
                 }
             }
