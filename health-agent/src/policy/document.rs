@@ -264,12 +264,15 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
         }
         let labels = LabelSet::new(labels).map_err(|error| rule.error(error))?;
         let name = Arc::new(PolicyName::Rules { labels });
-        let rule_read = cilium::read_rule(&rule, Scope::Unlimited, &name, &[])?;
         let policy = policies.entry(name.clone()).or_insert_with(|| Policy {
-            name,
+            name: name.clone(),
             document: Value::Array(Vec::new()),
             rules: Vec::new(),
         });
+        // Its place is that in the document of its policy, but errors tell that in what is imported.
+        let own = rule.at_path(format!("[{}]", policy.rules.len()));
+        let rule_read = cilium::read_rule(&own, Scope::Unlimited, &name, &[])
+            .map_err(|error| error.moved(own.path(), rule.path()))?;
         if let Value::Array(documents) = &mut policy.document {
             documents.push(rule.value().clone());
         }

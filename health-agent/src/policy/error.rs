@@ -20,6 +20,14 @@ impl PolicyError {
         self.place.policy = Some(policy.to_string());
         self
     }
+
+    /// The same error, of a field that stands elsewhere than where it was read from.
+    pub(super) fn moved(mut self, from: &str, to: &str) -> Self {
+        if let Some(rest) = self.place.path.strip_prefix(from) {
+            self.place.path = format!("{to}{rest}");
+        }
+        self
+    }
 }
 
 impl From<Problem> for PolicyError {

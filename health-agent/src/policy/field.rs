@@ -55,6 +55,12 @@ impl<'a> Field<'a> {
         &self.path
     }
 
+    /// The same value as it stands at another path.
+    pub(super) fn at_path(&self, path: String) -> Self {
+        let value = self.value;
+        Self { value, path }
+    }
+
     pub(super) fn error(&self, problem: impl Into<Problem>) -> PolicyError {
         PolicyError {
             place: Place {

@@ -239,6 +239,22 @@ spec: {podSelector: {}}
     }
 
     #[test]
+    fn an_error_in_a_bare_list_tells_the_place_in_the_list() {
+        let bad = BARE.replace(r#""tier=1", {"key""#, r#""tier=1", {"kee""#);
+        let error = Repository::default().import(&bad).unwrap_err();
+        assert_eq!(error.to_string(), "[2].labels[1].kee: unknown field");
+        let bad = BARE.replacen(
+            r#""egress": [{}]}
+    ]"#,
+            r#""egress": [{"toports": []}]}
+    ]"#,
+            1,
+        );
+        let error = Repository::default().import(&bad).unwrap_err();
+        assert_eq!(error.to_string(), "[2].egress[0].toports: unknown field");
+    }
+
+    #[test]
     fn bare_rules_are_known_by_their_labels() {
         let mut repository = Repository::default();
         let imported = repository.import(BARE).unwrap();
