@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use anyhow::{Context as _, Result};
 use health_agent::identity::Identity;
-use health_agent::labels::LabelSet;
-use health_agent::policy::{
-    CompiledPolicy, Direction, Peer, PolicySettings, Repository, TraceRequest, Verdict,
-};
+use health_agent::labels::{Label, LabelSet};
+use health_agent::policy::{Direction, Peer, PolicySettings, Repository, TraceRequest, Verdict};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 
 /// A scenario's policies, and the identities of all that cases speak of.
@@ -20,32 +19,33 @@ struct World {
 }
 
 impl World {
-    fn of(scenario: &Scenario) -> Self {
+    fn of(scenario: &Scenario) -> Result<Self> {
         let mut repository = Repository::default();
         for document in scenario.documents {
-            repository.import(document).unwrap();
+            repository.import(document)?;
         }
-        let set = |labels: &[&str]| {
-            Arc::new(LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap())
-        };
-        let mut identities: BTreeMap<_, _> = Identity::all_reserved()
-            .map(|identity| (identity, Arc::new(identity.reserved_labels().unwrap())))
-            .collect();
+        let mut identities = BTreeMap::new();
+        for identity in Identity::all_reserved() {
+            let labels = identity
+                .reserved_labels()
+                .context("reserved without labels")?;
+            identities.insert(identity, Arc::new(labels));
+        }
         let mut endpoints = BTreeMap::new();
         for (number, endpoint) in (256..).zip(ENDPOINTS) {
             let identity = if endpoint.labels.is_empty() {
                 Identity::INIT
             } else {
-                identities.insert(Identity(number), set(endpoint.labels));
+                identities.insert(Identity(number), set(endpoint.labels)?);
                 Identity(number)
             };
             endpoints.insert(endpoint.name, identity);
         }
         for (number, prefix) in ((1 << 24) + 1..).zip(repository.prefixes()) {
             let label = format!("cidr:{prefix}");
-            identities.insert(Identity(number), set(&[&label, "reserved:world"]));
+            identities.insert(Identity(number), set(&[&label, "reserved:world"])?);
         }
-        Self {
+        Ok(Self {
             repository,
             settings: PolicySettings {
                 mode: scenario.mode,
@@ -53,7 +53,7 @@ impl World {
             },
             identities,
             endpoints,
-        }
+        })
     }
 
     /// As the ipcache has it: that of the longest prefix which holds the address.
@@ -69,46 +69,51 @@ impl World {
             .map_or(Identity::WORLD, |(_, identity)| identity)
     }
 
-    fn peer(&self, end: End) -> Peer<'_> {
+    fn peer(&self, end: End) -> Result<Peer<'_>> {
         let identity = match end {
             End::Endpoint(name) => self.endpoints[name],
             End::Host => Identity::HOST,
             End::RemoteNode => Identity::REMOTE_NODE,
-            End::World(address) => self.identity_of_address(address.parse().unwrap()),
+            End::World(address) => self.identity_of_address(address.parse()?),
         };
-        Peer::new(identity, &self.identities[&identity])
+        Ok(Peer::new(identity, &self.identities[&identity]))
     }
 
-    fn compiled(&self, end: End) -> CompiledPolicy {
-        let resolved = self
-            .repository
-            .resolve(self.peer(end).labels(), self.settings);
-        resolved.compile(&self.identities)
-    }
-
-    fn by_rules(&self, case: &Case) -> Outcome {
+    fn by_rules(&self, case: &Case) -> Result<Outcome> {
         let request = TraceRequest {
-            source: self.peer(case.from),
-            destination: self.peer(case.to),
+            source: self.peer(case.from)?,
+            destination: self.peer(case.to)?,
             l4: case.l4,
             only: None,
         };
         let trace = self.repository.trace(&request, self.settings);
         let [egress, ingress] = [0, 1].map(|side| trace.sides[side].decision.verdict);
-        assert_eq!(trace.passes, outcome(egress, ingress) == Outcome::Passes);
-        outcome(egress, ingress)
+        let outcome = outcome(egress, ingress);
+        assert_eq!(trace.passes, outcome == Outcome::Passes, "{case:?}");
+        Ok(outcome)
     }
 
-    fn by_entries(&self, case: &Case) -> Outcome {
-        let decide = |end: End, direction, other: End| {
-            let compiled = self.compiled(end);
-            let direction = compiled.direction(direction);
-            direction.lookup(self.peer(other).identity(), case.l4)
+    fn by_entries(&self, case: &Case) -> Result<Outcome> {
+        let (source, destination) = (self.peer(case.from)?, self.peer(case.to)?);
+        let decide = |subject: &Peer<'_>, direction, peer: &Peer<'_>| {
+            let resolved = self.repository.resolve(subject.labels(), self.settings);
+            let compiled = resolved.compile(&self.identities);
+            compiled
+                .direction(direction)
+                .lookup(peer.identity(), case.l4)
         };
-        let egress = decide(case.from, Direction::Egress, case.to);
-        let ingress = decide(case.to, Direction::Ingress, case.from);
-        outcome(egress, ingress)
+        let egress = decide(&source, Direction::Egress, &destination);
+        let ingress = decide(&destination, Direction::Ingress, &source);
+        Ok(outcome(egress, ingress))
     }
+}
+
+fn set(labels: &[&str]) -> Result<Arc<LabelSet>> {
+    let labels: Vec<Label> = labels
+        .iter()
+        .map(|label| label.parse())
+        .collect::<Result<_, _>>()?;
+    Ok(Arc::new(LabelSet::new(labels)?))
 }
 
 /// Of the verdicts of both sides, the first of which is asked first.
@@ -123,23 +128,24 @@ fn outcome(egress: Verdict, ingress: Verdict) -> Outcome {
 }
 
 #[test]
-fn every_case_of_the_table_is_decided_as_it_says() {
+fn every_case_of_the_table_is_decided_as_it_says() -> Result<()> {
     for scenario in &SCENARIOS {
-        let world = World::of(scenario);
+        let world = World::of(scenario)?;
         for case in scenario.cases {
             let name = scenario.name;
             assert_eq!(
-                world.by_rules(case),
+                world.by_rules(case)?,
                 case.outcome,
                 "rules: {name}: {case:?}"
             );
             assert_eq!(
-                world.by_entries(case),
+                world.by_entries(case)?,
                 case.outcome,
                 "entries: {name}: {case:?}"
             );
         }
     }
+    Ok(())
 }
 
 #[test]
