@@ -1,7 +1,7 @@
 //! Policy: documents become rules, rules what holds for an endpoint, and that the entries of
 //! `HEALTH_POLICY`. Nothing here touches the kernel.
 //!
-//! [`document`] reads what is imported into a [`Repository`]; [`Repository::resolve`] finds the rules
+//! [`parse`] reads what is imported into a [`Repository`]; [`Repository::resolve`] finds the rules
 //! that select an endpoint; a [`ResolvedPolicy`] decides packets one by one, plainly, and compiles
 //! to a [`CompiledPolicy`], whose entries decide the same in the kernel.
 

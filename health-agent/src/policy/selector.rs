@@ -1,7 +1,5 @@
 //! Selectors of labels (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
-use std::fmt;
-
 use crate::identity::Identity;
 use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
 
@@ -269,26 +267,6 @@ impl Key {
                 .iter()
                 .any(|label| label.key() == self.name && is(label)),
         }
-    }
-}
-
-impl fmt::Display for Selector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("every endpoint");
-        }
-        for (i, Requirement { key, test }) in self.0.iter().enumerate() {
-            let comma = if i > 0 { ", " } else { "" };
-            let source = key.source.as_deref().unwrap_or(ANY_SOURCE);
-            write!(f, "{comma}{source}:{}", key.name)?;
-            match test {
-                Test::In(values) => write!(f, " in ({})", values.join(", "))?,
-                Test::NotIn(values) => write!(f, " not in ({})", values.join(", "))?,
-                Test::Exists => write!(f, " exists")?,
-                Test::DoesNotExist => write!(f, " does not exist")?,
-            }
-        }
-        Ok(())
     }
 }
 
