@@ -95,6 +95,16 @@ fn endpoints(node: &Node) -> anyhow::Result<Vec<Endpoint>> {
     Ok(all.into_iter().filter(|one| one.identity != 4).collect())
 }
 
+/// Starts a killed agent again, and waits until it has taken over what there is.
+fn restart(node: &Node) -> anyhow::Result<()> {
+    const UP: [&str; 1] = ["agent is up"];
+    let before = node.logged(&UP)?.len();
+    node.start_agent()?;
+    wait_for("the agent to be up", PATIENCE, || {
+        Ok((node.logged(&UP)?.len() > before).then_some(()))
+    })
+}
+
 fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
     wait_for("the endpoints to be ready", PATIENCE, || {
         let all = endpoints(node)?;
@@ -205,6 +215,7 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
 #[ignore = "needs root"]
 fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let (a, b, gone) = (
         Workload::new("a")?,
@@ -226,7 +237,7 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
         .spawn()?;
     node.kill_agent(Signal::SIGKILL)?;
     gone.delete()?;
-    node.start_agent()?;
+    restart(node)?;
     let restored = wait_endpoints(node, 2)?;
     let pinged = pinging.wait_with_output()?;
     let told = String::from_utf8_lossy(&pinged.stdout);
@@ -253,6 +264,7 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
 fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Result<()> {
     const ROUNDS: u64 = 6;
     let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let before = Snapshot::node(node)?;
     for round in 0..ROUNDS {
@@ -278,7 +290,7 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
         for mut creation in creations {
             creation.wait()?;
         }
-        node.start_agent()?;
+        restart(node)?;
         let restored = wait_for("the endpoints to be ready", PATIENCE, || {
             let all = endpoints(node)?;
             Ok(all.iter().all(|one| one.state == "ready").then_some(all))
@@ -313,6 +325,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
             "--ipam-exclude 10.244.1.0-10.244.1.99 --ipam-exclude 10.244.1.105-10.244.1.255",
         )
         .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let (a, b, c) = (
         Workload::new("a")?,
