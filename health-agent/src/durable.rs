@@ -5,6 +5,9 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+/// Extension of files that are not whole yet.
+pub(crate) const UNFINISHED: &str = "new";
+
 /// Puts `contents` in the place of what the file held, on the disk when this returns. Makes its folder.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -36,7 +39,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<bool> {
 fn temporary(path: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
-    name.push(".new");
+    name.push(".");
+    name.push(UNFINISHED);
     path.with_file_name(name)
 }
 

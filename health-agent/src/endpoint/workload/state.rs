@@ -125,6 +125,13 @@ impl StateDir {
             let path = entry
                 .map_err(|source| error("list", self.0.clone(), source))?
                 .path();
+            // What a killed agent was writing.
+            if path
+                .extension()
+                .is_some_and(|found| found == durable::UNFINISHED)
+            {
+                durable::remove(&path).map_err(|source| error("remove", path.clone(), source))?;
+            }
             if path.extension().is_none_or(|found| found != EXTENSION) {
                 continue;
             }
