@@ -16,7 +16,7 @@ use tokio::sync::watch;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn set(labels: &[&str]) -> LabelSet {
-    LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap()
+    LabelSet::new(labels.iter().map(|label| label.parse().expect("a label"))).expect("a set")
 }
 
 fn app(number: usize) -> LabelSet {
@@ -25,7 +25,7 @@ fn app(number: usize) -> LabelSet {
 
 fn open(path: &Path, node: &str, timing: Timing) -> IdentityAllocator {
     let store = RegistrySpec::File(path.to_owned());
-    IdentityAllocator::open(&store, "default", node, timing).unwrap()
+    IdentityAllocator::open(&store, "default", node, timing).expect("a store")
 }
 
 async fn until<T>(

@@ -1,22 +1,19 @@
 //! Conntrack and NAT entries of this agent's own echo probes.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
-
 use aya_ebpf::bindings::{__sk_buff, BPF_ANY};
 use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6, lifetime};
+use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
     IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
 };
 use health_common::identity;
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 use health_common::probe::MESSAGE_LEN;
-use health_common::tuple::Tuple;
 
 use crate::bounds::forgotten;
-use crate::clock::{coarse_now_ns, seconds};
+use crate::clock::coarse_now_ns;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::frame::{Frame, IP_AT_MAX, words};
 use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_NAT4, HEALTH_NAT6};
@@ -40,34 +37,9 @@ pub fn sent4(
     }
     let now_ns = stamp();
     if let Some(entry) = known {
+        let traffic = sent(PACKET_LEN4, frame);
         // SAFETY: a value of that map.
-        unsafe { again(entry, &tuple, PACKET_LEN4, &config.timeouts, now_ns) };
-    }
-}
-
-/// Adds one more probe of so many bytes to the entry of its flow. Nothing else is in such a flow, so the bytes
-/// follow from the packets: an addition that other CPUs wait for less than with [`conntrack::update`].
-///
-/// # Safety
-///
-/// `entry` must point to a value of a conntrack map.
-#[inline(always)]
-unsafe fn again<K: Tuple>(
-    entry: *mut CtEntry,
-    tuple: &K,
-    bytes: u32,
-    timeouts: &Timeouts,
-    now_ns: u64,
-) {
-    let now = seconds(now_ns);
-    // SAFETY: the caller's promise; for why an intrinsic see `conntrack::add`. The rest are single words of
-    // which the last writer's serves.
-    unsafe {
-        let before =
-            atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(&raw mut (*entry).tx_packets, 1);
-        (*entry).tx_bytes = (before + 1) * u64::from(bytes);
-        (*entry).last_tx = now;
-        (*entry).expires = now + lifetime(tuple.protocol(), (*entry).state(), timeouts);
+        unsafe { conntrack::update(entry, &tuple, traffic, &config.timeouts, now_ns) };
     }
 }
 
@@ -136,8 +108,9 @@ pub fn sent6(
     }
     let now_ns = stamp();
     if let Some(entry) = known {
+        let traffic = sent(PACKET_LEN6, frame);
         // SAFETY: a value of that map.
-        unsafe { again(entry, &tuple, PACKET_LEN6, &config.timeouts, now_ns) };
+        unsafe { conntrack::update(entry, &tuple, traffic, &config.timeouts, now_ns) };
     }
 }
 

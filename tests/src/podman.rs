@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context as _;

@@ -51,6 +51,24 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
+    /// Waits until a node is as it was in this picture, but for what agents learn of their peers and the folder that
+    /// endpoints had their files in.
+    pub fn wait_nothing_left(&self, node: &Node) -> anyhow::Result<()> {
+        let may_differ = [
+            "/state/learned.json",
+            "/state/nodes.json",
+            "/state/endpoints",
+        ];
+        wait_for("nothing to be left", PATIENCE, || {
+            let difference = Self::node(node)?.since(self);
+            let mut left = difference
+                .lines()
+                .filter(|line| !may_differ.iter().any(|path| line.ends_with(path)));
+            anyhow::ensure!(left.next().is_none(), "left:\n{difference}");
+            Ok(Some(()))
+        })
+    }
+
     /// Whether a line contains this.
     pub fn mentions(&self, text: &str) -> bool {
         self.lines.iter().any(|line| line.contains(text))

@@ -105,23 +105,6 @@ fn restart(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// Waits until nothing of endpoints is left. Their folder stays, and what agents learn of peers comes when it does.
-fn wait_nothing_left(node: &Node, before: &Snapshot) -> anyhow::Result<()> {
-    let may_differ = [
-        "/state/learned.json",
-        "/state/nodes.json",
-        "/state/endpoints",
-    ];
-    wait_for("nothing to be left", PATIENCE, || {
-        let difference = Snapshot::node(node)?.since(before);
-        let mut left = difference
-            .lines()
-            .filter(|line| !may_differ.iter().any(|path| line.ends_with(path)));
-        anyhow::ensure!(left.next().is_none(), "left:\n{difference}");
-        Ok(Some(()))
-    })
-}
-
 fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
     wait_for("the endpoints to be ready", PATIENCE, || {
         let all = endpoints(node)?;
@@ -219,7 +202,7 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
         .cli(&format!("endpoint delete {}", third.id))?
         .success()?;
     for (node, before) in [here, there].into_iter().zip(&before) {
-        wait_nothing_left(node, before)?;
+        before.wait_nothing_left(node)?;
     }
     Ok(())
 }
@@ -320,7 +303,7 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
             node.cli(&format!("endpoint delete {}", endpoint.id))?
                 .success()?;
         }
-        wait_nothing_left(node, &before)?;
+        before.wait_nothing_left(node)?;
     }
     Ok(())
 }
@@ -361,7 +344,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
         (
             &b,
             "--ifname net0 --container-id c-a",
-            "container c-a has endpoint",
+            "eth0 of container c-a is endpoint",
         ),
         (&a, "", "is of endpoint"),
         (&b, "--ifname net0 --ipv4 10.244.1.103", "is of endpoint"),

@@ -11,6 +11,7 @@ use super::own;
 use crate::config::Location;
 use crate::datapath::loader;
 use crate::endpoint::{health, workload};
+use crate::enforcement;
 use crate::identity;
 use crate::pidfile::PidFile;
 
@@ -48,6 +49,7 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     let kept = [
         crate::mesh::LEARNED_FILE.to_owned(),
         crate::nodes::CACHE_FILE.to_owned(),
+        enforcement::FILE.to_owned(),
         identity::CIDR_FILE.to_owned(),
         identity::FILE.to_owned(),
         format!("{}{}", identity::FILE, identity::LOCK_SUFFIX),

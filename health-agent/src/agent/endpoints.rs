@@ -120,5 +120,6 @@ pub(super) fn surroundings(
             .collect(),
         health: node.health_addresses(),
         nodes: registry.watch(),
+        has_heard: false,
     }
 }

@@ -47,6 +47,15 @@ Examples:
   health-agent endpoint delete --container-id 3f2a
   health-agent endpoint delete --netns /run/netns/web";
 
+const LOG_EXAMPLES: &str = "\
+Examples:
+  health-agent endpoint log 1017
+  health-agent endpoint log 1017 -o json";
+
+const HEALTH_EXAMPLES: &str = "\
+Examples:
+  health-agent endpoint health 1017";
+
 const LABELS_EXAMPLES: &str = "\
 Examples:
   health-agent endpoint labels 1017 --add app=web --remove canary";
@@ -62,8 +71,10 @@ pub enum EndpointCommand {
     #[command(after_help = GET_EXAMPLES)]
     Get(GetArgs),
     /// Show what became of one endpoint lately
+    #[command(after_help = LOG_EXAMPLES)]
     Log(ShowArgs),
     /// Show how one endpoint does
+    #[command(after_help = HEALTH_EXAMPLES)]
     Health(ShowArgs),
     /// Make an endpoint in a network namespace
     #[command(after_help = CREATE_EXAMPLES)]

@@ -138,18 +138,13 @@ impl NetworkConfig {
             };
             return Err(unsupported_field(key, value, why));
         }
-        for (key, value) in &self.runtime_config.unknown {
-            return Err(unsupported_field(
-                &format!("runtimeConfig.{key}"),
-                value,
-                "",
-            ));
+        if let Some((key, value)) = self.runtime_config.unknown.iter().next() {
+            let field = format!("runtimeConfig.{key}");
+            return Err(unsupported_field(&field, value, ""));
         }
-        for capability in self.capabilities.keys() {
-            if capability != "ips" {
-                let field = format!("capabilities.{capability}");
-                return Err(unsupported_field(&field, &Value::Bool(true), ""));
-            }
+        if let Some(capability) = self.capabilities.keys().find(|name| *name != "ips") {
+            let field = format!("capabilities.{capability}");
+            return Err(unsupported_field(&field, &Value::Bool(true), ""));
         }
         Ok(self)
     }

@@ -130,7 +130,7 @@ pub(super) struct Arguments {
     /// The address that is asked for.
     pub(super) ip: Option<IpAddr>,
     pub(super) pod_namespace: Option<String>,
-    pod: Option<String>,
+    pub(super) pod: Option<String>,
 }
 
 impl Arguments {

@@ -116,7 +116,7 @@ fn read_config() -> Result<Vec<u8>, CniError> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Answer {
-    Added(AddResult),
+    Added(Box<AddResult>),
     Versions(version::Versions),
 }
 
@@ -146,7 +146,9 @@ impl Request {
                 config.refuse_previous()?;
                 let wanted = wanted(&environment, &config, attachment, netns)?;
                 let endpoint: Endpoint = client.post("/v1/endpoints", &wanted).await?;
-                Ok(Some(Answer::Added(AddResult::of(&endpoint, &config))))
+                Ok(Some(Answer::Added(Box::new(AddResult::of(
+                    &endpoint, &config,
+                )))))
             }
             CniCommand::Del => {
                 // The namespace may be gone by now.

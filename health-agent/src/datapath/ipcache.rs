@@ -90,6 +90,19 @@ impl Ipcache {
         Ok(written + removed + self.remove_all_but(&entries)?)
     }
 
+    /// Makes this one known, or changes what is known of it.
+    pub fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+        let prefix = prefix(net);
+        if self.known.get(&prefix) == Some(&entry) {
+            return Ok(());
+        }
+        self.trie
+            .write(&[(prefix, entry)])
+            .map_err(|(_, source)| kernel("write to", source))?;
+        self.known.insert(prefix, entry);
+        Ok(())
+    }
+
     /// What is in the map.
     pub fn entries(&self) -> impl Iterator<Item = (IpNet, IpcacheEntry)> {
         self.known

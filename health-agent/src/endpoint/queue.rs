@@ -1,5 +1,6 @@
 //! Which endpoints are to be regenerated, and which are being: the oldest first, each once at a time.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// Requests to regenerate endpoints, by id.
@@ -31,8 +32,8 @@ impl RegenerationQueue {
     pub fn push(&mut self, id: u16, reason: &str) {
         if let Some(again) = self.running.get_mut(&id) {
             again.get_or_insert_with(|| reason.to_owned());
-        } else if !self.reasons.contains_key(&id) {
-            self.reasons.insert(id, reason.to_owned());
+        } else if let Entry::Vacant(place) = self.reasons.entry(id) {
+            place.insert(reason.to_owned());
             self.waiting.push_back(id);
         }
     }

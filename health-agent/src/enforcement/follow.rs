@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{Enforcer, lock};
+use crate::datapath::ipcache::IpcacheError;
 use crate::endpoint::manager::Manager;
 use crate::identity::{Addresses, Identity, IpcacheInputs, ipcache};
 use crate::nodes::NodeSet;
@@ -32,6 +33,8 @@ pub struct Surroundings {
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
     pub nodes: watch::Receiver<Arc<NodeSet>>,
+    /// Whether all sources of addresses have been heard since the start, this node's endpoints too.
+    pub has_heard: bool,
 }
 
 impl Enforcer {
@@ -86,6 +89,9 @@ impl Enforcer {
         let cidrs = self.0.cidrs.require(&both);
         self.wait_for_identities(cidrs.values().copied().collect())
             .await;
+        if self.0.identities.borrow().stale.is_none() {
+            self.0.is_informed.send_replace(true);
+        }
 
         let generation = self.generation();
         let touched = self.subjects().touched(&generation);
@@ -105,37 +111,14 @@ impl Enforcer {
             }
         }
 
-        let endpoints = self.subjects().addresses();
-        let cidrs: BTreeMap<IpNet, Identity> = cidrs
-            .into_iter()
-            .filter(|(prefix, _)| wanted.contains(&prefix.trunc()))
-            .collect();
-        let entries = {
-            let nodes = around.nodes.borrow_and_update();
-            let health = around.health.borrow_and_update();
-            ipcache(IpcacheInputs {
-                host: &around.host,
-                health: &health,
-                endpoints: &endpoints,
-                own: &around.own,
-                nodes: &nodes.nodes,
-                announced,
-                cidrs: &cidrs,
-            })
-        };
-        let entries = entries.into_iter().map(|(prefix, (identity, node))| {
-            let entry = IpcacheEntry {
-                identity: identity.0,
-                node: node.map(Addr::from).unwrap_or_default(),
-                ..IpcacheEntry::default()
-            };
-            (prefix, entry)
-        });
-        let written = lock(&self.0.ipcache).set_all(&entries.collect());
+        let written = self.write_ipcache(around, announced, &cidrs, &wanted);
         if let Err(error) = &written {
             warn!(%error, "the ipcache is not up to date; it is tried again");
         }
         self.0.cidrs.require(&wanted);
+        if *self.0.is_informed.borrow() && !self.subjects().has_former() {
+            self.0.allocator.forget_earlier();
+        }
         let swept = self.subjects().sweep();
         if let Err(error) = &swept {
             warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
@@ -145,6 +128,55 @@ impl Enforcer {
             self.0.followed.send_replace(repository.revision());
         }
         is_done
+    }
+
+    /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before
+    /// this one wrote stands.
+    fn write_ipcache(
+        &self,
+        around: &mut Surroundings,
+        announced: &Addresses,
+        cidrs: &BTreeMap<IpNet, Identity>,
+        wanted: &BTreeSet<IpNet>,
+    ) -> Result<(), IpcacheError> {
+        // Held from here on, so that nothing is told in between that is missing here.
+        let mut map = lock(&self.0.ipcache);
+        let (endpoints, has_former) = {
+            let subjects = self.subjects();
+            (subjects.addresses(), subjects.has_former())
+        };
+        let cidrs: BTreeMap<IpNet, Identity> = cidrs
+            .iter()
+            .filter(|(prefix, _)| wanted.contains(&prefix.trunc()))
+            .map(|(prefix, identity)| (*prefix, *identity))
+            .collect();
+        let nodes = around.nodes.borrow_and_update().clone();
+        let health = around.health.borrow_and_update().clone();
+        around.has_heard |= *self.0.is_informed.borrow()
+            && !has_former
+            && nodes.sources.iter().all(|source| source.stale.is_none());
+        let known = ipcache(IpcacheInputs {
+            host: &around.host,
+            health: &health,
+            endpoints: &endpoints,
+            own: &around.own,
+            nodes: &nodes.nodes,
+            announced,
+            cidrs: &cidrs,
+        });
+        let mut entries: BTreeMap<IpNet, IpcacheEntry> = match around.has_heard {
+            true => BTreeMap::new(),
+            false => map.entries().collect(),
+        };
+        entries.extend(known.into_iter().map(|(prefix, (identity, node))| {
+            let entry = IpcacheEntry {
+                identity: identity.0,
+                node: node.map(Addr::from).unwrap_or_default(),
+                ..IpcacheEntry::default()
+            };
+            (prefix, entry)
+        }));
+        map.set_all(&entries).map(drop)
     }
 
     /// Waits until all of these are known by their labels.

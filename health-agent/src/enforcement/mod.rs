@@ -17,9 +17,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
+use health_common::ipcache::IpcacheEntry;
+use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
-use crate::datapath::ipcache::Ipcache;
+use crate::datapath::ipcache::{Ipcache, IpcacheError};
 use crate::datapath::policy::PolicyTables;
 use crate::datapath::{Datapath, Workload};
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
@@ -30,8 +32,12 @@ use crate::policy::{Imported, PolicyName, PolicySettings, Repository, Trace, Tra
 pub use self::error::EnforceError;
 pub use self::follow::Surroundings;
 
+pub(crate) use self::store::FILE;
 use self::store::Store;
 use self::subjects::{Generation, Subjects};
+
+/// How long the building of an endpoint waits for the identities of the cluster.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Keeps policy in force. Clones share it.
 #[derive(Clone)]
@@ -47,6 +53,8 @@ struct Shared {
     identities: watch::Receiver<Arc<Identities>>,
     cidrs: CidrIdentities,
     subjects: Mutex<Subjects>,
+    /// The latest.
+    generation: Mutex<Generation>,
     ipcache: Mutex<Ipcache>,
     datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses, which others are told endpoints by.
@@ -55,6 +63,8 @@ struct Shared {
     built: Notify,
     /// Revision of the repository that endpoints and maps have been brought to.
     followed: watch::Sender<u64>,
+    /// Whether the identities of the cluster have been known since the start.
+    is_informed: watch::Sender<bool>,
 }
 
 /// What an enforcer is made of.
@@ -85,12 +95,21 @@ impl Enforcer {
             let tables: PolicyTables = datapath.policy()?;
             (tables, datapath.ipcache()?, datapath.policies_named())
         };
+        let identities = allocator.identities();
+        let repository = Arc::new(repository);
+        let generation = Generation {
+            number: 0,
+            repository: repository.clone(),
+            settings,
+            identities: identities.borrow().labels.clone(),
+        };
         let shared = Shared {
             settings,
             store,
             revision: watch::Sender::new(repository.revision()),
-            repository: Mutex::new(Arc::new(repository)),
-            identities: allocator.identities(),
+            repository: Mutex::new(repository),
+            identities,
+            generation: Mutex::new(generation),
             cidrs: allocator.cidrs(state_dir),
             allocator,
             subjects: Mutex::new(Subjects::new(tables, named)),
@@ -99,6 +118,7 @@ impl Enforcer {
             node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
+            is_informed: watch::Sender::new(false),
         };
         Ok(Self(Arc::new(shared)))
     }
@@ -180,12 +200,19 @@ impl Enforcer {
         Ok((result, revision))
     }
 
+    /// What verdicts follow from now.
     fn generation(&self) -> Generation {
-        Generation {
+        let mut latest = lock(&self.0.generation);
+        let now = Generation {
+            number: latest.number + 1,
             repository: self.repository(),
             settings: self.0.settings,
             identities: self.0.identities.borrow().labels.clone(),
+        };
+        if !now.is_same(&latest) {
+            *latest = now;
         }
+        latest.clone()
     }
 
     fn subjects(&self) -> MutexGuard<'_, Subjects> {
@@ -205,6 +232,9 @@ impl Enforcer {
         match set {
             Ok(()) => {
                 let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
+                // Packets that it sends at once are judged by who it is.
+                self.tell_ipcache(endpoint)
+                    .map_err(|error| in_words(&error))?;
                 self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
                 self.announce(endpoint);
                 self.0.built.notify_one();
@@ -215,6 +245,16 @@ impl Enforcer {
                 Err(in_words(&error))
             }
         }
+    }
+
+    fn tell_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
+        let entry = IpcacheEntry {
+            identity: endpoint.identity.0,
+            ..IpcacheEntry::default()
+        };
+        let mut ipcache = lock(&self.0.ipcache);
+        let mut addresses = endpoint.addresses.iter();
+        addresses.try_for_each(|address| ipcache.set(IpNet::from(*address), entry))
     }
 
     fn take_away(&self, id: u16) -> Result<(), NotRegenerated> {
@@ -243,6 +283,21 @@ impl Enforcer {
         }
     }
 
+    /// Waits until the identities of the cluster are known: tables without them would drop what those before let
+    /// pass. An endpoint of the agent before this one keeps its table meanwhile, a new one goes on without.
+    async fn wait_informed(&self, id: u16) -> Result<(), NotRegenerated> {
+        let mut informed = self.0.is_informed.subscribe();
+        let known = tokio::time::timeout(PATIENCE, informed.wait_for(|known| *known)).await;
+        if known.is_err() && self.subjects().is_former(id) {
+            let stale = self.0.identities.borrow().stale.clone();
+            let reason = stale.map_or_else(String::new, |stale| format!(": {}", stale.reason));
+            return Err(NotRegenerated(format!(
+                "the identities of the cluster are not known yet{reason}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Does something where it may take its time.
     async fn blocking<T: Send + 'static>(
         &self,
@@ -260,7 +315,11 @@ impl Regenerator for Enforcer {
         endpoint: &'a Regeneration,
     ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
         let endpoint = endpoint.clone();
-        Box::pin(self.blocking(move |enforcer| enforcer.build(&endpoint)))
+        Box::pin(async move {
+            self.wait_informed(endpoint.id).await?;
+            self.blocking(move |enforcer| enforcer.build(&endpoint))
+                .await
+        })
     }
 
     fn remove(

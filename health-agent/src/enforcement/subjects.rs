@@ -15,13 +15,15 @@ use crate::policy::{CompiledPolicy, Direction, PolicySettings, Repository};
 /// All that verdicts follow from.
 #[derive(Clone)]
 pub(super) struct Generation {
+    /// Counts up.
+    pub(super) number: u64,
     pub(super) repository: Arc<Repository>,
     pub(super) settings: PolicySettings,
     pub(super) identities: Arc<BTreeMap<Identity, Arc<LabelSet>>>,
 }
 
 impl Generation {
-    fn is_same(&self, other: &Self) -> bool {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
         self.repository.revision() == other.repository.revision()
             && Arc::ptr_eq(&self.identities, &other.identities)
     }
@@ -212,10 +214,21 @@ impl Subjects {
                 .identity
                 .and_then(|identity| self.in_force.get(&identity));
             known.is_some_and(|known| {
-                known.generation.repository.revision() >= generation.repository.revision()
-                    && known.realized.policy == named.table
+                known.generation.number >= generation.number && known.realized.policy == named.table
             })
         })
+    }
+
+    /// Whether an endpoint was taken over from the agent before this one, and not built since.
+    pub(super) fn is_former(&self, id: u16) -> bool {
+        self.named
+            .get(&id)
+            .is_some_and(|named| named.identity.is_none())
+    }
+
+    /// Whether any is.
+    pub(super) fn has_former(&self) -> bool {
+        self.named.values().any(|named| named.identity.is_none())
     }
 
     /// Whose each address of an endpoint is.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use health_agent::endpoint::identities::InitOnly;
+use health_agent::endpoint::identities::{IdentitySource, IdentityUnavailable};
 use health_agent::endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 use health_agent::endpoint::workload::{
@@ -49,6 +49,20 @@ impl Devices for NoDevices {
     }
 }
 
+struct NoStore;
+
+impl IdentitySource for NoStore {
+    fn acquire<'a>(
+        &'a self,
+        _: &'a LabelSet,
+    ) -> Pin<Box<dyn Future<Output = Result<Identity, IdentityUnavailable>> + Send + 'a>> {
+        Box::pin(ready(Ok(Identity::INIT)))
+    }
+    fn release(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(ready(()))
+    }
+}
+
 struct NoPrograms;
 
 impl Regenerator for NoPrograms {
@@ -79,7 +93,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
     };
     let parts = Parts {
         devices: Arc::new(NoDevices),
-        identities: Arc::new(InitOnly),
+        identities: Arc::new(NoStore),
         regenerator: Arc::new(NoPrograms),
         clock: Timestamp::now,
     };
@@ -87,6 +101,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         id: ID,
         name: Some("web-1".to_owned()),
         container_id: None,
+        network: None,
         labels: LabelSet::default(),
         identity: Identity::INIT,
         ipv4: Some([10, 244, 1, 18].into()),

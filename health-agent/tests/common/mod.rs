@@ -14,9 +14,9 @@ use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
 use health_agent::api::types::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
-    HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind,
-    PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState, RejectedEntry,
-    RttSource, SelfStatus, TargetHistory,
+    HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,
+    PathKind, PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState,
+    RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_agent::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradeSettings,
@@ -24,6 +24,7 @@ use health_agent::config::{
 };
 use health_agent::endpoint::manager::Manager;
 use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
+use health_agent::policy::PolicyMode;
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
 use health_common::metrics::Reason;
 use health_common::probe::Path as RttPath;
@@ -251,12 +252,15 @@ impl Source for Fixture {
             id: 1017,
             name: None,
             container_id: None,
+            network: None,
             identity: 4,
             labels: vec!["reserved:health".into()],
             policy_ingress: Enforcement::Disabled,
             policy_egress: Enforcement::Disabled,
             ipv4: Some("10.244.1.7".parse().unwrap()),
             ipv6: None,
+            gateway4: Some("10.244.1.1".parse().unwrap()),
+            gateway6: None,
             state: "ready".into(),
             interface: "lxc_health".into(),
             ifindex: 5,
@@ -304,6 +308,8 @@ impl Source for Fixture {
             identity_store: RegistrySpec::File("/var/lib/health-agent/identities.json".into()),
             node_addresses: Vec::new(),
             pod_cidrs: Vec::new(),
+            policy_mode: PolicyMode::Default,
+            policy_allow_localhost: true,
             ipam_excludes: vec!["10.244.1.0/28".parse().unwrap()],
             ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into()],

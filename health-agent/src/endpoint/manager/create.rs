@@ -46,11 +46,11 @@ impl Manager {
         for Entry { saved, .. } in table.entries.values() {
             if let Some(container_id) = &new.container_id
                 && saved.container_id.as_ref() == Some(container_id)
-                && saved.ifname == ifname
+                && (saved.ifname == ifname || saved.netns_id != netns_id)
             {
                 return Err(EndpointError::ContainerTaken {
                     container_id: container_id.clone(),
-                    ifname,
+                    ifname: saved.ifname.clone(),
                     id: saved.id,
                 });
             }

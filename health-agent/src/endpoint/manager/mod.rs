@@ -46,7 +46,7 @@ pub struct NewEndpoint {
     pub labels: LabelSet,
     /// What it is called.
     pub name: Option<String>,
-    /// The container that it is of; no two endpoints may be of one device of it.
+    /// The container that it is of. One container has one namespace, and in that an endpoint for each device.
     pub container_id: Option<String>,
     /// The runtime's network that it is for.
     pub network: Option<String>,

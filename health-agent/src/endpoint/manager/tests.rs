@@ -363,7 +363,7 @@ async fn contradictions_are_refused_by_name() {
     };
     assert_eq!(
         told(container).await,
-        format!("container c1 has endpoint {id} already: delete that first")
+        format!("eth0 of container c1 is endpoint {id} already: delete that first")
     );
     let device = NewEndpoint {
         container_id: None,
@@ -510,7 +510,7 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     assert_eq!(bed.manager.endpoints().len(), 1);
     assert_eq!(bed.states(kept.id)[..2], ["restoring", "regenerating"]);
     let devices: Vec<_> = bed.world.devices.lock().unwrap().keys().cloned().collect();
-    assert_eq!(devices, [kept.interface.clone()]);
+    assert_eq!(devices, std::slice::from_ref(&kept.interface));
     assert_eq!(states.load().unwrap().0.len(), 1);
     for gone in [no_netns, half, orphan] {
         let Some(IpAddr::V4(address)) = gone.ipv4 else {

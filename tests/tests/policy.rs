@@ -1,0 +1,307 @@
+//! Policy on real nodes: what passes and what does not, in real packets.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_agent::api::types::Endpoint;
+use health_agent::net::netns::{self, NetNs};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// Any packet to whom nothing allows it.
+const POLICY_DENIED: &str = "Policy denied";
+
+/// The documents of two rules: endpoints whose labels are not known yet may be reached by the host and may ask for
+/// names, and a service answers them.
+const INIT_YAML: &str = r#"
+apiVersion: "cilium.io/v2"
+kind: CiliumNetworkPolicy
+metadata:
+  name: init
+specs:
+- endpointSelector:
+    matchLabels:
+      "reserved:init": ""
+  ingress:
+  - fromEntities:
+    - host
+  egress:
+  - toEntities:
+    - all
+    toPorts:
+    - ports:
+      - port: "53"
+        protocol: UDP
+---
+apiVersion: "cilium.io/v2"
+kind: CiliumNetworkPolicy
+metadata:
+  name: "from-init"
+spec:
+  endpointSelector:
+    matchLabels:
+      app: myService
+  ingress:
+  - fromEntities:
+    - init
+  - toPorts:
+    - ports:
+      - port: "53"
+        protocol: UDP
+"#;
+const INIT_JSON: &str = r#"[
+{"labels": [{"key": "name", "value": "init"}],
+ "endpointSelector": {"matchLabels": {"reserved:init": ""}},
+ "ingress": [{"fromEntities": ["host"]}],
+ "egress": [{"toEntities": ["all"], "toPorts": [{"ports": [{"port": "53", "protocol": "UDP"}]}]}]},
+{"labels": [{"key": "name", "value": "from-init"}],
+ "endpointSelector": {"matchLabels": {"app": "myService"}},
+ "ingress": [{"fromEntities": ["init"]}, {"toPorts": [{"ports": [{"port": "53", "protocol": "UDP"}]}]}]}
+]"#;
+
+/// An endpoint with its namespace, which goes with this value.
+struct Member {
+    netns: NetNs,
+    endpoint: Endpoint,
+}
+
+impl Member {
+    fn on(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
+        let name = format!("hpolicy-{name}");
+        // One that a killed test left.
+        netns::remove(&name)?;
+        let netns = NetNs::create(&name)?;
+        let made = node.cli(&format!(
+            "endpoint create --netns {} {flags} -o json",
+            netns.path().display()
+        ))?;
+        Ok(Self {
+            endpoint: serde_json::from_str(&made.success()?)?,
+            netns,
+        })
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        let Endpoint { ipv4, ipv6, .. } = &self.endpoint;
+        ipv4.iter().chain(ipv6).copied().collect()
+    }
+
+    fn address(&self) -> anyhow::Result<IpAddr> {
+        self.endpoint
+            .ipv4
+            .context("the endpoint has no IPv4 address")
+    }
+
+    fn socket(&self, address: IpAddr, port: u16) -> anyhow::Result<UdpSocket> {
+        let socket = self
+            .netns
+            .run_in(|| UdpSocket::bind(SocketAddr::new(address, port)))??;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        Ok(socket)
+    }
+
+    /// Whether datagrams get to a port of `other`, on each IP version: waits until one does.
+    fn reaches(&self, other: &Self, port: u16) -> anyhow::Result<()> {
+        for (from, to) in self.addresses().into_iter().zip(other.addresses()) {
+            let listener = other.socket(to, port)?;
+            let sender = self.socket(from, 0)?;
+            wait_for("a datagram to arrive", PATIENCE, || {
+                sender.send_to(b"passes", (to, port))?;
+                Ok(listener.recv_from(&mut [0; 16]).ok())
+            })
+            .with_context(|| format!("{from} to {to}, port {port}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether none does: sends until the node counts them as dropped by policy.
+    fn is_kept_from(&self, other: &Self, port: u16, counting: &Node) -> anyhow::Result<()> {
+        const DATAGRAMS: u64 = 3;
+        for (from, to) in self.addresses().into_iter().zip(other.addresses()) {
+            let listener = other.socket(to, port)?;
+            let sender = self.socket(from, 0)?;
+            let before = denied(counting)?;
+            for _ in 0..DATAGRAMS {
+                sender.send_to(b"drops", (to, port))?;
+            }
+            wait_for("datagrams to be dropped", PATIENCE, || {
+                Ok((denied(counting)? >= before + DATAGRAMS).then_some(()))
+            })
+            .with_context(|| format!("{from} to {to}, port {port}"))?;
+            let arrived = listener.recv_from(&mut [0; 16]);
+            assert!(arrived.is_err(), "{from} to {to}, port {port}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let name = self.netns.path().file_name().and_then(|name| name.to_str());
+        if let Some(name) = name {
+            let _ = netns::remove(name);
+        }
+    }
+}
+
+/// Packets that policy kept from going on, so far.
+fn denied(node: &Node) -> anyhow::Result<u64> {
+    let listed = node.listing("bpf metrics list")?;
+    let rows = listed.as_array().context("the metrics are no list")?;
+    Ok(rows
+        .iter()
+        .filter(|row| row["reason"] == POLICY_DENIED)
+        .filter_map(|row| row["packets"].as_u64())
+        .sum())
+}
+
+/// A bed whose nodes share their identities, and a folder for documents.
+fn bed(nodes: u8) -> anyhow::Result<(Bed, TempDir)> {
+    let folder = tempfile::tempdir()?;
+    let store = folder.path().join("identities.json");
+    let bed = Bed::builder()
+        .nodes(nodes)
+        .ipv6(true)
+        .agent_args(&format!("--identity-store file:{}", store.display()))
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    Ok((bed, folder))
+}
+
+fn import(node: &Node, folder: &Path, text: &str) -> anyhow::Result<String> {
+    let file = folder.join("policy");
+    fs::write(&file, text)?;
+    let said = node
+        .cli(&format!("policy import {}", file.display()))?
+        .success()?;
+    assert!(said.contains("is in force after"), "{said}");
+    Ok(said)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyhow::Result<()> {
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    let init = Member::on(node, "init", "")?;
+    let service = Member::on(node, "service", "--label app=myService")?;
+    let other = Member::on(node, "other", "--label app=other")?;
+    assert_eq!(init.endpoint.identity, 5);
+
+    // Without rules everything passes.
+    other.reaches(&init, 4000)?;
+    init.reaches(&service, 54)?;
+    for (documents, form) in [(INIT_YAML, "YAML"), (INIT_JSON, "JSON")] {
+        import(node, folder.path(), documents).context(form)?;
+        init.reaches(&service, 53)?;
+        init.is_kept_from(&service, 54, node)?;
+        other.reaches(&service, 53)?;
+        other.is_kept_from(&service, 54, node)?;
+        other.is_kept_from(&init, 4000, node)?;
+        for address in init.addresses() {
+            assert!(node.pings(address)?, "{form}: the host to {address}");
+        }
+        let trace = node
+            .cli("policy trace --src app=other --dst app=myService --dport 54/UDP")?
+            .success()?;
+        assert!(trace.contains("Final verdict: dropped"), "{trace}");
+        node.cli("policy delete --all")?.success()?;
+        other.reaches(&service, 54)?;
+    }
+
+    // With labels it is another's identity, and other rules hold.
+    import(node, folder.path(), INIT_YAML)?;
+    node.cli(&format!(
+        "endpoint labels {} --add app=known",
+        init.endpoint.id
+    ))?
+    .success()?;
+    other.reaches(&init, 4000)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rules_hold_for_endpoints_of_other_nodes_and_without_an_agent() -> anyhow::Result<()> {
+    const RULES: &str = r#"[{"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
+        "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}],
+                     "toPorts": [{"ports": [{"port": "8000", "endPort": 8999, "protocol": "UDP"}]}]}],
+        "ingressDeny": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}],
+                         "toPorts": [{"ports": [{"port": "8080", "protocol": "UDP"}]}]}]}]"#;
+    let (bed, folder) = bed(2)?;
+    let (here, there) = (bed.node(1), bed.node(2));
+    let web = Member::on(here, "web", "--label app=web")?;
+    let near = Member::on(here, "near", "--label role=friend")?;
+    let far = Member::on(there, "far", "--label role=friend")?;
+    let foe = Member::on(there, "foe", "--label role=foe")?;
+    assert_eq!(near.endpoint.identity, far.endpoint.identity);
+    import(here, folder.path(), RULES)?;
+    let holds = || -> anyhow::Result<()> {
+        for friend in [&near, &far] {
+            friend.reaches(&web, 8000)?;
+            friend.reaches(&web, 8999)?;
+            friend.is_kept_from(&web, 9000, here)?;
+            friend.is_kept_from(&web, 7999, here)?;
+        }
+        foe.is_kept_from(&web, 8000, here)
+    };
+    holds()?;
+    let table = here
+        .cli(&format!("bpf policy get {}", web.endpoint.id))?
+        .success()?;
+    assert!(table.contains("8080"), "{table}");
+
+    here.kill_agent(Signal::SIGKILL)?;
+    holds().context("without an agent")?;
+    here.start_agent()?;
+    wait_for("the endpoint to be ready again", PATIENCE, || {
+        let shown = here.listing(&format!("endpoint get {}", web.endpoint.id));
+        Ok(shown.ok().filter(|shown| shown["state"] == "ready"))
+    })?;
+    holds().context("after a restart")?;
+    assert!(
+        here.pings(web.address()?)?,
+        "the host reaches its endpoints"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_not_supported_is_refused_by_name_and_changes_nothing() -> anyhow::Result<()> {
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    import(node, folder.path(), INIT_JSON)?;
+    let before = node.cli("policy get -o json")?.success()?;
+    for (document, named) in [
+        (
+            r#"[{"labels": ["a"], "endpointSelector": {}, "egress": [{"toFQDNs": [{"matchName": "a.b"}]}]}]"#,
+            "toFQDNs",
+        ),
+        (
+            r#"[{"labels": ["a"], "endpointSelector": {}, "ingress": [{"toPorts": [{"ports": [{"port": "80"}],
+                "rules": {"http": [{}]}}]}]}]"#,
+            "rules",
+        ),
+        ("{", "JSON"),
+    ] {
+        let file = folder.path().join("bad");
+        fs::write(&file, document)?;
+        let ran = node.cli(&format!("policy import {}", file.display()))?;
+        assert_eq!(ran.code, Some(1), "{document}");
+        assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+        assert!(
+            ran.stderr.to_lowercase().contains(&named.to_lowercase()) || named == "JSON",
+            "{}",
+            ran.stderr
+        );
+    }
+    assert_eq!(node.cli("policy get -o json")?.success()?, before);
+    let missing = node.cli("policy delete nobody")?;
+    assert_eq!(missing.code, Some(1), "{}", missing.stdout);
+    Ok(())
+}
