@@ -65,14 +65,12 @@ impl CidrIdentities {
     }
 
     /// Gives each of these prefixes an identity, with labels `cidr:PREFIX` and `reserved:world`, and
-    /// releases all others. Host bits are ignored. The prefix of length 0 is [`Identity::WORLD`].
-    /// Returns the identity of each.
+    /// releases all others. Host bits are ignored. Those of length 0 too: [`Identity::WORLD`] is of both
+    /// IP versions. Returns the identity of each.
     pub fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
         let prefixes: BTreeSet<IpNet> = prefixes.iter().map(IpNet::trunc).collect();
-        let (world, others): (Vec<_>, Vec<_>) =
-            prefixes.into_iter().partition(|one| one.prefix_len() == 0);
         let mut kept = self.kept();
-        let next = kept.clone().with_just(others);
+        let next = kept.clone().with_just(prefixes);
         if *kept != next {
             if let Err(error) = write(&self.path, &next) {
                 tracing::warn!(path = %self.path.display(), %error, "identities of CIDRs are not kept over a restart");
@@ -80,12 +78,7 @@ impl CidrIdentities {
             self.tell(&next.prefixes);
             *kept = next;
         }
-        let world = world.into_iter().map(|prefix| (prefix, Identity::WORLD));
-        kept.prefixes
-            .iter()
-            .map(|(prefix, identity)| (*prefix, *identity))
-            .chain(world)
-            .collect()
+        kept.prefixes.clone()
     }
 
     /// The prefixes that have an identity now; those of an earlier agent until [`Self::require`] is
@@ -110,8 +103,7 @@ impl CidrIdentities {
 
 impl Kept {
     /// With identities of these prefixes and of no others.
-    fn with_just(mut self, prefixes: Vec<IpNet>) -> Self {
-        let prefixes: BTreeSet<IpNet> = prefixes.into_iter().collect();
+    fn with_just(mut self, prefixes: BTreeSet<IpNet>) -> Self {
         // Those that go now are not given out in the same step.
         let mut used: BTreeSet<Identity> = self.prefixes.values().copied().collect();
         self.prefixes.retain(|prefix, _| prefixes.contains(prefix));
@@ -205,14 +197,14 @@ mod tests {
         let first = cidrs.require(&prefixes(&["10.0.0.0/8", "fd00::/64", "0.0.0.0/0"]));
         let ten: IpNet = "10.0.0.0/8".parse().unwrap();
         let all: IpNet = "0.0.0.0/0".parse().unwrap();
-        assert_eq!(first[&all], Identity::WORLD);
+        assert!(first[&all].is_local(), "the world is of both IP versions");
         assert!(first[&ten].is_local());
         let labels = hub.identities().borrow().labels[&first[&ten]].clone();
         assert_eq!(labels.get(CIDR, "10.0.0.0/8").unwrap().value(), "");
         assert!(labels.has_reserved("world"));
 
         let again = CidrIdentities::open(dir.path(), hub.clone());
-        assert_eq!(again.prefixes().len(), 2);
+        assert_eq!(again.prefixes().len(), 3);
         let second = again.require(&prefixes(&["10.0.0.0/8", "192.0.2.7/24"]));
         assert_eq!(second[&ten], first[&ten]);
         assert_eq!(second.len(), 2);
