@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Identity;
 use super::view::Hub;
+use crate::durable;
 use crate::labels::{CIDR, Label, LabelError, LabelSet};
 
 /// Name of the file in the state folder.
@@ -159,15 +160,9 @@ fn read(path: &Path) -> io::Result<Kept> {
 
 /// Replaces the file at once.
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
-    }
-    let fresh = path.with_extension("json.new");
-    let mut file = io::BufWriter::new(fs::File::create(&fresh)?);
-    serde_json::to_writer(&mut file, kept)?;
-    file.write_all(b"\n")?;
-    file.into_inner()?.sync_all()?;
-    fs::rename(&fresh, path)
+    let mut text = serde_json::to_vec(kept)?;
+    text.push(b'\n');
+    durable::write(path, &text)
 }
 
 #[cfg(test)]
