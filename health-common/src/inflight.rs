@@ -1,10 +1,12 @@
 //! The probes of this agent, by IP version and sequence number: `HEALTH_INFLIGHT`.
 //!
 //! An array, so a probe on its way is never evicted, and each is counted exactly once: as a sample or as
-//! lost, by whoever first changes its fate under the lock of its row.
+//! lost. What its reply tells stays here until the agent, which gives up each probe or hears of its answer,
+//! has it entered into the probe's row: a packet waits for nothing but its slot.
 
 use crate::addr::Addr;
 use crate::probe::ProbeId;
+use crate::rtt::{Reply, UNKNOWN_DELAY};
 
 /// Number of slots: one for each sequence number of each IP version.
 pub const INFLIGHT_SLOTS: u32 = 2 << 16;
@@ -15,12 +17,16 @@ pub const INFLIGHT_SLOTS: u32 = 2 << 16;
 pub enum Fate {
     /// Nothing yet.
     InFlight = 1,
-    /// Its answer came, and is a sample.
+    /// Its answer came, and is a sample in its row.
     Answered = 2,
     /// It was given up.
     Lost = 3,
     /// It was given up, and then its answer came.
     AnsweredLate = 4,
+    /// Its answer came, and is being written into the slot.
+    Returning = 5,
+    /// Its answer came, and stands in the slot, but in no row yet.
+    Returned = 6,
 }
 
 /// Value of `HEALTH_INFLIGHT`: the latest probe with a sequence number.
@@ -35,14 +41,22 @@ pub struct Inflight {
     pub sent_ns: u64,
     /// The round trip of one answered by an uplink, nanoseconds; else 0.
     pub rtt_ns: u64,
+    /// [`Reply::remote_ns`] of that.
+    pub remote_ns: u64,
+    /// [`Reply::forward_ns`] of that.
+    pub forward_ns: i64,
     /// [`crate::probe::ProbePayload::tag`] of one that crossed an uplink.
     pub tag: u64,
+    /// The uplink by which it left.
+    pub ifindex: u32,
+    /// Explicit padding, zero.
+    pub pad: u32,
     /// Which probe it is and its [`Fate`], in one word that is written last: see [`ticket`]. 0 while no
     /// probe has had the number.
     pub ticket: u64,
 }
 
-crate::map_types!(Inflight = 64);
+crate::map_types!(Inflight = 88);
 
 /// Index of a probe's slot.
 #[inline(always)]
@@ -77,6 +91,8 @@ pub const fn fate(ticket: u64) -> Option<Fate> {
         2 => Some(Fate::Answered),
         3 => Some(Fate::Lost),
         4 => Some(Fate::AnsweredLate),
+        5 => Some(Fate::Returning),
+        6 => Some(Fate::Returned),
         _ => None,
     }
 }
@@ -96,7 +112,31 @@ impl Inflight {
         (self.ticket >> 8) as u8
     }
 
+    /// What the reply told to a probe that has returned.
+    #[inline(always)]
+    pub const fn reply(&self) -> Reply {
+        Reply {
+            rtt_ns: self.rtt_ns,
+            remote_ns: self.remote_ns,
+            forward_ns: self.forward_ns,
+            // What of the round trip is neither way there nor stay.
+            back_ns: match self.forward_ns {
+                UNKNOWN_DELAY => UNKNOWN_DELAY,
+                forward_ns => (self.rtt_ns - self.remote_ns).wrapping_sub(forward_ns as u64) as i64,
+            },
+        }
+    }
+
+    /// Whether the probe is neither a sample nor lost yet.
+    pub const fn is_open(&self) -> bool {
+        matches!(
+            self.fate(),
+            Some(Fate::InFlight | Fate::Returning | Fate::Returned)
+        )
+    }
+
     /// What became of the probe; `None` while no probe has had the number.
+    #[inline(always)]
     pub const fn fate(&self) -> Option<Fate> {
         fate(self.ticket)
     }
@@ -116,7 +156,14 @@ mod tests {
             let id = ProbeId { session, round, sequence };
             let slot = slot(&peer, sequence);
             prop_assert!(slot < INFLIGHT_SLOTS && (slot > 0xffff) == v6);
-            for fate in [Fate::InFlight, Fate::Answered, Fate::Lost, Fate::AnsweredLate] {
+            for fate in [
+                Fate::InFlight,
+                Fate::Answered,
+                Fate::Lost,
+                Fate::AnsweredLate,
+                Fate::Returning,
+                Fate::Returned,
+            ] {
                 let probe = Inflight { ticket: ticket(id, path, fate), ..Inflight::default() };
                 prop_assert_eq!((probe.id(slot), probe.path(), probe.fate()), (id, path, Some(fate)));
                 prop_assert!(same_probe(probe.ticket, ticket(id, path, Fate::InFlight)));

@@ -318,8 +318,8 @@ impl RttRow {
         }
     }
 
-    /// Adds a round trip that the uplinks' programs measured, which is of this [`bucket`], and what the
-    /// reply told besides. `false` as for [`Self::record_in`].
+    /// Adds a probe's round trip, which is of this [`bucket`], and what the reply told besides. `false` as for
+    /// [`Self::record_in`].
     #[must_use]
     #[inline(always)]
     pub fn record_reply(
@@ -328,8 +328,9 @@ impl RttRow {
         reply: &Reply,
         now_ns: u64,
         sequence: u16,
+        source: u8,
     ) -> bool {
-        let had_room = self.record_in(bucket, reply.rtt_ns, now_ns, sequence, SOURCE_KERNEL);
+        let had_room = self.record_in(bucket, reply.rtt_ns, now_ns, sequence, source);
         if reply.remote_ns > 0 {
             self.remote.record(reply.remote_ns, reply.rtt_ns);
         }
@@ -445,17 +446,17 @@ pub const fn bucket_value(index: usize) -> u64 {
     }
 }
 
-/// The agent gives up a probe. One that was answered before stands, and nothing is counted.
+/// The agent gives up a probe. One that has returned is entered as answered.
 pub const ACCOUNT_LOST: u32 = 1;
-/// The agent measured a round trip at its socket. One that the uplinks' programs measured stands, and
-/// nothing is counted.
+/// The agent measured a round trip at its socket. Where the uplinks' programs measured one, theirs is
+/// entered.
 pub const ACCOUNT_SAMPLE: u32 = 2;
 /// The row shall be empty.
 pub const ACCOUNT_RESET: u32 = 3;
 
 /// `rtt_account` changed the row.
 pub const ACCOUNTED: u32 = 0;
-/// `rtt_account` left the row as it is: the probe has been answered.
+/// The probe has been answered: `rtt_account` entered the answer, unless it had before.
 pub const ALREADY_ANSWERED: u32 = 1;
 /// `rtt_account` left the row as it is: the probe has been given up.
 pub const ALREADY_LOST: u32 = 2;

@@ -12,23 +12,18 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::{classifier, map};
 use aya_ebpf::maps::{Array, ProgramArray};
 use aya_ebpf::programs::TcContext;
-use health_common::addr::Addr;
-use health_common::ct::{TUPLE_OUT, Tuple4};
-use health_common::echo::Ipv4Header;
-use health_common::probe::{MESSAGE_LEN, Path};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
-use health_ebpf::conntrack::{self, Tracked, Traffic};
+use health_common::probe::MESSAGE_LEN;
+use health_common::rtt::AccountRequest;
 use health_ebpf::endpoint::{self, Stateless};
-use health_ebpf::frame::{Frame, IP_AT, L4_AT4, L4_AT6};
-use health_ebpf::maps::{HEALTH_CONFIG, HEALTH_CT4};
-use health_ebpf::rtt;
+use health_ebpf::frame::{Frame, L4_AT4, L4_AT6};
 
 /// Bytes of a packet that are restored: an ICMPv6 probe with its Ethernet header.
 const PACKET_LEN: usize = L4_AT6 + MESSAGE_LEN;
 /// Those of the shorter packets that are put to the test: an ICMP probe, a TCP segment with timestamps
-/// and no data, and ARP.
+/// and no data, what the agent tells of a probe, and ARP.
 const PROBE4_LEN: usize = L4_AT4 + MESSAGE_LEN;
 const SEGMENT4_LEN: usize = L4_AT4 + 32;
+const ACCOUNT_LEN: usize = size_of::<AccountRequest>();
 const ARP_LEN: usize = 42;
 /// How many packets take turns at most.
 const PACKETS: u32 = 1_024;
@@ -56,6 +51,7 @@ fn bench_front(ctx: TcContext) -> i32 {
     let restored = restore::<PACKET_LEN>(&frame, packet)
         || restore::<PROBE4_LEN>(&frame, packet)
         || restore::<SEGMENT4_LEN>(&frame, packet)
+        || restore::<ACCOUNT_LEN>(&frame, packet)
         || restore::<ARP_LEN>(&frame, packet);
     if !restored {
         return TC_ACT_SHOT;
@@ -108,51 +104,6 @@ fn bench_clock(_ctx: TcContext) -> i32 {
     match unsafe { bpf_ktime_get_ns() } {
         0 => TC_ACT_SHOT,
         _ => TC_ACT_OK,
-    }
-}
-
-/// One step of a probe's way: adds a round trip to the row of the peer that sent the packet.
-#[classifier]
-fn bench_record(ctx: TcContext) -> i32 {
-    let frame = Frame::new(&ctx);
-    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
-        return TC_ACT_SHOT;
-    };
-    let key = RttKey {
-        peer: Addr::v4(ip.saddr_be),
-        path: Path::Host as u8,
-        protocol: PROTOCOL_ICMP,
-        pad: 0,
-    };
-    match rtt::record(&key, 20_000, 1, SOURCE_KERNEL) {
-        true => TC_ACT_OK,
-        false => TC_ACT_SHOT,
-    }
-}
-
-/// One step of a probe's way: updates the conntrack entry of its flow.
-#[classifier]
-fn bench_track(ctx: TcContext) -> i32 {
-    let frame = Frame::new(&ctx);
-    let (Some(ip), Some(config)) = (frame.at::<Ipv4Header>(IP_AT), HEALTH_CONFIG.get(0)) else {
-        return TC_ACT_SHOT;
-    };
-    let tuple = Tuple4 {
-        saddr_be: ip.daddr_be,
-        daddr_be: ip.saddr_be,
-        sport_be: 0,
-        dport_be: 0,
-        protocol: ip.protocol,
-        direction: TUPLE_OUT,
-        pad: 0,
-    };
-    let traffic = Traffic {
-        rx_bytes: frame.length(),
-        ..Traffic::default()
-    };
-    match conntrack::track(&HEALTH_CT4, &tuple, traffic, &config.timeouts) {
-        Tracked::Full | Tracked::Invalid => TC_ACT_SHOT,
-        Tracked::Known | Tracked::New => TC_ACT_OK,
     }
 }
 

@@ -69,9 +69,8 @@ fn to_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     match message.echo.kind {
         ICMP_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            flow::sent4(frame, ip_at, ip, config, || {
-                rtt::stamp(Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be), message)
-            });
+            let (local, peer) = (Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be));
+            rtt::stamp(local, peer, message, frame.ifindex());
             Some(verdict)
         }
         ICMP_ECHO_REPLY => Some(depart(frame, true, ip_at + IPV4_LEN, message, config)),
@@ -86,9 +85,8 @@ fn to_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     match message.echo.kind {
         ICMPV6_ECHO_REQUEST if is_own(message, config) => {
             let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            flow::sent6(frame, ip_at, ip, config, || {
-                rtt::stamp(Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be), message)
-            });
+            let (local, peer) = (Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be));
+            rtt::stamp(local, peer, message, frame.ifindex());
             Some(verdict)
         }
         ICMPV6_ECHO_REPLY => Some(depart(frame, false, ip_at + IPV6_LEN, message, config)),

@@ -10,7 +10,8 @@ use health_common::inflight::{Fate, Inflight, fate, is_younger, same_probe, slot
 use health_common::probe::{ProbeId, ProbeMessage};
 use health_common::rtt::{
     ACCOUNT_LOST, ACCOUNT_RESET, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST,
-    AccountRequest, BUSY, PROTOCOL_ICMP, RttKey, RttRow, SOURCE_SOCKET, UNKNOWN_PEER, bucket,
+    AccountRequest, BUSY, PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET,
+    UNKNOWN_PEER, bucket,
 };
 
 use crate::bounds::forgotten;
@@ -22,14 +23,14 @@ use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
 /// may have been taken off in the midst.
 const LOCK_ATTEMPTS: u32 = 64;
 
-/// Notes that a probe to `peer` leaves, and returns when: `CLOCK_MONOTONIC`, nanoseconds. To be called as
-/// late as can be: what the program does besides is no part of the round trip.
+/// Notes that a probe to `peer` leaves by `ifindex`. To be called as late as can be: what the program does
+/// besides is no part of the round trip.
 #[inline(always)]
-pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) -> u64 {
+pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage, ifindex: u32) {
     let ProbeMessage { echo, payload } = message;
     let id = payload.id(echo.sequence_be);
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&peer, id.sequence)) else {
-        return now_ns();
+        return;
     };
     let ticket = ticket(id, payload.path, Fate::InFlight);
     // SAFETY: a map value stays valid memory for the program's run. The fields are of one probe for
@@ -42,17 +43,16 @@ pub fn stamp(local: Addr, peer: Addr, message: &ProbeMessage) -> u64 {
             (*slot).peer = peer;
             (*slot).local = local;
             (*slot).tag = payload.tag;
+            (*slot).ifindex = ifindex;
             (*slot).rtt_ns = 0;
-            let now_ns = now_ns();
-            (*slot).sent_ns = now_ns;
+            (*slot).sent_ns = now_ns();
             set_ticket(slot, ticket);
-            return now_ns;
         }
     }
-    now_ns()
 }
 
-/// Matches a reply of `peer` that came at `now_ns`. `false` where it makes no sample.
+/// Matches a reply of `peer` that came at `now_ns` to its probe, and notes what it tells. `false` where it
+/// is no answer to a probe that waits for one.
 #[inline(always)]
 pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_ns: u64) -> bool {
     let ProbeMessage { echo, payload } = message;
@@ -63,67 +63,83 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
     let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&peer, id.sequence)) else {
         return false;
     };
-    let wanted = ticket(id, payload.path, Fate::InFlight);
+    let waiting = ticket(id, payload.path, Fate::InFlight);
     // SAFETY: as in `stamp`.
     let probe = unsafe { &*slot };
-    // SAFETY: as above.
-    let is_latest = same_probe(unsafe { ticket_of(slot) }, wanted);
     // The tag of a probe that was stamped stood the test then.
-    let is_genuine = is_latest && probe.tag == payload.tag
-        || payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be);
-    if !is_genuine || is_latest && probe.peer != peer {
+    // SAFETY: as above.
+    let is_awaited = unsafe { ticket_of(slot) } == waiting && probe.tag == payload.tag;
+    if !is_awaited {
+        unexpected(slot, peer, message, config);
         return false;
     }
-    let Some(row) = row(peer, payload.path, PROTOCOL_ICMP) else {
+    if probe.peer != peer {
         return false;
-    };
+    }
     let rtt_ns = now_ns.saturating_sub(probe.sent_ns);
     let mut reply = payload.reply(rtt_ns);
     if payload.tells_arrival(&reply) {
         payload.add_delays(&mut reply, utc_now_ns(config));
     }
-    let bucket = forgotten(bucket(rtt_ns));
-    let is_sample = locked(
+    // SAFETY: as above. Who makes the first of these two turns is alone with the slot until the second.
+    unsafe {
+        if !turn(slot, waiting, ticket(id, payload.path, Fate::Returning)) {
+            unexpected(slot, peer, message, config);
+            return false;
+        }
+        (*slot).rtt_ns = reply.rtt_ns;
+        (*slot).remote_ns = reply.remote_ns;
+        (*slot).forward_ns = reply.forward_ns;
+        publish(
+            &raw mut (*slot).ticket,
+            ticket(id, payload.path, Fate::Returned),
+        );
+    }
+    true
+}
+
+/// Counts a reply to a probe that waits for none: one more, a late one, or none of ours at all.
+#[inline(always)]
+fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &DatapathConfig) {
+    let ProbeMessage { echo, payload } = message;
+    let id = payload.id(echo.sequence_be);
+    let wanted = ticket(id, payload.path, Fate::InFlight);
+    // SAFETY: as in `stamp`.
+    let probe = unsafe { &*slot };
+    // SAFETY: as above.
+    let is_latest = same_probe(unsafe { ticket_of(slot) }, wanted);
+    if is_latest && probe.peer != peer
+        || !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be)
+    {
+        return;
+    }
+    let Some(row) = row(peer, payload.path, PROTOCOL_ICMP) else {
+        return;
+    };
+    // Of a busy row nothing is changed.
+    let _ = locked(
         row,
         #[inline(always)]
         |row| {
-            // SAFETY: as in `stamp`; fates change under the lock of the row alone.
+            // SAFETY: as in `stamp`.
             let latest = unsafe { ticket_of(slot) };
-            let fate = if same_probe(latest, wanted) {
-                fate(latest)
-            } else {
-                // Its number has gone to a younger probe: it was counted long ago.
-                if is_younger(latest, wanted) {
-                    row.late += 1;
-                }
-                None
-            };
-            match fate {
-                Some(Fate::InFlight) => {
-                    if !row.record_reply(bucket, &reply, now_ns, id.sequence) {
-                        halve_histogram(row);
-                    }
-                    // SAFETY: as above.
-                    unsafe {
-                        (*slot).rtt_ns = rtt_ns;
-                        set_ticket(slot, ticket(id, payload.path, Fate::Answered));
-                    }
-                    return true;
-                }
-                Some(Fate::Answered | Fate::AnsweredLate) => row.duplicates += 1,
+            if !same_probe(latest, wanted) {
+                // Its number has gone to a younger probe: it was counted long ago. Else it was not stamped
+                // as it left, by another way: the agent counts it.
+                row.late += u64::from(is_younger(latest, wanted));
+                return;
+            }
+            match fate(latest) {
                 Some(Fate::Lost) => {
                     row.late += 1;
-                    // SAFETY: as above.
+                    // SAFETY: as above; a lost probe's fate changes under the lock of its row alone.
                     unsafe { set_ticket(slot, ticket(id, payload.path, Fate::AnsweredLate)) };
                 }
-                // Not stamped as it left, by another way: the agent counts it.
-                None => {}
+                Some(Fate::InFlight) | None => {}
+                Some(_) => row.duplicates += 1,
             }
-            false
         },
     );
-    // Of a busy row nothing was changed: the agent's own measurement of this probe will be counted.
-    is_sample == Some(true)
 }
 
 /// Adds a round trip of another kind than an echo probe's, measured at `now_ns`, to the row under `key`.
@@ -153,88 +169,103 @@ pub fn account(request: &mut AccountRequest) -> u32 {
         key,
         operation,
         rtt_ns,
-        probe,
+        probe: id,
         ..
     } = *request;
     let Some(row) = HEALTH_RTT.get_ptr_mut(key) else {
         return UNKNOWN_PEER;
     };
-    let fate = match operation {
+    let asked = match operation {
         ACCOUNT_LOST => Fate::Lost,
         ACCOUNT_SAMPLE => Fate::Answered,
         ACCOUNT_RESET => return locked(row, RttRow::clear).map_or(BUSY, |()| ACCOUNTED),
         _ => return UNKNOWN_PEER,
     };
-    let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&key.peer, probe.sequence)) else {
+    let Some(slot) = HEALTH_INFLIGHT.get_ptr_mut(slot(&key.peer, id.sequence)) else {
         return UNKNOWN_PEER;
     };
+    let is_followed = id != ProbeId::default();
+    let returned = ticket(id, key.path, Fate::Returned);
+    // An exchange, so that nothing of the slot is read before its ticket.
+    // SAFETY: as in `stamp`.
+    let has_returned = is_followed && unsafe { turn(slot, returned, returned) };
+    // SAFETY: as in `stamp`; of a probe that has returned, nothing but the fate changes any more.
+    let probe = unsafe { &*slot };
     let now_ns = now_ns();
-    let bucket = forgotten(bucket(rtt_ns));
-    let is_followed = probe != ProbeId::default();
+    let (from, to, reply, at_ns, source) = if has_returned {
+        let at_ns = probe.sent_ns + probe.rtt_ns;
+        (
+            returned,
+            Fate::Answered,
+            probe.reply(),
+            at_ns,
+            SOURCE_KERNEL,
+        )
+    } else {
+        let waiting = ticket(id, key.path, Fate::InFlight);
+        (waiting, asked, Reply::new(rtt_ns), now_ns, SOURCE_SOCKET)
+    };
+    let bucket = forgotten(bucket(reply.rtt_ns));
     let result = locked(
         row,
         #[inline(always)]
         |row| {
             if is_followed {
-                // SAFETY: as in `stamp`.
-                let decision = unsafe { decide(slot, &key, probe, fate) };
+                // SAFETY: as in `stamp`, and the row is locked.
+                let decision = unsafe { decide(slot, key.peer, from, ticket(id, key.path, to)) };
                 if decision != ACCOUNTED {
                     return decision;
                 }
             }
-            if operation == ACCOUNT_LOST {
+            if to == Fate::Lost {
                 row.lost += 1;
-            } else if !row.record_in(bucket, rtt_ns, now_ns, probe.sequence, SOURCE_SOCKET) {
+            } else if !row.record_reply(bucket, &reply, at_ns, id.sequence, source) {
                 halve_histogram(row);
             }
             ACCOUNTED
         },
     );
     let result = result.unwrap_or(BUSY);
-    if is_followed {
-        // SAFETY: as in `stamp`.
-        let probe = unsafe { &*slot };
-        // The rest of what a reply changes; not done when it is matched, where it would cost each as much
-        // as the rest together.
-        if probe.sent_ns != 0 && probe.fate() == Some(Fate::Answered) && result != BUSY {
-            if let Some(config) = HEALTH_CONFIG.get(0) {
-                flow::received(&probe.local, &probe.peer, config, now_ns);
-            }
-            if result == ALREADY_ANSWERED {
-                request.rtt_ns = probe.rtt_ns;
-            }
+    if is_followed && result == ACCOUNTED && probe.sent_ns != 0 {
+        // Not done where it leaves and returns: it would cost there as much as all the rest.
+        if let Some(config) = HEALTH_CONFIG.get(0) {
+            flow::exchanged(probe, to != Fate::Lost, config, now_ns);
         }
+    }
+    if has_returned && result == ACCOUNTED || result == ALREADY_ANSWERED {
+        request.rtt_ns = probe.rtt_ns;
+        return ALREADY_ANSWERED;
     }
     result
 }
 
-/// Sets a probe's fate unless it has one.
+/// Gives the probe of the ticket `to` its last fate, unless it has one. [`BUSY`] while its reply is being
+/// matched.
 ///
 /// # Safety
 ///
-/// `slot` must point to the slot of the probe's number, and the lock of the row under `key` be held.
+/// `slot` must point to the slot of the probe's number, and the lock of its row be held.
 #[inline(always)]
-unsafe fn decide(slot: *mut Inflight, key: &RttKey, probe: ProbeId, to: Fate) -> u32 {
+unsafe fn decide(slot: *mut Inflight, peer: Addr, from: u64, to: u64) -> u32 {
     // SAFETY: the caller's promise.
     unsafe {
         let last = ticket_of(slot);
-        let ticket = ticket(probe, key.path, to);
-        if !same_probe(last, ticket) {
+        if !same_probe(last, to) {
             // It crossed no uplink.
-            (*slot).peer = key.peer;
+            (*slot).peer = peer;
             (*slot).sent_ns = 0;
             (*slot).rtt_ns = 0;
             (*slot).tag = 0;
-        } else {
-            match fate(last) {
-                Some(Fate::Answered | Fate::AnsweredLate) => return ALREADY_ANSWERED,
-                Some(Fate::Lost) => return ALREADY_LOST,
-                Some(Fate::InFlight) | None => {}
-            }
+            set_ticket(slot, to);
+            return ACCOUNTED;
         }
-        set_ticket(slot, ticket);
+        match fate(last) {
+            Some(Fate::Answered | Fate::AnsweredLate) => ALREADY_ANSWERED,
+            Some(Fate::Lost) => ALREADY_LOST,
+            _ if last == from && turn(slot, from, to) => ACCOUNTED,
+            _ => BUSY,
+        }
     }
-    ACCOUNTED
 }
 
 /// Changes a row while nobody else does. `None` when it stayed locked: nothing was changed.
@@ -251,28 +282,28 @@ fn locked<T>(row: *mut RttRow, change: impl FnOnce(&mut RttRow) -> T) -> Option<
             return None;
         }
         let result = change(&mut *row);
-        unlock(&raw mut (*row).version, locked as u32);
+        publish(&raw mut (*row).version, locked as u32);
         Some(result)
     }
 }
 
-/// Ends a change: the new version comes after what was changed, for the compiler and for all CPUs.
+/// Writes what tells others that a change is done: after the change, for the compiler and for all CPUs.
 ///
 /// # Safety
 ///
-/// `version` must point to the version of a row.
+/// `word` must point into a map value.
 #[inline(always)]
-unsafe fn unlock(version: *mut u32, locked: u32) {
+unsafe fn publish<T: Copy>(word: *mut T, value: T) {
     if cfg!(bpf_target_arch = "x86_64") {
         // Stores are seen in the order in which x86 makes them, without an instruction that waits for them.
         // SAFETY: no instruction at all, before which the compiler makes all stores. The caller's promise.
         unsafe {
             asm!("", options(nostack, preserves_flags));
-            ptr::write_volatile(version, locked);
+            ptr::write_volatile(word, value);
         }
     } else {
         // SAFETY: as above. An exchange is what BPF has to put stores in order on every CPU.
-        unsafe { atomic_xchg::<u32, { AtomicOrdering::SeqCst }>(version, locked) };
+        unsafe { atomic_xchg::<T, { AtomicOrdering::SeqCst }>(word, value) };
     }
 }
 
@@ -287,7 +318,9 @@ unsafe fn lock(row: *mut RttRow) -> u64 {
     unsafe {
         let lock = &raw mut (*row).lock;
         let last = ptr::read_volatile(lock);
-        if ptr::read_volatile(&raw const (*row).version) == last as u32 && raise(lock, last) {
+        if ptr::read_volatile(&raw const (*row).version) == last as u32
+            && exchange(lock, last, last + 1)
+        {
             last + 1
         } else {
             0
@@ -329,22 +362,32 @@ extern "C" fn halve_histogram(row: *mut RttRow) -> u32 {
     0
 }
 
-/// Adds one to a lock, unless another CPU was first.
+/// Writes a word, unless another CPU has changed it from what it was last. In order with all before and
+/// after.
 ///
 /// # Safety
 ///
-/// `lock` must point to the lock of a row.
+/// `word` must point into a map value.
 #[inline(always)]
-unsafe fn raise(lock: *mut u64, last: u64) -> bool {
+unsafe fn exchange(word: *mut u64, last: u64, next: u64) -> bool {
     // SAFETY: the caller's promise. For why an intrinsic see `conntrack::add`.
     let (seen, _) = unsafe {
         atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
-            lock,
-            last,
-            last + 1,
+            word, last, next,
         )
     };
     seen == last
+}
+
+/// Gives a probe another fate, unless it has got one meanwhile.
+///
+/// # Safety
+///
+/// `slot` must point to a value of `HEALTH_INFLIGHT`.
+#[inline(always)]
+unsafe fn turn(slot: *mut Inflight, from: u64, to: u64) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { exchange(&raw mut (*slot).ticket, from, to) }
 }
 
 /// # Safety

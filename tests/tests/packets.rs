@@ -788,6 +788,20 @@ fn number(sequence: u16) -> ProbeId {
     }
 }
 
+/// The agent hears of the answer to a probe that the uplinks' programs matched. Returns the round trip.
+fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
+    match rtt.answered(key, number, u64::MAX) {
+        Ok(Measured::ByKernel(rtt_ns)) => rtt_ns,
+        other => panic!("{number:?} was stamped and matched, not {other:?}"),
+    }
+}
+
+/// The row once the agent has heard of a probe's answer.
+fn entered(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> RttRow {
+    hear(rtt, key, number);
+    rtt.row(key).expect("the map").expect("the row")
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_probe_and_its_reply_make_a_round_trip() {
@@ -806,6 +820,11 @@ fn a_probe_and_its_reply_make_a_round_trip() {
         let back = probe(Path::Host, 0, PROBE_ID, sequence);
         assert_eq!(bed.run("from_netdev", &back), untouched(&back));
     }
+    // What they tell waits for the agent.
+    assert_eq!(rtt.row(key).expect("the map"), Some(RttRow::EMPTY));
+    assert_eq!(bed.maps().inflight().expect("the probes").len(), 3);
+    let times = [1, 2, 3].map(|sequence| hear(&rtt, key, number(sequence)));
+    assert!(bed.maps().inflight().expect("the probes").is_empty());
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!(
         (
@@ -817,7 +836,16 @@ fn a_probe_and_its_reply_make_a_round_trip() {
         ),
         (3, 0, 0, 3, SOURCE_KERNEL)
     );
-    assert!(row.min_ns > 0 && row.min_ns <= row.last_ns && row.last_ns <= row.max_ns);
+    assert!(times.iter().all(|&rtt_ns| rtt_ns > 0));
+    assert_eq!(
+        (Some(row.min_ns), Some(row.max_ns), row.sum_ns, row.last_ns),
+        (
+            times.iter().min().copied(),
+            times.iter().max().copied(),
+            times.iter().sum(),
+            times[2]
+        )
+    );
     assert_eq!(row.histogram.iter().map(|&n| u64::from(n)).sum::<u64>(), 3);
     assert_eq!(bed.counted(Reason::ProbeStamped), 3);
     assert_eq!(bed.counted(Reason::ProbeMatched), 3);
@@ -829,12 +857,9 @@ fn a_probe_and_its_reply_make_a_round_trip() {
     let row = rtt.row(key).expect("the map").expect("the row");
     assert_eq!((row.samples, row.duplicates, row.late), (3, 1, 0));
     assert_eq!(bed.counted(Reason::ProbeUnmatched), 2);
-    // The agent hears of the answers, and conntrack through it.
-    for sequence in 1..=3 {
-        let Ok(Measured::ByKernel(rtt_ns)) = rtt.answered(key, number(sequence), 1) else {
-            panic!("probe {sequence} was stamped");
-        };
-        assert!((row.min_ns..=row.max_ns).contains(&rtt_ns));
+    // The agent hears of them once more.
+    for (sequence, rtt_ns) in (1..).zip(times) {
+        assert_eq!(hear(&rtt, key, number(sequence)), rtt_ns);
     }
     let again = rtt.row(key).expect("the map").expect("the row");
     assert_eq!((again.samples, again.sum_ns), (3, row.sum_ns));
@@ -861,7 +886,7 @@ fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     let bed = bed();
     let (rtt, key) = host_row(&bed);
-    // The round trip that was entered, and what it was at most: up to the stamp, and in all.
+    // The round trip that was measured, and what it was at most: up to the stamp, and in all.
     let round_trip = |sequence, stamp: fn(u64) -> u64| {
         let before = Instant::now();
         bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, sequence));
@@ -869,19 +894,17 @@ fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
         while after.elapsed() < LONG {}
         let reply = probe(Path::Host, 0, PROBE_ID, sequence);
         bed.run_with("from_netdev", &reply, &stamped(stamp(stamped_ns)));
-        let row = rtt.row(key).expect("the map").expect("the row");
-        assert_eq!(row.samples, u64::from(sequence));
-        let entered = Duration::from_nanos(row.last_ns);
-        assert!(entered <= before.elapsed(), "{entered:?}");
-        (entered, after - before, taken.elapsed())
+        let measured = Duration::from_nanos(hear(&rtt, key, number(sequence)));
+        assert!(measured <= before.elapsed(), "{measured:?}");
+        (measured, after - before, taken.elapsed())
     };
     let mut sequence = 1;
     loop {
-        let (entered, until_stamp, waited) = round_trip(sequence, |at| at);
+        let (measured, until_stamp, waited) = round_trip(sequence, |at| at);
         sequence += 1;
         // An older stamp is none: this machine was busy with something else.
         if waited < Duration::from_millis(9) {
-            assert!(entered <= until_stamp, "{entered:?} of {until_stamp:?}");
+            assert!(measured <= until_stamp, "{measured:?} of {until_stamp:?}");
             break;
         }
     }
@@ -893,8 +916,8 @@ fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
         |_| u64::MAX,
     ];
     for (sequence, stamp) in (sequence..).zip(elsewhere) {
-        let (entered, ..) = round_trip(sequence, stamp);
-        assert!(entered >= LONG, "{entered:?}");
+        let (measured, ..) = round_trip(sequence, stamp);
+        assert!(measured >= LONG, "{measured:?}");
     }
 }
 
@@ -1089,7 +1112,7 @@ fn probes_are_measured_on_vlans_too() {
             assert_eq!(bed.run("to_netdev", &out), untouched(&out), "{tags:?}");
             let back = uplink_packet(v6, tags, false, &probe, 0);
             assert_eq!(bed.run("from_netdev", &back), untouched(&back), "{tags:?}");
-            let row = rtt.row(key).expect("the map").expect("the row");
+            let row = entered(&rtt, key, number(1));
             assert_eq!(row.samples, 1, "IPv6 {v6} {tags:?}");
         }
         // A third tag is nothing that this datapath looks behind.
@@ -1209,7 +1232,7 @@ fn a_reply_tells_the_remote_hosts_part_and_no_more_than_can_be() {
             &uplink_packet(false, &[], true, &probe_number(sequence), 8),
         );
         bed.run("from_netdev", &uplink_packet(false, &[], false, &probe, 0));
-        rtt.row(key).expect("the map").expect("the row")
+        entered(&rtt, key, number(sequence))
     };
     let row = reply(1, 0);
     assert_eq!((row.samples, row.remote.samples), (1, 0));
@@ -1251,7 +1274,7 @@ fn one_way_delays_are_told_where_clocks_can_be_in_step() {
             ..probe
         };
         bed.run("from_netdev", &uplink_packet(false, &[], false, &probe, 0));
-        rtt.row(key).expect("the map").expect("the row")
+        entered(&rtt, key, number(sequence))
     };
     let tai_offset_ns = health_agent::net::clock::state()
         .expect("the clock's state")
@@ -1361,8 +1384,9 @@ fn replies_that_lie_make_no_sample_and_are_delivered() {
             "{packet:?}"
         );
     }
+    assert_eq!(bed.counted(Reason::ProbeMatched), 0);
     bed.run("from_netdev", &honest);
-    assert_eq!(rtt.row(key).expect("the map").expect("the row").samples, 1);
+    assert_eq!(entered(&rtt, key, number(1)).samples, 1);
 }
 
 #[test]
@@ -1401,8 +1425,9 @@ fn an_icmpv6_reply_with_a_wrong_checksum_or_extension_headers_makes_no_sample() 
         );
     }
     assert_eq!(bed.counted(Reason::ProbeDamaged), 1);
+    assert_eq!(bed.counted(Reason::ProbeMatched), 0);
     bed.run("from_netdev", &honest);
-    assert_eq!(rtt.row(key).expect("the map").expect("the row").samples, 1);
+    assert_eq!(entered(&rtt, key, number(1)).samples, 1);
 }
 
 #[test]
@@ -1433,7 +1458,7 @@ fn sequence_numbers_that_wrap_are_told_apart() {
         "from_netdev",
         &uplink_packet(false, &[], false, &of_round(0), 0),
     );
-    let row = rtt.row(key).expect("the map").expect("the row");
+    let row = entered(&rtt, key, number(1));
     assert_eq!((row.samples, row.late, row.duplicates), (1, 1, 0));
 }
 
@@ -1446,7 +1471,7 @@ fn what_a_dead_agent_left_in_flight_is_lost_once() {
         bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, sequence));
     }
     bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 2));
-    assert_eq!(bed.maps().inflight().expect("the probes").len(), 2);
+    assert_eq!(bed.maps().inflight().expect("the probes").len(), 3);
     assert_eq!(rtt.give_up_leftovers().expect("the maps"), 2);
     assert_eq!(rtt.give_up_leftovers().expect("the maps"), 0);
     let row = rtt.row(key).expect("the map").expect("the row");

@@ -7,12 +7,12 @@ use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, ensure};
 use health_agent::datapath::Hook;
-use health_agent::mesh::rtt_store::RttStore as _;
+use health_agent::mesh::rtt_store::{Measured, RttStore as _};
 use health_agent::net::netns::NetNs;
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
-use health_common::probe::Path;
+use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::bind;
@@ -224,6 +224,13 @@ fn probes_with_a_tag_beside_their_bytes_are_measured() -> anyhow::Result<()> {
             wire.cross(&wire.far, &frame(v6, false, 0, &own), tags)?;
             wire.counted(Reason::ProbeMatched, sequence.into())?;
             let what = format!("IPv6 {v6}, tags {tags:x?}");
+            let number = ProbeId {
+                session: SESSION,
+                round: 0,
+                sequence,
+            };
+            let heard = wire.run.datapath.rtt()?.answered(key, number, u64::MAX)?;
+            assert!(matches!(heard, Measured::ByKernel(_)), "{what}: {heard:?}");
             assert_eq!(wire.samples(key)?, (samples, SOURCE_KERNEL), "{what}");
 
             let of_peer = Probe {

@@ -421,7 +421,7 @@ mod tests {
                 forward_ns: 5_000,
                 back_ns: -1_000,
             };
-            assert!(row.record_reply(bucket(rtt_ns), &reply, 1, 1));
+            assert!(row.record_reply(bucket(rtt_ns), &reply, 1, 1, SOURCE_KERNEL));
             RttSummary::from(&row)
         };
         let earlier = reply(100_000, 75_000);

@@ -11,7 +11,7 @@ use std::thread;
 use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
-use health_common::inflight::{Fate, Inflight};
+use health_common::inflight::Inflight;
 use health_common::probe::{Path as PathKind, ProbeId, Protocol};
 use health_common::rtt::{
     ACCOUNT_LOST, ACCOUNT_RESET, ACCOUNT_SAMPLE, ACCOUNTED, ALREADY_ANSWERED, ALREADY_LOST,
@@ -70,21 +70,21 @@ impl KernelRtt {
         })
     }
 
-    /// The probes that wait for their answer, by slot.
-    fn waiting(&self) -> io::Result<Vec<(u32, Inflight)>> {
+    /// The probes that no row has counted yet, by slot.
+    fn open(&self) -> io::Result<Vec<(u32, Inflight)>> {
         let size = EntrySize {
             key: size_of::<u32>(),
             value: size_of::<Inflight>(),
         };
-        let mut waiting = Vec::new();
+        let mut open = Vec::new();
         walk(self.inflight.fd().as_fd(), size, &mut |slot, probe| {
             if let (Some(slot), Some(probe)) = (sys::read(slot), sys::read::<Inflight>(probe))
-                && probe.fate() == Some(Fate::InFlight)
+                && probe.is_open()
             {
-                waiting.push((slot, probe));
+                open.push((slot, probe));
             }
         })?;
-        Ok(waiting)
+        Ok(open)
     }
 }
 
@@ -271,7 +271,7 @@ impl RttStore for KernelRtt {
 
     fn give_up_leftovers(&self) -> io::Result<u64> {
         let mut given_up = 0;
-        for (slot, probe) in self.waiting()? {
+        for (slot, probe) in self.open()? {
             let key = RttKey {
                 peer: probe.peer,
                 path: probe.path(),

@@ -770,7 +770,7 @@ mod tests {
             remote_ns: 500_000,
             ..Reply::new(2_000_000)
         };
-        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0));
+        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 0, 0, SOURCE_KERNEL));
         row.lost = 4;
         row.late = 1;
         row.duplicates = 3;

@@ -332,9 +332,9 @@ mod tests {
             ..Reply::new(rtt_ns)
         };
         let mut row = RttRow::EMPTY;
-        assert!(row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1));
+        assert!(row.record_reply(bucket(20_000), &reply(20_000, 4_000), 1, 1, SOURCE_KERNEL));
         let mut totals = Totals::starting_from(&Rows(vec![(key(2), row)])).unwrap();
-        assert!(row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2));
+        assert!(row.record_reply(bucket(30_000), &reply(30_000, 6_000), 2, 2, SOURCE_KERNEL));
         row.record(50_000, 3, 3, SOURCE_KERNEL);
         row.duplicates = 2;
         add(&mut totals, &[(key(2), row)]);

@@ -18,13 +18,11 @@ const PACKET_LEN: usize = 14 + 40 + MESSAGE_LEN;
 /// How many packets take turns at most.
 pub(super) const PACKETS: u32 = 1_024;
 /// The front and what is measured beside the datapath's own programs.
-const OWN_PROGRAMS: [&str; 6] = [
+const OWN_PROGRAMS: [&str; 4] = [
     "bench_front",
     "bench_empty",
     "bench_echo_stateless",
     "bench_clock",
-    "bench_record",
-    "bench_track",
 ];
 
 /// The benchmark programs, on the maps of a loaded datapath.

@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use anyhow::Context as _;
 use health_agent::datapath::clock::coarse_now_secs;
 use health_agent::mesh::rtt_store::RttStore as _;
+use health_common::inflight::{Fate, Inflight};
 use health_common::metrics::{Direction, Reason};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
 
@@ -54,6 +55,8 @@ pub(super) struct Ledger {
     from_endpoint: Count,
     /// Probes given up in earlier looks at the maps.
     given_up: u64,
+    /// Probes whose replies were entered into a row.
+    returned: u64,
 }
 
 impl Ledger {
@@ -150,7 +153,7 @@ fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> Checked {
 fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> Checked {
     let maps = bed.maps();
     let rows = maps.rtt()?;
-    let waiting = maps.inflight()?;
+    let open = maps.inflight()?;
     let has_row = |peer, path| {
         let key = RttKey {
             peer,
@@ -160,16 +163,21 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> Checked {
         };
         rows.iter().any(|(of, _)| *of == key)
     };
-    let known = waiting
-        .iter()
-        .filter(|(_, probe)| has_row(probe.peer, probe.path()));
-    let expected = known.count() as u64;
+    let count = |fate| {
+        let is_known = |probe: &Inflight| has_row(probe.peer, probe.path());
+        let known = open.iter().filter(|(_, probe)| is_known(probe));
+        known
+            .filter(|(_, probe)| probe.fate() == Some(fate))
+            .count() as u64
+    };
+    let (expected, returned) = (count(Fate::InFlight), count(Fate::Returned));
     let given_up = bed.datapath.rtt()?.give_up_leftovers()?;
     hold!(
         given_up == expected,
         "{given_up} probes were given up, and {expected} were in flight"
     );
     ledger.given_up += given_up;
+    ledger.returned += returned;
 
     let rows = maps.rtt()?;
     for (key, row) in &rows {
@@ -185,9 +193,14 @@ fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> Checked {
         others += row.late + row.duplicates;
     }
     let counted = |reason| bed.counted(reason);
+    hold!(
+        samples == ledger.returned,
+        "{samples} samples in HEALTH_RTT of {} probes that returned",
+        ledger.returned
+    );
     let matched = counted(Reason::ProbeMatched);
     hold!(
-        samples == matched,
+        samples <= matched,
         "{samples} samples in HEALTH_RTT of {matched} replies that were matched"
     );
     hold!(

@@ -1,9 +1,9 @@
-//! Entries of `HEALTH_INFLIGHT`, readable: probes whose answer is waited for.
+//! Entries of `HEALTH_INFLIGHT`, readable: probes that no row has counted yet.
 
 use std::fmt;
 use std::net::IpAddr;
 
-use health_common::inflight::Inflight;
+use health_common::inflight::{Fate, Inflight};
 use serde::Serialize;
 
 use super::entry::Entry;
@@ -22,6 +22,7 @@ pub(super) fn entry((slot, probe): (u32, Inflight)) -> Entry<ProbeKey, ProbeValu
         value: ProbeValue {
             sent_ns: probe.sent_ns,
             path: path_name(probe.path()),
+            returned: probe.fate() != Some(Fate::InFlight),
         },
     }
 }
@@ -52,17 +53,24 @@ pub(super) struct ProbeValue {
     /// `CLOCK_MONOTONIC`.
     sent_ns: u64,
     path: &'static str,
+    /// Whether its answer came: the agent has yet to hear of it.
+    returned: bool,
 }
 
 impl fmt::Display for ProbeValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sent_ns={} path={}", self.sent_ns, self.path)
+        let Self {
+            sent_ns,
+            path,
+            returned,
+        } = self;
+        write!(f, "sent_ns={sent_ns} path={path} returned={returned}")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use health_common::inflight::{Fate, slot, ticket};
+    use health_common::inflight::{slot, ticket};
     use health_common::probe::ProbeId;
 
     use super::*;
@@ -83,7 +91,7 @@ mod tests {
         };
         assert_eq!(
             lines(&[entry((slot(&probe.peer, 258), probe))]),
-            "172.30.0.2 session=4660 round=3 sequence=258: sent_ns=77 path=endpoint\n"
+            "172.30.0.2 session=4660 round=3 sequence=258: sent_ns=77 path=endpoint returned=false\n"
         );
     }
 }

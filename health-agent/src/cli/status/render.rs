@@ -508,7 +508,7 @@ Nodes:
             remote_ns: 600,
             ..Reply::new(3_000)
         };
-        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2));
+        assert!(row.record_reply(bucket(reply.rtt_ns), &reply, 2, 2, SOURCE_KERNEL));
         row.lost = 1;
         let ip: IpAddr = "172.30.0.2".parse().unwrap();
         let key = RttKey {

@@ -19,7 +19,7 @@ use health_common::ct::CtEntry;
 use health_common::endpoint::EndpointInfo;
 use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
-use health_common::inflight::{Fate, Inflight};
+use health_common::inflight::Inflight;
 use health_common::ipcache::IpcacheEntry;
 use health_common::masquerade::MasqueradeConfig;
 use health_common::metrics::Counter;
@@ -240,15 +240,14 @@ impl Pinned {
         Ok(reset)
     }
 
-    /// Probes whose answer is waited for, by slot.
+    /// Probes that no row has counted yet, by slot.
     pub fn inflight_rows(&self) -> Result<Rows<(u32, Inflight)>, DumpError> {
         self.rows(&layout::INFLIGHT, |key, value| {
-            decode(key, value)
-                .filter(|(_, probe): &(u32, Inflight)| probe.fate() == Some(Fate::InFlight))
+            decode(key, value).filter(|(_, probe): &(u32, Inflight)| probe.is_open())
         })
     }
 
-    /// Probes whose answer is waited for, all at once.
+    /// Probes that no row has counted yet, all at once.
     pub fn inflight(&self) -> Result<Vec<(u32, Inflight)>, DumpError> {
         self.inflight_rows()?.collect()
     }

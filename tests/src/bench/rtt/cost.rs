@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyhow::ensure;
 use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
-use health_common::rtt::{PROTOCOL_ICMP, RttKey};
+use health_common::rtt::{ACCOUNT_SAMPLE, ALREADY_ANSWERED, AccountRequest, PROTOCOL_ICMP, RttKey};
 
 use super::{ICMP_ID, SESSION, median, settings};
 use crate::bench::program_cost::{PACKETS, ProgramCost};
@@ -32,6 +32,7 @@ const TURNROUND_NS: u64 = 5_000;
 
 const OUT: &str = "to_netdev";
 const IN: &str = "from_netdev";
+const ACCOUNT: &str = "rtt_account";
 const EMPTY: &str = "bench_empty";
 /// What the empty program returns, and what the programs under test do.
 const EMPTY_CODE: u32 = 0;
@@ -44,7 +45,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     for probe in [Probe::V4, Probe::V6] {
         figures.extend(probe_figures(&bed, probe)?);
     }
-    figures.extend(step_figures(&bed)?);
+    figures.push(clock_figure(&bed)?);
     for (name, packet) in others() {
         for program in [OUT, IN] {
             figures.push(other_figure(&bed, program, name, &packet)?);
@@ -123,8 +124,29 @@ fn ids(round: u16) -> impl Iterator<Item = ProbeId> {
     })
 }
 
-/// Stamping and matching. Each run stamps probes that were never there, and the next one matches the
-/// replies to them, so that each pass meets the maps as it would on the wire.
+/// What the agent tells of the answers of one round: an [`AccountRequest`] each, as it lies in memory.
+fn accounts(key: RttKey, round: u16) -> Vec<Vec<u8>> {
+    let account = |id: ProbeId| {
+        let request = [
+            &[0; 16][..],
+            &key.peer.words_be.map(u32::to_ne_bytes).concat(),
+            &[key.path, key.protocol, 0, 0],
+            &ACCOUNT_SAMPLE.to_ne_bytes(),
+            &[0; 8],
+            &id.session.to_ne_bytes(),
+            &id.round.to_ne_bytes(),
+            &id.sequence.to_ne_bytes(),
+        ]
+        .concat();
+        assert_eq!(request.len(), size_of::<AccountRequest>());
+        request
+    };
+    ids(round).map(account).collect()
+}
+
+/// Stamping, matching and entering. Each run stamps probes that were never there, the next one matches the
+/// replies to them, and the last one enters what they tell, so that each pass meets the maps as it would on
+/// the wire.
 fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let rows = bed.datapath.rtt()?;
     let key = RttKey {
@@ -135,8 +157,9 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     };
     rows.ensure(key)?;
     let (to_netdev, from_netdev) = (bed.program(OUT), bed.program(IN));
+    let rtt_account = bed.program(ACCOUNT);
     let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
-    let mut stamps = Vec::new();
+    let (mut stamps, mut entries) = (Vec::new(), Vec::new());
     // Replies that the kernel did not stamp, and those that it did, since somebody asked it to.
     let mut matches = [Vec::new(), Vec::new()];
     // The first two rounds warm up.
@@ -150,8 +173,12 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
         let matched = cost.measure(&from_netdev, PACKETS, GO_ON_CODE)? - floor;
         cost.set_context(None);
+        cost.set_packets(&accounts(key, round))?;
+        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
+        let entered = cost.measure(&rtt_account, PACKETS, ALREADY_ANSWERED)? - floor;
         if round > 1 {
             stamps.push(stamp);
+            entries.push(entered);
             matches[usize::from(is_stamped)].push(matched);
         }
     }
@@ -159,7 +186,7 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let expected = u64::from(PACKETS) * u64::from(2 + 2 * ROUNDS);
     ensure!(
         samples == expected,
-        "{samples} of {expected} probes were stamped and matched"
+        "{samples} of {expected} probes were stamped, matched and entered"
     );
     let figure = |what: &str, program: &str, values, target| {
         anyhow::Ok(Figure {
@@ -179,6 +206,12 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         figure("stamping", OUT, stamps, limit)?,
         figure("matching", IN, matches, limit)?,
         figure(
+            "when the agent hears of it, entering",
+            ACCOUNT,
+            entries,
+            None,
+        )?,
+        figure(
             "while somebody captures, matching",
             IN,
             stamped_matches,
@@ -197,29 +230,20 @@ fn net(mut measure: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> 
     )
 }
 
-/// Single steps of a probe's way, to tell what the whole is made of. Its row is there already.
-fn step_figures(bed: &TestRun) -> anyhow::Result<Vec<Figure>> {
+/// The one step that nothing spares.
+fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
     let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
-    let steps = [
-        ("bench_clock", "reading the clock"),
-        ("bench_record", "finding, locking and updating a row"),
-        ("bench_track", "updating a conntrack entry"),
-    ];
-    let mut figures = Vec::new();
-    for (program, what) in steps {
-        let net = net(|| {
-            let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
-            Ok(cost.measure_own(program, PASSES, EMPTY_CODE)? - floor)
-        })?;
-        figures.push(Figure {
-            name: format!("one step of it: {what}, net"),
-            unit: "ns",
-            ours: net,
-            other: None,
-            target: None,
-        });
-    }
-    Ok(figures)
+    let net = net(|| {
+        let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
+        Ok(cost.measure_own("bench_clock", PASSES, EMPTY_CODE)? - floor)
+    })?;
+    Ok(Figure {
+        name: "one step of it: reading the clock, net".to_owned(),
+        unit: "ns",
+        ours: net,
+        other: None,
+        target: None,
+    })
 }
 
 /// Packets that are no probes.

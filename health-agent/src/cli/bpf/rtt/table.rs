@@ -118,7 +118,7 @@ mod tests {
             forward_ns: 9_000,
             back_ns: -1_200,
         };
-        assert!(measured.record_reply(bucket(reply.rtt_ns), &reply, 2, 2));
+        assert!(measured.record_reply(bucket(reply.rtt_ns), &reply, 2, 2, SOURCE_KERNEL));
         measured.lost = 1;
         measured.duplicates = 4;
         let mut silent = RttRow::EMPTY;
