@@ -19,6 +19,7 @@ pub mod rtt;
 mod sys;
 mod tcp;
 mod trie;
+pub mod verifier;
 mod walk;
 mod workloads;
 

@@ -1,7 +1,7 @@
 //! The bpf(2) calls that aya does not offer: reading maps of any layout, what is known of their types,
 //! and asking a pinned link for its device.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
@@ -12,13 +12,21 @@ const BPF_MAP_LOOKUP_ELEM: u32 = 1;
 const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_MAP_DELETE_ELEM: u32 = 3;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
+const BPF_BTF_LOAD: u32 = 18;
 const BPF_BTF_GET_FD_BY_ID: u32 = 19;
+const BPF_MAP_FREEZE: u32 = 22;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
 const BPF_MAP_UPDATE_BATCH: u32 = 26;
 const BPF_MAP_DELETE_BATCH: u32 = 27;
 const BPF_LINK_TYPE_TCX: u32 = 11;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+/// Has the verifier say what it did, and no more.
+const BPF_LOG_STATS: u32 = 4;
+/// More than it says then: three lines, and a number for each function.
+const STATS_LEN: usize = 16 << 10;
 /// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
 const MAP_LINK: &str = "anon_inode:bpf-map";
 
@@ -123,6 +131,45 @@ struct BtfInfo {
     name: u64,
     name_len: u32,
     of_kernel: u32,
+}
+
+/// `union bpf_attr` for handing in BTF.
+#[repr(C)]
+#[derive(Default)]
+struct BtfAttr {
+    data: u64,
+    log: u64,
+    len: u32,
+    log_len: u32,
+    log_level: u32,
+    pad: u32,
+}
+
+/// `union bpf_attr` for loading a program.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramAttr {
+    kind: u32,
+    /// How many.
+    instructions: u32,
+    insns: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buf: u64,
+    kern_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    expected_attach_type: u32,
+    btf: u32,
+    func_info_rec_size: u32,
+    func_info: u64,
+    func_info_cnt: u32,
+    line_info_rec_size: u32,
+    line_info: u64,
+    line_info_cnt: u32,
+    pad: u32,
 }
 
 fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
@@ -376,13 +423,84 @@ pub(super) fn bytes_of<T: aya::Pod>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
+/// Hands in types (BTF).
+pub(super) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = BtfAttr {
+        data: data.as_ptr() as u64,
+        len: data.len() as u32,
+        ..BtfAttr::default()
+    };
+    let fd = bpf_fd(BPF_BTF_LOAD, &mut attr)?;
+    // SAFETY: as in `open_pin`.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Writes the one value of an array and has nobody change it any more.
+pub(super) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
+    let key = 0_u32;
+    let key = std::ptr::from_ref(&key) as u64;
+    element(BPF_MAP_UPDATE_ELEM, map, key, value.as_ptr() as u64)?;
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        ..ElementAttr::default()
+    };
+    bpf(BPF_MAP_FREEZE, &mut attr)
+}
+
+/// A classifier to be verified.
+pub(super) struct Classifier<'a> {
+    /// `struct bpf_insn` each.
+    pub(super) instructions: Vec<u8>,
+    pub(super) license: &'a CStr,
+    /// Types of its functions.
+    pub(super) types: Option<BorrowedFd<'a>>,
+    /// Records about functions and lines, and the length of one.
+    pub(super) func_info: (&'a [u8], usize),
+    pub(super) line_info: (&'a [u8], usize),
+}
+
+/// Loads a program, and tells what the verifier says of it (`BPF_LOG_STATS`).
+pub(super) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd, String)> {
+    let mut log = vec![0_u8; STATS_LEN];
+    let records = |(bytes, length): (&[u8], usize)| {
+        let count = bytes.len().checked_div(length).unwrap_or(0);
+        (bytes.as_ptr() as u64, length as u32, count as u32)
+    };
+    let (func_info, func_info_rec_size, func_info_cnt) = records(program.func_info);
+    let (line_info, line_info_rec_size, line_info_cnt) = records(program.line_info);
+    let mut attr = ProgramAttr {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instructions: (program.instructions.len() / 8) as u32,
+        insns: program.instructions.as_ptr() as u64,
+        license: program.license.as_ptr() as u64,
+        log_level: BPF_LOG_STATS,
+        log_size: log.len() as u32,
+        log_buf: log.as_mut_ptr() as u64,
+        ..ProgramAttr::default()
+    };
+    if let Some(types) = program.types {
+        attr.btf = types.as_raw_fd() as u32;
+        attr.func_info = func_info;
+        attr.func_info_rec_size = func_info_rec_size;
+        attr.func_info_cnt = func_info_cnt;
+        attr.line_info = line_info;
+        attr.line_info_rec_size = line_info_rec_size;
+        attr.line_info_cnt = line_info_cnt;
+    }
+    let fd = bpf_fd(BPF_PROG_LOAD, &mut attr)?;
+    // SAFETY: as in `open_pin`.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let end = log.iter().position(|&byte| byte == 0);
+    log.truncate(end.unwrap_or(log.len()));
+    Ok((fd, String::from_utf8_lossy(&log).into_owned()))
+}
+
 /// Maps of any kind, for tests.
 #[cfg(test)]
 pub(super) mod testing {
     use super::*;
 
     const BPF_MAP_CREATE: u32 = 0;
-    const BPF_BTF_LOAD: u32 = 18;
 
     /// `union bpf_attr` for making a map.
     #[repr(C)]
@@ -402,18 +520,6 @@ pub(super) mod testing {
         pub(crate) btf_value_type: u32,
     }
 
-    /// `union bpf_attr` for handing in BTF.
-    #[repr(C)]
-    #[derive(Default)]
-    struct BtfAttr {
-        data: u64,
-        log: u64,
-        len: u32,
-        log_len: u32,
-        log_level: u32,
-        pad: u32,
-    }
-
     fn owned(fd: libc::c_long) -> OwnedFd {
         // SAFETY: as in `open_pin`.
         unsafe { OwnedFd::from_raw_fd(fd as i32) }
@@ -421,15 +527,6 @@ pub(super) mod testing {
 
     pub(crate) fn create_map(mut attr: CreateAttr) -> OwnedFd {
         owned(bpf_fd(BPF_MAP_CREATE, &mut attr).expect("a map"))
-    }
-
-    pub(crate) fn load_btf(data: &[u8]) -> OwnedFd {
-        let mut attr = BtfAttr {
-            data: data.as_ptr() as u64,
-            len: data.len() as u32,
-            ..BtfAttr::default()
-        };
-        owned(bpf_fd(BPF_BTF_LOAD, &mut attr).expect("types that the kernel takes"))
     }
 
     pub(crate) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {

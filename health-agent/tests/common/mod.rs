@@ -195,7 +195,7 @@ impl Source for Fixture {
                 forward_ns: -7,
                 back_ns: 16_307,
             };
-            assert!(row.record_reply(rtt::bucket(reply.rtt_ns), &reply, 1, 1));
+            assert!(row.record_reply(rtt::bucket(reply.rtt_ns), &reply, 1, 1, rtt::SOURCE_KERNEL));
             row.record(100_000_000_000, 2, 2, rtt::SOURCE_SOCKET);
         }
         each(&key("172.30.0.1", RttPath::Host, rtt::PROTOCOL_ICMP), &row)?;

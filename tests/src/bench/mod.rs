@@ -15,6 +15,7 @@ mod responder;
 mod rtt;
 mod tap;
 mod usage;
+mod verifier;
 
 pub use report::{Figure, Machine, Report, Target};
 
@@ -77,5 +78,10 @@ pub const ALL: &[Benchmark] = &[
         name: "rtt",
         about: "Round trips stamped in the kernel: how right, how complete, at what cost",
         run: rtt::run,
+    },
+    Benchmark {
+        name: "verifier",
+        about: "What this kernel's verifier has to do for each program, against its limits",
+        run: |_| verifier::run(),
     },
 ];

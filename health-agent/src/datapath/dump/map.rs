@@ -339,7 +339,10 @@ mod tests {
     use super::*;
     use crate::datapath::btf::tests::Writer;
     use crate::datapath::dump::raw;
-    use crate::datapath::sys::testing::{CreateAttr, create_map, insert, load_btf};
+    use crate::datapath::sys::{
+        load_btf,
+        testing::{CreateAttr, create_map, insert},
+    };
 
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;
@@ -446,7 +449,7 @@ mod tests {
         let mut types = Writer::default();
         let number = types.int("unsigned int", 4, 0);
         let key = types.structure("key", 8, &[("node", number, 0), ("path", number, 32)]);
-        let btf = load_btf(&types.bytes());
+        let btf = load_btf(&types.bytes()).expect("types that the kernel takes");
         let attr = CreateAttr {
             kind: HASH,
             key_size: 8,

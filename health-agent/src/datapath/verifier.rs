@@ -1,0 +1,252 @@
+//! What the kernel's verifier has to do for each program of an object, by its own account.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::time::Duration;
+
+use aya::maps::{MapData, MapError};
+use aya::programs::loaded_programs;
+use aya::{Btf, BtfError};
+use aya_obj::generated::bpf_insn;
+use aya_obj::relocation::EbpfRelocationError;
+use aya_obj::{EbpfSectionKind, Function, Map, Object, ParseError};
+
+use super::sys;
+
+/// A program as the verifier saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Its name.
+    pub name: String,
+    /// Instructions that it is made of, functions included.
+    pub instructions: usize,
+    /// Instructions that the verifier looked at, each as often as it did.
+    pub processed: u64,
+    /// How many it may look at.
+    pub limit: u64,
+    /// States that it kept to compare others with.
+    pub states: u64,
+    /// How long it took.
+    pub time: Duration,
+    /// The deepest frame of a function, bytes; those of functions that call each other add up to 512 at most.
+    pub deepest_frame: u32,
+    /// Length of the machine code, bytes; 0 without a JIT compiler.
+    pub jited: u32,
+}
+
+/// Why an object could not be put before the verifier.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifierError {
+    /// No object of programs.
+    #[error("cannot read the object")]
+    Parse(#[from] ParseError),
+    /// The types of the object or of the kernel.
+    #[error("cannot use the types of the object")]
+    Btf(#[from] BtfError),
+    /// They do not fit those of the kernel.
+    #[error("cannot fit the object to the kernel's types")]
+    BtfRelocation(#[from] aya_obj::btf::BtfRelocationError),
+    /// Its references.
+    #[error("cannot link the object")]
+    Relocation(#[from] EbpfRelocationError),
+    /// A map that was refused.
+    #[error("cannot make map {name}")]
+    Map {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: MapError,
+    },
+    /// A system call that failed.
+    #[error("cannot {what}")]
+    Kernel {
+        /// What was attempted.
+        what: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A log in no known form.
+    #[error("the verifier says nothing of what it did for {name}: {log:?}")]
+    Log {
+        /// Of which program.
+        name: String,
+        /// What it said.
+        log: String,
+    },
+}
+
+/// Has the kernel verify each program of an object, with maps of their own that go with this call. Nothing is
+/// attached or pinned.
+pub fn verify(object: &[u8]) -> Result<Vec<Verified>, VerifierError> {
+    let mut object = Object::parse(object)?;
+    let features = aya::features();
+    let kernel = |what: String| move |source| VerifierError::Kernel { what, source };
+    let types = match features.btf() {
+        Some(btf) => object.fixup_and_sanitize_btf(btf)?,
+        None => None,
+    };
+    let types: Option<OwnedFd> = types
+        .map(|types| sys::load_btf(&types.to_bytes()))
+        .transpose()
+        .map_err(kernel("load the object's types".to_owned()))?;
+    if object.has_btf_relocations() {
+        object.relocate_btf(&Btf::from_sys_fs()?)?;
+    }
+    let maps = make_maps(&mut object, types.as_ref())?;
+    let text = object.functions.keys().map(|(section, _)| *section);
+    let text = text.collect();
+    let references = maps
+        .iter()
+        .map(|(name, (definition, map))| (name.as_str(), map.fd().as_fd().as_raw_fd(), definition));
+    object.relocate_maps(references, &text)?;
+    object.relocate_calls(&text)?;
+    object.sanitize_functions(features);
+
+    let mut verified = Vec::new();
+    for (name, program) in &object.programs {
+        let Some(function) = object.functions.get(&program.function_key()) else {
+            continue;
+        };
+        let func_info = function.func_info.func_info_bytes();
+        let line_info = function.line_info.line_info_bytes();
+        let (loaded, log) = sys::verify_classifier(&sys::Classifier {
+            instructions: instruction_bytes(function),
+            license: &program.license,
+            types: types.as_ref().map(|types| types.as_fd()),
+            func_info: (&func_info, function.func_info_rec_size),
+            line_info: (&line_info, function.line_info_rec_size),
+        })
+        .map_err(kernel(format!("have {name} verified")))?;
+        let log = read_log(&log).ok_or_else(|| VerifierError::Log {
+            name: name.clone(),
+            log: log.clone(),
+        })?;
+        verified.push(Verified {
+            name: name.clone(),
+            instructions: function.instructions.len(),
+            jited: jited(&loaded).map_err(kernel(format!("ask about {name}")))?,
+            ..log
+        });
+    }
+    verified.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(verified)
+}
+
+/// Entries of tables, which the verifier takes no interest in.
+const TABLE_ENTRIES: u32 = 1024;
+
+fn make_maps(
+    object: &mut Object,
+    types: Option<&OwnedFd>,
+) -> Result<HashMap<String, (Map, MapData)>, VerifierError> {
+    let mut maps = HashMap::new();
+    for (name, mut definition) in object.maps.drain() {
+        if matches!(definition.map_type(), HASH | LRU_HASH | LPM_TRIE) {
+            definition.set_max_entries(TABLE_ENTRIES);
+        }
+        let types = types.map(|types| types.as_fd());
+        let map = match MapData::create(definition.clone(), &name, types) {
+            Ok(map) => map,
+            Err(source) => return Err(VerifierError::Map { name, source }),
+        };
+        if definition.section_kind() == EbpfSectionKind::Rodata {
+            // The verifier knows the values of what nobody can change.
+            sys::fill_and_freeze(map.fd().as_fd(), definition.data()).map_err(|source| {
+                VerifierError::Kernel {
+                    what: format!("fill map {name}"),
+                    source,
+                }
+            })?;
+        }
+        maps.insert(name, (definition, map));
+    }
+    Ok(maps)
+}
+
+/// `enum bpf_map_type`.
+const HASH: u32 = 1;
+const LRU_HASH: u32 = 9;
+const LPM_TRIE: u32 = 11;
+
+/// `struct bpf_insn`, as it lies in memory.
+fn instruction_bytes(function: &Function) -> Vec<u8> {
+    let bytes = |instruction: &bpf_insn| {
+        let registers = instruction.dst_reg() | instruction.src_reg() << 4;
+        let mut bytes = [0; 8];
+        bytes[0] = instruction.code;
+        bytes[1] = registers;
+        bytes[2..4].copy_from_slice(&instruction.off.to_ne_bytes());
+        bytes[4..].copy_from_slice(&instruction.imm.to_ne_bytes());
+        bytes
+    };
+    function.instructions.iter().flat_map(bytes).collect()
+}
+
+/// What `BPF_LOG_STATS` says (kernel/bpf/verifier.c, `print_verification_stats`).
+fn read_log(log: &str) -> Option<Verified> {
+    let after = |what: &str| {
+        let rest = &log[log.find(what)? + what.len()..];
+        let end = rest.find(|c: char| !c.is_ascii_digit())?;
+        rest[..end].parse::<u64>().ok()
+    };
+    let line = |what: &str| log.lines().find_map(|line| line.strip_prefix(what));
+    let frames = line("stack depth ")?
+        .split('+')
+        .map(|depth| depth.parse().ok());
+    Some(Verified {
+        name: String::new(),
+        instructions: 0,
+        processed: after("processed ")?,
+        limit: after("(limit ")?,
+        states: after("total_states ")?,
+        time: Duration::from_micros(after("verification time ")?),
+        deepest_frame: frames.collect::<Option<Vec<u32>>>()?.into_iter().max()?,
+        jited: 0,
+    })
+}
+
+/// Length of a program's machine code.
+fn jited(program: &OwnedFd) -> io::Result<u32> {
+    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
+    let id = about
+        .lines()
+        .find_map(|line| line.strip_prefix("prog_id:")?.trim().parse::<u32>().ok());
+    for loaded in loaded_programs() {
+        let loaded = loaded.map_err(io::Error::other)?;
+        if Some(loaded.id()) == id {
+            return Ok(loaded.size_jitted());
+        }
+    }
+    Err(io::ErrorKind::NotFound.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verifiers_account_is_read() {
+        let log = "verification time 81234 usec\nstack depth 432+0+88\nprocessed 77780 insns (limit 1000000) \
+                   max_states_per_insn 21 total_states 3271 peak_states 1200 mark_read 90\n";
+        let expected = Verified {
+            name: String::new(),
+            instructions: 0,
+            processed: 77_780,
+            limit: 1_000_000,
+            states: 3_271,
+            time: Duration::from_micros(81_234),
+            deepest_frame: 432,
+            jited: 0,
+        };
+        assert_eq!(read_log(log), Some(expected));
+        for cut in [
+            "",
+            "processed",
+            "processed 7",
+            "stack depth x\nprocessed 7 insns",
+        ] {
+            assert_eq!(read_log(cut), None, "{cut}");
+        }
+    }
+}

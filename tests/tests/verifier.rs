@@ -1,0 +1,86 @@
+//! The programs stay within a part of what the kernel's verifier may look at, and do not grow unnoticed:
+//! docs/verifier.md has what it looked at when last somebody decided that this is well.
+
+use anyhow::{Context as _, ensure};
+use health_agent::datapath::PROGRAMS;
+use health_agent::datapath::verifier::{Verified, verify};
+use nix::sys::utsname::uname;
+
+const DOCS: &str = include_str!("../../docs/verifier.md");
+/// Part of the kernel's limit that a program may take.
+const BUDGET: u64 = 4;
+/// By how much one may grow without the table being changed, percent.
+const GROWTH: u64 = 10;
+
+/// Major and minor number of the kernel.
+fn kernel() -> anyhow::Result<String> {
+    let release = uname()?.release().to_string_lossy().into_owned();
+    let mut numbers = release.split('.');
+    let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+        anyhow::bail!("a kernel that calls itself {release}");
+    };
+    Ok(format!("{major}.{minor}"))
+}
+
+/// A program's row of the table.
+fn row(kernel: &str, program: &Verified) -> String {
+    format!(
+        "| {kernel} | `{}` | {} | {} | {} | {:.0} ms | {} | {} |",
+        program.name,
+        program.instructions,
+        program.processed,
+        program.states,
+        program.time.as_secs_f64() * 1e3,
+        program.jited,
+        program.deepest_frame,
+    )
+}
+
+/// How many instructions the table says that a kernel's verifier looks at in a program.
+fn told(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
+    let start = format!("| {kernel} | `{name}` |");
+    let Some(row) = DOCS.lines().find(|line| line.starts_with(&start)) else {
+        return Ok(None);
+    };
+    let looked_at = row.split('|').nth(4).context("a row without columns")?;
+    Ok(Some(looked_at.trim().parse()?))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
+    let kernel = kernel()?;
+    let programs = verify(PROGRAMS)?;
+    let table: Vec<String> = programs
+        .iter()
+        .map(|program| row(&kernel, program))
+        .collect();
+    let table = table.join("\n");
+    println!("{table}");
+    let is_listed = DOCS.contains(&format!("| {kernel} |"));
+    for program in &programs {
+        let Verified {
+            name,
+            processed,
+            limit,
+            ..
+        } = program;
+        ensure!(
+            *processed <= limit / BUDGET,
+            "{name}: the verifier looks at {processed} instructions; it may at {limit}, and no more than 1/{BUDGET} \
+             of that is left to a program"
+        );
+        // Of other kernels than those that the table has, the budget is all that holds.
+        if is_listed {
+            let told = told(&kernel, name)?.with_context(|| {
+                format!("docs/verifier.md does not have {name}; the table would be:\n{table}")
+            })?;
+            ensure!(
+                processed * 100 <= told * (100 + GROWTH),
+                "{name}: the verifier looks at {processed} instructions, and docs/verifier.md says {told}; if that is \
+                 well, the table is:\n{table}"
+            );
+        }
+    }
+    Ok(())
+}
