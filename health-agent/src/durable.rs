@@ -10,15 +10,25 @@ pub(crate) const UNFINISHED: &str = "new";
 
 /// Puts `contents` in the place of what the file held, on the disk when this returns. Makes its folder.
 pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    put(path, contents, File::sync_all)
+}
+
+/// As [`write`], for what is of no use once the machine has stopped: whenever the agent is killed, the file is as it
+/// was or as it shall be, but nobody waits for the disk.
+pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    put(path, contents, |_| Ok(()))
+}
+
+fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
     let temporary = temporary(path);
     let written = || {
         let mut file = File::create(&temporary)?;
         file.write_all(contents)?;
-        file.sync_all()?;
+        sync(&file)?;
         fs::rename(&temporary, path)?;
-        File::open(folder)?.sync_all()
+        sync(&File::open(folder)?)
     };
     written().inspect_err(|_| {
         // Whether it was made at all does not matter: the failure to report is the first one.
@@ -52,8 +62,8 @@ mod tests {
     fn a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("made/on/demand.json");
-        for contents in ["first", "2"] {
-            write(&path, contents.as_bytes()).unwrap();
+        for (put, contents) in [(write as fn(&Path, &[u8]) -> _, "first"), (replace, "2")] {
+            put(&path, contents.as_bytes()).unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), contents);
         }
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);

@@ -65,6 +65,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("tcpdump", "tcpdump"),
     tool("bpftool", "bpftool"),
     tool("conntrack", "conntrack"),
+    tool("../lib/cni/ptp", "containernetworking-plugins"),
     tool(
         "prometheus-blackbox-exporter",
         "prometheus-blackbox-exporter",

@@ -40,6 +40,8 @@ impl Workload {
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     known: BTreeMap<u16, Workload>,
+    /// Devices that have the programs ahead of their endpoints, by the ids that those will have.
+    prepared: BTreeMap<u16, String>,
     next: u16,
 }
 
@@ -49,7 +51,10 @@ impl Workloads {
     }
 
     pub(super) fn hooks(&self) -> impl Iterator<Item = Hook> {
-        self.known.values().flat_map(Workload::hooks)
+        let known = self.known.values().map(|workload| &workload.device);
+        known
+            .chain(self.prepared.values())
+            .flat_map(|device| Hook::endpoint(device))
     }
 
     /// Up to `count` of them, going round.
@@ -91,14 +96,16 @@ impl Datapath {
     pub fn set_workload(&mut self, workload: Workload) -> Result<(), DatapathError> {
         let id = workload.info.id;
         let hooks = workload.hooks();
-        let fresh: Vec<_> = hooks
-            .iter()
-            .filter(|hook| !self.is_attached(hook))
-            .collect();
+        let is_known = self.workloads.known.contains_key(&id);
         self.make_folders()?;
         let mut done = Ok(());
-        for hook in &fresh {
-            done = done.and_then(|()| self.attach_to_own(hook));
+        for hook in &hooks {
+            done = done.and_then(|()| match self.is_attached(hook) {
+                false => self.attach_to_own(hook),
+                true if is_known => Ok(()),
+                // Nobody has looked after it since it was prepared.
+                true => self.look_after(hook),
+            });
         }
         let former = self.workloads.known.get(&id).cloned();
         let written = done.and_then(|()| {
@@ -123,8 +130,23 @@ impl Datapath {
                 self.remove_endpoint(address)?;
             }
         }
+        self.workloads.prepared.remove(&id);
         self.workloads.known.insert(id, workload);
         Ok(())
+    }
+
+    /// Puts the programs on the device of an endpoint to come, which then is [set](Self::set_workload) without
+    /// waiting for the kernel to attach them, or [removed](Self::remove_workload). They know no address of it yet.
+    pub fn prepare_workload(&mut self, id: u16, device: &str) -> Result<(), DatapathError> {
+        self.make_folders()?;
+        self.workloads.prepared.insert(id, device.to_owned());
+        let mut hooks = Hook::endpoint(device).into_iter();
+        let attached = hooks.try_for_each(|hook| self.attach_to_own(&hook));
+        if attached.is_err() {
+            self.workloads.prepared.remove(&id);
+            self.detach(device)?;
+        }
+        attached
     }
 
     /// The policy table that each endpoint names.
@@ -135,8 +157,11 @@ impl Datapath {
             .collect()
     }
 
-    /// Takes an endpoint away. Returns whether it was there.
+    /// Takes an endpoint away, or what was prepared for one. Returns whether it was there.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
+        if let Some(device) = self.workloads.prepared.remove(&id) {
+            self.detach(&device)?;
+        }
         let Some(workload) = self.workloads.known.get(&id).cloned() else {
             return Ok(false);
         };
@@ -169,6 +194,14 @@ impl Datapath {
         }
     }
 
+    fn look_after(&mut self, hook: &Hook) -> Result<(), DatapathError> {
+        match self.hook_fault(hook) {
+            None => Ok(()),
+            Some(HookFault::Detached(_)) => self.attach_to_own(hook),
+            Some(fault) => self.repair_hook(&fault),
+        }
+    }
+
     fn is_attached(&self, hook: &Hook) -> bool {
         self.links.contains_key(hook)
     }
@@ -177,7 +210,11 @@ impl Datapath {
         for (address, _) in workload.entries() {
             self.remove_endpoint(address)?;
         }
-        for hook in workload.hooks() {
+        self.detach(&workload.device)
+    }
+
+    fn detach(&mut self, device: &str) -> Result<(), DatapathError> {
+        for hook in Hook::endpoint(device) {
             self.links.remove(&hook);
             let pin = self.link_pin(&hook);
             match fs::remove_file(&pin) {

@@ -20,6 +20,9 @@ use crate::nodes::NodeSet;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// For how long endpoints that are built or removed are gathered: what they need at once was done with them, and
+/// the rest is looked through as a whole.
+const GATHER: Duration = Duration::from_millis(50);
 /// How soon a change that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -60,7 +63,7 @@ impl Enforcer {
                 Ok(()) = addresses.changed() => {}
                 Ok(()) = around.nodes.changed() => {}
                 Ok(()) = around.health.changed() => {}
-                () = self.0.built.notified() => {}
+                () = self.0.built.notified() => tokio::time::sleep(GATHER).await,
                 () = again => {}
                 else => return,
             }

@@ -41,6 +41,16 @@ struct InForce {
     /// By what it was compiled last.
     generation: Generation,
     realized: Realized,
+    /// What it is by a later generation, until an endpoint is built by that.
+    next: Option<(Generation, CompiledPolicy)>,
+}
+
+impl InForce {
+    /// What is known already of the policy of these labels by a generation.
+    fn take_next(&mut self, labels: &LabelSet, generation: &Generation) -> Option<CompiledPolicy> {
+        let (of, policy) = self.next.take()?;
+        (self.labels == *labels && of.is_same(generation)).then_some(policy)
+    }
 }
 
 /// What an endpoint names.
@@ -91,13 +101,18 @@ impl Subjects {
         labels: &LabelSet,
         generation: &Generation,
     ) -> Result<Realized, PolicyError> {
-        let known = self.in_force.get(&identity);
+        let known = self.in_force.get_mut(&identity);
         let is_current = known
+            .as_ref()
             .is_some_and(|known| known.labels == *labels && known.generation.is_same(generation));
         if !is_current {
-            let policy = generation.compile(labels);
-            let realized = match known {
-                Some(known) if known.policy == policy => known.realized,
+            let (prepared, former) = match known {
+                Some(known) => (known.take_next(labels, generation), Some(&*known)),
+                None => (None, None),
+            };
+            let policy = prepared.unwrap_or_else(|| generation.compile(labels));
+            let realized = match former {
+                Some(former) if former.policy == policy => former.realized,
                 _ => self.install(identity, &policy)?,
             };
             let in_force = InForce {
@@ -105,6 +120,7 @@ impl Subjects {
                 policy,
                 generation: generation.clone(),
                 realized,
+                next: None,
             };
             self.in_force.insert(identity, in_force);
         }
@@ -193,10 +209,12 @@ impl Subjects {
             if known.generation.is_same(generation) {
                 continue;
             }
-            if generation.compile(&known.labels) == known.policy {
-                known.generation = generation.clone();
+            let policy = generation.compile(&known.labels);
+            if policy == known.policy {
+                (known.generation, known.next) = (generation.clone(), None);
                 continue;
             }
+            known.next = Some((generation.clone(), policy));
             let of_identity = |named: &Named| named.identity == Some(*identity);
             let ids = self.named.iter().filter(|(_, named)| of_identity(named));
             touched.extend(ids.map(|(id, _)| *id));

@@ -135,6 +135,11 @@ impl Wants {
         self.forgets_earlier
     }
 
+    /// Whether somebody waits for an answer.
+    pub(super) fn has_waiters(&self) -> bool {
+        self.sets.values().any(|want| !want.waiters.is_empty())
+    }
+
     /// The label sets that are wanted.
     pub(super) fn sets(&self) -> impl Iterator<Item = Wanted> {
         self.sets.iter().map(|(labels, want)| Wanted {

@@ -1,7 +1,7 @@
 //! Health-endpoint addresses that peers told of themselves, kept over restarts.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::durable;
 use crate::nodes::Node;
 
 /// Name of the file in the state folder.
@@ -136,15 +137,9 @@ fn read(path: &Path) -> io::Result<Addresses> {
 
 /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
 fn write(path: &Path, addresses: &Addresses) -> io::Result<()> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    let fresh = path.with_extension("json.new");
-    let mut file = std::fs::File::create(&fresh)?;
-    serde_json::to_writer(&mut file, addresses)?;
-    file.write_all(b"\n")?;
-    file.sync_all()?;
-    std::fs::rename(&fresh, path)
+    let mut text = serde_json::to_vec(addresses)?;
+    text.push(b'\n');
+    durable::write(path, &text)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! begins with it.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Node;
 use super::record::NodeRecord;
 use super::validate::Claims;
+use crate::durable;
 
 /// Name of the file in the state folder.
 pub const FILE: &str = "nodes.json";
@@ -105,15 +106,9 @@ pub(super) struct Save {
 impl Save {
     /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
     pub(super) fn write(&self) -> io::Result<()> {
-        if let Some(dir) = self.path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        let fresh = self.path.with_extension("json.new");
-        let mut file = io::BufWriter::new(std::fs::File::create(&fresh)?);
-        serde_json::to_writer(&mut file, &self.clusters)?;
-        file.write_all(b"\n")?;
-        file.into_inner()?.sync_all()?;
-        std::fs::rename(&fresh, &self.path)
+        let mut text = serde_json::to_vec(&self.clusters)?;
+        text.push(b'\n');
+        durable::write(&self.path, &text)
     }
 
     /// Where it goes.

@@ -6,6 +6,7 @@ mod ct;
 mod detection;
 mod echo;
 mod endpoint;
+mod endpoints;
 mod mesh;
 mod parts;
 mod program_cost;
@@ -68,6 +69,11 @@ pub const ALL: &[Benchmark] = &[
         name: "echo",
         about: "An echo answered in eBPF against one by the stack, and the cost of the program alone",
         run: |_| echo::run(),
+    },
+    Benchmark {
+        name: "endpoints",
+        about: "Endpoints made and deleted, beside Debian's CNI plugins, and a node with 1000 of them",
+        run: endpoints::run,
     },
     Benchmark {
         name: "mesh",

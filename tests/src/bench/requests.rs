@@ -15,22 +15,31 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The body of `GET path`, over a connection of its own.
 pub(super) fn get(socket: &Path, path: &str) -> anyhow::Result<String> {
+    send(socket, "GET", path, "")
+}
+
+/// What a request with this body is answered by, over a connection of its own.
+pub(super) fn send(socket: &Path, method: &str, path: &str, body: &str) -> anyhow::Result<String> {
     let fetch = || {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         // In HTTP/1.0 a body ends with the connection, and no lengths stand in it.
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: agent\r\n\r\n")?;
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.0\r\nHost: agent\r\nContent-Length: {length}\r\n\r\n{body}"
+        )?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
         anyhow::Ok(response)
     };
-    let mut response = fetch().with_context(|| format!("GET {path} at {}", socket.display()))?;
+    let mut response =
+        fetch().with_context(|| format!("{method} {path} at {}", socket.display()))?;
     let head = response.find("\r\n\r\n");
-    let head = head.with_context(|| format!("GET {path} was answered by half a response"))?;
+    let head = head.with_context(|| format!("{method} {path} was answered by half a response"))?;
     ensure!(
         response.starts_with("HTTP/1.0 200 "),
-        "GET {path} was answered by: {}",
-        &response[..head]
+        "{method} {path} was answered by: {response}",
     );
     response.drain(..head + "\r\n\r\n".len());
     Ok(response)

@@ -7,14 +7,15 @@ use std::time::Instant;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
-use super::table::Entry;
+use super::spares::Spare;
+use super::table::{Entry, Table};
 use super::{Manager, NewEndpoint};
 use crate::api::types::Endpoint;
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::lifecycle::{Lifecycle, Side, State};
 use crate::endpoint::regenerate::NotRegenerated;
 use crate::endpoint::workload::{
-    Blueprint, DEFAULT_IFNAME, Saved, Stack, WorkloadError, device_name,
+    Blueprint, DEFAULT_IFNAME, Pair, Saved, Stack, WorkloadError, device_name,
 };
 use crate::identity::Identity;
 use crate::ipam::{Family, IpamError, Owner};
@@ -62,7 +63,12 @@ impl Manager {
                 });
             }
         }
-        let id = table.free_id(&mut rng)?;
+        let spare = table.spares.take();
+        let (pair, ifindex) = match spare {
+            Some(Spare { pair, ifindex }) => (pair, Some(ifindex)),
+            None => (self.new_pair(&table, &mut rng)?, None),
+        };
+        let id = pair.id;
         let saved = Saved {
             id,
             name: new.name,
@@ -72,20 +78,36 @@ impl Manager {
             identity: Identity::INIT,
             ipv4: None,
             ipv6: None,
-            mac: MacAddr::random(&mut rng),
-            host_mac: MacAddr::random(&mut rng),
-            mtu: self.0.mtu,
+            mac: pair.mac,
+            host_mac: pair.host_mac,
+            mtu: pair.mtu,
             netns: new.netns,
             netns_id,
             ifname,
-            device: device_name(id),
-            ifindex: None,
+            device: pair.device,
+            ifindex,
             created: now,
         };
         let lifecycle = Lifecycle::created(now, "created");
         let entry = Entry::new(saved, lifecycle, &table.ipam);
         table.entries.insert(id, entry);
         Ok(id)
+    }
+
+    /// A pair under an id that nobody has.
+    pub(super) fn new_pair(
+        &self,
+        table: &Table,
+        rng: &mut impl rand::Rng,
+    ) -> Result<Pair, EndpointError> {
+        let id = table.free_id(rng)?;
+        Ok(Pair {
+            id,
+            device: device_name(id),
+            mac: MacAddr::random(rng),
+            host_mac: MacAddr::random(rng),
+            mtu: self.0.mtu,
+        })
     }
 
     async fn make_reserved(
@@ -96,8 +118,11 @@ impl Manager {
         self.take_addresses(id, asked).await?;
         // The intent, so that whatever follows can be undone by the next agent too.
         self.save(id).await?;
-        self.first_identity(id).await?;
         let blueprint = self.blueprint(id)?;
+        if blueprint.spare.is_some() {
+            self.0.states.forget_spare(id)?;
+        }
+        self.first_identity(id).await?;
         let ifindex = self.0.devices.create(&blueprint).await?;
         self.with(id, |entry, now| {
             entry.saved.ifindex = Some(ifindex);
@@ -200,13 +225,16 @@ impl Manager {
         });
         let stacks = stacks.collect();
         Ok(Blueprint {
-            id,
-            device: saved.device,
+            pair: Pair {
+                id,
+                device: saved.device,
+                mac: saved.mac,
+                host_mac: saved.host_mac,
+                mtu: saved.mtu,
+            },
+            spare: saved.ifindex,
             ifname: saved.ifname,
             netns: saved.netns,
-            mac: saved.mac,
-            host_mac: saved.host_mac,
-            mtu: saved.mtu,
             stacks,
         })
     }

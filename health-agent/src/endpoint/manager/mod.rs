@@ -6,6 +6,7 @@ mod create;
 mod delete;
 mod identity;
 mod restore;
+mod spares;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -96,6 +97,8 @@ pub struct ManagerOptions {
     pub mtu: u32,
     /// Most regenerations at a time.
     pub parallel: usize,
+    /// Pairs that are kept ready for endpoints to come.
+    pub spares: usize,
 }
 
 /// Manages the workload endpoints of a node. Clones share them.
@@ -128,8 +131,9 @@ impl Manager {
             health,
             mtu,
             parallel,
+            spares,
         } = options;
-        let table = Table::new(ipam, health, parallel);
+        let table = Table::new(ipam, health, parallel, spares);
         let manager = Self(Arc::new(Shared {
             devices: parts.devices,
             identities: parts.identities,
@@ -145,6 +149,7 @@ impl Manager {
         manager.take_over(survey);
         tokio::spawn(manager.clone().build_forever());
         tokio::spawn(manager.clone().look_forever());
+        tokio::spawn(manager.clone().prepare_forever());
         manager
     }
 

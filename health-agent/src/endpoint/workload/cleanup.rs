@@ -3,22 +3,25 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Devices as _, HostDevices, StateDir};
+use super::{Devices as _, HostDevices, StateDir, WorkloadError, device_name};
 use crate::net::netlink;
 
 /// Removes the devices of an instance's workloads, and what is kept of them. Returns what was removed, and
 /// what could not be.
 pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<String>) {
     let (mut removed, mut failed) = (Vec::new(), Vec::new());
+    let states = StateDir::of(state_dir);
     match netlink::open() {
         Ok(host) => {
-            remove_devices(&HostDevices::new(host, instance), &mut removed, &mut failed).await
+            let devices = HostDevices::new(host, instance);
+            remove_devices(&devices, &mut removed, &mut failed).await;
+            remove_unmarked(&states, &devices, &mut removed, &mut failed).await;
         }
         Err(error) => failed.push(format!("cannot open a netlink socket: {error}")),
     }
-    let folder = StateDir::of(state_dir).path().to_owned();
+    let folder = states.path();
     if folder.exists() {
-        match fs::remove_dir_all(&folder) {
+        match fs::remove_dir_all(folder) {
             Ok(()) => removed.push(format!("folder {}", folder.display())),
             Err(error) => failed.push(format!("cannot remove {}: {error}", folder.display())),
         }
@@ -42,6 +45,27 @@ async fn remove_devices(
                 one.device, one.endpoint
             )),
             Ok(false) => {}
+            Err(error) => failed.push(error.to_string()),
+        }
+    }
+}
+
+/// Those that a killed agent was making, which files alone tell of.
+async fn remove_unmarked(
+    states: &StateDir,
+    devices: &HostDevices,
+    removed: &mut Vec<String>,
+    failed: &mut Vec<String>,
+) {
+    let noted = match (states.load(), states.spares()) {
+        (Ok((saved, _)), Ok(spares)) => saved.into_iter().map(|one| one.id).chain(spares),
+        (Err(error), _) | (_, Err(error)) => return failed.push(error.to_string()),
+    };
+    for id in noted {
+        let device = device_name(id);
+        match devices.remove(&device).await {
+            Ok(true) => removed.push(format!("device {device} of endpoint {id}")),
+            Ok(false) | Err(WorkloadError::ForeignDevice { .. }) => {}
             Err(error) => failed.push(error.to_string()),
         }
     }

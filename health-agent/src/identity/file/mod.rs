@@ -5,7 +5,7 @@ mod document;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use self::document::{Document, Wish, Writer};
 use super::allocator::{Shared, Timing};
 use super::view::View;
 use super::{Announced, Identity};
+use crate::durable;
 
 /// What the name of the file that is locked has behind that of the identity file.
 pub const LOCK_SUFFIX: &str = ".lock";
@@ -66,12 +67,21 @@ pub(super) fn run(
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut keep_at = Instant::now();
+        let mut is_behind = false;
         loop {
-            let is_wanted = tokio::select! {
-                _ = ticks.tick() => false,
-                () = follower.shared.wake.notified() => true,
+            // Who waits is answered at once. All else is gathered, as the whole file is read and written for it.
+            let is_time = tokio::select! {
+                _ = ticks.tick() => true,
+                () = follower.shared.wake.notified() => {
+                    is_behind = true;
+                    follower.shared.wants().has_waiters()
+                }
             };
-            if is_wanted || Instant::now() >= keep_at || follower.has_changed() {
+            if !is_time {
+                continue;
+            }
+            if is_behind || Instant::now() >= keep_at || follower.has_changed() {
+                is_behind = false;
                 keep_at = Instant::now() + timing.look_period.min(timing.lease / 6);
                 follower.keep().await;
             }
@@ -265,13 +275,10 @@ impl IdentityFile {
 
     /// Replaces the file at once: whoever reads it finds the old or the new one, whole.
     fn write(&self, document: &Document) -> Result<(), FileError> {
-        let fresh = beside(&self.path, ".new");
         let write = || -> io::Result<()> {
-            let mut file = io::BufWriter::new(File::create(&fresh)?);
-            serde_json::to_writer_pretty(&mut file, document)?;
-            file.write_all(b"\n")?;
-            file.into_inner()?.sync_all()?;
-            fs::rename(&fresh, &self.path)
+            let mut text = serde_json::to_vec_pretty(document)?;
+            text.push(b'\n');
+            durable::write(&self.path, &text)
         };
         write().map_err(|source| FileError::Io {
             attempt: "write",

@@ -1,0 +1,200 @@
+//! A node with a thousand endpoints: what one more takes, what listing them takes, and how soon changes of
+//! policy and of identities are in force.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use serde_json::{Value, json};
+
+use super::add::ADD_LIMIT;
+use super::stand::{Namespaces, Stand, Times};
+use crate::bench::{Figure, Target};
+use crate::plugin::Plugin;
+use crate::{PATIENCE, wait_for};
+
+const ENDPOINTS: u32 = 1_000;
+/// Endpoints of each of the labels that policies select by.
+const OF_A_KIND: u32 = 100;
+/// Where agents serve their metrics.
+const METRICS: &str = "127.0.0.1:9962";
+const SAMPLES: usize = 100;
+const LISTINGS: usize = 21;
+const LISTING_LIMIT: Target = Target::AtMost(50.0);
+const POLICY_CHANGES: u16 = 21;
+const POLICY_LIMIT: Target = Target::AtMost(1_000.0);
+/// One more endpoint shall not take longer for those that there are.
+const GROWTH_LIMIT: Target = Target::RatioAtMost(1.5);
+
+pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
+    let folder = tempfile::tempdir()?;
+    let stand = Stand::new()?;
+    let many = Namespaces::new("bench-many", 1)?;
+    let many = many.paths().next().context("there is a namespace")?;
+    let mut first = Times::default();
+    for n in 0..SAMPLES {
+        first.take_after_a_pause(|| create(&stand, many, u32::try_from(n)?))?;
+    }
+    for n in u32::try_from(SAMPLES)?..ENDPOINTS {
+        create(&stand, many, n)?;
+    }
+    let mut figures = Vec::new();
+    figures.extend(first.figures("ADD by the API, up to 100 endpoints", None, Some(ADD_LIMIT))?);
+    figures.extend(one_more(&stand, &first, folder.path())?);
+    figures.push(listing(&stand)?);
+    figures.push(policy_changes(&stand)?);
+    figures.extend(identity_change(&stand)?);
+    Ok(figures)
+}
+
+fn create(stand: &Stand, netns: &Path, n: u32) -> anyhow::Result<u64> {
+    let labels = ["app=many".to_owned(), format!("kind=k{}", n / OF_A_KIND)];
+    stand.create(netns, &format!("n{n}"), &labels)
+}
+
+/// One more, and gone again, by the API and by the plugin.
+fn one_more(stand: &Stand, first: &Times, folder: &Path) -> anyhow::Result<Vec<Figure>> {
+    let plugin = Plugin::of(stand.node(), folder)?;
+    let netns = Namespaces::new("bench-one", 1)?;
+    let netns = netns.paths().next().context("there is a namespace")?;
+    let path = netns.display().to_string();
+    let [mut added, mut called, mut deleted] = [(); 3].map(|()| Times::default());
+    for _ in 0..SAMPLES {
+        let id = added.take_after_a_pause(|| create(stand, netns, 0))?;
+        let delete = || stand.send("DELETE", &format!("/v1/endpoints/{id}"), &Value::Null);
+        deleted.take_after_a_pause(delete)?;
+        for command in ["ADD", "DEL"] {
+            let call = || {
+                let answer = plugin.call(command, "bench-one", &path)?;
+                ensure!(answer.is_success, "{command}: {}", answer.json);
+                Ok(())
+            };
+            match command {
+                "ADD" => called.take_after_a_pause(call)?,
+                _ => call()?,
+            }
+        }
+    }
+    let at = |what: &str| format!("{what}, {ENDPOINTS} endpoints");
+    let mut figures = Vec::new();
+    let name = at("ADD by the API (other: up to 100)");
+    figures.extend(added.figures(&name, Some(first), Some(GROWTH_LIMIT))?);
+    figures.extend(called.figures(&at("ADD by CNI"), None, Some(ADD_LIMIT))?);
+    figures.extend(deleted.figures(&at("DEL by the API"), None, None)?);
+    Ok(figures)
+}
+
+/// By the command line, its process included.
+fn listing(stand: &Stand) -> anyhow::Result<Figure> {
+    let mut times = Times::default();
+    for _ in 0..LISTINGS {
+        let listed = times.take(|| stand.node().cli("endpoint list")?.success())?;
+        let count = u32::try_from(listed.matches("ready").count())?;
+        ensure!(count > ENDPOINTS, "{count} endpoints are ready");
+    }
+    Ok(Figure {
+        name: format!("endpoint list, {ENDPOINTS} endpoints, median of {LISTINGS}"),
+        unit: "ms",
+        ours: times.median_ms()?,
+        other: None,
+        target: Some(LISTING_LIMIT),
+    })
+}
+
+/// A rule for all endpoints that changes, until all of them follow it.
+fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
+    let mut times = Times::default();
+    for port in 80..80 + POLICY_CHANGES {
+        times.take(|| set_rule(stand, "app", "many", &json!({"kind": "k1"}), port))?;
+    }
+    stand.send("DELETE", "/v1/policies?all=true", &Value::Null)?;
+    Ok(Figure {
+        name: format!(
+            "a change of policy in force at {ENDPOINTS} endpoints, median of {POLICY_CHANGES}"
+        ),
+        unit: "ms",
+        ours: times.median_ms()?,
+        other: None,
+        target: Some(POLICY_LIMIT),
+    })
+}
+
+/// An endpoint gets labels that a rule of others lets in: their tables change, and its own.
+fn identity_change(stand: &Stand) -> anyhow::Result<[Figure; 2]> {
+    set_rule(stand, "kind", "k2", &json!({"role": "client"}), 80)?;
+    let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
+    let all = listed.as_array().context("the list is no array")?;
+    let is_other = |one: &&Value| one["labels"].to_string().contains("kind=k7");
+    let id = all.iter().find(is_other).and_then(|one| one["id"].as_u64());
+    let id = id.context("no endpoint has the label")?;
+    let touched = u64::from(OF_A_KIND) + 1;
+    let before = regenerations(stand)?;
+    let begun = Instant::now();
+    let body = json!({"add": ["role=client"]});
+    stand.send("PATCH", &format!("/v1/endpoints/{id}/labels"), &body)?;
+    wait_for("all that it touches to be regenerated", PATIENCE, || {
+        Ok((regenerations(stand)? - before >= touched).then_some(()))
+    })?;
+    let took = begun.elapsed();
+    // All that was asked for before this is in force is regenerated by then.
+    set_rule(stand, "kind", "none", &json!({"kind": "none"}), 80)?;
+    let count = (regenerations(stand)? - before) as f64;
+    let figure = |name: &str, unit, ours, other, target| Figure {
+        name: format!(
+            "an identity that {OF_A_KIND} of {ENDPOINTS} endpoints have a rule for: {name}"
+        ),
+        unit,
+        ours,
+        other,
+        target,
+    };
+    Ok([
+        figure(
+            "regenerations (other: they and itself)",
+            "",
+            count,
+            Some(touched as f64),
+            Some(Target::Equal),
+        ),
+        figure(
+            "until they are through",
+            "ms",
+            took.as_secs_f64() * 1e3,
+            None,
+            Some(POLICY_LIMIT),
+        ),
+    ])
+}
+
+/// Endpoints of a label may be reached at a port from those of other labels, and by nobody else. Returns when that
+/// is in force.
+fn set_rule(stand: &Stand, key: &str, value: &str, from: &Value, port: u16) -> anyhow::Result<()> {
+    let rules = json!([{
+        "labels": [format!("bench={value}")],
+        "endpointSelector": {"matchLabels": {key: value}},
+        "ingress": [{
+            "fromEndpoints": [{"matchLabels": from}],
+            "toPorts": [{"ports": [{"port": port.to_string(), "protocol": "TCP"}]}],
+        }],
+    }]);
+    let imported = stand.send("POST", "/v1/policies", &rules)?;
+    ensure!(imported["is-in-force"] == true, "{imported}");
+    Ok(())
+}
+
+/// How often endpoints were regenerated since the agent was started.
+fn regenerations(stand: &Stand) -> anyhow::Result<u64> {
+    const NAME: &str = "endpoint_regenerations_total{outcome=\"success\"} ";
+    let metrics = stand.node().run_in(|| -> anyhow::Result<String> {
+        let mut stream = TcpStream::connect(METRICS)?;
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: agent\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    })??;
+    let count = metrics.lines().find_map(|line| line.split_once(NAME));
+    let (_, count) = count.context("no metric counts regenerations")?;
+    Ok(count.parse()?)
+}

@@ -1,0 +1,169 @@
+//! A node whose agent has addresses for thousands of endpoints, namespaces for them, and times.
+
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use health_agent::config::DEFAULT_SPARE_PAIRS;
+use health_agent::net::netns::{self, NetNs};
+use serde_json::{Value, json};
+
+use crate::bench::requests::{quantile, send};
+use crate::bench::{Figure, Target};
+use crate::{Bed, Node, PATIENCE, wait_for};
+
+/// Between one container and the next, where they do not come at once: runtimes take longer to start one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+pub(super) struct Stand {
+    bed: Bed,
+}
+
+impl Stand {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let bed = Bed::builder()
+            .nodes(1)
+            .ipv6(true)
+            .spare_pairs(DEFAULT_SPARE_PAIRS);
+        let bed = bed.without_agents().start()?;
+        let node = bed.node(1);
+        let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
+        bed.write_nodes_file(&format!(
+            "nodes:\n- name: {}\n  addresses: {addresses:?}\n  \
+             podCIDRs: [\"10.244.0.0/20\", \"fd00:10:244:1::/64\"]\n",
+            node.name()
+        ))?;
+        node.start_agent()?;
+        let stand = Self { bed };
+        wait_for("the agent to make endpoints", PATIENCE, || {
+            let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
+            let is_ready = |one: &Value| one["state"] == "ready";
+            let is_up = listed
+                .as_array()
+                .is_some_and(|all| all.iter().any(is_ready));
+            Ok(is_up.then_some(()))
+        })?;
+        Ok(stand)
+    }
+
+    pub(super) fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// Sends the agent's API a request; what it answers.
+    pub(super) fn send(&self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let body = match body {
+            Value::Null => String::new(),
+            body => body.to_string(),
+        };
+        let answer = send(&self.node().socket(), method, path, &body)?;
+        serde_json::from_str(&answer).with_context(|| format!("{method} {path} is not answered"))
+    }
+
+    /// Makes an endpoint over the API; its id.
+    pub(super) fn create(
+        &self,
+        netns: &Path,
+        ifname: &str,
+        labels: &[String],
+    ) -> anyhow::Result<u64> {
+        let body = json!({"netns": netns, "ifname": ifname, "labels": labels});
+        let made = self.send("POST", "/v1/endpoints", &body)?;
+        made["id"].as_u64().context("the endpoint has no id")
+    }
+}
+
+/// Network namespaces, which go with this value.
+pub(super) struct Namespaces(Vec<NetNs>);
+
+impl Namespaces {
+    pub(super) fn new(prefix: &str, count: usize) -> anyhow::Result<Self> {
+        let mut made = Self(Vec::new());
+        for n in 0..count {
+            let name = format!("{prefix}{n}");
+            // One that a killed run left.
+            netns::remove(&name)?;
+            made.0.push(NetNs::create(&name)?);
+        }
+        Ok(made)
+    }
+
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().map(NetNs::path)
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for netns in &self.0 {
+            let name = netns.path().file_name().and_then(|name| name.to_str());
+            if let Some(name) = name {
+                let _ = netns::remove(name);
+            }
+        }
+    }
+}
+
+/// How long the same thing took, each time.
+#[derive(Default)]
+pub(super) struct Times(Vec<Duration>);
+
+impl Times {
+    /// Does it, and notes how long it took.
+    pub(super) fn take<T>(
+        &mut self,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let begun = Instant::now();
+        let done = work()?;
+        self.0.push(begun.elapsed());
+        Ok(done)
+    }
+
+    /// As [`take`](Self::take), some time after whatever was before.
+    pub(super) fn take_after_a_pause<T>(
+        &mut self,
+        work: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        thread::sleep(PAUSE);
+        self.take(work)
+    }
+
+    pub(super) fn median_ms(&self) -> anyhow::Result<f64> {
+        self.quantile_ms(0.5)
+    }
+
+    fn quantile_ms(&self, part: f64) -> anyhow::Result<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        Ok(quantile(&sorted, part)?.as_secs_f64() * 1e3)
+    }
+
+    /// Median and 99th percentile, each with the other's.
+    pub(super) fn figures(
+        &self,
+        name: &str,
+        other: Option<&Self>,
+        median_limit: Option<Target>,
+    ) -> anyhow::Result<[Figure; 2]> {
+        ensure!(
+            other.is_none_or(|other| other.0.len() == self.0.len()),
+            "not as often"
+        );
+        let figure = |what: &str, part: f64, target| {
+            let other = other.map(|other| other.quantile_ms(part)).transpose()?;
+            anyhow::Ok(Figure {
+                name: format!("{name}, {what} of {}", self.0.len()),
+                unit: "ms",
+                ours: self.quantile_ms(part)?,
+                other,
+                target,
+            })
+        };
+        Ok([
+            figure("median", 0.5, median_limit)?,
+            figure("99th percentile", 0.99, None)?,
+        ])
+    }
+}
