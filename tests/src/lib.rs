@@ -16,6 +16,7 @@ pub mod process;
 pub mod relay;
 pub mod snapshot;
 pub mod testrun;
+pub mod upgrade;
 pub mod wait;
 
 pub use bed::{Bed, Node};

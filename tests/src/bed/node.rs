@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -247,6 +247,16 @@ impl Node {
     pub fn start_agent_with(&self, words: &str) -> anyhow::Result<()> {
         let spec = AgentSpec {
             extra: words.split_whitespace().map(str::to_owned).collect(),
+            ..self.spec.clone()
+        };
+        self.spawn(&spec)?;
+        self.wait_serving()
+    }
+
+    /// As [`Node::start_agent`], by another agent's program: an upgrade in place, or a step back.
+    pub fn start_agent_of(&self, binary: &Path) -> anyhow::Result<()> {
+        let spec = AgentSpec {
+            binary: binary.to_owned(),
             ..self.spec.clone()
         };
         self.spawn(&spec)?;

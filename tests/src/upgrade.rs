@@ -1,0 +1,137 @@
+//! Agents of other versions, made of the one there is: another binary to upgrade to, and what a binary with another
+//! layout of maps leaves behind.
+
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use aya::maps::{Array, Map, MapData};
+use health_agent::datapath::layout;
+use health_common::LAYOUT_VERSION;
+use health_common::config::DatapathConfig;
+use object::elf::{EM_BPF, FileHeader64};
+use object::read::elf::{ElfFile64, FileHeader as _};
+use object::{LittleEndian, Object as _, ObjectSection as _, SectionKind};
+
+use crate::Node;
+use crate::bed::agent_binary;
+
+/// How a little-endian 64-bit ELF file begins.
+const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
+/// Size of an instruction, bytes.
+const INSTRUCTION: usize = 8;
+/// `BPF_LD | BPF_IMM | BPF_DW`: takes two places.
+const LOAD_WIDE: u8 = 0x18;
+/// `BPF_ALU64 | BPF_MOV | BPF_K`, which extends its number by the sign.
+const MOVE_64: u8 = 0xb7;
+/// `BPF_ALU | BPF_MOV | BPF_K`, which extends it by zeros.
+const MOVE_32: u8 = 0xb4;
+
+/// Copies the agent's binary to `path` and gives it other programs, which do the same: each number that is not negative
+/// is loaded by the other of two instructions. Returns how many instructions differ.
+pub fn with_other_programs(path: &Path) -> anyhow::Result<usize> {
+    let original = agent_binary()?;
+    fs::copy(&original, path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut binary = fs::read(path)?;
+    let sections = program_sections(&binary);
+    ensure!(
+        !sections.is_empty(),
+        "no BPF programs in {}",
+        original.display()
+    );
+    let mut changed = 0;
+    for section in sections {
+        changed += exchange_moves(&mut binary[section]);
+    }
+    fs::write(path, &binary)?;
+    Ok(changed)
+}
+
+/// Where the instructions of embedded BPF objects are.
+fn program_sections(binary: &[u8]) -> Vec<Range<usize>> {
+    let places = binary.windows(ELF.len()).enumerate();
+    let beginnings = places.filter_map(|(at, bytes)| (bytes == ELF).then_some(at));
+    beginnings
+        .filter_map(|at| Some((at, bpf_object(&binary[at..])?)))
+        .flat_map(|(at, object)| {
+            let code = object
+                .sections()
+                .filter(|section| section.kind() == SectionKind::Text);
+            let ranges = code.filter_map(|section| section.file_range());
+            ranges
+                .map(|(offset, size)| at + offset as usize..at + (offset + size) as usize)
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn bpf_object(bytes: &[u8]) -> Option<ElfFile64<'_, LittleEndian>> {
+    let header = FileHeader64::<LittleEndian>::parse(bytes).ok()?;
+    let is_bpf = header.e_machine(LittleEndian) == EM_BPF;
+    is_bpf.then(|| ElfFile64::parse(bytes).ok()).flatten()
+}
+
+/// Returns how many it exchanged.
+fn exchange_moves(code: &mut [u8]) -> usize {
+    let mut changed = 0;
+    let mut at = 0;
+    while at + INSTRUCTION <= code.len() {
+        let is_negative = code[at + INSTRUCTION - 1] & 0x80 != 0;
+        code[at] = match code[at] {
+            MOVE_64 if !is_negative => MOVE_32,
+            MOVE_32 if !is_negative => MOVE_64,
+            other => {
+                let places = if other == LOAD_WIDE { 2 } else { 1 };
+                at += places * INSTRUCTION;
+                continue;
+            }
+        };
+        changed += 1;
+        at += INSTRUCTION;
+    }
+    changed
+}
+
+/// Has the maps of a node's agent, which must not run, be those of a version with another layout.
+pub fn pretend_other_layout(node: &Node) -> anyhow::Result<()> {
+    let map = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
+    let mut settings: Array<MapData, DatapathConfig> =
+        Array::try_from(Map::from_map_data(map)?)?;
+    let config = DatapathConfig {
+        layout_version: LAYOUT_VERSION - 1,
+        ..settings.get(&0, 0)?
+    };
+    settings.set(0, config, 0)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_not_negative_are_loaded_by_the_other_instruction() {
+        let instruction = |code: u8, number: i32| {
+            let mut bytes = [code, 0, 0, 0, 0, 0, 0, 0];
+            bytes[4..].copy_from_slice(&number.to_le_bytes());
+            bytes
+        };
+        let wide = [instruction(LOAD_WIDE, 1), instruction(0, 2)].concat();
+        let mut code = [
+            instruction(MOVE_64, 5).to_vec(),
+            instruction(MOVE_64, -1).to_vec(),
+            wide.clone(),
+            instruction(MOVE_32, 0).to_vec(),
+        ]
+        .concat();
+        assert_eq!(exchange_moves(&mut code), 2);
+        let expected = [
+            instruction(MOVE_32, 5).to_vec(),
+            instruction(MOVE_64, -1).to_vec(),
+            wide,
+            instruction(MOVE_64, 0).to_vec(),
+        ];
+        assert_eq!(code, expected.concat());
+    }
+}

@@ -1,0 +1,417 @@
+//! Restarts that nobody notices: traffic of endpoints passes while agents are killed, started again and upgraded, and
+//! policy holds all the while.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context as _, ensure};
+use aya::programs::{SchedClassifier, TcAttachType};
+use health_agent::api::types::Endpoint;
+use health_agent::net::netns::{self, NetNs};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+use tests::bed::command_in;
+use tests::ping::Summary;
+use tests::process::{Running, run};
+use tests::upgrade::{pretend_other_layout, with_other_programs};
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
+const POLICY: &str = r#"
+apiVersion: "cilium.io/v2"
+kind: CiliumNetworkPolicy
+metadata:
+  name: restart
+specs:
+- endpointSelector:
+    matchLabels:
+      app: server
+  ingress:
+  - fromEndpoints:
+    - matchLabels:
+        app: client
+    toPorts:
+    - ports:
+      - port: "5201"
+        protocol: TCP
+  - fromEndpoints:
+    - matchLabels:
+        app: client
+    icmps:
+    - fields:
+      - family: IPv4
+        type: 8
+      - family: IPv6
+        type: 128
+- endpointSelector:
+    matchLabels:
+      app: client
+  egress:
+  - toEndpoints:
+    - matchLabels:
+        app: server
+"#;
+
+/// An endpoint with its namespace, which goes with this value.
+struct Member {
+    netns: String,
+    endpoint: Endpoint,
+}
+
+impl Member {
+    fn on(node: &Node, name: &str) -> anyhow::Result<Self> {
+        let netns = format!("hrestart-{name}");
+        // One that a killed test left.
+        netns::remove(&netns)?;
+        let path = NetNs::create(&netns)?.path().to_owned();
+        let made = node.cli(&format!(
+            "endpoint create --netns {} --label app={name} -o json",
+            path.display()
+        ))?;
+        Ok(Self {
+            endpoint: serde_json::from_str(&made.success()?)?,
+            netns,
+        })
+    }
+
+    fn addresses(&self) -> Vec<IpAddr> {
+        let Endpoint { ipv4, ipv6, .. } = &self.endpoint;
+        ipv4.iter().chain(ipv6).copied().collect()
+    }
+
+    fn pings(&self, address: IpAddr) -> anyhow::Result<bool> {
+        let words = format!("-n -q -c 1 -W 1 {address}");
+        let ran = run(command_in(&self.netns, "ping").args(words.split(' ')))?;
+        Ok(ran.code == Some(0))
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = netns::remove(&self.netns);
+    }
+}
+
+/// A client and a stranger on the first node, and a server on the second, with the policy in force.
+struct Stand {
+    client: Member,
+    stranger: Member,
+    server: Member,
+    bed: Bed,
+    folder: TempDir,
+}
+
+impl Stand {
+    fn new() -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let store = folder.path().join("identities.json");
+        let bed = Bed::builder()
+            .nodes(2)
+            .ipv6(true)
+            .agent_args(&format!("--identity-store file:{}", store.display()))
+            .start()?;
+        bed.wait_all_reachable(PATIENCE)?;
+        let stand = Self {
+            client: Member::on(bed.node(1), "client")?,
+            stranger: Member::on(bed.node(1), "stranger")?,
+            server: Member::on(bed.node(2), "server")?,
+            bed,
+            folder,
+        };
+        let document = stand.folder.path().join("policy.yaml");
+        fs::write(&document, POLICY)?;
+        for node in stand.bed.nodes() {
+            let import = format!("policy import {}", document.display());
+            let said = node.cli(&import)?.success()?;
+            ensure!(said.contains("is in force after"), "{said}");
+        }
+        for address in stand.server.addresses() {
+            wait_for("the client to reach the server", PATIENCE, || {
+                Ok(stand.client.pings(address)?.then_some(()))
+            })?;
+            ensure!(!stand.stranger.pings(address)?, "a stranger is let in");
+        }
+        Ok(stand)
+    }
+
+    fn store(&self) -> std::path::PathBuf {
+        self.folder.path().join("identities.json")
+    }
+
+    /// The endpoint of each node that policy is in force for.
+    fn protected(&self) -> [(&Node, &Endpoint); 2] {
+        [
+            (self.bed.node(1), &self.client.endpoint),
+            (self.bed.node(2), &self.server.endpoint),
+        ]
+    }
+}
+
+/// Starts an agent, and waits until it has built all endpoints.
+fn start(node: &Node, binary: Option<&Path>) -> anyhow::Result<()> {
+    const UP: [&str; 1] = ["agent is up"];
+    let before = node.logged(&UP)?.len();
+    match binary {
+        Some(binary) => node.start_agent_of(binary)?,
+        None => node.start_agent()?,
+    }
+    wait_for("the agent to be up", PATIENCE, || {
+        Ok((node.logged(&UP)?.len() > before).then_some(()))
+    })?;
+    wait_ready(node)
+}
+
+fn wait_ready(node: &Node) -> anyhow::Result<()> {
+    wait_for("the endpoints to be ready", PATIENCE, || {
+        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        ensure!(all.iter().all(|one| one.state == "ready"), "{all:?}");
+        Ok(Some(()))
+    })
+}
+
+/// The program at each hook of an endpoint and of the node: its id and its tag, which tells its instructions.
+fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<(u32, u64)>> {
+    let mut found = Vec::new();
+    for device in [&endpoint.interface, "lxc_health", "eth0"] {
+        for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+            let query = || SchedClassifier::query_tcx(device, direction);
+            let (_, programs) = node.run_in(query)??;
+            ensure!(programs.len() == 1, "{} on {device}", programs.len());
+            found.push((programs[0].id(), programs[0].tag()));
+        }
+    }
+    Ok(found)
+}
+
+/// Echo requests from one endpoint to an address, in runs of `ping` one after the other until they are to end.
+struct Pinging {
+    ends: Arc<AtomicBool>,
+    runs: JoinHandle<anyhow::Result<Summary>>,
+}
+
+impl Pinging {
+    /// One each `interval` seconds, so many a run. Replies are waited for `patience` seconds.
+    fn start(from: &Member, to: IpAddr, interval: &str, count: u32, patience: u32) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
+        let (netns, may_end) = (from.netns.clone(), ends.clone());
+        let runs = thread::spawn(move || {
+            let mut sum = Summary {
+                transmitted: 0,
+                received: 0,
+            };
+            while !may_end.load(Ordering::Relaxed) {
+                let ran = run(command_in(&netns, "ping").args(words.split(' ')))?;
+                let one = Summary::parse(&ran.stdout)?;
+                sum.transmitted += one.transmitted;
+                sum.received += one.received;
+            }
+            Ok(sum)
+        });
+        Self { ends, runs }
+    }
+
+    fn end(self) -> anyhow::Result<Summary> {
+        self.ends.store(true, Ordering::Relaxed);
+        let joined = self.runs.join();
+        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    }
+}
+
+/// One connection of iperf3 from an endpoint to an address, data in both directions, until it is ended.
+struct Transfer(Child);
+
+impl Transfer {
+    fn start(from: &Member, to: IpAddr) -> anyhow::Result<Self> {
+        let words = format!("-J -t 3600 --bidir -b 100M -c {to}");
+        let mut client = command_in(&from.netns, "iperf3");
+        client.args(words.split(' ')).stdout(Stdio::piped());
+        Ok(Self(client.spawn()?))
+    }
+
+    /// Ends it, and tells its report.
+    fn end(mut self) -> anyhow::Result<Value> {
+        let ended = self.0.try_wait()?;
+        let pid = Pid::from_raw(self.0.id().cast_signed());
+        if ended.is_none() {
+            kill(pid, Signal::SIGINT)?;
+        }
+        let output = self.0.wait_with_output()?;
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(
+            ended.is_none(),
+            "ended by itself: {} {}",
+            report["error"],
+            report["end"]["sum_received"]
+        );
+        Ok(report)
+    }
+}
+
+/// What passes between the endpoints while something happens to the agents.
+struct Traffic {
+    echoes: Vec<Pinging>,
+    refused: Vec<Pinging>,
+    transfers: Vec<Transfer>,
+    _servers: Vec<Running>,
+}
+
+impl Traffic {
+    fn start(stand: &Stand) -> anyhow::Result<Self> {
+        let Stand {
+            client,
+            stranger,
+            server,
+            ..
+        } = stand;
+        let addresses = server.addresses();
+        let mut servers = Vec::new();
+        let mut transfers = Vec::new();
+        for address in &addresses {
+            let mut command = command_in(&server.netns, "iperf3");
+            command.args(["-s", "-B", &address.to_string()]);
+            servers.push(Running::start(&mut command)?);
+        }
+        wait_for("the servers to listen", PATIENCE, || {
+            let mut ss = command_in(&server.netns, "ss");
+            let listening = run(ss.args(["-Hlnt", "sport", "=", ":5201"]))?.success()?;
+            Ok((listening.lines().count() == addresses.len()).then_some(()))
+        })?;
+        for address in &addresses {
+            transfers.push(Transfer::start(client, *address)?);
+        }
+        let echoes = addresses
+            .iter()
+            .map(|address| Pinging::start(client, *address, "0.001", 1500, 10));
+        let refused = addresses
+            .iter()
+            .map(|address| Pinging::start(stranger, *address, "0.002", 500, 1));
+        Ok(Self {
+            echoes: echoes.collect(),
+            refused: refused.collect(),
+            transfers,
+            _servers: servers,
+        })
+    }
+
+    /// Ends it. No connection may have been broken off or stood still for a second, and nothing of a stranger may have
+    /// passed. Returns what became of the echoes of those who may.
+    fn end(self) -> anyhow::Result<Vec<Summary>> {
+        for transfer in self.transfers {
+            let report = transfer.end()?;
+            let error = report["error"].as_str().unwrap_or_default();
+            ensure!(
+                error.starts_with("interrupt - the client has terminated"),
+                "{error}"
+            );
+            let intervals = report["intervals"].as_array().context("no intervals")?;
+            // The last one is cut short.
+            let whole = &intervals[..intervals.len().saturating_sub(1)];
+            ensure!(!whole.is_empty(), "no whole interval: {report:#}");
+            for interval in whole {
+                for direction in ["sum", "sum_bidir_reverse"] {
+                    let bytes = interval[direction]["bytes"].as_u64();
+                    ensure!(bytes > Some(0), "{direction} stood still: {interval:#}");
+                }
+            }
+        }
+        for pinging in self.refused {
+            let summary = pinging.end()?;
+            ensure!(
+                summary.transmitted > 0 && summary.received == 0,
+                "a stranger: {summary:?}"
+            );
+        }
+        self.echoes.into_iter().map(Pinging::end).collect()
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let other = stand.folder.path().join("health-agent");
+    let changed = with_other_programs(&other)?;
+    let traffic = Traffic::start(&stand)?;
+    let mut former = Vec::new();
+    for (signal, binary) in [
+        (Signal::SIGKILL, None),
+        (Signal::SIGTERM, None),
+        (Signal::SIGKILL, Some(other.as_path())),
+        (Signal::SIGTERM, None),
+    ] {
+        for (node, endpoint) in stand.protected() {
+            let before = programs(node, endpoint)?;
+            node.kill_agent(signal)?;
+            ensure!(programs(node, endpoint)? == before, "a dead agent's serve");
+            start(node, binary)?;
+            let after = programs(node, endpoint)?;
+            for (before, after) in before.iter().zip(&after) {
+                ensure!(before.0 != after.0, "{before:?} and {after:?}");
+                // Others than those of the binary before, in both directions.
+                let is_other_version = binary.is_some() || former.contains(&before.1);
+                ensure!((before.1 != after.1) == is_other_version, "{former:?}");
+                if binary.is_some() {
+                    former.push(after.1);
+                }
+            }
+        }
+    }
+    // Both at once.
+    for (node, _) in stand.protected() {
+        node.kill_agent(Signal::SIGKILL)?;
+    }
+    for (node, _) in stand.protected() {
+        start(node, None)?;
+    }
+    let echoes = traffic.end()?;
+    println!("{changed} instructions differed; echoes: {echoes:?}");
+    for summary in echoes {
+        ensure!(summary.transmitted > 1000 && summary.lost() == 0, "{summary:?}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let traffic = Traffic::start(&stand)?;
+    let store = fs::read(stand.store())?;
+    for (node, endpoint) in stand.protected() {
+        let before = programs(node, endpoint)?;
+        node.kill_agent(Signal::SIGKILL)?;
+        pretend_other_layout(node)?;
+        // Which identity means what cannot be told until the store is mended.
+        fs::write(stand.store(), "rubbish")?;
+        node.start_agent()?;
+        wait_for("the endpoint to wait", PATIENCE, || {
+            let log = node.cli(&format!("endpoint log {}", endpoint.id))?;
+            let waits = log.stdout.contains("identities of the cluster are not known");
+            Ok(waits.then_some(()))
+        })?;
+        let meanwhile = programs(node, endpoint)?;
+        ensure!(meanwhile[..2] == before[..2], "the endpoint's own were kept");
+        ensure!(meanwhile[2..] != before[2..], "the node's own were not");
+        ensure!(stand.client.pings(stand.server.addresses()[0])?);
+
+        fs::write(stand.store(), &store)?;
+        wait_ready(node)?;
+        let after = programs(node, endpoint)?;
+        ensure!(after[..2] != before[..2] && after[2..] == meanwhile[2..]);
+        let aside = node.pins().with_file_name(format!("{}_old", node.name()));
+        wait_for("the former maps to go", PATIENCE, || {
+            Ok((!aside.exists()).then_some(()))
+        })?;
+    }
+    let echoes = traffic.end()?;
+    println!("echoes: {echoes:?}");
+    Ok(())
+}
