@@ -156,12 +156,25 @@ fn damage_is_found_by_check() -> anyhow::Result<()> {
     let mac = added.json["interfaces"][1]["mac"]
         .as_str()
         .context("no mac")?;
-    let words = |words: &str| words.replace("ADDRESS", &address).replace("MAC", mac);
+    let gateway = added.json["ips"][0]["gateway"]
+        .as_str()
+        .context("no gateway")?;
+    let words = |words: &str| {
+        let words = words.replace("ADDRESS", &address).replace("MAC", mac);
+        words.replace("GATEWAY", gateway)
+    };
     for (damage, mended, word) in [
         (
-            "ip addr del ADDRESS dev eth0",
+            "ip route del default via GATEWAY",
+            "ip route add default via GATEWAY",
+            "lost the route to 0.0.0.0/0",
+        ),
+        ("ip addr del ADDRESS dev eth0", "", "lost address"),
+        // With the last address of IPv4 its routes have gone.
+        (
             "ip addr add ADDRESS dev eth0",
-            "lost address",
+            "ip route add GATEWAY dev eth0\nip route add default via GATEWAY",
+            "lost the route to 0.0.0.0/0",
         ),
         (
             "ip link set eth0 address 02:00:00:00:00:07",
@@ -176,7 +189,9 @@ fn damage_is_found_by_check() -> anyhow::Result<()> {
         assert!(!checked.is_success, "{damage}");
         assert!(checked.message().contains(word), "{}", checked.json);
         if !mended.is_empty() {
-            stand.namespace.command(&words(mended))?;
+            for mended in words(mended).lines() {
+                stand.namespace.command(mended)?;
+            }
             let checked = stand.check_after(&added)?;
             assert!(checked.is_success, "{mended}: {}", checked.json);
         }

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use super::environment::Attachment;
 use super::error::{CniError, Code};
-use super::result::PreviousResult;
+use super::result::{self, PreviousResult};
 use crate::api::types::Endpoint;
-use crate::net::link;
 use crate::net::netns::{self, NetNs};
+use crate::net::{link, route};
 
 /// Compares what the runtime was told, what the agent knows and what there is in the namespace.
 pub(super) async fn check(
@@ -61,15 +61,25 @@ pub(super) async fn check(
             endpoint.id
         )));
     }
-    look_inside(ifname, Path::new(netns), endpoint, &addresses).await
+    // Other plugins look after those they made.
+    let gateways = [endpoint.gateway4, endpoint.gateway6];
+    let is_ours = |route: &&result::Route| route.gw.is_some() && gateways.contains(&route.gw);
+    let wanted = Wanted {
+        mac: &endpoint.mac,
+        addresses: &addresses,
+        routes: previous.routes.iter().filter(is_ours).collect(),
+    };
+    look_inside(ifname, Path::new(netns), &wanted).await
 }
 
-async fn look_inside(
-    ifname: &str,
-    netns: &Path,
-    endpoint: &Endpoint,
-    addresses: &BTreeSet<IpAddr>,
-) -> Result<(), CniError> {
+/// What an interface is to have.
+struct Wanted<'a> {
+    mac: &'a str,
+    addresses: &'a BTreeSet<IpAddr>,
+    routes: Vec<&'a result::Route>,
+}
+
+async fn look_inside(ifname: &str, netns: &Path, wanted: &Wanted<'_>) -> Result<(), CniError> {
     let failed = |error: &dyn std::error::Error| {
         let problem = format!("cannot look into {}: {error}", netns.display());
         CniError::new(Code::Io, problem)
@@ -85,11 +95,11 @@ async fn look_inside(
         return Err(differs(format!("{ifname} in {} is down", netns.display())));
     }
     let mac = device.mac.map(|mac| mac.to_string()).unwrap_or_default();
-    if mac != endpoint.mac {
+    if mac != wanted.mac {
         return Err(differs(format!(
             "{ifname} in {} has address {mac} instead of {}",
             netns.display(),
-            endpoint.mac
+            wanted.mac
         )));
     }
     let there: BTreeSet<IpAddr> = link::addresses(&inside)
@@ -99,9 +109,24 @@ async fn look_inside(
         .filter(|address| address.index == device.index)
         .map(|address| address.address)
         .collect();
-    match addresses.difference(&there).next() {
-        Some(address) => Err(differs(format!(
+    if let Some(address) = wanted.addresses.difference(&there).next() {
+        return Err(differs(format!(
             "{ifname} in {} has lost address {address}",
+            netns.display()
+        )));
+    }
+    let routes = route::list_all(&inside)
+        .await
+        .map_err(|error| failed(&error))?;
+    let is_lost = |wanted: &&&result::Route| {
+        !routes.iter().any(|route| {
+            (route.destination, route.gateway, route.device)
+                == (wanted.dst.trunc(), wanted.gw, Some(device.index))
+        })
+    };
+    match wanted.routes.iter().find(is_lost) {
+        Some(result::Route { dst, .. }) => Err(differs(format!(
+            "{ifname} in {} has lost the route to {dst}",
             netns.display()
         ))),
         None => Ok(()),

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 use super::config::NetworkConfig;
@@ -46,11 +46,11 @@ pub(super) struct Ip {
     pub(super) interface: Option<usize>,
 }
 
-#[derive(Serialize)]
-struct Route {
-    dst: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gw: Option<IpAddr>,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Route {
+    pub(super) dst: IpNet,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) gw: Option<IpAddr>,
 }
 
 /// Resolvers, which are handed on as configured.
@@ -73,14 +73,25 @@ pub(super) struct Dns {
 pub(super) struct PreviousResult {
     pub(super) interfaces: Vec<Interface>,
     pub(super) ips: Vec<Ip>,
+    pub(super) routes: Vec<Route>,
 }
 
 impl AddResult {
     pub(super) fn of(endpoint: &Endpoint, config: &NetworkConfig) -> Self {
         let cni_version = config.answer_version();
         let stacks = [
-            (endpoint.ipv4, endpoint.gateway4, "4", "0.0.0.0/0"),
-            (endpoint.ipv6, endpoint.gateway6, "6", "::/0"),
+            (
+                endpoint.ipv4,
+                endpoint.gateway4,
+                "4",
+                IpNet::V4(Ipv4Net::default()),
+            ),
+            (
+                endpoint.ipv6,
+                endpoint.gateway6,
+                "6",
+                IpNet::V6(Ipv6Net::default()),
+            ),
         ];
         let stacks = stacks.map(|(address, gateway, version, everything)| {
             address.map(|address| (address, gateway, version, everything))

@@ -153,13 +153,25 @@ pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, RouteError> 
 
 /// Lists the routes of our protocol, both families.
 pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+    let mut routes = list(handle, RouteProtocol::from(ROUTE_PROTOCOL)).await?;
+    routes.retain(|route| route.protocol == ROUTE_PROTOCOL);
+    Ok(routes)
+}
+
+/// Lists the routes of the main table, both families, whoever made them.
+pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+    list(handle, RouteProtocol::Unspec).await
+}
+
+/// [`RouteProtocol::Unspec`] stands for any.
+async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, RouteError> {
     let _turn = handle.turn_to_list().await;
     let mut routes = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut filter = RouteMessage::default();
         filter.header.address_family = family;
         filter.header.table = RouteHeader::RT_TABLE_MAIN;
-        filter.header.protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+        filter.header.protocol = protocol;
         let listed: Result<Vec<_>, _> = handle.route().get(filter).execute().try_collect().await;
         match listed {
             Ok(messages) => routes.extend(messages.iter().filter_map(parse)),
@@ -170,7 +182,6 @@ pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
             },
         }
     }
-    routes.retain(|route| route.protocol == ROUTE_PROTOCOL);
     Ok(routes)
 }
 
