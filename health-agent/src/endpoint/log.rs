@@ -1,4 +1,4 @@
-//! An endpoint's log: what became of it lately, the oldest forgotten first.
+//! An endpoint's log: what became of it lately, the oldest forgotten first, but never what went wrong last.
 
 use std::collections::VecDeque;
 
@@ -47,7 +47,7 @@ pub struct LogEntry {
     pub message: String,
 }
 
-/// The last [`LOG_ENTRIES`] lines.
+/// The last [`LOG_ENTRIES`] lines, among which the last one that is not [`Status::Ok`] always is.
 #[derive(Clone, Debug, Default)]
 pub struct Log(VecDeque<LogEntry>);
 
@@ -55,7 +55,10 @@ impl Log {
     /// Adds a line.
     pub fn add(&mut self, entry: LogEntry) {
         if self.0.len() == LOG_ENTRIES {
-            self.0.pop_front();
+            let is_problem = |entry: &LogEntry| entry.status != Status::Ok;
+            let last_problem = self.0.iter().rposition(is_problem);
+            let is_kept = last_problem == Some(0) && !is_problem(&entry);
+            self.0.remove(usize::from(is_kept));
         }
         self.0.push_back(entry);
     }
@@ -70,19 +73,43 @@ impl Log {
 mod tests {
     use super::*;
 
+    fn entry(n: usize, status: Status) -> LogEntry {
+        LogEntry {
+            timestamp: Timestamp::UNIX_EPOCH,
+            status,
+            state: State::Ready,
+            message: n.to_string(),
+        }
+    }
+
+    fn kept(log: &Log) -> Vec<usize> {
+        let messages = log.iter().map(|entry| entry.message.parse());
+        messages.collect::<Result<_, _>>().unwrap()
+    }
+
     #[test]
     fn the_last_entries_are_kept_in_order() {
         let mut log = Log::default();
         for n in 0..LOG_ENTRIES + 3 {
-            log.add(LogEntry {
-                timestamp: Timestamp::UNIX_EPOCH,
-                status: Status::Ok,
-                state: State::Ready,
-                message: n.to_string(),
-            });
+            log.add(entry(n, Status::Ok));
         }
-        let kept: Vec<_> = log.iter().map(|entry| entry.message.clone()).collect();
-        let expected: Vec<_> = (3..LOG_ENTRIES + 3).map(|n| n.to_string()).collect();
-        assert_eq!(kept, expected);
+        assert_eq!(kept(&log), Vec::from_iter(3..LOG_ENTRIES + 3));
+    }
+
+    #[test]
+    fn what_went_wrong_last_is_kept_however_much_goes_well_since() {
+        let mut log = Log::default();
+        log.add(entry(0, Status::Failure));
+        log.add(entry(1, Status::Warning));
+        for n in 2..LOG_ENTRIES * 2 {
+            log.add(entry(n, Status::Ok));
+        }
+        let mut expected = vec![1];
+        expected.extend(LOG_ENTRIES + 1..LOG_ENTRIES * 2);
+        assert_eq!(kept(&log), expected);
+
+        log.add(entry(LOG_ENTRIES * 2, Status::Failure));
+        let expected = Vec::from_iter(LOG_ENTRIES + 1..=LOG_ENTRIES * 2);
+        assert_eq!(kept(&log), expected);
     }
 }
