@@ -96,8 +96,7 @@ fn exchange_moves(code: &mut [u8]) -> usize {
 /// Has the maps of a node's agent, which must not run, be those of a version with another layout.
 pub fn pretend_other_layout(node: &Node) -> anyhow::Result<()> {
     let map = MapData::from_pin(node.pins().join(layout::CONFIG.name))?;
-    let mut settings: Array<MapData, DatapathConfig> =
-        Array::try_from(Map::from_map_data(map)?)?;
+    let mut settings: Array<MapData, DatapathConfig> = Array::try_from(Map::from_map_data(map)?)?;
     let config = DatapathConfig {
         layout_version: LAYOUT_VERSION - 1,
         ..settings.get(&0, 0)?

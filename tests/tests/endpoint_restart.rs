@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context as _, ensure};
 use aya::programs::{SchedClassifier, TcAttachType};
 use health_agent::api::types::Endpoint;
+use health_agent::identity::LOCK_SUFFIX;
 use health_agent::net::netns::{self, NetNs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -141,8 +142,14 @@ impl Stand {
         Ok(stand)
     }
 
-    fn store(&self) -> std::path::PathBuf {
+    fn store(&self) -> PathBuf {
         self.folder.path().join("identities.json")
+    }
+
+    /// Whoever holds the lock of this file keeps agents from reading the store.
+    fn store_lock(&self) -> PathBuf {
+        let name = format!("identities.json{LOCK_SUFFIX}");
+        self.folder.path().join(name)
     }
 
     /// The endpoint of each node that policy is in force for.
@@ -258,6 +265,7 @@ impl Transfer {
 /// What passes between the endpoints while something happens to the agents.
 struct Traffic {
     echoes: Vec<Pinging>,
+    /// From a stranger to the server, and from the client to a stranger.
     refused: Vec<Pinging>,
     transfers: Vec<Transfer>,
     _servers: Vec<Running>,
@@ -290,9 +298,12 @@ impl Traffic {
         let echoes = addresses
             .iter()
             .map(|address| Pinging::start(client, *address, "0.001", 1500, 10));
-        let refused = addresses
-            .iter()
-            .map(|address| Pinging::start(stranger, *address, "0.002", 500, 1));
+        let strange = addresses.iter().map(|address| (stranger, *address));
+        let to_strangers = stranger.addresses();
+        let to_strangers = to_strangers.iter().map(|address| (client, *address));
+        let refused = strange
+            .chain(to_strangers)
+            .map(|(from, to)| Pinging::start(from, to, "0.002", 500, 1));
         Ok(Self {
             echoes: echoes.collect(),
             refused: refused.collect(),
@@ -301,8 +312,8 @@ impl Traffic {
         })
     }
 
-    /// Ends it. No connection may have been broken off or stood still for a second, and nothing of a stranger may have
-    /// passed. Returns what became of the echoes of those who may.
+    /// Ends it. No connection may have been broken off or stood still for a second, and nothing may have passed that
+    /// policy refuses. Returns what became of the other echoes.
     fn end(self) -> anyhow::Result<Vec<Summary>> {
         for transfer in self.transfers {
             let report = transfer.end()?;
@@ -326,7 +337,7 @@ impl Traffic {
             let summary = pinging.end()?;
             ensure!(
                 summary.transmitted > 0 && summary.received == 0,
-                "a stranger: {summary:?}"
+                "what is refused: {summary:?}"
             );
         }
         self.echoes.into_iter().map(Pinging::end).collect()
@@ -374,7 +385,10 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
     let echoes = traffic.end()?;
     println!("{changed} instructions differed; echoes: {echoes:?}");
     for summary in echoes {
-        ensure!(summary.transmitted > 1000 && summary.lost() == 0, "{summary:?}");
+        ensure!(
+            summary.transmitted > 1000 && summary.lost() == 0,
+            "{summary:?}"
+        );
     }
     Ok(())
 }
@@ -384,28 +398,47 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
 fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
     let stand = Stand::new()?;
     let traffic = Traffic::start(&stand)?;
-    let store = fs::read(stand.store())?;
     for (node, endpoint) in stand.protected() {
         let before = programs(node, endpoint)?;
         node.kill_agent(Signal::SIGKILL)?;
         pretend_other_layout(node)?;
-        // Which identity means what cannot be told until the store is mended.
-        fs::write(stand.store(), "rubbish")?;
-        node.start_agent()?;
-        wait_for("the endpoint to wait", PATIENCE, || {
-            let log = node.cli(&format!("endpoint log {}", endpoint.id))?;
-            let waits = log.stdout.contains("identities of the cluster are not known");
-            Ok(waits.then_some(()))
-        })?;
-        let meanwhile = programs(node, endpoint)?;
-        ensure!(meanwhile[..2] == before[..2], "the endpoint's own were kept");
-        ensure!(meanwhile[2..] != before[2..], "the node's own were not");
-        ensure!(stand.client.pings(stand.server.addresses()[0])?);
+        // Which identity means what cannot be told until the store answers.
+        let lock = fs::File::create(stand.store_lock())?;
+        lock.lock()?;
+        // The second one finds the change of layout half done.
+        for is_killed_too in [true, false] {
+            node.start_agent()?;
+            wait_for("the endpoint to wait", PATIENCE, || {
+                let log = node.cli(&format!("endpoint log {}", endpoint.id))?;
+                let waits = log
+                    .stdout
+                    .contains("identities of the cluster are not known");
+                Ok(waits.then_some(()))
+            })?;
+            let meanwhile = programs(node, endpoint)?;
+            ensure!(
+                meanwhile[..2] == before[..2],
+                "the endpoint's own were kept"
+            );
+            ensure!(meanwhile[2..] != before[2..], "the node's own were not");
+            ensure!(stand.client.pings(stand.server.addresses()[0])?);
+            if is_killed_too {
+                node.kill_agent(Signal::SIGKILL)?;
+            }
+        }
+        let told = node.logged(&["pinned maps are of another layout", "begin anew"])?;
+        ensure!(told.len() == 1, "{told:?}");
 
-        fs::write(stand.store(), &store)?;
+        drop(lock);
         wait_ready(node)?;
         let after = programs(node, endpoint)?;
-        ensure!(after[..2] != before[..2] && after[2..] == meanwhile[2..]);
+        ensure!(
+            before
+                .iter()
+                .zip(&after)
+                .all(|(before, after)| before != after),
+            "{after:?}"
+        );
         let aside = node.pins().with_file_name(format!("{}_old", node.name()));
         wait_for("the former maps to go", PATIENCE, || {
             Ok((!aside.exists()).then_some(()))
@@ -413,5 +446,54 @@ fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
     }
     let echoes = traffic.end()?;
     println!("echoes: {echoes:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let (node, peer) = (stand.bed.node(1), stand.bed.node(2));
+    let client = &stand.client.endpoint;
+    let now = || -> anyhow::Result<Endpoint> {
+        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        let found = all.into_iter().find(|one| one.id == client.id);
+        found.context("the client is gone")
+    };
+    // Written again as it was.
+    fs::remove_file(stand.store())?;
+    wait_for("the file to be back", PATIENCE, || {
+        let text = fs::read_to_string(stand.store())?;
+        Ok(text.contains("app=client").then_some(()))
+    })?;
+    ensure!(now()?.identity == client.identity, "{:?}", now()?);
+
+    // The number has been given to others by the time that the file is back.
+    let text = fs::read_to_string(stand.store())?;
+    let fresh = stand.folder.path().join("other.json");
+    fs::write(&fresh, text.replace("app=client", "app=usurper"))?;
+    fs::rename(&fresh, stand.store())?;
+    let identity = wait_for("another identity", PATIENCE, || {
+        let now = now()?;
+        let is_other = now.state == "ready" && now.identity != client.identity;
+        Ok(is_other.then_some(now.identity))
+    })?;
+    let log = node.cli(&format!("endpoint log {}", client.id))?;
+    let words = "waiting-for-identity    the identity of its labels has changed";
+    ensure!(log.stdout.contains(words), "{}", log.stdout);
+    for address in stand.client.addresses() {
+        wait_for("the peer to know", PATIENCE, || {
+            let known = peer.listing(&format!("bpf ipcache get {address}"))?;
+            let entry = known.get(0).unwrap_or(&known);
+            ensure!(entry["identity"] == identity, "{known}");
+            Ok(Some(()))
+        })?;
+    }
+    for address in stand.server.addresses() {
+        wait_for("the client to be let in", PATIENCE, || {
+            Ok(stand.client.pings(address)?.then_some(()))
+        })?;
+        ensure!(!stand.stranger.pings(address)?, "a stranger is let in");
+    }
     Ok(())
 }

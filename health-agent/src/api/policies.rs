@@ -294,7 +294,8 @@ impl From<EnforceError> for Refusal {
             EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
             EnforceError::Damaged { .. }
             | EnforceError::Save { .. }
-            | EnforceError::Datapath(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            | EnforceError::Datapath(_)
+            | EnforceError::Ipcache(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self(code, error.to_string())
     }

@@ -62,9 +62,9 @@ impl Datapath {
     /// Loads the programs beside those of an agent before this one, on the same maps, and pins what is
     /// not pinned yet. Nothing is attached or replaced before [`Datapath::attach`].
     ///
-    /// Pinned maps of another layout are set aside in a folder named `INSTANCE_old`; they serve until
-    /// the new programs are attached. After an upgrade that did not get so far, the version before it
-    /// finds its own maps there.
+    /// Pinned maps of another layout are set aside in a folder named `INSTANCE_old`; they serve until the new programs
+    /// are attached, and endpoints of workloads until they are [set](Self::set_workload). After an upgrade that did not
+    /// get so far, the version before it finds its own maps there.
     pub fn load(location: &Location, log: ProgramLog) -> Result<Self, DatapathError> {
         Self::load_sized(location, MapSizes::default(), log)
     }
@@ -318,10 +318,10 @@ impl Datapath {
         Ok(())
     }
 
-    /// Removes what an agent of another map layout left, once the new programs serve.
+    /// Removes what an agent of another map layout left, once the new programs serve all that those before did.
     pub(super) fn remove_set_aside(&self) -> Result<(), DatapathError> {
         let aside = set_aside(&self.pins);
-        if aside.exists() {
+        if aside.exists() && !self.workloads.are_held_back() {
             remove_tree(&aside)?;
             info!(pins = %aside.display(), "removed the maps of the former layout");
         }
@@ -334,7 +334,11 @@ impl Datapath {
 fn make_room(pins: &Path) -> Result<(), DatapathError> {
     let aside = set_aside(pins);
     if has_other_layout(pins) {
-        warn!(pins = %pins.display(), "pinned maps are of another layout, their contents are not taken over");
+        warn!(
+            pins = %pins.display(),
+            "pinned maps are of another layout: conntrack, translations, round-trip times and counters begin anew, \
+             endpoints keep the former programs and policy until theirs are complete"
+        );
         if !aside.exists() {
             return fs::rename(pins, &aside).map_err(file_error("rename", pins));
         }

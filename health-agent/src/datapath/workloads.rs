@@ -1,7 +1,7 @@
 //! Endpoints of workloads among the programs: each comes and goes by itself, while the node's own hooks and
 //! entries stay.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -9,9 +9,10 @@ use std::net::IpAddr;
 use health_common::addr::Addr;
 use health_common::endpoint::EndpointInfo;
 use nix::net::if_::if_nametoindex;
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::loader::file_error;
+use super::layout::LINK_PINS;
+use super::loader::{file_error, set_aside};
 use super::{Datapath, DatapathError, Hook, HookFault};
 
 /// A workload's endpoint as programs know it.
@@ -43,6 +44,8 @@ pub(super) struct Workloads {
     /// Devices that have the programs ahead of their endpoints, by the ids that those will have.
     prepared: BTreeMap<u16, String>,
     next: u16,
+    /// Those that programs of another map layout serve until they are set: the maps of these tell nothing of them.
+    held_back: BTreeSet<u16>,
 }
 
 impl Workloads {
@@ -57,12 +60,18 @@ impl Workloads {
             .flat_map(|device| Hook::endpoint(device))
     }
 
-    /// Up to `count` of them, going round.
+    /// Whether programs of another map layout serve any.
+    pub(super) fn are_held_back(&self) -> bool {
+        !self.held_back.is_empty()
+    }
+
+    /// Up to `count` of those that these programs are to serve, going round.
     fn turn(&mut self, count: usize) -> Vec<Workload> {
         let after = self.known.range(self.next..);
         let before = self.known.range(..self.next);
         let turn: Vec<_> = after
             .chain(before)
+            .filter(|(id, _)| !self.held_back.contains(id))
             .take(count)
             .map(|(id, workload)| (*id, workload.clone()))
             .collect();
@@ -73,7 +82,8 @@ impl Workloads {
 
 impl Datapath {
     /// Takes over endpoints of a former agent. To be called before anything is attached; what holds for
-    /// them in the maps stays until they are [set](Self::set_workload).
+    /// them in the maps stays until they are [set](Self::set_workload). Where that agent's maps were of another
+    /// layout, its programs and maps serve them until then.
     pub fn adopt_workloads(&mut self, workloads: impl IntoIterator<Item = Workload>) {
         for mut workload in workloads {
             let known = workload
@@ -86,38 +96,54 @@ impl Datapath {
             if let Some(known) = known.filter(of_same) {
                 workload.info = known;
             }
+            if self.is_served_aside(&workload) {
+                self.workloads.held_back.insert(workload.info.id);
+            }
             self.workloads.known.insert(workload.info.id, workload);
         }
     }
 
-    /// Makes an endpoint one that programs serve, or changes what holds for it: its programs are on its
-    /// device before its addresses are known, and each packet meets the old or the new. After a failure
-    /// all is as before.
+    /// Whether a link of the endpoint is pinned beside programs of another layout alone.
+    fn is_served_aside(&self, workload: &Workload) -> bool {
+        let aside = set_aside(&self.pins).join(LINK_PINS);
+        workload.hooks().iter().any(|hook| {
+            let pin = self.link_pin(hook);
+            let former = pin.file_name().map(|name| aside.join(name));
+            !pin.exists() && former.is_some_and(|former| former.exists())
+        })
+    }
+
+    /// Makes an endpoint one that programs serve, or changes what holds for it: that is known before its programs are
+    /// on its device, and each packet meets the old or the new. After a failure all is as before.
     pub fn set_workload(&mut self, workload: Workload) -> Result<(), DatapathError> {
         let id = workload.info.id;
         let hooks = workload.hooks();
-        let is_known = self.workloads.known.contains_key(&id);
         self.make_folders()?;
-        let mut done = Ok(());
+        let former = self.workloads.known.get(&id).cloned();
+        let is_held_back = self.workloads.held_back.contains(&id);
+        let mut done = workload
+            .entries()
+            .try_for_each(|(address, info)| self.write_endpoint(address, &info));
         for hook in &hooks {
             done = done.and_then(|()| match self.is_attached(hook) {
                 false => self.attach_to_own(hook),
-                true if is_known => Ok(()),
+                true if former.is_some() => Ok(()),
                 // Nobody has looked after it since it was prepared.
                 true => self.look_after(hook),
             });
         }
-        let former = self.workloads.known.get(&id).cloned();
-        let written = done.and_then(|()| {
-            let mut entries = workload.entries();
-            entries.try_for_each(|(address, info)| self.write_endpoint(address, &info))
-        });
-        if let Err(error) = written {
-            for (address, info) in former.iter().flat_map(Workload::entries) {
-                self.write_endpoint(address, &info)?;
-            }
-            if former.is_none() {
-                self.forget(&workload)?;
+        if let Err(error) = done {
+            match &former {
+                // One of its programs may be there, and what it is to enforce is nowhere told but here.
+                Some(_) if is_held_back => {
+                    self.workloads.known.insert(id, workload);
+                }
+                Some(former) => {
+                    for (address, info) in former.entries() {
+                        self.write_endpoint(address, &info)?;
+                    }
+                }
+                None => self.forget(&workload)?,
             }
             return Err(error);
         }
@@ -132,6 +158,7 @@ impl Datapath {
         }
         self.workloads.prepared.remove(&id);
         self.workloads.known.insert(id, workload);
+        self.no_longer_held_back(id);
         Ok(())
     }
 
@@ -149,12 +176,14 @@ impl Datapath {
         attached
     }
 
-    /// The policy table that each endpoint names.
-    pub fn policies_named(&self) -> Vec<(u16, u32)> {
-        let known = self.workloads.known.iter();
-        known
-            .map(|(id, workload)| (*id, workload.info.policy))
-            .collect()
+    /// Whether programs of another map layout serve some of the endpoints.
+    pub fn is_changing_layout(&self) -> bool {
+        self.workloads.are_held_back()
+    }
+
+    /// The endpoints that are served.
+    pub fn workloads(&self) -> impl Iterator<Item = &Workload> {
+        self.workloads.known.values()
     }
 
     /// Takes an endpoint away, or what was prepared for one. Returns whether it was there.
@@ -167,7 +196,17 @@ impl Datapath {
         };
         self.forget(&workload)?;
         self.workloads.known.remove(&id);
+        self.no_longer_held_back(id);
         Ok(true)
+    }
+
+    /// The last one takes what the former programs needed with it.
+    fn no_longer_held_back(&mut self, id: u16) {
+        if self.workloads.held_back.remove(&id)
+            && let Err(error) = self.remove_set_aside()
+        {
+            warn!(%error, "the maps of the former layout stay until the next start");
+        }
     }
 
     /// What is wrong with the hooks of up to `count` endpoints, others at each call. One whose device is
@@ -185,7 +224,11 @@ impl Datapath {
 
     /// Attaches what is missing of the endpoints that were taken over. Each is tried again when it is set.
     pub(super) fn attach_adopted(&mut self) {
-        let hooks = self.workloads.hooks();
+        let Workloads {
+            known, held_back, ..
+        } = &self.workloads;
+        let served = known.iter().filter(|(id, _)| !held_back.contains(id));
+        let hooks = served.flat_map(|(_, workload)| workload.hooks());
         let missing: Vec<Hook> = hooks.filter(|hook| !self.is_attached(hook)).collect();
         for hook in missing {
             if let Err(error) = self.attach_to_own(&hook) {

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::datapath::DatapathError;
+use crate::datapath::ipcache::IpcacheError;
 use crate::policy::{PolicyError, PolicyName};
 
 /// Why policy could not be changed or taken over.
@@ -34,4 +35,7 @@ pub enum EnforceError {
     /// The maps.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
+    /// The map of identities by address.
+    #[error(transparent)]
+    Ipcache(#[from] IpcacheError),
 }

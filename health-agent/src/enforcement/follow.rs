@@ -92,7 +92,15 @@ impl Enforcer {
         let cidrs = self.0.cidrs.require(&both);
         self.wait_for_identities(cidrs.values().copied().collect())
             .await;
-        if self.0.identities.borrow().stale.is_none() {
+        if self.0.identities.borrow().stale.is_none() && !*self.0.is_informed.borrow() {
+            // Endpoints are built from here on, and judge by this map at once.
+            if self.0.is_blank {
+                let announced = self.0.allocator.addresses().borrow().clone();
+                if let Err(error) = self.write_ipcache(around, &announced, &cidrs, &wanted) {
+                    warn!(%error, "the ipcache cannot be written; it is tried again");
+                    return false;
+                }
+            }
             self.0.is_informed.send_replace(true);
         }
 

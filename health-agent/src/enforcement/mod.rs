@@ -22,7 +22,6 @@ use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
 use crate::datapath::ipcache::{Ipcache, IpcacheError};
-use crate::datapath::policy::PolicyTables;
 use crate::datapath::{Datapath, Workload};
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 use crate::identity::{CidrIdentities, Identities, Identity, IdentityAllocator};
@@ -56,6 +55,8 @@ struct Shared {
     /// The latest.
     generation: Mutex<Generation>,
     ipcache: Mutex<Ipcache>,
+    /// Whether the ipcache did not hold at the start what an agent before this one knew.
+    is_blank: bool,
     datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses, which others are told endpoints by.
     node_addresses: Vec<IpAddr>,
@@ -90,11 +91,15 @@ impl Enforcer {
         } = parts;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
-        let (tables, ipcache, named) = {
-            let datapath = lock(&datapath);
-            let tables: PolicyTables = datapath.policy()?;
-            (tables, datapath.ipcache()?, datapath.policies_named())
-        };
+        let datapath_now = lock(&datapath);
+        let former: Vec<Workload> = datapath_now.workloads().cloned().collect();
+        let (tables, mut ipcache) = (datapath_now.policy()?, datapath_now.ipcache()?);
+        let is_blank = datapath_now.is_changing_layout() || ipcache.entries().next().is_none();
+        drop(datapath_now);
+        if is_blank {
+            tell_of_former(&mut ipcache, &former)?;
+        }
+        let named = former.iter().map(|one| (one.info.id, one.info.policy));
         let identities = allocator.identities();
         let repository = Arc::new(repository);
         let generation = Generation {
@@ -114,6 +119,7 @@ impl Enforcer {
             allocator,
             subjects: Mutex::new(Subjects::new(tables, named)),
             ipcache: Mutex::new(ipcache),
+            is_blank,
             datapath,
             node_addresses,
             built: Notify::new(),
@@ -340,6 +346,20 @@ impl Regenerator for Enforcer {
     ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
         Box::pin(self.blocking(move |enforcer| enforcer.take_away(id)))
     }
+}
+
+/// Tells whose the addresses of taken over endpoints are, so that those built first know those built later.
+fn tell_of_former(ipcache: &mut Ipcache, former: &[Workload]) -> Result<(), IpcacheError> {
+    for workload in former {
+        let entry = IpcacheEntry {
+            identity: workload.info.identity,
+            ..IpcacheEntry::default()
+        };
+        for address in &workload.addresses {
+            ipcache.set(IpNet::from(*address), entry)?;
+        }
+    }
+    Ok(())
 }
 
 /// The labels that policy selects an endpoint by. Until it has an identity of its own those are the label of

@@ -239,9 +239,7 @@ impl Hub {
             stale,
             rejected,
         };
-        if *known != next {
-            self.identities.send_replace(Arc::new(next));
-        }
+        // Whoever waits for the identities finds the addresses told too.
         let addresses = view.addresses();
         self.addresses.send_if_modified(|known| {
             let is_other = **known != addresses;
@@ -250,6 +248,9 @@ impl Hub {
             }
             is_other
         });
+        if *known != next {
+            self.identities.send_replace(Arc::new(next));
+        }
     }
 
     /// Whether the store cannot be used.
