@@ -6,7 +6,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::identity::{Identity, IdentityAllocator, OnOutage};
+use tokio::sync::watch;
+
+use crate::identity::{Held, Identity, IdentityAllocator, OnOutage};
 use crate::labels::LabelSet;
 
 /// The identity cannot be told for now; it is asked for again.
@@ -25,13 +27,17 @@ pub trait IdentitySource: Send + Sync {
 
     /// Gives one acquisition back.
     fn release(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
+    /// The identities that are held, by labels. One changes when the store lost it and gave its number to others; who
+    /// holds it acquires the new one then.
+    fn held(&self) -> watch::Receiver<Arc<Held>>;
 }
 
 /// Identities of an allocator, by labels.
 pub struct Allocated {
     allocator: Arc<IdentityAllocator>,
-    /// What is held, and how often.
-    held: Mutex<HashMap<Identity, (LabelSet, usize)>>,
+    /// What is acquired, and how often.
+    acquired: Mutex<HashMap<Identity, (LabelSet, usize)>>,
 }
 
 impl Allocated {
@@ -39,12 +45,12 @@ impl Allocated {
     pub fn by(allocator: Arc<IdentityAllocator>) -> Self {
         Self {
             allocator,
-            held: Mutex::default(),
+            acquired: Mutex::default(),
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Identity, (LabelSet, usize)>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn acquired(&self) -> MutexGuard<'_, HashMap<Identity, (LabelSet, usize)>> {
+        self.acquired.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -59,8 +65,9 @@ impl IdentitySource for Allocated {
                 .acquire(labels, OnOutage::Fail)
                 .await
                 .map_err(|error| IdentityUnavailable(error.to_string()))?;
-            let mut held = self.held();
-            held.entry(identity)
+            let mut acquired = self.acquired();
+            acquired
+                .entry(identity)
                 .or_insert_with(|| (labels.clone(), 0))
                 .1 += 1;
             Ok(identity)
@@ -68,8 +75,8 @@ impl IdentitySource for Allocated {
     }
 
     fn release(&self, identity: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        let mut held = self.held();
-        if let Entry::Occupied(mut one) = held.entry(identity) {
+        let mut acquired = self.acquired();
+        if let Entry::Occupied(mut one) = acquired.entry(identity) {
             let (labels, count) = one.get_mut();
             self.allocator.release(labels);
             *count -= 1;
@@ -78,5 +85,9 @@ impl IdentitySource for Allocated {
             }
         }
         Box::pin(std::future::ready(()))
+    }
+
+    fn held(&self) -> watch::Receiver<Arc<Held>> {
+        self.allocator.held()
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
@@ -13,7 +14,7 @@ use crate::endpoint::error::EndpointError;
 use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::lifecycle::{Side, State};
 use crate::endpoint::log::Status;
-use crate::identity::Identity;
+use crate::identity::{Held, Identity};
 use crate::labels::{Label, LabelSet};
 
 /// How long the source may take until an endpoint goes on without.
@@ -56,12 +57,53 @@ impl Manager {
     /// Asks for the identity until it is there, if what is held is not that of the labels.
     pub(super) fn resolve_if_needed(&self, id: u16) {
         let needs = self.with(id, |entry, _| {
-            let needs = !entry.saved.labels.is_empty() && entry.held.is_empty();
+            let is_old = entry.held.is_empty() || entry.is_renumbered;
+            let needs = !entry.saved.labels.is_empty() && is_old;
             needs && !std::mem::replace(&mut entry.is_resolving, true)
         });
         if needs.unwrap_or(false) {
             tokio::spawn(self.clone().resolve(id));
         }
+    }
+
+    /// Has endpoints follow when their labels get another identity.
+    pub(super) async fn follow_identities(self, mut held: watch::Receiver<Arc<Held>>) {
+        let mut before = held.borrow_and_update().clone();
+        while held.changed().await.is_ok() {
+            let now = held.borrow_and_update().clone();
+            for (labels, identity) in now.iter() {
+                if before.get(labels).is_some_and(|was| was != identity) {
+                    self.renumber(labels, *identity);
+                }
+            }
+            before = now;
+        }
+    }
+
+    /// Has the endpoints of these labels ask for their identity again, where it is another one.
+    fn renumber(&self, labels: &LabelSet, identity: Identity) {
+        let now = self.now();
+        let mut waiting = Vec::new();
+        for (id, entry) in &mut self.table().entries {
+            let is_one = entry.saved.labels == *labels && entry.saved.identity != identity;
+            if !is_one || entry.state().is_ending() {
+                continue;
+            }
+            entry.is_renumbered = true;
+            if entry.is_complete && !entry.is_resolving {
+                // One that was taken over is restoring until it is built.
+                if entry.state() != State::Restoring {
+                    let reason = "the identity of its labels has changed";
+                    // From the other states of a running endpoint that is allowed.
+                    let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, reason);
+                }
+                waiting.push(*id);
+            }
+        }
+        for id in waiting {
+            self.resolve_if_needed(id);
+        }
+        self.note_change();
     }
 
     pub(super) async fn relabel(
@@ -113,7 +155,11 @@ impl Manager {
         let mut pause = FIRST_PAUSE;
         let mut last_problem = None;
         loop {
-            let Ok(labels) = self.with(id, |entry, _| entry.saved.labels.clone()) else {
+            let asked = self.with(id, |entry, _| {
+                entry.is_renumbered = false;
+                entry.saved.labels.clone()
+            });
+            let Ok(labels) = asked else {
                 return;
             };
             let acquired = match labels.is_empty() {
@@ -139,7 +185,8 @@ impl Manager {
                 }
             };
             if self.take_identity(id, &labels, identity).await {
-                return;
+                // It may have changed since.
+                return self.resolve_if_needed(id);
             }
         }
     }

@@ -150,6 +150,8 @@ impl Manager {
         tokio::spawn(manager.clone().build_forever());
         tokio::spawn(manager.clone().look_forever());
         tokio::spawn(manager.clone().prepare_forever());
+        let held = manager.0.identities.held();
+        tokio::spawn(manager.clone().follow_identities(held));
         manager
     }
 

@@ -58,6 +58,8 @@ pub(super) struct Entry {
     pub(super) is_being_removed: bool,
     /// Whether somebody asks for its identity.
     pub(super) is_resolving: bool,
+    /// Whether its labels have another identity than the one that was acquired last.
+    pub(super) is_renumbered: bool,
     /// Whether a regeneration was asked for while there was no identity.
     pub(super) is_outdated: bool,
     /// What is held of the source of identities: the one in use, and those that packets may still meet.
@@ -80,6 +82,7 @@ impl Entry {
             is_complete: false,
             is_being_removed: false,
             is_resolving: false,
+            is_renumbered: false,
             is_outdated: false,
             held: Vec::new(),
             shown: OnceLock::new(),

@@ -13,7 +13,7 @@ use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::log::Status;
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration};
 use crate::endpoint::workload::{Blueprint, Found, Pair, Saved, Task, WorkloadError};
-use crate::identity::Identity;
+use crate::identity::{Held, Identity};
 use crate::ipam::Family;
 use crate::net::netns::{NetNsError, NetNsId};
 
@@ -30,6 +30,7 @@ struct World {
     failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
+    held_by_labels: watch::Sender<Arc<Held>>,
     is_store_away: Mutex<bool>,
     built: Mutex<Vec<Regeneration>>,
     served: Mutex<BTreeSet<u16>>,
@@ -54,6 +55,15 @@ impl World {
         let mut devices = self.devices.lock().unwrap();
         assert_eq!(devices.insert(pair.device.clone(), made), None);
         ifindex
+    }
+
+    /// Gives labels an identity, as a store does that lost the one they had.
+    fn number(&self, labels: &LabelSet, identity: Identity) {
+        let mut identities = self.identities.lock().unwrap();
+        identities.insert(labels.clone(), identity);
+        let held = identities.iter();
+        let held = held.map(|(labels, identity)| (Arc::new(labels.clone()), *identity));
+        self.held_by_labels.send_replace(Arc::new(held.collect()));
     }
 }
 
@@ -147,6 +157,10 @@ impl IdentitySource for World {
     fn release(&self, identity: Identity) -> Answer<'_, ()> {
         *self.held.lock().unwrap().entry(identity).or_default() -= 1;
         Box::pin(std::future::ready(()))
+    }
+
+    fn held(&self) -> watch::Receiver<Arc<Held>> {
+        self.held_by_labels.subscribe()
     }
 }
 
@@ -449,6 +463,42 @@ async fn contradictions_are_refused_by_name() {
     assert_eq!(bed.manager.endpoints().len(), 1);
     let error = bed.manager.delete(&Selector::Id(7)).await.unwrap_err();
     assert_eq!(error.kind(), crate::endpoint::error::ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_when_their_labels_get_another_identity() {
+    let bed = Bed::start().await;
+    let labels = new(1, &["app=a"]).labels;
+    bed.world.number(&labels, Identity(300));
+    let [one, two] = [1, 2].map(|n| bed.create(n, &["app=a"]));
+    let (one, two) = (one.await.unwrap(), two.await.unwrap());
+    let other = bed.create(3, &["app=b"]).await.unwrap();
+    assert_eq!((one.identity, two.identity), (300, 300));
+    bed.world.built.lock().unwrap().clear();
+
+    *bed.world.is_store_away.lock().unwrap() = true;
+    bed.world.number(&labels, Identity(777));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(bed.states(one.id).last().unwrap(), "waiting-for-identity");
+    // Another one, before anybody could ask.
+    bed.world.number(&labels, Identity(778));
+    *bed.world.is_store_away.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    for id in [one.id, two.id] {
+        assert_eq!(bed.ready(id).await.identity, 778);
+        let log = bed.manager.log(id).unwrap();
+        let told = |entry: &&LogEntry| entry.message == "the identity of its labels has changed";
+        assert_eq!(log.iter().filter(told).count(), 1);
+    }
+    let built = bed.world.built.lock().unwrap().clone();
+    assert!(built.iter().all(|one| one.id != other.id));
+    assert_eq!(
+        bed.held(),
+        [(Identity(other.identity), 1), (Identity(778), 2)]
+    );
+    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
+    let of_two = saved.iter().filter(|saved| saved.identity == Identity(778));
+    assert_eq!(of_two.count(), 2);
 }
 
 #[tokio::test(start_paused = true)]
