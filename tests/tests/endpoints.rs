@@ -310,6 +310,47 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
 
 #[test]
 #[ignore = "needs root"]
+fn endpoints_follow_the_mtu_of_the_uplink() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let (a, b) = (Workload::new("a")?, Workload::new("b")?);
+    let first = a.endpoint_on(node, "")?;
+    let has = |workload: &Workload, endpoint: &Endpoint, mtu: u32| -> anyhow::Result<()> {
+        let word = format!("mtu {mtu} ");
+        let outer = node.exec(&format!("ip -o link show {}", endpoint.interface))?;
+        let inner = workload.exec("ip -o link show eth0")?.stdout;
+        let routes = workload.exec("ip route show default")?.stdout
+            + &workload.exec("ip -6 route show default")?.stdout;
+        let routes_follow = routes.matches(&word).count() == 2;
+        anyhow::ensure!(
+            outer.contains(&word) && inner.contains(&word) && routes_follow,
+            "{outer}{inner}{routes}"
+        );
+        Ok(())
+    };
+    has(&a, &first, 1500)?;
+    node.exec("ip link set eth0 mtu 1400")?;
+    wait_for("the endpoint to follow", PATIENCE, || {
+        has(&a, &first, 1400).map(Some)
+    })?;
+    let second = b.endpoint_on(node, "")?;
+    has(&b, &second, 1400)?;
+    for address in addresses(&second) {
+        a.pings(address)?;
+    }
+
+    node.kill_agent(Signal::SIGKILL)?;
+    node.exec("ip link set eth0 mtu 1500")?;
+    restart(node)?;
+    wait_for("both to follow", PATIENCE, || {
+        has(&a, &first, 1500)?;
+        has(&b, &second, 1500).map(Some)
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
 fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(1)

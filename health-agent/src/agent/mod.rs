@@ -301,6 +301,7 @@ impl Agent {
                         let outcome = watch::repair(&mut self.node).await;
                         backoff.note(&outcome);
                         self.source.note_repairs(&self.node, &outcome);
+                        self.endpoints.set_mtu(self.node.endpoint.mtu());
                     }
                 }
             }

@@ -63,7 +63,7 @@ impl Manager {
                 });
             }
         }
-        let spare = table.spares.take();
+        let spare = table.spares.take(*self.0.mtu.borrow());
         let (pair, ifindex) = match spare {
             Some(Spare { pair, ifindex }) => (pair, Some(ifindex)),
             None => (self.new_pair(&table, &mut rng)?, None),
@@ -106,7 +106,7 @@ impl Manager {
             device: device_name(id),
             mac: MacAddr::random(rng),
             host_mac: MacAddr::random(rng),
-            mtu: self.0.mtu,
+            mtu: *self.0.mtu.borrow(),
         })
     }
 
@@ -212,7 +212,7 @@ impl Manager {
     }
 
     /// What the devices of an endpoint shall be.
-    fn blueprint(&self, id: u16) -> Result<Blueprint, EndpointError> {
+    pub(super) fn blueprint(&self, id: u16) -> Result<Blueprint, EndpointError> {
         let mut table = self.table();
         let saved = table.living(id)?.saved.clone();
         let stacks = saved.addresses().filter_map(|address| {

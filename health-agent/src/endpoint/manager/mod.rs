@@ -5,6 +5,7 @@ mod build;
 mod create;
 mod delete;
 mod identity;
+mod mtu;
 mod restore;
 mod spares;
 mod table;
@@ -112,7 +113,8 @@ struct Shared {
     clock: fn() -> Timestamp,
     states: StateDir,
     node_addresses: Vec<IpAddr>,
-    mtu: u32,
+    /// MTU that endpoints are to have, bytes.
+    mtu: watch::Sender<u32>,
     table: Mutex<Table>,
     /// Counts changes of the table.
     changed: watch::Sender<u64>,
@@ -141,7 +143,7 @@ impl Manager {
             clock: parts.clock,
             states,
             node_addresses,
-            mtu,
+            mtu: watch::Sender::new(mtu),
             table: Mutex::new(table),
             changed: watch::Sender::new(0),
             work: Notify::new(),
@@ -150,6 +152,8 @@ impl Manager {
         tokio::spawn(manager.clone().build_forever());
         tokio::spawn(manager.clone().look_forever());
         tokio::spawn(manager.clone().prepare_forever());
+        let mtu = manager.0.mtu.subscribe();
+        tokio::spawn(manager.clone().follow_mtu(mtu));
         let held = manager.0.identities.held();
         tokio::spawn(manager.clone().follow_identities(held));
         manager

@@ -54,9 +54,16 @@ impl Spares {
         self.ready.len() >= self.wanted
     }
 
-    /// The one that has waited longest.
-    pub(super) fn take(&mut self) -> Option<Spare> {
-        self.ready.pop_front()
+    /// The one that has waited longest of those with this MTU.
+    pub(super) fn take(&mut self, mtu: u32) -> Option<Spare> {
+        let place = self.ready.iter().position(|spare| spare.pair.mtu == mtu)?;
+        self.ready.remove(place)
+    }
+
+    /// One that has another MTU.
+    fn take_unfit(&mut self, mtu: u32) -> Option<Spare> {
+        let place = self.ready.iter().position(|spare| spare.pair.mtu != mtu)?;
+        self.ready.remove(place)
     }
 }
 
@@ -94,6 +101,29 @@ impl Manager {
         let ifindex = made?;
         table.spares.ready.push_back(Spare { pair, ifindex });
         debug!(id, "a pair was made ahead of its endpoint");
+        Ok(())
+    }
+
+    /// Takes away what was made with another MTU, bytes, than new endpoints are to have. Returns whether none is
+    /// left.
+    pub(super) async fn discard_unfit(&self, mtu: u32) -> bool {
+        loop {
+            let unfit = self.table().spares.take_unfit(mtu);
+            let Some(Spare { pair, .. }) = unfit else {
+                return self.table().spares.making.is_none();
+            };
+            if let Err(error) = self.discard(&pair).await {
+                warn!(id = pair.id, %error, "a spare pair cannot be removed; the next start does");
+            }
+        }
+    }
+
+    async fn discard(&self, pair: &Pair) -> Result<(), EndpointError> {
+        let id = pair.id;
+        self.0.devices.remove(&pair.device).await?;
+        let removed = self.0.regenerator.remove(id).await;
+        removed.map_err(|source| EndpointError::Regenerate { id, source })?;
+        self.0.states.forget_spare(id)?;
         Ok(())
     }
 

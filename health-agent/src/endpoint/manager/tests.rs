@@ -26,6 +26,8 @@ struct World {
     /// Namespaces that there are, by their files.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
+    /// Of each device.
+    mtus: Mutex<BTreeMap<String, u32>>,
     /// Which step fails, if one does.
     failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
@@ -97,6 +99,9 @@ impl Devices for World {
             if self.fails("create") {
                 return Err(Self::fail("create"));
             }
+            let mut mtus = self.mtus.lock().unwrap();
+            mtus.insert(blueprint.pair.device.clone(), blueprint.pair.mtu);
+            drop(mtus);
             let devices = self.devices.lock().unwrap().clone();
             let ready = devices.get(&blueprint.pair.device);
             match ready.filter(|_| blueprint.spare.is_some()) {
@@ -112,6 +117,17 @@ impl Devices for World {
                 true => Err(Self::fail("activate")),
                 false => Ok(()),
             }
+        })
+    }
+
+    fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(async {
+            if self.fails("set_mtu") {
+                return Err(Self::fail("set_mtu"));
+            }
+            let mut mtus = self.mtus.lock().unwrap();
+            mtus.insert(blueprint.pair.device.clone(), blueprint.pair.mtu);
+            Ok(())
         })
     }
 
@@ -622,6 +638,33 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     }
     bed.manager.delete(&Selector::Id(kept.id)).await.unwrap();
     bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_the_mtu_of_the_node_across_restarts_too() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    let mtu_of = |bed: &Bed, device: &str| bed.world.mtus.lock().unwrap().get(device).copied();
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1500));
+    *bed.world.failing.lock().unwrap() = Some("set_mtu");
+    bed.manager.set_mtu(1400);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1500));
+    *bed.world.failing.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1400));
+    let later = bed.create(2, &[]).await.unwrap();
+    assert_eq!(mtu_of(&bed, &later.interface), Some(1400));
+    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
+    assert!(saved.iter().all(|saved| saved.mtu == 1400));
+
+    // Changed back while there was no agent.
+    let bed = bed.restarted().await;
+    bed.ready(made.id).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for endpoint in [&made, &later] {
+        assert_eq!(mtu_of(&bed, &endpoint.interface), Some(1500));
+    }
 }
 
 #[tokio::test(start_paused = true)]

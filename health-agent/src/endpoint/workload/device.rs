@@ -164,6 +164,25 @@ impl HostDevices {
             .await
     }
 
+    async fn resize(&self, blueprint: &Blueprint) -> Result<(), WorkloadError> {
+        let inside = netns::netlink_in(&NetNs::at(&blueprint.netns)?)?;
+        let (outer, inner) = tokio::try_join!(
+            existing(&self.host, &blueprint.pair.device),
+            existing(&inside, &blueprint.ifname)
+        )?;
+        if self.endpoint_of(&outer) != Some(blueprint.pair.id) {
+            let device = blueprint.pair.device.clone();
+            return Err(WorkloadError::ForeignDevice { device });
+        }
+        tokio::try_join!(
+            link::set_mtu(&self.host, &outer, blueprint.pair.mtu),
+            link::set_mtu(&inside, &inner, blueprint.pair.mtu)
+        )?;
+        let routes = inner_routes(blueprint, inner.index);
+        try_join_all(routes.iter().map(|route| route::replace(&inside, route))).await?;
+        Ok(())
+    }
+
     /// Without the node's address as the source, where that is on no device for now.
     async fn route_to(&self, stack: &Stack, ifindex: u32) -> Result<(), RouteError> {
         let route = Route {
@@ -263,6 +282,10 @@ impl Devices for HostDevices {
         ifindex: u32,
     ) -> Task<'a, Result<(), WorkloadError>> {
         Box::pin(self.bring_up(blueprint, ifindex))
+    }
+
+    fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(self.resize(blueprint))
     }
 
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>> {

@@ -103,6 +103,8 @@ pub trait Devices: Send + Sync {
         blueprint: &'a Blueprint,
         ifindex: u32,
     ) -> Task<'a, Result<(), WorkloadError>>;
+    /// Gives both ends, and the route that leads out, the blueprint's MTU.
+    fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>>;
     /// Removes the host's end of this name, and with it the other. One of somebody else is left alone.
     /// Returns whether it was there.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;
