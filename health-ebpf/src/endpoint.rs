@@ -27,6 +27,9 @@ use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
 
+/// First byte of an IPv6 group's address (RFC 4291 section 2.7).
+const IPV6_GROUP: u32 = 0xff;
+
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
     /// See [`State`].
@@ -375,8 +378,7 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
     let source = Addr::v6(ip.saddr_be);
-    // Router and neighbour discovery go by link-local or no source.
-    if v6_is_link_local(&source.words_be) || source.is_unset() {
+    if (v6_is_link_local(&source.words_be) || source.is_unset()) && concerns_link(frame, ip) {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
@@ -385,6 +387,18 @@ fn from_endpoint6(frame: &Frame) -> Verdict {
     }
     debug!(frame.ctx(), "IPv6 source is not the endpoint's");
     refuse(frame, Reason::InvalidSource, Direction::Ingress)
+}
+
+/// Whether a packet is what hosts send from a link-local address, or without one, to live on their link: to a group
+/// (RFC 4861 section 4, RFC 3810 section 5), or neighbour discovery. With any other the endpoint would talk to the host
+/// under an address that no policy knows.
+#[inline(always)]
+fn concerns_link(frame: &Frame, ip: &Ipv6Header) -> bool {
+    let mut kind = 0_u8;
+    u32::from_be(ip.daddr_be[0]) >> 24 == IPV6_GROUP
+        || ip.next_header == PROTOCOL_ICMPV6
+            && load(frame, L4_AT6 as u32, &mut kind, 1).is_some()
+            && neighbour::is_neighbour_discovery(kind)
 }
 
 /// Answers a solicitation for the gateway; `None` for everything else.

@@ -820,6 +820,59 @@ fn questions_about_neighbours_are_answered_whatever_the_policy() {
     assert_eq!(bed.verdict(In, &advertisement), None);
 }
 
+/// Under a link-local address, or none, an endpoint says what its link needs, and reaches nobody.
+#[test]
+#[ignore = "needs root"]
+fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
+    const MLD_REPORT: u8 = 143;
+    const SOLICITATION: u8 = 135;
+    const ADVERTISEMENT: u8 = 136;
+    let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
+    let own = ["fe80::9", "::"];
+    let group: IpAddr = "ff02::16".parse().expect("an address");
+    let unicast = ["fe80::1", "fd00:10:244:2::9"];
+    let icmp = |source: &str, destination: IpAddr, kind: u8| {
+        let IpAddr::V6(destination) = destination else {
+            unreachable!("IPv6");
+        };
+        let ip = Ipv6::icmp(source.parse().expect("an address"), destination);
+        let message = ip.with_checksum(echo(kind, 0, fresh(), 1, &payload(24)));
+        framed(Out, IPV6, &ip.packet(&message))
+    };
+    let datagram = |source: &str, destination: IpAddr| {
+        let IpAddr::V6(destination) = destination else {
+            unreachable!("IPv6");
+        };
+        let ip = Ipv6 {
+            next_header: UDP,
+            ..Ipv6::icmp(source.parse().expect("an address"), destination)
+        };
+        framed(Out, IPV6, &ip.packet(&with_ports(fresh(), 53)))
+    };
+    let refused = Some(Reason::InvalidSource);
+    for flags in [BOTH, 0] {
+        set_endpoint(&mut bed.run.datapath, flags, 1);
+        for source in own {
+            assert_eq!(bed.verdict(Out, &icmp(source, group, MLD_REPORT)), None);
+            assert_eq!(bed.verdict(Out, &datagram(source, group)), None);
+            for destination in unicast {
+                let destination: IpAddr = destination.parse().expect("an address");
+                for kind in [SOLICITATION, ADVERTISEMENT] {
+                    let packet = icmp(source, destination, kind);
+                    assert_eq!(bed.verdict(Out, &packet), None, "{source} {kind}");
+                }
+                for packet in [
+                    icmp(source, destination, 128),
+                    datagram(source, destination),
+                    datagram(source, destination)[..54].to_vec(),
+                ] {
+                    assert_eq!(bed.verdict(Out, &packet), refused, "{source}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn counters_add_up_through_changes_and_restarts() {
