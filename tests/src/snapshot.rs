@@ -51,13 +51,14 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
-    /// Waits until a node is as it was in this picture, but for what agents learn of their peers and the folder that
-    /// endpoints had their files in.
+    /// Waits until a node is as it was in this picture, but for what agents learn of their peers, the folder that
+    /// endpoints had their files in, and the file of the rules, which may be none.
     pub fn wait_nothing_left(&self, node: &Node) -> anyhow::Result<()> {
         let may_differ = [
             "/state/learned.json",
             "/state/nodes.json",
             "/state/endpoints",
+            "/state/policies.json",
         ];
         wait_for("nothing to be left", PATIENCE, || {
             let difference = Self::node(node)?.since(self);

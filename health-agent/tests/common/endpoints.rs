@@ -12,12 +12,13 @@ use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration,
 use health_agent::endpoint::workload::{
     Blueprint, Devices, Found, Pair, Saved, StateDir, Task, WorkloadError,
 };
-use health_agent::identity::Identity;
+use health_agent::identity::{Held, Identity};
 use health_agent::ipam::{Family, NodeIpam};
 use health_agent::labels::LabelSet;
 use health_agent::net::mac::MacAddr;
 use health_agent::net::netns::NetNsId;
 use jiff::Timestamp;
+use tokio::sync::watch;
 
 const ID: u16 = 1018;
 const IFINDEX: u32 = 7;
@@ -38,6 +39,9 @@ impl Devices for NoDevices {
         Box::pin(ready(Ok(IFINDEX)))
     }
     fn activate<'a>(&'a self, _: &'a Blueprint, _: u32) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(ready(Ok(())))
+    }
+    fn set_mtu<'a>(&'a self, _: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
         Box::pin(ready(Ok(())))
     }
     fn remove<'a>(&'a self, _: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
@@ -63,6 +67,9 @@ impl IdentitySource for NoStore {
     }
     fn release(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(ready(()))
+    }
+    fn held(&self) -> watch::Receiver<Arc<Held>> {
+        watch::channel(Arc::default()).1
     }
 }
 

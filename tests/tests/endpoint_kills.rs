@@ -1,0 +1,418 @@
+//! An agent killed at any moment of making and deleting endpoints leaves none half there, and nothing of those that
+//! are gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::fs;
+use std::net::IpAddr;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use health_agent::api::client::Client;
+use health_agent::api::types::{Endpoint, Enforcement, TakenAddress};
+use health_agent::net::netns::{self, NetNs};
+use ipnet::IpNet;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::bed::command_in;
+use tests::process::run;
+use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
+
+const KILLS: usize = 50;
+/// Endpoints that nobody touches.
+const RESIDENTS: usize = 2;
+/// Makes a run kill at the moments of another one.
+const SEED: &str = "HEALTH_SEED";
+/// Identities of the host and of health endpoints.
+const HOST: u32 = 1;
+const HEALTH: u32 = 4;
+
+const POLICY: &str = r#"
+apiVersion: "cilium.io/v2"
+kind: CiliumNetworkPolicy
+metadata:
+  name: kills
+spec:
+  endpointSelector:
+    matchLabels:
+      app: web
+  ingress:
+  - fromEntities:
+    - host
+"#;
+
+/// A network namespace for an endpoint, which goes with this value.
+struct Place {
+    name: String,
+    path: String,
+}
+
+impl Place {
+    fn new(number: usize) -> anyhow::Result<Self> {
+        let name = format!("hkill-{number}");
+        // One that a killed test left.
+        netns::remove(&name)?;
+        let path = NetNs::create(&name)?.path().display().to_string();
+        Ok(Self { name, path })
+    }
+
+    /// The devices in it besides the loopback, with their addresses of global scope.
+    fn devices(&self) -> anyhow::Result<BTreeMap<String, BTreeSet<IpAddr>>> {
+        let listed = run(command_in(&self.name, "ip").args(["-j", "address", "show"]))?;
+        let listed: Value = serde_json::from_str(&listed.success()?)?;
+        let devices = listed.as_array().context("no list of devices")?.iter();
+        let devices = devices.filter(|device| device["ifname"] != "lo");
+        devices
+            .map(|device| {
+                let name = text(&device["ifname"])?;
+                let addresses = device["addr_info"].as_array().into_iter().flatten();
+                let global = addresses.filter(|address| address["scope"] == "global");
+                let global = global.map(|address| Ok(text(&address["local"])?.parse::<IpAddr>()?));
+                Ok((name.to_owned(), global.collect::<anyhow::Result<_>>()?))
+            })
+            .collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = netns::remove(&self.name);
+    }
+}
+
+fn text(value: &Value) -> anyhow::Result<&str> {
+    value.as_str().with_context(|| format!("no text: {value}"))
+}
+
+fn rows(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> + use<> {
+    endpoint.ipv4.into_iter().chain(endpoint.ipv6)
+}
+
+/// Starts something of the agent's command line.
+fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
+    let mut command = node.cli_command();
+    command.args(words.split(' '));
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    Ok(command.spawn()?)
+}
+
+/// Begins to make one endpoint and to delete another at once.
+fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Result<[Child; 2]> {
+    Ok([
+        spawn(
+            node,
+            &format!("endpoint create --netns {}{labels}", make.path),
+        )?,
+        spawn(node, &format!("endpoint delete --netns {}", delete.path))?,
+    ])
+}
+
+fn restart(node: &Node) -> anyhow::Result<()> {
+    const UP: [&str; 1] = ["agent is up"];
+    let before = node.logged(&UP)?.len();
+    node.start_agent()?;
+    wait_for("the agent to be up", PATIENCE, || {
+        Ok((node.logged(&UP)?.len() > before).then_some(()))
+    })
+}
+
+/// What the agent tells of its endpoints, the health endpoint's addresses apart.
+struct Told {
+    endpoints: Vec<Endpoint>,
+    health: BTreeSet<IpAddr>,
+}
+
+impl Told {
+    fn by(node: &Node) -> anyhow::Result<Self> {
+        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        ensure!(all.iter().all(|one| one.state == "ready"), "{all:?}");
+        let (health, endpoints): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|one| one.identity == HEALTH);
+        Ok(Self {
+            endpoints,
+            health: health.iter().flat_map(addresses).collect(),
+        })
+    }
+
+    fn at(&self, place: &Place) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|one| one.netns == place.path)
+    }
+
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        self.endpoints.iter().flat_map(addresses).collect()
+    }
+
+    fn with_health(&self) -> BTreeSet<IpAddr> {
+        &self.addresses() | &self.health
+    }
+
+    /// That there is all of them, and nothing of any other: devices and routes, pins, maps, addresses, files.
+    fn is_all_there_is(&self, node: &Node) -> anyhow::Result<()> {
+        let devices: BTreeSet<&str> = self
+            .endpoints
+            .iter()
+            .map(|one| one.interface.as_str())
+            .collect();
+        let listed: Value = serde_json::from_str(&node.exec("ip -j link show type veth")?)?;
+        let is_of_endpoint = |name: &&str| name.starts_with("lxc") && *name != "lxc_health";
+        let found = rows(&listed).filter_map(|device| device["ifname"].as_str());
+        same("devices", found.filter(is_of_endpoint), &devices)?;
+
+        let mut routes = BTreeSet::new();
+        for family in ["-4", "-6"] {
+            let listed = node.exec(&format!("ip -j {family} route show table all"))?;
+            let listed: Value = serde_json::from_str(&listed)?;
+            let of_endpoint = rows(&listed).filter(|route| {
+                let device = route["dev"].as_str();
+                device.as_ref().is_some_and(is_of_endpoint)
+            });
+            let targets = of_endpoint.filter_map(|route| route["dst"].as_str()?.parse().ok());
+            // Each device has the kernel's own for its link.
+            let is_own = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.segments()[0] == 0xfe80);
+            routes.extend(targets.filter(is_own));
+        }
+        same("routes", routes, &self.addresses())?;
+
+        let links = fs::read_dir(node.pins().join("links"))?;
+        let links = links.map(|entry| Ok(entry?.file_name().display().to_string()));
+        let with_programs = devices.iter().copied().chain(["lxc_health"]);
+        let wanted = with_programs
+            .flat_map(|device| ["from", "to"].map(|way| format!("{way}_endpoint_{device}")))
+            .chain(["from", "to"].map(|way| format!("{way}_netdev_eth0")));
+        let links: Vec<String> = links.collect::<anyhow::Result<_>>()?;
+        same("links", links, &wanted.collect())?;
+
+        let mut tables = BTreeSet::from([0]);
+        let entries = node.listing("bpf endpoint list")?;
+        let mut known = BTreeSet::new();
+        for entry in rows(&entries) {
+            let address: IpAddr = text(&entry["address"])?.parse()?;
+            known.insert(address);
+            tables.insert(entry["policy"].as_u64().context("no table")?);
+            let mut endpoints = self.endpoints.iter();
+            let Some(endpoint) = endpoints.find(|one| addresses(one).any(|ip| ip == address))
+            else {
+                continue;
+            };
+            let enforces = endpoint.policy_ingress == Enforcement::Enabled;
+            ensure!(
+                entry["id"] == endpoint.id
+                    && entry["ifindex"] == endpoint.ifindex
+                    && entry["identity"] == endpoint.identity
+                    && entry["enforces-ingress"] == enforces,
+                "{entry} is of {endpoint:?}"
+            );
+            ensure!(
+                enforces == endpoint.labels.contains(&"unspec:app=web".to_owned()),
+                "{endpoint:?}"
+            );
+        }
+        same("HEALTH_ENDPOINTS", known, &self.with_health())?;
+
+        let policy = node.listing("bpf policy get")?;
+        for entry in rows(&policy) {
+            let table = entry["table"].as_u64();
+            ensure!(
+                table.is_some_and(|table| tables.contains(&table)),
+                "nobody names the table of {entry}"
+            );
+        }
+
+        let cidrs: Vec<IpNet> = node
+            .pod_cidrs()
+            .iter()
+            .map(|cidr| cidr.parse())
+            .collect::<Result<_, _>>()?;
+        let ipcache = node.listing("bpf ipcache list")?;
+        let mut identities = BTreeMap::new();
+        for entry in rows(&ipcache) {
+            let prefix: IpNet = text(&entry["prefix"])?.parse()?;
+            let is_pod = cidrs
+                .iter()
+                .any(|cidr| cidr.contains(&prefix) && *cidr != prefix);
+            // The gateways are the host's.
+            if is_pod && entry["identity"] != HOST {
+                identities.insert(prefix.addr(), entry["identity"].as_u64());
+            }
+        }
+        let of_endpoints = self.endpoints.iter().flat_map(|one| {
+            let identity = Some(u64::from(one.identity));
+            addresses(one).map(move |ip| (ip, identity))
+        });
+        let of_health = self.health.iter().map(|ip| (*ip, Some(HEALTH.into())));
+        same(
+            "HEALTH_IPCACHE",
+            identities,
+            &of_endpoints.chain(of_health).collect(),
+        )?;
+
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let taken = runtime.block_on(Client::new(node.socket()).get("/v1/ipam"));
+        let taken: Vec<TakenAddress> = taken?;
+        let taken = taken.into_iter().map(|one| one.address);
+        same("addresses taken", taken, &self.with_health())?;
+
+        let files = fs::read_dir(node.runtime_dir().join("state/endpoints"))?;
+        let files = files.map(|entry| Ok(entry?.file_name().display().to_string()));
+        let files: Vec<String> = files.collect::<anyhow::Result<_>>()?;
+        let wanted = self.endpoints.iter().map(|one| format!("{}.json", one.id));
+        same("files", files, &wanted.collect())
+    }
+}
+
+/// That what was found is what there is to be.
+fn same<T: Ord + std::fmt::Debug>(
+    what: &str,
+    found: impl IntoIterator<Item = T>,
+    wanted: &BTreeSet<T>,
+) -> anyhow::Result<()> {
+    let found: BTreeSet<T> = found.into_iter().collect();
+    ensure!(found == *wanted, "{what}: {found:?}, not {wanted:?}");
+    Ok(())
+}
+
+/// That an endpoint's own end is as the agent tells, or that there is nothing where it tells of none.
+fn is_whole(place: &Place, endpoint: Option<&Endpoint>) -> anyhow::Result<()> {
+    let wanted = endpoint.map(|one| (one.inner_interface.clone(), addresses(one).collect()));
+    let (found, wanted) = (place.devices()?, wanted.into_iter().collect());
+    ensure!(found == wanted, "{}: {found:?}, not {wanted:?}", place.name);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Result<()> {
+    let seed = match env::var(SEED) {
+        Ok(seed) => seed.parse()?,
+        Err(_) => fastrand::u64(..),
+    };
+    println!("{SEED}={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let before = Snapshot::node(node)?;
+    let folder = tempfile::tempdir()?;
+    let document = folder.path().join("policy.yaml");
+    fs::write(&document, POLICY)?;
+    node.cli(&format!("policy import {}", document.display()))?
+        .success()?;
+
+    // Half of the endpoints have labels, and with them an identity and a policy.
+    let labels = |number: usize| ["", " --label app=web"][number % 2];
+    let mut number = 0;
+    let mut place = || {
+        number += 1;
+        Place::new(number).map(|place| (place, labels(number)))
+    };
+    let mut live = Vec::new();
+    let make = |place: &Place, labels: &str| {
+        node.cli(&format!("endpoint create --netns {}{labels}", place.path))?
+            .success()
+    };
+    for _ in 0..RESIDENTS + 1 {
+        let (next, labels) = place()?;
+        make(&next, labels)?;
+        live.push(next);
+    }
+    let residents = Told::by(node)?;
+    let residents: Vec<Endpoint> = live[..RESIDENTS]
+        .iter()
+        .filter_map(|place| residents.at(place).cloned())
+        .collect();
+    ensure!(residents.len() == RESIDENTS, "{residents:?}");
+
+    // How long it takes where nobody disturbs.
+    let mut longest = Duration::ZERO;
+    for _ in 0..3 {
+        let (next, labels) = place()?;
+        let gone = live.swap_remove(RESIDENTS);
+        let begun = Instant::now();
+        for mut one in begin(node, &next, labels, &gone)? {
+            ensure!(one.wait()?.success(), "it fails by itself");
+        }
+        longest = longest.max(begun.elapsed());
+        live.push(next);
+    }
+    println!("making one and deleting one takes {longest:?}");
+
+    let (mut made, mut deleted) = (0, 0);
+    for kill in 0..KILLS {
+        let (next, labels) = place()?;
+        let gone = live.swap_remove(RESIDENTS);
+        let moment = longest.mul_f64(random.f64() * 1.1);
+        let [mut making, mut deleting] = begin(node, &next, labels, &gone)?;
+        // What is cut short is the point, so there is no condition to wait for.
+        thread::sleep(moment);
+        node.kill_agent(Signal::SIGKILL)?;
+        let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
+        restart(node)?;
+        let told = wait_for("all to be whole", PATIENCE, || {
+            let told = Told::by(node)?;
+            told.is_all_there_is(node)?;
+            Ok(Some(told))
+        })
+        .with_context(|| format!("kill {kill} after {moment:?}"))?;
+        ensure!(
+            !was_made || told.at(&next).is_some(),
+            "what was made is gone"
+        );
+        ensure!(
+            !was_deleted || told.at(&gone).is_none(),
+            "what was deleted is there"
+        );
+        for resident in &residents {
+            ensure!(
+                told.endpoints.contains(resident),
+                "{resident:?} has changed"
+            );
+        }
+        for place in live.iter().chain([&next, &gone]) {
+            is_whole(place, told.at(place))?;
+        }
+        for address in told.addresses() {
+            ensure!(node.pings(address)?, "{address} does not answer");
+        }
+        made += usize::from(told.at(&next).is_some());
+        deleted += usize::from(told.at(&gone).is_none());
+        // One is there to be deleted next.
+        match (told.at(&next).is_some(), told.at(&gone).is_some()) {
+            (true, true) => {
+                node.cli(&format!("endpoint delete --netns {}", gone.path))?
+                    .success()?;
+                live.push(next);
+            }
+            (true, false) => live.push(next),
+            (false, true) => live.push(gone),
+            (false, false) => {
+                make(&next, labels)?;
+                live.push(next);
+            }
+        }
+    }
+    println!("of {KILLS} each, {made} were made and {deleted} deleted");
+    for place in &live {
+        node.cli(&format!("endpoint delete --netns {}", place.path))?
+            .success()?;
+    }
+    wait_for("no identity to be referred to", PATIENCE, || {
+        let listed = node.listing("identity list")?;
+        let is_referred_to = |one: &Value| {
+            one["references"]
+                .as_array()
+                .is_some_and(|nodes| !nodes.is_empty())
+        };
+        ensure!(!rows(&listed).any(is_referred_to), "{listed}");
+        Ok(Some(()))
+    })?;
+    node.cli("policy delete --all")?.success()?;
+    before.wait_nothing_left(node)
+}
