@@ -8,6 +8,7 @@ mod process;
 mod run;
 mod setup;
 mod test;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -28,32 +29,41 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Bring in what building needs: rust-src and bpf-linker
+    /// Bring in what building needs: rust-src, bpf-linker, and what static programs need
     Setup,
-    /// Build all and run a cluster of real agents on this machine until Ctrl-C
+    /// Build all and run a cluster of real agents on this machine, or in a virtual one, until Ctrl-C
     Run(run::Args),
-    /// Run all tests
+    /// Run all tests, on this machine or in a virtual one
     Test(test::Args),
     /// Run random and mutated packets through the datapath's programs, and stop at what must not be
     Fuzz(fuzz::Args),
     /// Run a benchmark and print its figures
     Bench(bench::Args),
+    /// Run a command in a virtual machine
+    Vm(vm::CommandArgs),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = Workspace::locate().and_then(|workspace| match cli.command {
-        Command::Setup => setup::setup(&workspace),
+        Command::Setup => setup::setup(&workspace)
+            .and_then(|()| setup::static_target(&workspace))
+            .map(success),
         Command::Run(args) => run::run(&workspace, &args),
-        Command::Test(args) => test::test(&workspace, &args),
-        Command::Fuzz(args) => fuzz::fuzz(&workspace, &args),
-        Command::Bench(args) => bench::bench(&workspace, &args),
+        Command::Test(args) => test::test(&workspace, &args).map(success),
+        Command::Fuzz(args) => fuzz::fuzz(&workspace, &args).map(success),
+        Command::Bench(args) => bench::bench(&workspace, &args).map(success),
+        Command::Vm(args) => vm::command(&workspace, &args),
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn success((): ()) -> ExitCode {
+    ExitCode::SUCCESS
 }

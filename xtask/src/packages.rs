@@ -13,6 +13,13 @@ pub(crate) struct Tool {
     package: &'static str,
 }
 
+impl Tool {
+    /// Its name, if it is a program.
+    pub(crate) fn program(&self) -> Option<&'static str> {
+        (!self.program.contains('/')).then_some(self.program)
+    }
+}
+
 const fn tool(program: &'static str, package: &'static str) -> Tool {
     Tool { program, package }
 }
@@ -51,6 +58,30 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("podman", "podman"),
     tool("runc", "runc"),
     tool("busybox", "busybox-static"),
+];
+
+/// What a virtual machine needs, and static programs for it.
+pub(crate) const VM: &[Tool] = &[
+    tool("qemu-system-x86_64", "qemu-system-x86"),
+    tool("setpriv", "util-linux"),
+    tool("ldd", "libc-bin"),
+    tool("strip", "binutils"),
+    tool("modprobe", "kmod"),
+    tool("busybox", "busybox-static"),
+    tool("ss", "iproute2"),
+    tool("ps", "procps"),
+    tool("find", "findutils"),
+];
+
+/// What linking static programs needs.
+pub(crate) const STATIC: &[Tool] = &[tool("musl-gcc", "musl-tools")];
+
+/// What unpacking a kernel of Debian needs.
+pub(crate) const DEBIAN_KERNELS: &[Tool] = &[
+    tool("apt-get", "apt"),
+    tool("apt-cache", "apt"),
+    tool("dpkg-deb", "dpkg"),
+    tool("depmod", "kmod"),
 ];
 
 /// What the benchmarks need.

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::io::ErrorKind;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, anyhow, bail};
@@ -49,11 +50,17 @@ pub(crate) fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// Whether a program is there to run. System folders count even where `PATH` lacks them, as it
-/// often does for users other than root.
+/// Whether a program is there to run.
 pub(crate) fn installed(program: &str) -> bool {
+    find(program).is_some()
+}
+
+/// Where a program is. System folders count even where `PATH` lacks them, as it often does for users
+/// other than root.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|dir| dir.join(program).is_file())
+        .map(|dir| dir.join(program))
+        .find(|path| path.is_file())
 }

@@ -1,11 +1,12 @@
-//! `cargo xtask run`: a cluster of real agents on this machine.
+//! `cargo xtask run`: a cluster of real agents on this machine, or in a virtual one.
 
 use std::os::unix::process::CommandExt as _;
+use std::process::ExitCode;
 
 use crate::privilege::as_root;
 use crate::process::{cannot_run, run as run_command};
 use crate::workspace::Workspace;
-use crate::{packages, setup};
+use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -21,9 +22,31 @@ pub(crate) struct Args {
     /// Print the first node's status as JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    vm: vm::Choice,
 }
 
-pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+impl Args {
+    /// Those of the program `bed`.
+    fn flags(&self) -> Vec<String> {
+        let mut flags = vec![format!("--nodes={}", self.nodes)];
+        for (wanted, flag) in [
+            (self.once, "--once"),
+            (self.ipv6, "--ipv6"),
+            (self.json, "--json"),
+        ] {
+            if wanted {
+                flags.push(flag.to_owned());
+            }
+        }
+        flags
+    }
+}
+
+pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode> {
+    if args.vm.wanted() {
+        return vm::run(workspace, &args.vm, args.flags());
+    }
     setup::setup(workspace)?;
     packages::require(packages::BED)?;
     run_command(workspace.cargo()?.args([
@@ -36,16 +59,7 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     ]))?;
 
     let mut bed = as_root(workspace.release_binary("bed"), "making network namespaces")?;
-    bed.arg(format!("--nodes={}", args.nodes));
-    for (wanted, flag) in [
-        (args.once, "--once"),
-        (args.ipv6, "--ipv6"),
-        (args.json, "--json"),
-    ] {
-        if wanted {
-            bed.arg(flag);
-        }
-    }
+    bed.args(args.flags());
     // The bed takes this process's place, so that signals reach it and its exit code is ours.
     let error = bed.exec();
     Err(cannot_run(&bed, error))

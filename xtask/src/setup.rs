@@ -41,6 +41,20 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
+/// What building static programs needs: musl's compiler for their C parts, and Rust's library for it.
+pub(crate) fn static_target(workspace: &Workspace) -> anyhow::Result<()> {
+    packages::require(packages::STATIC)?;
+    let channel = workspace.channel()?;
+    let target = Workspace::STATIC_TARGET;
+    let library = sysroot(channel)?.join("lib/rustlib").join(target);
+    if library.is_dir() {
+        return Ok(());
+    }
+    println!("adding target {target} to toolchain {channel}");
+    run(Command::new("rustup").args(["target", "add", target, "--toolchain", channel]))
+        .with_context(|| format!("target {target} is missing and could not be added"))
+}
+
 fn rust_src(channel: &str, sysroot: &Path) -> anyhow::Result<()> {
     let core = sysroot.join("lib/rustlib/src/rust/library/core/Cargo.toml");
     if core.exists() {

@@ -1,5 +1,6 @@
-//! `cargo xtask test`: all tests, and what they counted to.
+//! `cargo xtask test`: all tests, on this machine or in a virtual one, and what they counted to.
 
+use std::fmt;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
@@ -8,15 +9,23 @@ use anyhow::{Context as _, bail};
 use crate::privilege::{is_root, require_sudo};
 use crate::process::{cannot_run, run};
 use crate::workspace::Workspace;
-use crate::{packages, setup};
+use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Run only tests whose name contains this, or those of the file tests/tests/FILTER.rs
     filter: Option<String>,
+    #[command(flatten)]
+    vm: vm::Choice,
+    /// In virtual machines: only the tests that CI runs there
+    #[arg(long)]
+    ci: bool,
 }
 
 pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    if args.vm.wanted() {
+        return vm::test(workspace, &args.vm, args.filter.as_deref(), args.ci);
+    }
     setup::setup(workspace)?;
     packages::require(packages::TESTS)?;
     // Integration tests start the agent's program, which cargo does not build for them.
@@ -30,10 +39,7 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         all_ran &= run_counted(&mut cargo, &mut counts)?;
     }
 
-    println!(
-        "\n{} passed, {} failed, {} skipped",
-        counts.passed, counts.failed, counts.skipped
-    );
+    println!("\n{counts}");
     if counts.failed > 0 {
         bail!("{} tests failed", counts.failed);
     }
@@ -92,15 +98,25 @@ fn cargo_test(workspace: &Workspace) -> anyhow::Result<Command> {
 }
 
 #[derive(Default)]
-struct Counts {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            formatter,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
 }
 
 impl Counts {
     /// Reads `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
-    fn add(&mut self, line: &str) {
+    pub(crate) fn add(&mut self, line: &str) {
         let Some(result) = line.strip_prefix("test result: ") else {
             return;
         };

@@ -1,6 +1,7 @@
 //! Where the workspace and its outputs are.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +16,9 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
+    /// The target of programs that are one static file.
+    pub(crate) const STATIC_TARGET: &str = "x86_64-unknown-linux-musl";
+
     pub(crate) fn locate() -> anyhow::Result<Self> {
         let manifest_dir = env::var_os("CARGO_MANIFEST_DIR")
             .context("CARGO_MANIFEST_DIR is not set; start this program as: cargo xtask")?;
@@ -48,6 +52,26 @@ impl Workspace {
         self.profiles.join("release").join(name)
     }
 
+    /// A program that cargo built in the development profile.
+    pub(crate) fn dev_binary(&self, name: &str) -> PathBuf {
+        self.profiles.join("debug").join(name)
+    }
+
+    /// A static program that cargo built in the release profile.
+    pub(crate) fn static_binary(&self, name: &str) -> PathBuf {
+        self.profiles
+            .join(Self::STATIC_TARGET)
+            .join("release")
+            .join(name)
+    }
+
+    /// The folder for what virtual machines leave, made if it is missing.
+    pub(crate) fn vm(&self) -> anyhow::Result<PathBuf> {
+        let folder = self.root.join("target/vm");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(folder)
+    }
+
     /// The pinned toolchain's name.
     pub(crate) fn channel(&self) -> anyhow::Result<&'static str> {
         TOOLCHAIN_FILE
@@ -61,6 +85,8 @@ impl Workspace {
         let mut cargo = Command::new("rustup");
         cargo
             .args(["run", self.channel()?, "cargo"])
+            // That of this program; build scripts that look at it would run anew each time.
+            .env_remove("CARGO_MANIFEST_DIR")
             .current_dir(&self.root);
         Ok(cargo)
     }

@@ -12,9 +12,6 @@ use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, Waited};
 use tests::process::{shown, tell};
 
-/// How long the first answers of all probes may take.
-const DEADLINE: Duration = Duration::from_secs(30);
-
 #[derive(Parser)]
 #[command(name = "bed", about = "A cluster of real agents on this machine")]
 struct Cli {
@@ -30,6 +27,9 @@ struct Cli {
     /// Print the first node's status as JSON
     #[arg(long)]
     json: bool,
+    /// How long the first answers of all probes may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    patience: u64,
 }
 
 fn main() -> ExitCode {
@@ -52,7 +52,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         .ipv6(cli.ipv6)
         .spare_pairs(DEFAULT_SPARE_PAIRS)
         .start_with(lock)?;
-    let waited = bed.wait_reachable_or(DEADLINE, || signals.pending().next().is_some())?;
+    let patience = Duration::from_secs(cli.patience);
+    let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;
     let result = match waited {
         Waited::AllReachable => {
             tell(format_args!(
@@ -70,7 +71,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             Err(anyhow::anyhow!(
                 "{} probes have no good answer after {} s; the log of each node is {}",
                 unanswered.len(),
-                DEADLINE.as_secs(),
+                patience.as_secs(),
                 "/run/health-agent/<node>/agent.log"
             ))
         }

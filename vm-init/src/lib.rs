@@ -1,0 +1,191 @@
+//! What a virtual machine and the program that started it say to each other: the plan that stands in the
+//! initramfs, and frames on a serial line.
+
+use std::io::{self, Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// Where the plan stands in the initramfs: JSON of [`Plan`].
+pub const PLAN: &str = "/plan.json";
+
+/// The serial line of the frames, in the guest. The first line is the kernel's console.
+pub const LINE: &str = "/dev/ttyS1";
+
+/// Longest payload of a frame, bytes. Longer ones mean that the line carries something else.
+const MAX_PAYLOAD: u32 = 1 << 20;
+
+/// What a virtual machine is to do before it ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Run one after the other, whether they fail or not.
+    pub commands: Vec<PlannedCommand>,
+}
+
+/// One program to run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedCommand {
+    /// The program and its arguments.
+    pub words: Vec<String>,
+    /// Folder to run it in.
+    pub folder: String,
+}
+
+impl PlannedCommand {
+    /// A command that runs in the root folder.
+    pub fn new(words: impl IntoIterator<Item: Into<String>>) -> Self {
+        Self {
+            words: words.into_iter().map(Into::into).collect(),
+            folder: "/".to_owned(),
+        }
+    }
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+/// What the guest says besides its programs' output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Report {
+    /// The first process runs. Comes first.
+    Booted,
+    /// Said now and then, so that silence means a hang.
+    Alive,
+    /// A command of the plan, by its index, ended so. All its output came before.
+    Ended(usize, Ended),
+    /// The first process can't do its work, and why.
+    Failed(String),
+    /// The plan is done; the guest powers off.
+    Done,
+}
+
+/// What the guest is told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Order {
+    /// Send SIGINT to the command that runs, and begin no other.
+    Interrupt,
+}
+
+/// A piece of what goes over the serial line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// Standard output of the command that runs.
+    Stdout(Vec<u8>),
+    /// Its standard error.
+    Stderr(Vec<u8>),
+    /// From the guest.
+    Report(Report),
+    /// To the guest.
+    Order(Order),
+}
+
+impl Frame {
+    /// Writes a kind, a length (32 bits, little endian) and a payload.
+    pub fn write_to(&self, line: &mut impl Write) -> io::Result<()> {
+        let json;
+        let (kind, payload) = match self {
+            Self::Stdout(bytes) => (b'o', bytes),
+            Self::Stderr(bytes) => (b'e', bytes),
+            Self::Report(report) => {
+                json = serde_json::to_vec(report)?;
+                (b'r', &json)
+            }
+            Self::Order(order) => {
+                json = serde_json::to_vec(order)?;
+                (b'c', &json)
+            }
+        };
+        let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
+        let mut frame = vec![kind];
+        frame.extend(length.to_le_bytes());
+        frame.extend(payload);
+        line.write_all(&frame)
+    }
+
+    /// Reads what [`write_to`](Self::write_to) wrote; `None` where the line ends, if need be amid a frame: a
+    /// guest may end at any time.
+    pub fn read_from(line: &mut impl Read) -> io::Result<Option<Self>> {
+        let mut header = [0; 5];
+        if !read_whole(line, &mut header)? {
+            return Ok(None);
+        }
+        let [kind, length @ ..] = header;
+        let length = u32::from_le_bytes(length);
+        if length > MAX_PAYLOAD {
+            return Err(invalid(format!("a frame of {length} bytes")));
+        }
+        let mut payload = vec![0; length as usize];
+        if !read_whole(line, &mut payload)? {
+            return Ok(None);
+        }
+        Ok(Some(match kind {
+            b'o' => Self::Stdout(payload),
+            b'e' => Self::Stderr(payload),
+            b'r' => Self::Report(serde_json::from_slice(&payload)?),
+            b'c' => Self::Order(serde_json::from_slice(&payload)?),
+            _ => return Err(invalid(format!("a frame of kind {kind}"))),
+        }))
+    }
+}
+
+/// Fills the buffer; false if the line ends before.
+fn read_whole(line: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
+    match line.read_exact(buffer) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ended, Frame, Order, Report};
+
+    #[test]
+    fn frames_arrive_as_they_were_sent() {
+        let frames = [
+            Frame::Stdout(b"a line\nand \xff\0 no text".to_vec()),
+            Frame::Stderr(Vec::new()),
+            Frame::Report(Report::Ended(3, Ended::Signal(9))),
+            Frame::Order(Order::Interrupt),
+        ];
+        let mut line = Vec::new();
+        for frame in &frames {
+            frame.write_to(&mut line).expect("room");
+        }
+        let mut rest = &line[..];
+        for frame in frames {
+            assert_eq!(Frame::read_from(&mut rest).expect("a frame"), Some(frame));
+        }
+        assert_eq!(Frame::read_from(&mut rest).expect("an end"), None);
+    }
+
+    #[test]
+    fn a_line_that_ends_amid_a_frame_has_ended() {
+        let mut line = Vec::new();
+        Frame::Stdout(vec![7; 100])
+            .write_to(&mut line)
+            .expect("room");
+        for length in 0..line.len() {
+            assert_eq!(
+                Frame::read_from(&mut &line[..length]).expect("an end"),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn something_else_on_the_line_is_an_error() {
+        assert!(Frame::read_from(&mut &b"Linux version 6.1"[..]).is_err());
+        assert!(Frame::read_from(&mut &b"x\0\0\0\0"[..]).is_err());
+    }
+}

@@ -1,0 +1,74 @@
+//! First process of a virtual machine: mounts what programs expect, has its second self run the plan, takes
+//! care of orphans meanwhile, and powers off.
+
+mod mounts;
+mod runner;
+
+use std::env;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, getpid};
+use vm_init::{Frame, Report};
+
+use crate::runner::Line;
+
+/// Says to the second self that it is one.
+const RUN: &str = "run";
+
+fn main() -> ExitCode {
+    if env::args().nth(1).is_some_and(|word| word == RUN) {
+        return match Line::open().and_then(|line| runner::run(&line)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tell(&error);
+                ExitCode::FAILURE
+            }
+        };
+    }
+    if getpid() != Pid::from_raw(1) {
+        eprintln!("error: vm-init is the first process of a virtual machine");
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = first_process() {
+        tell(&error);
+    }
+    match reboot(RebootMode::RB_POWER_OFF) {
+        Ok(never) => match never {},
+        Err(errno) => eprintln!("vm-init: cannot power off: {errno}"),
+    }
+    ExitCode::FAILURE
+}
+
+/// Says what is wrong on the line, and on the console, which is all that is left where there is no line.
+fn tell(error: &anyhow::Error) {
+    eprintln!("vm-init: {error:#}");
+    if let Ok(line) = Line::open() {
+        let _ = line.send(&Frame::Report(Report::Failed(format!("{error:#}"))));
+        let _ = line.drain();
+    }
+}
+
+fn first_process() -> anyhow::Result<()> {
+    mounts::leave_rootfs()?;
+    mounts::mount_all()?;
+    let runner = Command::new("/proc/self/exe")
+        .arg(RUN)
+        .spawn()
+        .context("cannot start the second self")?;
+    // Programs leave children behind, and those count as running until somebody waits for them.
+    let runner = Pid::from_raw(runner.id().cast_signed());
+    loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::Exited(pid, 0)) if pid == runner => return Ok(()),
+            Ok(status) if status.pid() == Some(runner) => {
+                anyhow::bail!("the second self ended: {status:?}")
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno).context("cannot wait for processes"),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Runs the plan's commands one after the other, and sends what they print and how they end.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
+use nix::unistd::Pid;
+use vm_init::{Ended, Frame, LINE, Order, PLAN, Plan, PlannedCommand, Report};
+
+/// Time between two signs of life.
+const HEARTBEAT: Duration = Duration::from_secs(2);
+
+/// Longest wait for output before the command is looked at again, milliseconds.
+const LOOK_MS: u8 = 50;
+
+/// What programs find in their environment, and nothing else.
+const ENVIRONMENT: &[(&str, &str)] = &[
+    (
+        "PATH",
+        "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    ),
+    ("HOME", "/root"),
+    ("USER", "root"),
+    ("LANG", "C.UTF-8"),
+    ("RUST_BACKTRACE", "1"),
+];
+
+/// The guest's end of the serial line. Frames of several threads never mix.
+#[derive(Clone)]
+pub(crate) struct Line(Arc<Mutex<File>>);
+
+impl Line {
+    /// Opens it, so that bytes pass as they are.
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let open = || {
+            let line = OpenOptions::new().read(true).write(true).open(LINE)?;
+            let mut settings = tcgetattr(&line)?;
+            cfmakeraw(&mut settings);
+            tcsetattr(&line, SetArg::TCSANOW, &settings)?;
+            io::Result::Ok(line)
+        };
+        let line = open().with_context(|| format!("cannot open {LINE}"))?;
+        Ok(Self(Arc::new(Mutex::new(line))))
+    }
+
+    pub(crate) fn send(&self, frame: &Frame) -> anyhow::Result<()> {
+        frame
+            .write_to(&mut *self.lock())
+            .with_context(|| format!("cannot write to {LINE}"))
+    }
+
+    /// Waits until the other side has everything.
+    pub(crate) fn drain(&self) -> anyhow::Result<()> {
+        tcdrain(&*self.lock()).with_context(|| format!("cannot drain {LINE}"))
+    }
+
+    /// A handle for reading, which waits for nobody who writes.
+    fn reader(&self) -> anyhow::Result<File> {
+        let reader = self.lock().try_clone();
+        reader.with_context(|| format!("cannot open {LINE} again"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, File> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the orders of the other side change.
+#[derive(Default)]
+struct State {
+    running: Option<Pid>,
+    interrupted: bool,
+}
+
+type SharedState = Arc<Mutex<State>>;
+
+fn locked(state: &SharedState) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the plan to its end.
+pub(crate) fn run(line: &Line) -> anyhow::Result<()> {
+    line.send(&Frame::Report(Report::Booted))?;
+    let plan = fs::read(PLAN).with_context(|| format!("cannot read {PLAN}"))?;
+    let plan: Plan = serde_json::from_slice(&plan).with_context(|| format!("broken {PLAN}"))?;
+
+    let state = SharedState::default();
+    let mut reader = line.reader()?;
+    let obeying = Arc::clone(&state);
+    thread::spawn(move || {
+        while let Ok(Some(frame)) = Frame::read_from(&mut reader) {
+            obey(&frame, &obeying);
+        }
+    });
+    let alive = line.clone();
+    thread::spawn(move || {
+        while alive.send(&Frame::Report(Report::Alive)).is_ok() {
+            thread::sleep(HEARTBEAT);
+        }
+    });
+
+    for (index, command) in plan.commands.iter().enumerate() {
+        if locked(&state).interrupted {
+            break;
+        }
+        let ended = run_one(command, line, &state)?;
+        line.send(&Frame::Report(Report::Ended(index, ended)))?;
+    }
+    line.send(&Frame::Report(Report::Done))?;
+    line.drain()
+}
+
+fn obey(frame: &Frame, state: &SharedState) {
+    if let Frame::Order(Order::Interrupt) = frame {
+        let mut state = locked(state);
+        state.interrupted = true;
+        if let Some(running) = state.running {
+            // It may have ended just now.
+            let _ = killpg(running, Signal::SIGINT);
+        }
+    }
+}
+
+fn run_one(command: &PlannedCommand, line: &Line, state: &SharedState) -> anyhow::Result<Ended> {
+    let (program, arguments) = command.words.split_first().context("an empty command")?;
+    let child = Command::new(program)
+        .args(arguments)
+        .current_dir(&command.folder)
+        .env_clear()
+        .envs(ENVIRONMENT.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let message = format!("cannot run {program}: {error}\n");
+            line.send(&Frame::Stderr(message.into_bytes()))?;
+            // As shells say it.
+            return Ok(Ended::Code(127));
+        }
+    };
+    locked(state).running = Some(Pid::from_raw(child.id().cast_signed()));
+    let status = relay(&mut child, line);
+    locked(state).running = None;
+    let status = status.with_context(|| format!("cannot follow {program}"))?;
+    Ok(status
+        .code()
+        .map_or_else(|| Ended::Signal(status.signal().unwrap_or(0)), Ended::Code))
+}
+
+/// Passes output on until the command has ended and all that it wrote is read. What it left running may keep
+/// the pipes open.
+fn relay(child: &mut Child, line: &Line) -> anyhow::Result<ExitStatus> {
+    let mut stdout = child.stdout.take().context("no standard output")?;
+    let mut stderr = child.stderr.take().context("no standard error")?;
+    let mut buffer = vec![0; 64 * 1024];
+    let mut open = (true, true);
+    let mut ended = None;
+    loop {
+        let timeout = if ended.is_some() { 0 } else { LOOK_MS };
+        let pipes = [(stdout.as_fd(), open.0), (stderr.as_fd(), open.1)];
+        let [out, err] = readable(pipes, timeout)?;
+        if out {
+            let length = stdout.read(&mut buffer)?;
+            open.0 = length > 0;
+            line.send(&Frame::Stdout(buffer[..length].to_vec()))?;
+        }
+        if err {
+            let length = stderr.read(&mut buffer)?;
+            open.1 = length > 0;
+            line.send(&Frame::Stderr(buffer[..length].to_vec()))?;
+        }
+        if let (Some(status), false, false) = (ended, out, err) {
+            return Ok(status);
+        }
+        if ended.is_none() {
+            ended = match open {
+                (false, false) => Some(child.wait()?),
+                _ => child.try_wait()?,
+            };
+        }
+    }
+}
+
+/// Which of the pipes, of those that are open, can be read or have ended.
+fn readable(pipes: [(BorrowedFd, bool); 2], timeout_ms: u8) -> anyhow::Result<[bool; 2]> {
+    let open = pipes.iter().filter(|(_, open)| *open);
+    let mut polled: Vec<_> = open
+        .map(|(pipe, _)| PollFd::new(*pipe, PollFlags::POLLIN))
+        .collect();
+    poll(&mut polled, PollTimeout::from(timeout_ms)).context("cannot wait for output")?;
+    let mut polled = polled.iter();
+    Ok(pipes.map(|(_, open)| open && polled.next().is_some_and(|fd| fd.any() == Some(true))))
+}

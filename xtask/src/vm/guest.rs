@@ -1,0 +1,184 @@
+//! A guest: its root folder, the plan, and what is shown of it while it runs.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use serde::Deserialize;
+use tempfile::TempPath;
+use vm_init::{Ended, PLAN, Plan, PlannedCommand};
+
+use super::accelerator;
+use super::archive::Archive;
+use super::kernel::Kernel;
+use super::machine::{Accelerator, Machine, Said};
+use super::root::Root;
+use crate::workspace::Workspace;
+
+/// Has the agent try out what the kernel can do.
+const KERNEL_PROBE: &[&str] = &["health-agent", "config", "--probe-kernel", "--output=json"];
+
+/// What the agent says of a kernel, as far as it is shown.
+#[derive(Deserialize)]
+struct Probe {
+    features: Vec<Feature>,
+}
+
+#[derive(Deserialize)]
+struct Feature {
+    name: String,
+    available: bool,
+    without: String,
+}
+
+/// A guest that is being prepared.
+pub(crate) struct Guest<'a> {
+    pub(crate) root: Root<BufWriter<File>>,
+    workspace: &'a Workspace,
+    kernel: &'a Kernel,
+    limit: Option<Duration>,
+    initramfs: TempPath,
+}
+
+/// How a guest ended that ended in order.
+pub(crate) enum Outcome {
+    /// All commands ended so.
+    Done(Vec<Ended>),
+    /// A signal came to us; the command that ran then ended so, if one ran.
+    Interrupted(Option<Ended>),
+}
+
+impl<'a> Guest<'a> {
+    /// A guest with the first process, the kernel's modules and what shell scripts call.
+    pub(crate) fn new(
+        workspace: &'a Workspace,
+        kernel: &'a Kernel,
+        limit: Option<Duration>,
+    ) -> anyhow::Result<Self> {
+        let (mut root, initramfs) = begin(workspace)?;
+        root.base()?;
+        if let Some(modules) = &kernel.modules {
+            root.modules(modules, &kernel.release)?;
+        }
+        Ok(Self {
+            root,
+            workspace,
+            kernel,
+            limit,
+            initramfs,
+        })
+    }
+
+    /// Boots, says what the kernel lacks if `probe`, and runs the commands. Their output goes to ours, and
+    /// standard output to `heard` too, with the index of its command.
+    pub(crate) fn run(
+        mut self,
+        probe: bool,
+        commands: &[PlannedCommand],
+        mut heard: impl FnMut(usize, &[u8]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Outcome> {
+        let mut all = vec![PlannedCommand::new(["ip", "link", "set", "lo", "up"])];
+        let probing = probe.then_some(all.len());
+        if probe {
+            all.push(PlannedCommand::new(KERNEL_PROBE.iter().copied()));
+        }
+        let first = all.len();
+        all.extend(commands.iter().cloned());
+        let plan = Plan { commands: all };
+        let json = serde_json::to_vec(&plan).context("cannot write the plan")?;
+        self.root.file(PLAN.as_ref(), &json)?;
+        self.root.finish()?;
+
+        let accelerator = accelerator::find(self.workspace, self.kernel, || {
+            let (mut root, initramfs) = begin(self.workspace)?;
+            let json = serde_json::to_vec(&Plan::default()).context("cannot write the plan")?;
+            root.file(PLAN.as_ref(), &json)?;
+            root.finish()?;
+            Ok(initramfs)
+        })?;
+        let size = std::fs::metadata(&self.initramfs).context("cannot read the initramfs")?;
+        eprintln!(
+            "booting Linux {} with {} and {} MiB of initramfs",
+            self.kernel.release,
+            match accelerator {
+                Accelerator::Kvm => "KVM",
+                Accelerator::Emulation => "software emulation",
+            },
+            size.len() >> 20
+        );
+        let machine = Machine {
+            kernel: self.kernel,
+            initramfs: &self.initramfs,
+            accelerator,
+            limit: self.limit,
+            console: self
+                .workspace
+                .vm()?
+                .join(format!("console-{}.log", self.kernel.name)),
+        };
+        let start = Instant::now();
+        let mut all_ended = Vec::new();
+        let mut running = 0;
+        let mut probed = Vec::<u8>::new();
+        let in_order = machine.run(|said| {
+            match said {
+                Said::Booted => {
+                    eprintln!("booted after {:.1} s", start.elapsed().as_secs_f64());
+                }
+                Said::Stdout(bytes) if probing == Some(running) => probed.extend(bytes),
+                Said::Stderr(_) if probing == Some(running) => {}
+                Said::Stdout(bytes) => {
+                    let mut stdout = io::stdout().lock();
+                    stdout
+                        .write_all(bytes)
+                        .and_then(|()| stdout.flush())
+                        .context("cannot print")?;
+                    if running >= first {
+                        heard(running - first, bytes)?;
+                    }
+                }
+                Said::Stderr(bytes) => io::stderr().write_all(bytes).context("cannot print")?,
+                Said::Ended(index, ended) => {
+                    if probing == Some(index) {
+                        say_what_is_missing(&probed);
+                    }
+                    running = index + 1;
+                    if index >= first {
+                        all_ended.push(ended);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        Ok(if in_order {
+            Outcome::Done(all_ended)
+        } else {
+            Outcome::Interrupted(all_ended.pop())
+        })
+    }
+}
+
+/// Prints a line for each feature that the guest's kernel does not have.
+fn say_what_is_missing(probed: &[u8]) {
+    let Ok(probe) = serde_json::from_slice::<Probe>(probed) else {
+        eprintln!("health-agent does not say what this kernel lacks");
+        return;
+    };
+    for feature in probe.features.iter().filter(|feature| !feature.available) {
+        eprintln!("this kernel lacks {}: {}", feature.name, feature.without);
+    }
+}
+
+/// A root folder with the first process only.
+fn begin(workspace: &Workspace) -> anyhow::Result<(Root<BufWriter<File>>, TempPath)> {
+    let folder = workspace.vm()?;
+    let initramfs = tempfile::Builder::new()
+        .prefix(".initramfs-")
+        .tempfile_in(&folder)
+        .with_context(|| format!("cannot make a file in {}", folder.display()))?
+        .into_temp_path();
+    let archive = Archive::create(&initramfs)?;
+    let root = Root::new(archive, &workspace.static_binary("vm-init"))?;
+    Ok((root, initramfs))
+}

@@ -1,0 +1,435 @@
+//! One virtual machine: qemu with the kernel's console and the guest's frames on sockets, watched until the
+//! plan is done or something is wrong. It never outlives this process.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+use vm_init::{Ended, Frame, Order, Report};
+
+use super::kernel::Kernel;
+use crate::process::cannot_run;
+
+/// Longest way to the first process. Software emulation takes 3 s for the kernel, and some more for a large
+/// initramfs on a busy machine.
+const BOOTING: Duration = Duration::from_secs(120);
+
+/// Longest silence of a guest. It gives a sign of life every two seconds.
+const SILENCE: Duration = Duration::from_secs(90);
+
+/// How long commands may take to end after an interrupt, and the guest to power off.
+const ENDING: Duration = Duration::from_secs(30);
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Accelerator {
+    /// The processor itself.
+    Kvm,
+    /// Software emulation.
+    Emulation,
+}
+
+impl Accelerator {
+    fn flags(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Emulation => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+}
+
+/// What to start.
+pub(crate) struct Machine<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) initramfs: &'a Path,
+    pub(crate) accelerator: Accelerator,
+    /// Longest time from start to end; none if it may run for ever.
+    pub(crate) limit: Option<Duration>,
+    /// Where the kernel's console is written.
+    pub(crate) console: PathBuf,
+}
+
+/// What the guest says, as it comes.
+pub(crate) enum Said<'a> {
+    Booted,
+    Stdout(&'a [u8]),
+    Stderr(&'a [u8]),
+    /// A command of the plan, by its index.
+    Ended(usize, Ended),
+}
+
+/// Why nobody follows a machine any longer.
+enum End {
+    Done,
+    Interrupted,
+}
+
+enum Event {
+    Console(String),
+    Frame(Frame),
+    /// Something else than frames came on the line.
+    Garbled(std::io::Error),
+    LineClosed,
+    Interrupted,
+}
+
+impl Machine<'_> {
+    /// Runs it to its end, or until a signal comes: then the command is interrupted, and the guest ends, in
+    /// order if it can; false then.
+    pub(crate) fn run(
+        &self,
+        mut said: impl FnMut(Said) -> anyhow::Result<()>,
+    ) -> anyhow::Result<bool> {
+        let sockets = tempfile::Builder::new()
+            .prefix("health-agent-vm-")
+            .tempdir()
+            .context("cannot make a folder for sockets")?;
+        let (events, incoming) = channel();
+        let signals = SignalThread::start(events.clone())?;
+        let console = listen(&sockets.path().join("console"))?;
+        let line = listen(&sockets.path().join("line"))?;
+        let errors = sockets.path().join("stderr");
+        let mut qemu = Qemu::start(self.command(sockets.path())?, &errors)?;
+
+        // Only qemu knows of these sockets, and it connects to them before anything else.
+        let connected = qemu
+            .connection(&console)
+            .and_then(|console| Ok((console, qemu.connection(&line)?)));
+        let (console, line) = connected.map_err(|error| qemu.why(&errors).unwrap_or(error))?;
+        let orders = line.try_clone().context("cannot share a socket")?;
+        thread::spawn({
+            let events = events.clone();
+            move || read_console(console, &events)
+        });
+        thread::spawn(move || read_line(line, &events));
+
+        let watched = Watch {
+            machine: self,
+            incoming,
+            orders,
+            console: fs::File::create(&self.console)
+                .with_context(|| format!("cannot write {}", self.console.display()))?,
+            start: Instant::now(),
+            booted: false,
+            interrupted: None,
+            panic: None,
+        }
+        .follow(&mut said);
+        drop(signals);
+        match watched {
+            // The kernel powers off by itself now.
+            Ok(End::Done) => qemu.wait(ENDING).map(|()| true),
+            Ok(End::Interrupted) => Ok(false),
+            Err(error) => Err(qemu.why(&errors).unwrap_or(error)),
+        }
+    }
+
+    fn command(&self, sockets: &Path) -> anyhow::Result<Command> {
+        let initramfs = fs::metadata(self.initramfs)
+            .with_context(|| format!("cannot read {}", self.initramfs.display()))?;
+        // The archive, its files, and room to work.
+        let memory_mib = (initramfs.len() >> 20) * 3 + 1536;
+        let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4));
+        // The kernel kills it if this process ends in any way.
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"])
+            .args(self.accelerator.flags())
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-no-reboot",
+            ])
+            .args(["-m", &memory_mib.to_string(), "-smp", &cpus.to_string()]);
+        for name in ["console", "line"] {
+            let socket = sockets.join(name);
+            command
+                .args([
+                    "-chardev",
+                    &format!("socket,id={name},path={}", socket.display()),
+                ])
+                .args(["-serial", &format!("chardev:{name}")]);
+        }
+        command
+            .arg("-kernel")
+            .arg(&self.kernel.image)
+            .arg("-initrd")
+            .arg(self.initramfs)
+            // A panic ends qemu, and so does what else should never be.
+            .args(["-append", "console=ttyS0 quiet panic=-1 oops=panic"]);
+        Ok(command)
+    }
+}
+
+/// The state of a machine that runs.
+struct Watch<'a> {
+    machine: &'a Machine<'a>,
+    incoming: Receiver<Event>,
+    orders: UnixStream,
+    console: fs::File,
+    start: Instant,
+    booted: bool,
+    interrupted: Option<Instant>,
+    panic: Option<String>,
+}
+
+impl Watch<'_> {
+    /// Follows it until there is nothing more to come.
+    fn follow(mut self, said: &mut impl FnMut(Said) -> anyhow::Result<()>) -> anyhow::Result<End> {
+        let mut heard = Instant::now();
+        loop {
+            let deadline = self.deadline(heard);
+            let event = self
+                .incoming
+                .recv_timeout(deadline.saturating_duration_since(Instant::now()));
+            match event {
+                Ok(Event::Console(text)) => self.console(&text)?,
+                Ok(Event::Frame(frame)) => {
+                    heard = Instant::now();
+                    match frame {
+                        Frame::Stdout(bytes) => said(Said::Stdout(&bytes))?,
+                        Frame::Stderr(bytes) => said(Said::Stderr(&bytes))?,
+                        Frame::Report(Report::Booted) => {
+                            self.booted = true;
+                            said(Said::Booted)?;
+                        }
+                        Frame::Report(Report::Ended(index, ended)) => {
+                            said(Said::Ended(index, ended))?;
+                        }
+                        Frame::Report(Report::Done) => {
+                            return Ok(self.interrupted.map_or(End::Done, |_| End::Interrupted));
+                        }
+                        Frame::Report(Report::Failed(error)) => {
+                            bail!("the guest's first process failed: {error}")
+                        }
+                        Frame::Report(Report::Alive) | Frame::Order(_) => {}
+                    }
+                }
+                Ok(Event::Garbled(error)) => {
+                    bail!("the guest sends something else than frames: {error}")
+                }
+                Ok(Event::Interrupted) if self.interrupted.is_none() && self.booted => {
+                    self.interrupted = Some(Instant::now());
+                    Frame::Order(Order::Interrupt)
+                        .write_to(&mut self.orders)
+                        .context("cannot reach the guest")?;
+                }
+                Ok(Event::Interrupted) => return Ok(End::Interrupted),
+                Ok(Event::LineClosed) => return Err(self.ended_early()),
+                Err(RecvTimeoutError::Timeout) if self.interrupted.is_some() => {
+                    return Ok(End::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => return Err(self.too_late()),
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody reads from qemu"),
+            }
+        }
+    }
+
+    fn console(&mut self, text: &str) -> anyhow::Result<()> {
+        if let Some((_, panic)) = text.split_once("Kernel panic - ") {
+            self.panic.get_or_insert(panic.trim_end().to_owned());
+        }
+        writeln!(self.console, "{text}")
+            .with_context(|| format!("cannot write {}", self.machine.console.display()))
+    }
+
+    fn deadline(&self, heard: Instant) -> Instant {
+        let silent = if self.booted {
+            heard + SILENCE
+        } else {
+            self.start + BOOTING
+        };
+        let interrupted = self.interrupted.map(|since| since + ENDING);
+        let limit = self.machine.limit.map(|limit| self.start + limit);
+        [Some(silent), interrupted, limit]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(silent)
+    }
+
+    fn too_late(&self) -> anyhow::Error {
+        let release = &self.machine.kernel.release;
+        let console = self.machine.console.display();
+        let seconds = self.start.elapsed().as_secs();
+        if !self.booted {
+            anyhow!(
+                "Linux {release} has not started its first process after {seconds} s: {console}"
+            )
+        } else if self
+            .machine
+            .limit
+            .is_some_and(|limit| self.start.elapsed() >= limit)
+        {
+            anyhow!("the guest is not done after {seconds} s, its limit")
+        } else {
+            anyhow!(
+                "the guest hangs: nothing was heard from it for {} s: {console}",
+                SILENCE.as_secs()
+            )
+        }
+    }
+
+    /// qemu has closed the line before the plan was done. What the console said before may still come.
+    fn ended_early(&mut self) -> anyhow::Error {
+        while let Ok(event) = self.incoming.recv_timeout(Duration::from_secs(1)) {
+            if let Event::Console(text) = event
+                && let Err(error) = self.console(&text)
+            {
+                return error;
+            }
+        }
+        let release = &self.machine.kernel.release;
+        let console = self.machine.console.display();
+        match &self.panic {
+            Some(panic) => anyhow!("Linux {release} panicked, {panic}: {console}"),
+            None => anyhow!("the guest ended before its plan was done: {console}"),
+        }
+    }
+}
+
+fn read_console(console: UnixStream, events: &Sender<Event>) {
+    let mut reader = BufReader::new(console);
+    let mut text = Vec::new();
+    while reader
+        .read_until(b'\n', &mut text)
+        .is_ok_and(|read| read > 0)
+    {
+        let shown = String::from_utf8_lossy(&text).trim_end().to_owned();
+        text.clear();
+        if events.send(Event::Console(shown)).is_err() {
+            return;
+        }
+    }
+}
+
+fn read_line(line: UnixStream, events: &Sender<Event>) {
+    let mut reader = BufReader::new(line);
+    loop {
+        let event = match Frame::read_from(&mut reader) {
+            Ok(Some(frame)) => Event::Frame(frame),
+            Ok(None) => Event::LineClosed,
+            // A process that is killed may leave its peers with this instead of an end.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Event::LineClosed,
+            Err(error) => Event::Garbled(error),
+        };
+        let last = !matches!(event, Event::Frame(_));
+        if events.send(event).is_err() || last {
+            return;
+        }
+    }
+}
+
+fn listen(path: &Path) -> anyhow::Result<UnixListener> {
+    UnixListener::bind(path)
+        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+        .with_context(|| format!("cannot listen on {}", path.display()))
+}
+
+/// Passes signals on as events until it is dropped.
+struct SignalThread(Handle);
+
+impl SignalThread {
+    fn start(events: Sender<Event>) -> anyhow::Result<Self> {
+        let mut signals =
+            Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
+        let handle = signals.handle();
+        thread::spawn(move || {
+            for _ in signals.forever() {
+                if events.send(Event::Interrupted).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for SignalThread {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// A running qemu. Dropping it kills it.
+struct Qemu(Child);
+
+impl Qemu {
+    fn start(mut command: Command, errors: &Path) -> anyhow::Result<Self> {
+        use std::os::unix::process::CommandExt as _;
+        let stderr = fs::File::create(errors)
+            .with_context(|| format!("cannot write {}", errors.display()))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            // Ctrl-C in a terminal is for us, who tell the guest.
+            .process_group(0)
+            .spawn()
+            .map(Self)
+            .map_err(|error| cannot_run(&command, error))
+    }
+
+    /// Waits until it connects.
+    fn connection(&mut self, listener: &UnixListener) -> anyhow::Result<UnixStream> {
+        const PAUSE: Duration = Duration::from_millis(10);
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let start = Instant::now();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream
+                        .set_nonblocking(false)
+                        .context("cannot read from a socket")?;
+                    return Ok(stream);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error).context("cannot accept a connection of qemu"),
+            }
+            let ended = self.0.try_wait().context("cannot wait for qemu")?;
+            if ended.is_some() || start.elapsed() > PATIENCE {
+                bail!("qemu does not start");
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits for its end; kills it if that does not come.
+    fn wait(&mut self, patience: Duration) -> anyhow::Result<()> {
+        const PAUSE: Duration = Duration::from_millis(10);
+        let start = Instant::now();
+        while start.elapsed() < patience {
+            if self.0.try_wait().context("cannot wait for qemu")?.is_some() {
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+        }
+        bail!("the guest's plan is done, but it does not power off")
+    }
+
+    /// What it says of itself, if it has ended with an error.
+    fn why(&mut self, errors: &Path) -> Option<anyhow::Error> {
+        let status = self.0.try_wait().ok().flatten()?;
+        let said = fs::read_to_string(errors).unwrap_or_default();
+        let last = said.trim_end().lines().next_back()?;
+        (!status.success()).then(|| anyhow!("qemu failed ({status}): {last}"))
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

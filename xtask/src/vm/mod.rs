@@ -1,0 +1,197 @@
+//! Virtual machines: a kernel, an initramfs with what is to run, and qemu.
+
+mod accelerator;
+mod archive;
+mod guest;
+mod kernel;
+mod machine;
+mod modules;
+mod needs;
+mod root;
+mod suite;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use vm_init::{Ended, PlannedCommand};
+
+use self::guest::{Guest, Outcome};
+use self::kernel::{Kernel, TESTED};
+use crate::process::run as run_command;
+use crate::workspace::Workspace;
+use crate::{packages, setup};
+
+pub(crate) use self::suite::test;
+
+/// Where programs that are ours stand in a guest.
+const PROGRAMS: &str = "/usr/bin";
+
+/// Which virtual machine, if any.
+#[derive(clap::Args)]
+pub(crate) struct Choice {
+    /// Do it in a virtual machine with this kernel of Debian, such as 6.1
+    #[arg(long, value_name = "KERNEL")]
+    vm: Option<String>,
+    #[command(flatten)]
+    image: Image,
+}
+
+/// A kernel from a file, and bounds.
+#[derive(clap::Args)]
+pub(crate) struct Image {
+    /// Do it in a virtual machine with the kernel of this file (bzImage)
+    #[arg(long, value_name = "PATH", conflicts_with = "vm")]
+    kernel_image: Option<PathBuf>,
+    /// Folder with the modules of that kernel; without, those beside it
+    #[arg(long, value_name = "DIR", requires = "kernel_image")]
+    kernel_modules: Option<PathBuf>,
+    /// End a virtual machine that takes longer
+    #[arg(long, value_name = "SECONDS")]
+    vm_limit: Option<u64>,
+}
+
+impl Choice {
+    /// The kernels that were asked for; none without a virtual machine.
+    pub(crate) fn kernels(&self, workspace: &Workspace) -> anyhow::Result<Vec<Kernel>> {
+        if let Some(image) = &self.image.kernel_image {
+            let modules = self.image.kernel_modules.as_deref();
+            return Ok(vec![Kernel::of_image(image, modules)?]);
+        }
+        match self.vm.as_deref() {
+            None => Ok(Vec::new()),
+            Some("all") => TESTED
+                .iter()
+                .map(|version| Kernel::of_debian(workspace, version))
+                .collect(),
+            Some(version) => Ok(vec![Kernel::of_debian(workspace, version)?]),
+        }
+    }
+
+    pub(crate) fn wanted(&self) -> bool {
+        self.vm.is_some() || self.image.kernel_image.is_some()
+    }
+
+    /// The limit that was asked for.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        self.image.vm_limit.map(Duration::from_secs)
+    }
+}
+
+/// `cargo xtask vm`: any command in a virtual machine.
+#[derive(clap::Args)]
+pub(crate) struct CommandArgs {
+    #[command(flatten)]
+    choice: Choice,
+    /// Leave out health-agent and bed, which then need not be built
+    #[arg(long)]
+    tools_only: bool,
+    /// The command, which finds the tools of the tests, health-agent and bed
+    #[arg(required = true, trailing_var_arg = true)]
+    command: Vec<String>,
+}
+
+pub(crate) fn command(workspace: &Workspace, args: &CommandArgs) -> anyhow::Result<ExitCode> {
+    if !args.choice.wanted() {
+        bail!("which kernel? give --vm or --kernel-image");
+    }
+    let command = PlannedCommand::new(&args.command);
+    let programs: &[&str] = if args.tools_only { &[] } else { CLUSTER };
+    in_each(workspace, &args.choice, programs, &command)
+}
+
+/// What a cluster takes. Always built together: of other selections cargo makes other dependencies.
+const CLUSTER: &[&str] = &["health-agent", "bed"];
+
+/// How long a cluster may take to its first answers: under software emulation the kernel's verifier alone
+/// takes ten seconds for each agent.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// `cargo xtask run` in virtual machines, with the flags of the bed.
+pub(crate) fn run(
+    workspace: &Workspace,
+    choice: &Choice,
+    flags: Vec<String>,
+) -> anyhow::Result<ExitCode> {
+    let patience = format!("--patience={}", PATIENCE.as_secs());
+    let bed = [format!("{PROGRAMS}/bed"), patience]
+        .into_iter()
+        .chain(flags);
+    in_each(workspace, choice, CLUSTER, &PlannedCommand::new(bed))
+}
+
+/// Runs a command in a machine of each kernel; the exit code is the first one that is not 0.
+fn in_each(
+    workspace: &Workspace,
+    choice: &Choice,
+    programs: &[&str],
+    command: &PlannedCommand,
+) -> anyhow::Result<ExitCode> {
+    packages::require(packages::VM)?;
+    packages::require(packages::TESTS)?;
+    let kernels = choice.kernels(workspace)?;
+    build_static(workspace, programs)?;
+    let mut code = 0;
+    for kernel in &kernels {
+        let mut guest = Guest::new(workspace, kernel, choice.limit())?;
+        guest.root.tools(SMALL_TOOLS.iter().copied())?;
+        for program in programs {
+            guest.root.program_at(
+                &Path::new(PROGRAMS).join(program),
+                &workspace.static_binary(program),
+            )?;
+        }
+        let probe = programs.contains(&"health-agent");
+        let outcome = guest.run(probe, std::slice::from_ref(command), |_, _| Ok(()))?;
+        code = match outcome {
+            Outcome::Done(ended) => ended.into_iter().map(exit_code).fold(code, first_failure),
+            Outcome::Interrupted(Some(ended)) => return Ok(ExitCode::from(exit_code(ended))),
+            Outcome::Interrupted(None) => bail!("interrupted"),
+        };
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// Of the tools of the tests, those that are of use by hand.
+const SMALL_TOOLS: &[&str] = &[
+    "nsenter",
+    "setpriv",
+    "ping",
+    "nft",
+    "bpftool",
+    "ss",
+    "iperf3",
+    "traceroute",
+    "dig",
+    "dnsmasq",
+];
+
+fn first_failure(first: u8, next: u8) -> u8 {
+    if first == 0 { next } else { first }
+}
+
+/// As shells tell it.
+fn exit_code(ended: Ended) -> u8 {
+    let code = match ended {
+        Ended::Code(code) => code,
+        Ended::Signal(signal) => 128 + signal,
+    };
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
+
+/// Builds the first process of guests, and programs for them, each one static file.
+fn build_static(workspace: &Workspace, programs: &[&str]) -> anyhow::Result<()> {
+    setup::static_target(workspace)?;
+    if !programs.is_empty() {
+        setup::setup(workspace)?;
+    }
+    let mut cargo = workspace.cargo()?;
+    cargo.args(["build", "--release", "--target", Workspace::STATIC_TARGET]);
+    cargo.args(["--package=vm-init", "--bin=vm-init"]);
+    for program in programs {
+        let package = if *program == "bed" { "tests" } else { program };
+        cargo.args(["--package", package, "--bin", program]);
+    }
+    run_command(&mut cargo).context("cannot build the programs of the virtual machine")
+}
