@@ -139,10 +139,14 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
+/// Bytes that are kept of a TCP header: a power of two, so that any place in it is within after a mask. Verifiers before
+/// Linux 6.15 do not see it by all comparisons that LLVM makes of those in the code.
+pub const HEADER_ROOM: usize = TCP_MAX_LEN.next_power_of_two();
+
 /// A whole TCP header with its options, as it lies in memory; zero from its end on.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
-pub struct HeaderBytes(pub [u8; TCP_MAX_LEN]);
+pub struct HeaderBytes(pub [u8; HEADER_ROOM]);
 
 /// Options that no host sends: their lengths lead nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,7 +156,6 @@ impl HeaderBytes {
     /// The timestamps in the options of a header of `len` bytes.
     #[inline(always)]
     pub fn timestamps(&self, len: u32) -> Result<Option<Timestamps>, Malformed> {
-        let bytes = &self.0;
         let len = len as usize;
         // Where the next option begins. The place in the header counts up by itself, so that the verifier
         // knows it at each step.
@@ -163,22 +166,22 @@ impl HeaderBytes {
                 return Ok(None);
             }
             if at == next {
-                let kind = bytes[at];
+                let kind = self.byte(at);
                 if kind == OPTION_END {
                     return Ok(None);
                 }
                 let mut size = 1;
                 if kind != OPTION_NOP {
-                    if at + 1 >= len || at + 1 >= TCP_MAX_LEN {
+                    if at + 1 >= len {
                         return Err(Malformed);
                     }
-                    size = bytes[at + 1] as usize;
+                    size = self.byte(at + 1) as usize;
                     if size < 2 || at + size > len {
                         return Err(Malformed);
                     }
                 }
                 if kind == OPTION_TIMESTAMPS {
-                    if size != TIMESTAMPS_LEN || at + TIMESTAMPS_LEN > TCP_MAX_LEN {
+                    if size != TIMESTAMPS_LEN {
                         return Err(Malformed);
                     }
                     return Ok(Some(Timestamps {
@@ -196,8 +199,12 @@ impl HeaderBytes {
     /// Four bytes in network byte order.
     #[inline(always)]
     fn word(&self, at: usize) -> u32 {
-        let bytes = &self.0;
-        u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        u32::from_be_bytes([at, at + 1, at + 2, at + 3].map(|at| self.byte(at)))
+    }
+
+    #[inline(always)]
+    fn byte(&self, at: usize) -> u8 {
+        self.0[at % HEADER_ROOM]
     }
 
     /// Whether the checksum is right for a segment without data. `pseudo` is the unfolded sum of the
@@ -500,7 +507,7 @@ mod tests {
     }
 
     fn options(bytes: &[u8]) -> Result<Option<Timestamps>, Malformed> {
-        let mut header = HeaderBytes([0; TCP_MAX_LEN]);
+        let mut header = HeaderBytes([0; HEADER_ROOM]);
         header.0[TCP_LEN..TCP_LEN + bytes.len()].copy_from_slice(bytes);
         header.timestamps((TCP_LEN + bytes.len()) as u32)
     }
@@ -668,7 +675,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_options_panic(bytes in prop::collection::vec(any::<u8>(), 0..=40), len in 0_u32..100) {
-            let mut header = HeaderBytes([0; TCP_MAX_LEN]);
+            let mut header = HeaderBytes([0; HEADER_ROOM]);
             header.0[TCP_LEN..TCP_LEN + bytes.len()].copy_from_slice(&bytes);
             let _ = header.timestamps(len);
         }
@@ -720,7 +727,7 @@ mod tests {
         ) {
             let (source, destination) = (Addr::v4(source), Addr::v4(destination));
             let pseudo = pseudo_header_sum(&source, &destination, 32, true);
-            let mut bytes = HeaderBytes([0; TCP_MAX_LEN]);
+            let mut bytes = HeaderBytes([0; HEADER_ROOM]);
             header[16..18].fill(0);
             let words = header.chunks(2).map(|w| u32::from(u16::from_ne_bytes([w[0], w[1]])));
             let check = !fold(pseudo + words.sum::<u32>());

@@ -9,3 +9,11 @@ pub fn forgotten<T: Copy>(value: T) -> T {
     // SAFETY: a reference.
     unsafe { ptr::read_volatile(&raw const value) }
 }
+
+/// `value` where it is from `min` to `max`. LLVM makes one comparison out of two, of `value - min`; from which
+/// verifiers before Linux 6.15 learn nothing about `value`, so this counts up again from there.
+#[inline(always)]
+pub fn within(value: u32, min: u32, max: u32) -> Option<u32> {
+    let above = forgotten(value.wrapping_sub(min));
+    (above <= max - min).then(|| above + min)
+}

@@ -19,7 +19,7 @@ use health_common::neighbour::{
 
 use aya_ebpf::EbpfContext as _;
 
-use crate::bounds::forgotten;
+use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
 use crate::endpoint_flow::{track4, track6};
 use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED, words};
@@ -156,11 +156,10 @@ fn judge4(frame: &Frame) -> EchoVerdict {
 fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
     let mut options = [0_u32; IPV4_OPTIONS_MAX / 4];
     // The verifier wants the bounds of the length right before the call.
-    let len = forgotten(len);
-    if len == 0
-        || len > IPV4_OPTIONS_MAX as u32
-        || load(frame, L4_AT4 as u32, &mut options, len).is_none()
-    {
+    let Some(len) = within(len, 1, IPV4_OPTIONS_MAX as u32) else {
+        return EchoVerdict::Stack;
+    };
+    if load(frame, L4_AT4 as u32, &mut options, len).is_none() {
         return EchoVerdict::Stack;
     }
     let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {

@@ -126,8 +126,9 @@ impl<T: Version> Passage<T> {
     /// Where the IP header begins, in bounds that the verifier sees.
     #[inline(always)]
     fn ip_at(&self) -> Option<usize> {
-        let ip_at = forgotten(self.ip_at);
-        (ip_at <= IP_AT_MAX).then_some(ip_at as usize)
+        // A mask's bounds stay with the value where it is put away; those of comparisons do not in Linux 6.1.
+        const MASK: u32 = (IP_AT_MAX + 1).next_power_of_two() - 1;
+        (self.ip_at <= IP_AT_MAX).then(|| (forgotten(self.ip_at) & MASK) as usize)
     }
 
     #[inline(always)]
@@ -378,24 +379,27 @@ fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
     };
     let (said, timeouts) = (passage.said(), &config.timeouts);
     let sender = passage.sender;
-    let flow = &mut passage.tuple;
-    if let Some(entry) = whole(flow) {
+    // Linux 6.1 takes keys of maps from the stack alone.
+    let mut flow = passage.tuple;
+    if let Some(entry) = whole(&flow) {
         passage.entry = entry;
         if T::flags(&entry) & NAT_NEEDS_CT != 0 {
             // A segment that is no part of its connection is translated all the same.
-            let _ = enter(T::flows(), flow, said, traffic, timeouts);
-            *flow = flow.outbound();
+            let _ = enter(T::flows(), &mut flow, said, traffic, timeouts);
+            flow = flow.outbound();
         }
+        passage.tuple = flow;
         return FOUND;
     }
     if sender != Sender::Node && is_native::<T>(&flow.destination().0, settings) {
         return PASSED;
     }
-    let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), flow)
+    let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), &mut flow)
         || matches!(
-            enter(T::flows(), flow, said, traffic, timeouts),
+            enter(T::flows(), &mut flow, said, traffic, timeouts),
             Tracked::Known | Tracked::New
         );
+    passage.tuple = flow;
     // What answers somebody who knows its source keeps it.
     if is_tracked && flow.direction() != TUPLE_OUT {
         return PASSED;
@@ -496,8 +500,9 @@ fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
         return PASSED;
     };
-    let key = &passage.tuple;
-    let Some(entry) = translation(key) else {
+    // As in `find`.
+    let key = passage.tuple;
+    let Some(entry) = translation(&key) else {
         return PASSED;
     };
     passage.entry = entry;
@@ -692,7 +697,8 @@ fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
 /// entry is what that one made.
 #[inline(always)]
 fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> u32 {
-    let (flow, out) = (&passage.tuple, &passage.entry);
+    // As in `find`; of values, too.
+    let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
     match translation(&key) {
         // What is left of its translation, or what another CPU is about to make whole.
@@ -897,5 +903,6 @@ fn written(result: Option<()>) -> u32 {
 
 #[inline(always)]
 fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
-    Some(T::masquerade(HEALTH_MASQUERADE.get(0)?))
+    // Else LLVM adds the place in it before the comparison with null, which older verifiers do not take.
+    Some(T::masquerade(forgotten(HEALTH_MASQUERADE.get(0)?)))
 }

@@ -10,7 +10,7 @@ use health_common::packet::{
     inner6, is_extension, transport_len,
 };
 
-use crate::bounds::forgotten;
+use crate::bounds::within;
 use crate::frame::Frame;
 
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
@@ -148,8 +148,7 @@ fn upper(frame: &Frame, ip_at: u32, ip: &Ipv6Header, end: u32) -> Option<(Upper,
 #[inline(always)]
 fn transport_start(frame: &Frame, at: u32, len: u32) -> TransportStart {
     let mut start = TransportStart::default();
-    let len = forgotten(len);
-    if len > 0 && len <= size_of::<TransportStart>() as u32 {
+    if let Some(len) = within(len, 1, size_of::<TransportStart>() as u32) {
         // A packet that ends before belongs to no flow, which its length tells.
         let _ = load(frame, at, &mut start, len);
     }

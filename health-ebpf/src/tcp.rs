@@ -15,10 +15,11 @@ use health_common::rtt::{
     ACCOUNTED, BUSY, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, UNKNOWN_PEER,
 };
 use health_common::tcp::{
-    ConnectionRequest, Flow, FlowKey, HeaderBytes, IP_PROTOCOL_TCP, Received, SYN, Segment, Sent,
-    TCP_LEN, TCP_MAX_LEN, TcpHeader, pseudo_header_sum,
+    ConnectionRequest, Flow, FlowKey, HEADER_ROOM, HeaderBytes, IP_PROTOCOL_TCP, Received, SYN,
+    Segment, Sent, TCP_LEN, TCP_MAX_LEN, TcpHeader, pseudo_header_sum,
 };
 
+use crate::bounds::within;
 use crate::clock::{coarse_now_ns, now_ns};
 use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_PEERS, HEALTH_RTT, HEALTH_TCP};
@@ -308,12 +309,13 @@ fn take_timed(flow: &mut Flow) -> u64 {
 /// The whole TCP header.
 #[inline(always)]
 fn header(frame: &Frame, packet: &Packet) -> Option<HeaderBytes> {
-    let mut header = HeaderBytes([0; TCP_MAX_LEN]);
-    let len = packet.segment.header_len;
+    let mut header = HeaderBytes([0; HEADER_ROOM]);
     // As said already, but the verifier has forgotten.
-    if len < TCP_LEN as u32 || len > TCP_MAX_LEN as u32 {
-        return None;
-    }
+    let len = within(
+        packet.segment.header_len,
+        TCP_LEN as u32,
+        TCP_MAX_LEN as u32,
+    )?;
     // SAFETY: the buffer holds `len` bytes, which are plain data.
     let result = unsafe {
         bpf_skb_load_bytes(
