@@ -148,14 +148,6 @@ fn no_bpffs() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_kernel_that_is_too_old() -> anyhow::Result<()> {
-    Start::new()?
-        .wrapped(&["setarch", "--uname-2.6"])
-        .fails(bed()?.node(1), &["kernel 2.6", "TCX"])
-}
-
-#[test]
-#[ignore = "needs root"]
 fn a_device_of_the_name_that_is_not_ours() -> anyhow::Result<()> {
     let bed = bed()?;
     let node = bed.node(1);

@@ -30,8 +30,8 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     let mut removed = Vec::new();
     let mut failed = Vec::new();
 
-    match loader::remove_pins(location) {
-        Ok(paths) => removed.extend(paths.iter().map(|path| format!("pins {}", path.display()))),
+    match loader::remove(location) {
+        Ok(parts) => removed.extend(parts),
         Err(error) => failed.push(error.to_string()),
     }
     let (workloads, not_removed) = workload::cleanup(&location.instance, &location.state_dir).await;

@@ -33,7 +33,8 @@ use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
 use crate::config::{Config, GcInterval, Location};
 use crate::conntrack::{Collector, Pace};
-use crate::datapath::kernel;
+use crate::datapath::Attachment;
+use crate::datapath::kernel::{self, Suited};
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub};
@@ -51,7 +52,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Runs an agent until it is told to stop. What it made in the kernel stays and goes on working; only
 /// [`cleanup`] removes it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
-    kernel::require(&config.location.bpf_root)?;
+    let kernel = kernel::require(&config.location.bpf_root, config.attach_mode)?;
     let socket_group = config
         .socket_group
         .as_deref()
@@ -62,7 +63,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let own = own::known(&*registry, &config)?;
 
     let new_folders = NewFolders::make(&config.location)?;
-    let result = run_in_folders(config, socket_group, own, registry).await;
+    let result = run_in_folders(config, kernel, socket_group, own, registry).await;
     if result.is_err() {
         new_folders.remove();
     }
@@ -71,6 +72,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 
 async fn run_in_folders(
     config: Config,
+    kernel: Suited,
     socket_group: Option<Gid>,
     own: Option<Node>,
     registry: Box<dyn Registry>,
@@ -82,8 +84,10 @@ async fn run_in_folders(
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = match Agent::start(&config, own, registry, source).await {
+    let result = match Agent::start(&config, kernel.attachment, own, registry, source).await {
         Ok(agent) => {
+            // A start that fails says why, and no more.
+            kernel.log();
             agent.supervise().await;
             Ok(())
         }
@@ -121,6 +125,7 @@ struct Agent {
 impl Agent {
     async fn start(
         config: &Config,
+        attachment: Attachment,
         own: Option<Node>,
         registry: Box<dyn Registry>,
         source: Arc<AgentSource>,
@@ -143,8 +148,16 @@ impl Agent {
                 .context("cannot serve GET /metrics")?,
         ];
         let survey = endpoints::survey(config, &netlink).await?;
-        let node =
-            NodeDatapath::establish(config, &own, &netlink, uplinks, found, &survey.living).await?;
+        let node = NodeDatapath::establish(
+            config,
+            attachment,
+            &own,
+            &netlink,
+            uplinks,
+            found,
+            &survey.living,
+        )
+        .await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
         let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
         let started = probing.and_then(|probing| {

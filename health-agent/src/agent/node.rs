@@ -19,7 +19,7 @@ use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
 use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
-use crate::datapath::{Datapath, Hook, MapSizes, Workload, log};
+use crate::datapath::{Attachment, Datapath, Hook, MapSizes, Workload, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::endpoint::workload::Saved;
 use crate::mesh::hello::Responder;
@@ -67,6 +67,7 @@ impl NodeDatapath {
     /// that was not there before.
     pub(super) async fn establish(
         config: &Config,
+        attachment: Attachment,
         own: &Node,
         netlink: &Handle,
         uplinks: Uplinks,
@@ -99,6 +100,7 @@ impl NodeDatapath {
         let workloads = endpoints.iter().filter_map(workload).collect();
         let made = Self::make(
             config,
+            attachment,
             uplinks,
             spec.clone(),
             before.clone(),
@@ -124,6 +126,7 @@ impl NodeDatapath {
     /// Makes all that goes with the endpoint.
     fn make(
         config: &Config,
+        attachment: Attachment,
         uplinks: Uplinks,
         spec: HealthEndpointSpec,
         before: Before,
@@ -141,6 +144,7 @@ impl NodeDatapath {
             nat: config.nat_max_entries,
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
+        datapath.set_attachment(attachment);
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
@@ -361,7 +365,7 @@ impl Before {
     /// Removes what is there now and was not then.
     async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins
-            && let Err(error) = loader::remove_pins(&self.location)
+            && let Err(error) = loader::remove(&self.location)
         {
             warn!(%error, "cannot undo the start");
         }

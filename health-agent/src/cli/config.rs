@@ -1,31 +1,58 @@
-//! `health-agent config`: the settings that the agent runs with.
+//! `health-agent config`: the settings that the agent runs with, and what the kernel offers it.
 
 use std::path::Path;
 
 use clap::Args;
+use nix::unistd::Uid;
 
 use super::output::{OutputArgs, comma_separated, table};
 use crate::api::client::Client;
-use crate::config::{Config, duration_text};
+use crate::config::{Config, Location, duration_text};
+use crate::datapath::kernel::Unmet;
+use crate::datapath::probe::{Need, Report};
 
 const EXAMPLES: &str = "\
 Examples:
   health-agent config
-  health-agent config -o json | jq '.\"probe-interval-ns\"'";
+  health-agent config -o json | jq '.\"probe-interval-ns\"'
+  health-agent config --probe-kernel";
 
 /// Flags of `config`.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ConfigArgs {
+    /// Show what the running kernel can do of what an agent uses, tried out as root; needs no agent
+    #[arg(long)]
+    probe_kernel: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 impl ConfigArgs {
-    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+    pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
+        if self.probe_kernel {
+            anyhow::ensure!(Uid::effective().is_root(), Unmet::NotRoot);
+            let report = Report::of_this_kernel(&location.bpf_root);
+            return self.output.output.print_object(&report, report_table);
+        }
         let config: Config = client.get("/v1/config").await?;
         self.output.output.print_object(&config, config_table)
     }
+}
+
+/// A feature a line.
+fn report_table(report: &Report) -> String {
+    let rows = report.features.iter().map(|feature| {
+        let need = match feature.need {
+            Need::Required => "required",
+            Need::OneOfTwo => "one of two",
+            Need::Optional => "optional",
+        };
+        let available = if feature.available { "yes" } else { "no" };
+        [feature.name, available, need, feature.without]
+    });
+    let features = table(["FEATURE", "AVAILABLE", "NEED", "WITHOUT IT"], rows);
+    format!("kernel {}\n\n{features}", report.kernel)
 }
 
 /// A setting a line, named by its flag.
@@ -46,6 +73,7 @@ fn config_table(config: &Config) -> String {
         ("node-address", comma_separated(&config.node_addresses)),
         ("pod-cidr", comma_separated(&config.pod_cidrs)),
         ("device", comma_separated(&config.devices)),
+        ("attach-mode", config.attach_mode.to_string()),
         ("health-port", config.health_port.to_string()),
         ("probe-interval", duration_text(config.probe_interval)),
         ("probe", comma_separated(&config.probes)),

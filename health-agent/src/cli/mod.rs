@@ -143,7 +143,7 @@ pub enum Command {
     Cni(cni::CniArgs),
     /// Show drops and flows as they happen
     Monitor(monitor::MonitorArgs),
-    /// Show the settings that the agent runs with
+    /// Show the settings that the agent runs with, or what the kernel offers it
     Config(config::ConfigArgs),
     /// Remove everything that an agent left on this machine
     Cleanup(cleanup::CleanupArgs),
@@ -166,7 +166,7 @@ impl Command {
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,
-            Self::Config(args) => args.execute(&client).await?,
+            Self::Config(args) => args.execute(&client, &location).await?,
             Self::Cleanup(args) => args.execute(&location).await?,
             Self::Completion(args) => args.execute()?,
         }

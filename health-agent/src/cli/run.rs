@@ -14,8 +14,9 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    Config, ConntrackTimeouts, DEFAULT_SPARE_PAIRS, GcInterval, Interval, ListenAddress, Location,
-    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+    AttachMode, Config, ConntrackTimeouts, DEFAULT_SPARE_PAIRS, GcInterval, Interval,
+    ListenAddress, Location, MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec,
+    RemoteCluster, parse_duration,
 };
 use crate::identity;
 use crate::ipam::AddressRange;
@@ -90,6 +91,15 @@ pub struct RunArgs {
     /// addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
     devices: Vec<String>,
+    /// What holds the programs on their devices
+    #[arg(
+        long,
+        env = "HEALTH_AGENT_ATTACH_MODE",
+        value_enum,
+        value_name = "MODE",
+        default_value_t
+    )]
+    attach_mode: AttachMode,
     /// TCP port of the HTTP responders, the same on all nodes
     #[arg(long, value_name = "PORT", default_value_t = 4240)]
     health_port: u16,
@@ -204,6 +214,7 @@ impl RunArgs {
             ipam_cooling_time: self.ipam_cooling_time,
             spare_pairs: self.spare_pairs,
             devices: self.devices,
+            attach_mode: self.attach_mode,
             health_port: self.health_port,
             probe_interval: self.probe_interval,
             probes: self.probes,

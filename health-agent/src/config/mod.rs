@@ -1,5 +1,6 @@
 //! The settings of one agent, validated once and then read only.
 
+mod attach;
 mod conntrack;
 mod duration;
 mod listen;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::ipam::AddressRange;
 use crate::policy::PolicyMode;
 
+pub use self::attach::AttachMode;
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
 };
@@ -194,6 +196,8 @@ pub struct Config {
     pub spare_pairs: u8,
     /// Uplinks, by interface name. Empty: those that carry the node's addresses.
     pub devices: Vec<String>,
+    /// What holds the programs on their devices.
+    pub attach_mode: AttachMode,
     /// TCP port of the `/hello` responders, on this node and on all peers.
     pub health_port: u16,
     /// Time between two probes of one address and protocol.
@@ -521,6 +525,7 @@ mod tests {
             ipam_cooling_time: Duration::from_secs(60),
             spare_pairs: DEFAULT_SPARE_PAIRS,
             devices: vec!["eth0".into(), "eth1".into()],
+            attach_mode: AttachMode::Auto,
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
             probes: Vec::new(),

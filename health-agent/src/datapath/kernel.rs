@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use nix::unistd::Uid;
+use tracing::info;
 
-use crate::net::hostns::is_bpffs;
+use super::Attachment;
+use super::probe::{self, Report};
+use crate::config::AttachMode;
 
-/// First kernel with TCX links, which hold the programs on their devices.
-const TCX_SINCE: (u32, u32) = (6, 6);
-const BTF: &str = "/sys/kernel/btf/vmlinux";
+/// Types of the kernel.
+pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// A requirement that is not met.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,60 +20,142 @@ pub enum Unmet {
         "health-agent needs root: it loads eBPF programs and makes network namespaces; run it as root or with sudo"
     )]
     NotRoot,
-    /// Too old a kernel.
-    #[error("kernel {release} has no TCX links (BPF_LINK_TYPE_TCX), which Linux {}.{} brought; boot a newer kernel", TCX_SINCE.0, TCX_SINCE.1)]
-    KernelTooOld {
-        /// What the kernel calls itself.
-        release: String,
-    },
     /// A kernel without type information.
     #[error("the kernel has no BTF at {BTF}; boot one built with CONFIG_DEBUG_INFO_BTF=y")]
     NoBtf,
     /// No bpffs.
     #[error("no bpffs is mounted at {0}; mount one: mount -t bpf bpf {0}")]
     NoBpffs(PathBuf),
+    /// A kernel that cannot do what the agent is for.
+    #[error("kernel {kernel} lacks {}; boot Linux 6.1 or newer, and see `health-agent config --probe-kernel`", .missing.join(", "))]
+    Lacks {
+        /// What the kernel calls itself.
+        kernel: String,
+        /// Names of the features.
+        missing: Vec<&'static str>,
+    },
+    /// No way to attach programs as they are to be.
+    #[error("--attach-mode {mode}: kernel {kernel} cannot attach programs so; leave the flag out")]
+    NoAttachment {
+        /// What was asked for.
+        mode: Attachment,
+        /// What the kernel calls itself.
+        kernel: String,
+    },
+}
+
+/// A kernel that meets all requirements.
+#[derive(Debug)]
+pub struct Suited {
+    /// What shall hold the programs.
+    pub attachment: Attachment,
+    /// What was tried.
+    report: Report,
+}
+
+impl Suited {
+    /// Logs in one line what there is.
+    pub fn log(&self) {
+        let Self { attachment, report } = self;
+        info!(kernel = report.kernel, %attachment, missing = ?report.missing(), "the kernel has what it takes");
+    }
 }
 
 /// Checks everything that can be checked without changing anything, the most basic first.
-pub fn require(bpf_root: &Path) -> Result<(), Unmet> {
+pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<Suited, Unmet> {
     if !Uid::effective().is_root() {
         return Err(Unmet::NotRoot);
-    }
-    let release = nix::sys::utsname::uname()
-        .map(|name| name.release().to_string_lossy().into_owned())
-        .unwrap_or_default();
-    if version(&release).is_some_and(|version| version < TCX_SINCE) {
-        return Err(Unmet::KernelTooOld { release });
     }
     if !Path::new(BTF).exists() {
         return Err(Unmet::NoBtf);
     }
-    if !is_bpffs(bpf_root) {
-        return Err(Unmet::NoBpffs(bpf_root.to_owned()));
-    }
-    Ok(())
+    let report = Report::of_this_kernel(bpf_root);
+    let attachment = choose(&report, bpf_root, mode)?;
+    Ok(Suited { attachment, report })
 }
 
-/// Major and minor number of a release such as `6.12.9-amd64`.
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut parts = release.split(|c: char| !c.is_ascii_digit());
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Attachment, Unmet> {
+    let missing = report.missing_required();
+    if missing == ["bpffs"] {
+        return Err(Unmet::NoBpffs(bpf_root.to_owned()));
+    }
+    if !missing.is_empty() {
+        return Err(Unmet::Lacks {
+            kernel: report.kernel.clone(),
+            missing,
+        });
+    }
+    let (attachment, feature) = match mode {
+        AttachMode::Auto if report.has(probe::TCX) => return Ok(Attachment::Tcx),
+        AttachMode::Auto => return Ok(Attachment::Clsact),
+        AttachMode::Tcx => (Attachment::Tcx, probe::TCX),
+        AttachMode::Clsact => (Attachment::Clsact, probe::CLSACT),
+    };
+    if report.has(feature) {
+        Ok(attachment)
+    } else {
+        Err(Unmet::NoAttachment {
+            mode: attachment,
+            kernel: report.kernel.clone(),
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::probe::{Feature, Need};
     use super::*;
 
+    /// What an agent does on a kernel that lacks these.
+    fn on(missing: &[&str], mode: AttachMode) -> Result<Attachment, String> {
+        let feature = |name, need| Feature {
+            name,
+            available: !missing.contains(&name),
+            need,
+            without: "",
+        };
+        let report = Report {
+            kernel: "5.10.0".to_owned(),
+            features: vec![
+                feature("bpffs", Need::Required),
+                feature("map-ringbuf", Need::Required),
+                feature(probe::TCX, Need::OneOfTwo),
+                feature(probe::CLSACT, Need::OneOfTwo),
+            ],
+        };
+        choose(&report, Path::new("/sys/fs/bpf"), mode).map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn releases_are_read_by_their_first_two_numbers() {
-        for (release, expected) in [
-            ("6.12.9-amd64", Some((6, 12))),
-            ("6.1.0-31-amd64", Some((6, 1))),
-            ("2.6.78.44-fc", Some((2, 6))),
-            ("7.0", Some((7, 0))),
-            ("rolling", None),
+    fn tcx_is_chosen_where_it_is() {
+        assert_eq!(on(&[], AttachMode::Auto), Ok(Attachment::Tcx));
+        assert_eq!(on(&["tcx"], AttachMode::Auto), Ok(Attachment::Clsact));
+        assert_eq!(on(&[], AttachMode::Clsact), Ok(Attachment::Clsact));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_in_one_line() {
+        for (missing, mode, named) in [
+            (
+                &["map-ringbuf"][..],
+                AttachMode::Auto,
+                "5.10.0 lacks map-ringbuf; ",
+            ),
+            (&["tcx", "clsact"], AttachMode::Auto, "lacks tcx, clsact; "),
+            (&["bpffs"], AttachMode::Auto, "mount -t bpf"),
+            (
+                &["tcx"],
+                AttachMode::Tcx,
+                "--attach-mode tcx: kernel 5.10.0",
+            ),
+            (
+                &["clsact"],
+                AttachMode::Clsact,
+                "--attach-mode clsact: kernel",
+            ),
         ] {
-            assert_eq!(version(release), expected, "{release}");
+            let line = on(missing, mode).expect_err(named);
+            assert!(line.contains(named) && !line.contains('\n'), "{line}");
         }
     }
 }

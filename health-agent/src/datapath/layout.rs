@@ -132,3 +132,6 @@ pub const CT_COLLECT: &str = "ct_collect";
 pub const PROGRAM_PINS: &str = "programs";
 /// Subfolder of an instance's pins that holds its links.
 pub const LINK_PINS: &str = "links";
+/// Subfolder of an instance's pins that holds a folder, by the number of the device, for each clsact qdisc that was
+/// made for its programs.
+pub const QDISC_NOTES: &str = "qdiscs";

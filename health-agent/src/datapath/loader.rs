@@ -20,6 +20,7 @@ use health_common::masquerade::MasqueradeConfig;
 use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
+use super::attach::{self, Attachment, Clsact};
 use super::collect::KernelTables;
 use super::events::{KernelRing, KernelSwitch};
 use super::ipcache::Ipcache;
@@ -29,7 +30,7 @@ use super::resize::{MapSizes, Resizing};
 use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
 use super::workloads::Workloads;
-use super::{DatapathError, Hook, PROGRAMS, attach};
+use super::{DatapathError, Hook, PROGRAMS};
 use crate::config::Location;
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -47,7 +48,11 @@ pub struct Datapath {
     pub(super) ebpf: Ebpf,
     /// Where programs shall be.
     pub(super) hooks: Vec<Hook>,
-    pub(super) links: attach::Links,
+    pub(super) attachment: Attachment,
+    pub(super) attached: attach::Attached,
+    pub(super) clsact: Clsact,
+    /// Until the first [`Datapath::attach`] is through: whether a former agent may have attached by clsact.
+    pub(super) may_have_filters: bool,
     /// Until the programs are where they shall be.
     pub(super) resizing: Option<Resizing>,
     pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
@@ -102,11 +107,15 @@ impl Datapath {
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
+        let clsact = Clsact::of(&pins);
         let mut datapath = Self {
             pins,
             ebpf,
             hooks: Vec::new(),
-            links: attach::Links::default(),
+            attachment: Attachment::Tcx,
+            attached: attach::Attached::default(),
+            clsact,
+            may_have_filters: true,
             resizing: resizing.is_needed().then_some(resizing),
             endpoints,
             workloads: Workloads::default(),
@@ -369,15 +378,15 @@ fn move_links(from: &Path, to: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Removes all pins of an instance, which detaches and frees everything that has no other user.
-/// Returns what was removed.
-pub fn remove_pins(location: &Location) -> Result<Vec<PathBuf>, DatapathError> {
+/// Removes all programs of an instance from their devices and all its pins, which frees everything that has
+/// no other user. Returns what was removed, in words.
+pub fn remove(location: &Location) -> Result<Vec<String>, DatapathError> {
     let pins = location.pins();
-    let mut removed = Vec::new();
+    let mut removed = Clsact::of(&pins).remove_others(&[])?;
     for path in [set_aside(&pins), pins.clone()] {
         if path.exists() {
             remove_tree(&path)?;
-            removed.push(path);
+            removed.push(format!("pins {}", path.display()));
         }
     }
     // The folder of all instances goes with the last one.
@@ -429,7 +438,7 @@ fn make_folders(pins: &Path) -> Result<(), DatapathError> {
     .try_for_each(|folder| make_folder(folder))
 }
 
-fn make_folder(folder: &Path) -> Result<(), DatapathError> {
+pub(super) fn make_folder(folder: &Path) -> Result<(), DatapathError> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

@@ -1,6 +1,7 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
 pub mod arrivals;
+mod asm;
 pub mod attach;
 pub mod btf;
 pub mod clock;
@@ -14,6 +15,7 @@ mod link_pin;
 pub mod loader;
 pub mod log;
 pub mod policy;
+pub mod probe;
 mod resize;
 pub mod rtt;
 mod sys;
@@ -30,7 +32,7 @@ use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
 
-pub use attach::{Direction, Hook, HookFault};
+pub use attach::{Attachment, Direction, Hook, HookFault};
 pub use loader::Datapath;
 pub use resize::MapSizes;
 pub use workloads::Workload;
@@ -59,6 +61,17 @@ pub enum DatapathError {
         /// The kernel's answer.
         #[source]
         source: Box<ProgramError>,
+    },
+    /// What is attached by clsact could not be read or changed.
+    #[error("cannot {what} {hook}: {source}")]
+    Filter {
+        /// What was attempted.
+        what: &'static str,
+        /// Which program, and where.
+        hook: String,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
     },
     /// A map could not be read or written.
     #[error("cannot {what} map {map}: {source}")]

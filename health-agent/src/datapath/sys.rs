@@ -1,5 +1,5 @@
 //! The bpf(2) calls that aya does not offer: reading maps of any layout, what is known of their types,
-//! and asking a pinned link for its device.
+//! programs as the verifier sees them, and the devices of links.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -8,12 +8,15 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+const BPF_MAP_CREATE: u32 = 0;
 const BPF_MAP_LOOKUP_ELEM: u32 = 1;
 const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_MAP_DELETE_ELEM: u32 = 3;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
 const BPF_PROG_LOAD: u32 = 5;
+const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
+const BPF_PROG_TEST_RUN: u32 = 10;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_BTF_LOAD: u32 = 18;
 const BPF_BTF_GET_FD_BY_ID: u32 = 19;
@@ -21,8 +24,14 @@ const BPF_MAP_FREEZE: u32 = 22;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
 const BPF_MAP_UPDATE_BATCH: u32 = 26;
 const BPF_MAP_DELETE_BATCH: u32 = 27;
+const BPF_LINK_CREATE: u32 = 28;
+const BPF_LINK_UPDATE: u32 = 29;
 const BPF_LINK_TYPE_TCX: u32 = 11;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+/// Has the verifier say which ways it went.
+const BPF_LOG_WAYS: u32 = 1;
+/// Room for that; what is more, the kernel leaves out at the beginning from Linux 6.4 on.
+const WAYS_LEN: usize = 1 << 24;
 /// Has the verifier say what it did, and no more.
 const BPF_LOG_STATS: u32 = 4;
 /// More than it says then: three lines, and a number for each function.
@@ -121,6 +130,17 @@ pub(super) struct MapInfo {
     vmlinux_btf: u32,
 }
 
+/// The beginning of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    jited_len: u32,
+    translated_len: u32,
+}
+
 /// `struct bpf_btf_info`.
 #[repr(C)]
 #[derive(Default)]
@@ -131,6 +151,39 @@ struct BtfInfo {
     name: u64,
     name_len: u32,
     of_kernel: u32,
+}
+
+/// `union bpf_attr` for making a map.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct CreateAttr {
+    /// A number of `enum bpf_map_type`.
+    pub(super) kind: u32,
+    pub(super) key_size: u32,
+    pub(super) value_size: u32,
+    pub(super) max_entries: u32,
+    pub(super) flags: u32,
+    pub(super) inner_map: u32,
+    pub(super) numa_node: u32,
+    pub(super) name: [u8; 16],
+    pub(super) ifindex: u32,
+    pub(super) btf: u32,
+    pub(super) btf_key_type: u32,
+    pub(super) btf_value_type: u32,
+}
+
+/// `union bpf_attr` for running a program.
+#[repr(C)]
+#[derive(Default)]
+struct RunAttr {
+    program: u32,
+    result: u32,
+    data_in_len: u32,
+    data_out_len: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
 }
 
 /// `union bpf_attr` for handing in BTF.
@@ -172,6 +225,29 @@ struct ProgramAttr {
     pad: u32,
 }
 
+/// `union bpf_attr` for making a TCX link, at the end of those that a device has.
+#[repr(C)]
+#[derive(Default)]
+struct LinkAttr {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    pad: u32,
+    expected_revision: u64,
+}
+
+/// `union bpf_attr` for giving a link another program.
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdateAttr {
+    link: u32,
+    program: u32,
+    flags: u32,
+    former: u32,
+}
+
 fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
     bpf_fd(command, attr).map(drop)
 }
@@ -194,15 +270,111 @@ fn bpf_fd<A>(command: u32, attr: &mut A) -> io::Result<libc::c_long> {
     }
 }
 
-fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+/// For commands that answer with a descriptor.
+fn bpf_open<A>(command: u32, attr: &mut A) -> io::Result<OwnedFd> {
+    let fd = bpf_fd(command, attr)?;
+    // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Opens the object that is pinned at `path`.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = PinAttr {
         path: path.as_ptr() as u64,
         ..PinAttr::default()
     };
-    let fd = bpf_fd(BPF_OBJ_GET, &mut attr)?;
-    // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    bpf_open(BPF_OBJ_GET, &mut attr)
+}
+
+/// Pins an object at `path`, where nothing may be.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = PinAttr {
+        path: path.as_ptr() as u64,
+        fd: object.as_raw_fd() as u32,
+        flags: 0,
+    };
+    bpf(BPF_OBJ_PIN, &mut attr)
+}
+
+/// Makes a map.
+pub(super) fn create_map(mut attr: CreateAttr) -> io::Result<OwnedFd> {
+    bpf_open(BPF_MAP_CREATE, &mut attr)
+}
+
+/// Loads a program for the hooks of tc. What the verifier has to say to a program that it refuses goes to `log`.
+pub(super) fn load_classifier(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
+    let mut attr = ProgramAttr {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instructions: instructions.len() as u32,
+        insns: instructions.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+        log_level: u32::from(!log.is_empty()),
+        log_size: log.len() as u32,
+        log_buf: if log.is_empty() {
+            0
+        } else {
+            log.as_mut_ptr() as u64
+        },
+        ..ProgramAttr::default()
+    };
+    bpf_open(BPF_PROG_LOAD, &mut attr)
+}
+
+/// Runs a program on a packet; what it returned.
+pub(super) fn run_classifier(program: BorrowedFd<'_>, packet: &[u8]) -> io::Result<u32> {
+    let mut attr = RunAttr {
+        program: program.as_raw_fd() as u32,
+        data_in_len: packet.len() as u32,
+        data_in: packet.as_ptr() as u64,
+        repeat: 1,
+        ..RunAttr::default()
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    Ok(attr.result)
+}
+
+/// Bytes of machine code that a program was compiled to; 0 where it is interpreted.
+pub(super) fn jited_len(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut info = ProgramInfo::default();
+    object_info(program, &mut info)?;
+    Ok(info.jited_len)
+}
+
+/// Hands types (BTF) to the kernel.
+pub(super) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
+    let mut attr = BtfAttr {
+        data: data.as_ptr() as u64,
+        len: data.len() as u32,
+        ..BtfAttr::default()
+    };
+    bpf_open(BPF_BTF_LOAD, &mut attr)
+}
+
+/// Puts a program on a device, behind those that are there. The link goes with its last descriptor or pin.
+pub(super) fn create_tcx_link(
+    program: BorrowedFd<'_>,
+    device: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        ifindex: device,
+        attach_type,
+        ..LinkAttr::default()
+    };
+    bpf_open(BPF_LINK_CREATE, &mut attr)
+}
+
+/// Gives a link another program: each packet meets the one or the other.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdateAttr {
+        link: link.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        ..LinkUpdateAttr::default()
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr)
 }
 
 fn object_info<I>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
@@ -247,9 +419,7 @@ pub(super) fn btf(id: u32) -> io::Result<Vec<u8>> {
         id,
         ..IdAttr::default()
     };
-    let fd = bpf_fd(BPF_BTF_GET_FD_BY_ID, &mut attr)?;
-    // SAFETY: as in `open_pin`.
-    let btf = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let btf = bpf_open(BPF_BTF_GET_FD_BY_ID, &mut attr)?;
     let mut info = BtfInfo::default();
     object_info(btf.as_fd(), &mut info)?;
     let mut data = vec![0_u8; info.len as usize];
@@ -374,6 +544,12 @@ pub(super) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
     element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
 }
 
+/// Writes an entry, in place of one of the same key.
+pub(super) fn set(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+    let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
+    element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
+}
+
 /// Adds an entry. `false` when there is one of this key, which stays as it is.
 pub(super) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
     const BPF_NOEXIST: u64 = 1;
@@ -423,18 +599,6 @@ pub(super) fn bytes_of<T: aya::Pod>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Hands in types (BTF).
-pub(super) fn load_btf(data: &[u8]) -> io::Result<OwnedFd> {
-    let mut attr = BtfAttr {
-        data: data.as_ptr() as u64,
-        len: data.len() as u32,
-        ..BtfAttr::default()
-    };
-    let fd = bpf_fd(BPF_BTF_LOAD, &mut attr)?;
-    // SAFETY: as in `open_pin`.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-}
-
 /// Writes the one value of an array and has nobody change it any more.
 pub(super) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
     let key = 0_u32;
@@ -462,6 +626,31 @@ pub(super) struct Classifier<'a> {
 /// Loads a program, and tells what the verifier says of it (`BPF_LOG_STATS`).
 pub(super) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd, String)> {
     let mut log = vec![0_u8; STATS_LEN];
+    let program = load_with_log(program, BPF_LOG_STATS, &mut log)?;
+    Ok((program, text_of(&log)))
+}
+
+/// What the verifier says last of a program that it refuses; nothing of one that it takes.
+pub(super) fn refusal(program: &Classifier<'_>) -> String {
+    let mut log = vec![0_u8; WAYS_LEN];
+    if load_with_log(program, BPF_LOG_WAYS, &mut log).is_ok() {
+        return String::new();
+    }
+    // Behind it, what it counted.
+    let said = text_of(&log);
+    let mut lines = said
+        .lines()
+        .rev()
+        .skip_while(|line| line.starts_with("processed "));
+    lines.next().unwrap_or_default().to_owned()
+}
+
+fn text_of(log: &[u8]) -> String {
+    let end = log.iter().position(|&byte| byte == 0);
+    String::from_utf8_lossy(&log[..end.unwrap_or(log.len())]).into_owned()
+}
+
+fn load_with_log(program: &Classifier<'_>, level: u32, log: &mut [u8]) -> io::Result<OwnedFd> {
     let records = |(bytes, length): (&[u8], usize)| {
         let count = bytes.len().checked_div(length).unwrap_or(0);
         (bytes.as_ptr() as u64, length as u32, count as u32)
@@ -473,7 +662,7 @@ pub(super) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd
         instructions: (program.instructions.len() / 8) as u32,
         insns: program.instructions.as_ptr() as u64,
         license: program.license.as_ptr() as u64,
-        log_level: BPF_LOG_STATS,
+        log_level: level,
         log_size: log.len() as u32,
         log_buf: log.as_mut_ptr() as u64,
         ..ProgramAttr::default()
@@ -487,12 +676,7 @@ pub(super) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd
         attr.line_info_rec_size = line_info_rec_size;
         attr.line_info_cnt = line_info_cnt;
     }
-    let fd = bpf_fd(BPF_PROG_LOAD, &mut attr)?;
-    // SAFETY: as in `open_pin`.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    let end = log.iter().position(|&byte| byte == 0);
-    log.truncate(end.unwrap_or(log.len()));
-    Ok((fd, String::from_utf8_lossy(&log).into_owned()))
+    bpf_open(BPF_PROG_LOAD, &mut attr)
 }
 
 /// Maps of any kind, for tests.
@@ -500,37 +684,13 @@ pub(super) fn verify_classifier(program: &Classifier<'_>) -> io::Result<(OwnedFd
 pub(super) mod testing {
     use super::*;
 
-    const BPF_MAP_CREATE: u32 = 0;
+    pub(in crate::datapath) use super::CreateAttr;
 
-    /// `union bpf_attr` for making a map.
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    pub(crate) struct CreateAttr {
-        pub(crate) kind: u32,
-        pub(crate) key_size: u32,
-        pub(crate) value_size: u32,
-        pub(crate) max_entries: u32,
-        pub(crate) flags: u32,
-        pub(crate) inner_map: u32,
-        pub(crate) numa_node: u32,
-        pub(crate) name: [u8; 16],
-        pub(crate) ifindex: u32,
-        pub(crate) btf: u32,
-        pub(crate) btf_key_type: u32,
-        pub(crate) btf_value_type: u32,
+    pub(in crate::datapath) fn create_map(attr: CreateAttr) -> OwnedFd {
+        super::create_map(attr).expect("a map")
     }
 
-    fn owned(fd: libc::c_long) -> OwnedFd {
-        // SAFETY: as in `open_pin`.
-        unsafe { OwnedFd::from_raw_fd(fd as i32) }
-    }
-
-    pub(crate) fn create_map(mut attr: CreateAttr) -> OwnedFd {
-        owned(bpf_fd(BPF_MAP_CREATE, &mut attr).expect("a map"))
-    }
-
-    pub(crate) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {
-        let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
-        element(BPF_MAP_UPDATE_ELEM, map, key, value).expect("room for an entry");
+    pub(in crate::datapath) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {
+        set(map, key, value).expect("room for an entry");
     }
 }

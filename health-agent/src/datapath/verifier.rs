@@ -6,7 +6,6 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::time::Duration;
 
 use aya::maps::{MapData, MapError};
-use aya::programs::loaded_programs;
 use aya::{Btf, BtfError};
 use aya_obj::generated::bpf_insn;
 use aya_obj::relocation::EbpfRelocationError;
@@ -66,6 +65,16 @@ pub enum VerifierError {
         /// Why.
         source: io::Error,
     },
+    /// A program that it does not take.
+    #[error("the kernel's verifier refuses {name}: {said}")]
+    Refused {
+        /// Its name.
+        name: String,
+        /// What the verifier said last.
+        said: String,
+        /// What the system call said.
+        source: io::Error,
+    },
     /// A log in no known form.
     #[error("the verifier says nothing of what it did for {name}: {log:?}")]
     Log {
@@ -110,14 +119,19 @@ pub fn verify(object: &[u8]) -> Result<Vec<Verified>, VerifierError> {
         };
         let func_info = function.func_info.func_info_bytes();
         let line_info = function.line_info.line_info_bytes();
-        let (loaded, log) = sys::verify_classifier(&sys::Classifier {
+        let classifier = sys::Classifier {
             instructions: instruction_bytes(function),
             license: &program.license,
             types: types.as_ref().map(|types| types.as_fd()),
             func_info: (&func_info, function.func_info_rec_size),
             line_info: (&line_info, function.line_info_rec_size),
-        })
-        .map_err(kernel(format!("have {name} verified")))?;
+        };
+        let (loaded, log) =
+            sys::verify_classifier(&classifier).map_err(|source| VerifierError::Refused {
+                name: name.clone(),
+                said: sys::refusal(&classifier),
+                source,
+            })?;
         let log = read_log(&log).ok_or_else(|| VerifierError::Log {
             name: name.clone(),
             log: log.clone(),
@@ -125,7 +139,7 @@ pub fn verify(object: &[u8]) -> Result<Vec<Verified>, VerifierError> {
         verified.push(Verified {
             name: name.clone(),
             instructions: function.instructions.len(),
-            jited: jited(&loaded).map_err(kernel(format!("ask about {name}")))?,
+            jited: sys::jited_len(loaded.as_fd()).map_err(kernel(format!("ask about {name}")))?,
             ..log
         });
     }
@@ -204,21 +218,6 @@ fn read_log(log: &str) -> Option<Verified> {
         deepest_frame: frames.collect::<Option<Vec<u32>>>()?.into_iter().max()?,
         jited: 0,
     })
-}
-
-/// Length of a program's machine code.
-fn jited(program: &OwnedFd) -> io::Result<u32> {
-    let about = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
-    let id = about
-        .lines()
-        .find_map(|line| line.strip_prefix("prog_id:")?.trim().parse::<u32>().ok());
-    for loaded in loaded_programs() {
-        let loaded = loaded.map_err(io::Error::other)?;
-        if Some(loaded.id()) == id {
-            return Ok(loaded.size_jitted());
-        }
-    }
-    Err(io::ErrorKind::NotFound.into())
 }
 
 #[cfg(test)]

@@ -2,8 +2,6 @@
 //! entries stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs;
-use std::io;
 use std::net::IpAddr;
 
 use health_common::addr::Addr;
@@ -12,7 +10,7 @@ use nix::net::if_::if_nametoindex;
 use tracing::{debug, warn};
 
 use super::layout::LINK_PINS;
-use super::loader::{file_error, set_aside};
+use super::loader::set_aside;
 use super::{Datapath, DatapathError, Hook, HookFault};
 
 /// A workload's endpoint as programs know it.
@@ -60,6 +58,12 @@ impl Workloads {
             .flat_map(|device| Hook::endpoint(device))
     }
 
+    /// Where programs of another map layout are on their devices.
+    pub(super) fn hooks_held_back(&self) -> Vec<Hook> {
+        let held_back = self.held_back.iter().filter_map(|id| self.known.get(id));
+        held_back.flat_map(Workload::hooks).collect()
+    }
+
     /// Whether programs of another map layout serve any.
     pub(super) fn are_held_back(&self) -> bool {
         !self.held_back.is_empty()
@@ -103,14 +107,17 @@ impl Datapath {
         }
     }
 
-    /// Whether a link of the endpoint is pinned beside programs of another layout alone.
+    /// Whether programs of another layout are on the endpoint's device: a link is pinned beside them alone; or there is
+    /// a filter, whosever program it has by now, and the maps of that layout are there still.
     fn is_served_aside(&self, workload: &Workload) -> bool {
-        let aside = set_aside(&self.pins).join(LINK_PINS);
-        workload.hooks().iter().any(|hook| {
-            let pin = self.link_pin(hook);
-            let former = pin.file_name().map(|name| aside.join(name));
-            !pin.exists() && former.is_some_and(|former| former.exists())
-        })
+        let aside = set_aside(&self.pins);
+        aside.exists()
+            && workload.hooks().iter().any(|hook| {
+                let pin = self.link_pin(hook);
+                let former = pin.file_name().map(|name| aside.join(LINK_PINS).join(name));
+                let is_linked = !pin.exists() && former.is_some_and(|former| former.exists());
+                is_linked || matches!(self.clsact.filter(hook), Ok(Some(_)))
+            })
     }
 
     /// Makes an endpoint one that programs serve, or changes what holds for it: that is known before its programs are
@@ -171,7 +178,7 @@ impl Datapath {
         let attached = hooks.try_for_each(|hook| self.attach_to_own(&hook));
         if attached.is_err() {
             self.workloads.prepared.remove(&id);
-            self.detach(device)?;
+            self.detach_all(device)?;
         }
         attached
     }
@@ -189,7 +196,7 @@ impl Datapath {
     /// Takes an endpoint away, or what was prepared for one. Returns whether it was there.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
         if let Some(device) = self.workloads.prepared.remove(&id) {
-            self.detach(&device)?;
+            self.detach_all(&device)?;
         }
         let Some(workload) = self.workloads.known.get(&id).cloned() else {
             return Ok(false);
@@ -246,27 +253,18 @@ impl Datapath {
     }
 
     fn is_attached(&self, hook: &Hook) -> bool {
-        self.links.contains_key(hook)
+        self.attached.contains_key(hook)
     }
 
     fn forget(&mut self, workload: &Workload) -> Result<(), DatapathError> {
         for (address, _) in workload.entries() {
             self.remove_endpoint(address)?;
         }
-        self.detach(&workload.device)
+        self.detach_all(&workload.device)
     }
 
-    fn detach(&mut self, device: &str) -> Result<(), DatapathError> {
-        for hook in Hook::endpoint(device) {
-            self.links.remove(&hook);
-            let pin = self.link_pin(&hook);
-            match fs::remove_file(&pin) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(file_error("remove", &pin)(error));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+    fn detach_all(&mut self, device: &str) -> Result<(), DatapathError> {
+        let hooks = Hook::endpoint(device);
+        hooks.iter().try_for_each(|hook| self.detach(hook))
     }
 }

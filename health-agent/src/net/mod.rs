@@ -16,3 +16,4 @@ pub mod netns;
 pub mod rawsock;
 pub mod route;
 pub mod sysctl;
+pub mod tc;

@@ -19,8 +19,8 @@ use health_agent::api::types::{
     RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_agent::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location, MasqueradeSettings,
-    RegistrySpec,
+    AttachMode, Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location,
+    MasqueradeSettings, RegistrySpec,
 };
 use health_agent::endpoint::manager::Manager;
 use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
@@ -314,6 +314,7 @@ impl Source for Fixture {
             ipam_cooling_time: Duration::from_secs(60),
             spare_pairs: 4,
             devices: vec!["eth0".into()],
+            attach_mode: AttachMode::Auto,
             health_port: 4240,
             probe_interval: Duration::from_secs(10),
             probes: Vec::new(),

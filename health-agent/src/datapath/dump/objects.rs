@@ -9,6 +9,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 
 use super::map::OpenMap;
 use super::{DumpError, Pinned, files};
+use crate::datapath::attach::Clsact;
 use crate::datapath::layout::{LINK_PINS, PROGRAM_PINS};
 use crate::datapath::link_pin;
 
@@ -44,7 +45,7 @@ pub struct ProgInfo {
     pub id: u32,
     /// Tag: the kernel's hash of its instructions, hexadecimal.
     pub tag: String,
-    /// `device/ingress` or `device/egress`, for each attachment by a pinned link.
+    /// `device/ingress` or `device/egress`, for each attachment.
     pub attached: Vec<String>,
     /// Machine code, bytes.
     pub jited_bytes: u32,
@@ -103,6 +104,14 @@ impl Pinned {
                 .entry(program.program_id())
                 .or_default()
                 .push(hook_of(&name));
+        }
+        let filters = Clsact::of(&self.dir).attached();
+        for (program, place) in filters.map_err(|source| DumpError::Kernel {
+            what: "list the filters of the programs in",
+            path: self.dir.clone(),
+            source,
+        })? {
+            attached.entry(program).or_default().push(place);
         }
         let mut programs = Vec::new();
         for (name, pin) in files(&self.dir.join(PROGRAM_PINS))? {

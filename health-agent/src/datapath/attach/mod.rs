@@ -1,19 +1,44 @@
-//! Programs on their devices: attached by pinned TCX links, replaced in place, watched and put back.
+//! Programs on their devices: attached by TCX links or by filters of clsact, replaced in place, watched and put
+//! back.
+
+mod clsact;
+mod handover;
+mod tcx;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
-use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
-use aya::programs::{SchedClassifier, TcAttachType};
-use nix::net::if_::if_nametoindex;
-use tracing::debug;
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{ProgramError, TcAttachType};
+use tracing::info;
 
 use super::layout::LINK_PINS;
-use super::loader::{classifier, file_error, program_error, set_aside};
-use super::{Datapath, DatapathError, link_pin, sys};
+use super::loader::{classifier, file_error, set_aside};
+use super::{Datapath, DatapathError, link_pin};
+
+pub(super) use clsact::Clsact;
+pub(super) use handover::attach_type;
+
+/// What holds programs on their devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// Pinned TCX links, from Linux 6.6 on.
+    Tcx,
+    /// Filters of clsact qdiscs.
+    Clsact,
+}
+
+impl fmt::Display for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}
 
 /// Which way packets go that a program sees, from the device's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,14 +99,25 @@ impl Hook {
         })
     }
 
-    /// Whether the program of this number is there. A device that is gone has none; its owner says so.
-    fn has_program(&self, id: u32) -> bool {
-        SchedClassifier::query_tcx(&self.device, self.direction.attach_type())
-            .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
-    }
-
     fn pin_name(&self) -> String {
         link_pin::name(self.program, &self.device)
+    }
+
+    /// That the program could not be attached or replaced here.
+    fn program_error(&self, what: &'static str) -> impl FnOnce(ProgramError) -> DatapathError {
+        let (program, on) = (self.program.to_owned(), format!(" on {}", self.device));
+        move |source| DatapathError::Program {
+            what,
+            program,
+            on,
+            source: Box::new(source),
+        }
+    }
+
+    /// That the kernel refused something about a filter here.
+    fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> DatapathError {
+        let hook = self.to_string();
+        move |source| DatapathError::Filter { what, hook, source }
     }
 }
 
@@ -123,10 +159,25 @@ impl fmt::Display for HookFault {
     }
 }
 
-/// The links held, so that a removed pin alone detaches nothing.
-pub(super) type Links = HashMap<Hook, PinnedLink>;
+/// What holds a program that was attached.
+#[derive(Debug)]
+pub(super) enum Held {
+    /// A link, kept open so that a removed pin alone detaches nothing.
+    Link(PinnedLink),
+    /// A filter, which stays by itself.
+    Filter,
+}
+
+/// Where programs were attached.
+pub(super) type Attached = HashMap<Hook, Held>;
 
 impl Datapath {
+    /// Chooses what holds the programs, TCX links unless told. To be called before anything is attached; what a
+    /// former agent attached otherwise is handed over then.
+    pub fn set_attachment(&mut self, attachment: Attachment) {
+        self.attachment = attachment;
+    }
+
     /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
     /// agent are replaced in place, without a packet in between that meets none.
     ///
@@ -144,7 +195,7 @@ impl Datapath {
         }
         self.attach_adopted();
         outcome?;
-        self.remove_other_links(hooks)?;
+        self.remove_others(hooks)?;
         if let Some(resizing) = self.resizing.take() {
             resizing.finish()?;
         }
@@ -170,15 +221,15 @@ impl Datapath {
         self.make_folders()?;
         match fault {
             HookFault::Detached(hook) => {
-                self.links.remove(hook);
+                self.attached.remove(hook);
                 self.take_over_or_attach(hook)
             }
             HookFault::PinLost(hook) => {
-                let Some(link) = self.links.remove(hook) else {
+                let Some(Held::Link(link)) = self.attached.remove(hook) else {
                     return Ok(());
                 };
                 let link = self.pin_link(hook, FdLink::from(link))?;
-                self.links.insert(hook.clone(), link);
+                self.attached.insert(hook.clone(), Held::Link(link));
                 Ok(())
             }
         }
@@ -190,14 +241,21 @@ impl Datapath {
             .program(hook.program)
             .and_then(|program| program.info().ok())?
             .id();
-        if !hook.has_program(program) || !self.links.contains_key(hook) {
-            return Some(HookFault::Detached(hook.clone()));
+        let is_there = match self.attachment {
+            Attachment::Tcx => tcx::has_program(hook, program),
+            Attachment::Clsact => self.clsact.has_program(hook, program),
+        };
+        match self.attached.get(hook) {
+            Some(Held::Link(_)) if is_there && !self.link_pin(hook).exists() => {
+                Some(HookFault::PinLost(hook.clone()))
+            }
+            Some(_) if is_there => None,
+            _ => Some(HookFault::Detached(hook.clone())),
         }
-        (!self.link_pin(hook).exists()).then(|| HookFault::PinLost(hook.clone()))
     }
 
     fn take_over_or_attach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
-        self.attach_hook(hook, pins_of_program)
+        self.attach_hook(hook, tcx::pins_of_program)
     }
 
     /// As [`take_over_or_attach`](Self::take_over_or_attach), where a former agent's link is only looked for
@@ -212,42 +270,25 @@ impl Datapath {
         candidates: fn(&Hook, &Path) -> Vec<PathBuf>,
     ) -> Result<(), DatapathError> {
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
-        let on_device = |error| match program_error("attach", hook.program)(error) {
-            DatapathError::Program {
-                what,
-                program,
-                source,
-                ..
-            } => DatapathError::Program {
-                what,
-                program,
-                on: format!(" on {}", hook.device),
-                source,
-            },
-            other => other,
-        };
+        let former = folders.iter().flat_map(|folder| candidates(hook, folder));
         let program = classifier(&mut self.ebpf, hook.program)?;
-        let former = folders
-            .iter()
-            .find_map(|folder| take_over(program, hook, candidates(hook, folder)));
-        let link = match former {
-            Some(link) => link,
-            None => {
-                let id = program
-                    .attach_with_options(
-                        &hook.device,
-                        hook.direction.attach_type(),
-                        TcAttachOptions::TcxOrder(LinkOrder::default()),
-                    )
-                    .map_err(on_device)?;
-                let link = program
-                    .take_link(id)
-                    .map_err(program_error("attach", hook.program))?;
-                fd_link(link, hook.program)?
+        let held = match self.attachment {
+            Attachment::Tcx => {
+                let pin = self.pins.join(LINK_PINS).join(hook.pin_name());
+                let _between = match self.may_have_filters {
+                    true => handover::to_tcx(&self.clsact, hook, program, &pin)?,
+                    false => None,
+                };
+                let link = tcx::attach(program, hook, former.collect())?;
+                Held::Link(self.pin_link(hook, link)?)
+            }
+            Attachment::Clsact => {
+                let _between = handover::to_clsact(&self.clsact, hook, program, former.collect())?;
+                self.clsact.attach(hook, program)?;
+                Held::Filter
             }
         };
-        let link = self.pin_link(hook, link)?;
-        self.links.insert(hook.clone(), link);
+        self.attached.insert(hook.clone(), held);
         Ok(())
     }
 
@@ -264,14 +305,31 @@ impl Datapath {
         Ok(pinned)
     }
 
-    /// Removes pinned links of hooks that are no longer wanted, which detaches them.
-    fn remove_other_links(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
-        let wanted: HashSet<Hook> = wanted
+    /// Takes this instance's programs off all hooks that are no longer wanted.
+    fn remove_others(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
+        let wanted: Vec<Hook> = wanted
             .iter()
             .cloned()
             .chain(self.workloads.hooks())
             .collect();
-        self.links.retain(|hook, _| wanted.contains(hook));
+        let none: &[Hook] = &[];
+        let held_back = self.workloads.hooks_held_back();
+        let (links, filters) = match self.attachment {
+            Attachment::Tcx => (&wanted[..], &held_back[..]),
+            Attachment::Clsact => (none, &wanted[..]),
+        };
+        self.remove_other_links(links)?;
+        for removed in self.clsact.remove_others(filters)? {
+            info!("removed {removed}");
+        }
+        let wanted: HashSet<Hook> = wanted.into_iter().collect();
+        self.attached.retain(|hook, _| wanted.contains(hook));
+        self.may_have_filters = !held_back.is_empty();
+        Ok(())
+    }
+
+    /// Removes pinned links of other hooks, which detaches their programs.
+    fn remove_other_links(&self, wanted: &[Hook]) -> Result<(), DatapathError> {
         let folder = self.pins.join(LINK_PINS);
         let names: HashSet<String> = wanted.iter().map(Hook::pin_name).collect();
         for entry in fs::read_dir(&folder).map_err(file_error("read", &folder))? {
@@ -287,48 +345,28 @@ impl Datapath {
         Ok(())
     }
 
+    /// Takes a program off its device.
+    pub(super) fn detach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
+        match self.attachment {
+            Attachment::Tcx => {
+                self.attached.remove(hook);
+                let pin = self.link_pin(hook);
+                match fs::remove_file(&pin) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        Err(file_error("remove", &pin)(error))
+                    }
+                    _ => Ok(()),
+                }
+            }
+            Attachment::Clsact => {
+                self.clsact.detach(hook)?;
+                self.attached.remove(hook);
+                Ok(())
+            }
+        }
+    }
+
     pub(super) fn link_pin(&self, hook: &Hook) -> PathBuf {
         self.pins.join(LINK_PINS).join(hook.pin_name())
     }
-}
-
-/// All pins in the folder of links of the hook's program. A pin's name says nothing of the device: a link stays
-/// with its device when that gets another name, and another device may have the old one by now.
-fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
-    let of_program = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        let program = name.and_then(link_pin::parse).map(|(program, _)| program);
-        program == Some(hook.program)
-    };
-    let entries = fs::read_dir(folder).into_iter().flatten();
-    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    paths.filter(of_program).collect()
-}
-
-/// Gives this program to the link that a former one of its name has on the hook's device, if one is
-/// among these pins.
-fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> Option<FdLink> {
-    let device = if_nametoindex(hook.device.as_str()).ok()?;
-    let is_there =
-        |path: &PathBuf| sys::device_of_link(path).is_ok_and(|found| found == Some(device));
-    let path = pins.into_iter().find(is_there)?;
-    let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
-    let attempt = || {
-        let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
-        let id = program
-            .attach_to_link(link)
-            .map_err(|error| error.to_string())?;
-        let link = program.take_link(id).map_err(|error| error.to_string())?;
-        FdLink::try_from(link).map_err(|error| error.to_string())
-    };
-    attempt()
-        .inspect_err(
-            |error| debug!(pin = %path.display(), error, "a pinned link is of no use any more"),
-        )
-        .ok()
-}
-
-fn fd_link(link: SchedClassifierLink, program: &str) -> Result<FdLink, DatapathError> {
-    FdLink::try_from(link)
-        .map_err(|error| DatapathError::Missing(format!("link of {program}: {error}")))
 }

@@ -1,0 +1,29 @@
+//! What holds the programs on their devices, as it is asked for.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// What holds the programs on their devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachMode {
+    /// TCX where the kernel has it, else clsact
+    #[default]
+    Auto,
+    /// Links of TCX
+    Tcx,
+    /// Filters of clsact qdiscs
+    Clsact,
+}
+
+impl fmt::Display for AttachMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        })
+    }
+}

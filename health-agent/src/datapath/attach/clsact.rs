@@ -1,0 +1,300 @@
+//! Attachment by filters of clsact qdiscs, for kernels without TCX. A filter holds its program whether or not there
+//! is an agent; the next agent knows it by its name, which has the agent's instance in it, and gives it its own
+//! program.
+//!
+//! A clsact qdisc that a device has already is used as it is, and stays. One that was made here is noted in a folder
+//! of the bpffs, which a reboot empties as it does the qdiscs, and goes with the last filter on it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use aya::programs::SchedClassifier;
+use nix::net::if_::{if_indextoname, if_nametoindex};
+
+use super::super::loader::{make_folder, set_aside};
+use super::super::{DatapathError, layout};
+use super::{Direction, Hook};
+use crate::net::tc::{Filter, Place, Side, Socket};
+
+/// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours
+/// does not.
+const FIRST_PRIORITY: u16 = 1;
+/// Not among those that the kernel gives out, or that others are used to write.
+const FIRST_HANDLE: u32 = 0x6861;
+
+/// The filters of one instance.
+#[derive(Debug)]
+pub(in crate::datapath) struct Clsact {
+    instance: String,
+    pins: PathBuf,
+}
+
+impl Clsact {
+    /// Those of the instance whose folder of pins this is.
+    pub(in crate::datapath) fn of(pins: &Path) -> Self {
+        let instance = pins.file_name().unwrap_or_default();
+        Self {
+            instance: instance.to_string_lossy().into_owned(),
+            pins: pins.to_owned(),
+        }
+    }
+
+    /// Puts a program on its device, in place of a former one of its name.
+    pub(super) fn attach(
+        &self,
+        hook: &Hook,
+        program: &SchedClassifier,
+    ) -> Result<(), DatapathError> {
+        let program = program.fd().map_err(hook.program_error("attach"))?;
+        self.put(hook, program.as_fd())
+            .map_err(hook.failed("attach"))
+    }
+
+    /// Puts any program where that of a hook shall be.
+    pub(super) fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
+        let (device, side) = (if_nametoindex(hook.device.as_str())?, side(hook.direction));
+        let name = self.name(hook.program);
+        let mut socket = Socket::open()?;
+        let filters = socket.filters(device, side)?;
+        match filters.iter().find(|filter| filter.is_named(&name)) {
+            Some(former) => socket.replace_filter(device, side, former.place, &name, program)?,
+            None => {
+                if socket.add_clsact(device)? {
+                    self.note(device)?;
+                }
+                socket.add_filter(device, side, free_place(&filters), &name, program)?;
+            }
+        }
+        self.keep_note(device)
+    }
+
+    /// Whether the program of this number is there. A device that is gone has none; its owner says so.
+    pub(super) fn has_program(&self, hook: &Hook, id: u32) -> bool {
+        let filter = self.filter(hook).ok().flatten();
+        filter.is_some_and(|filter| filter.program == Some(id))
+    }
+
+    /// This instance's filter at a hook.
+    pub(in crate::datapath) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
+        let device = if_nametoindex(hook.device.as_str())?;
+        let name = self.name(hook.program);
+        let filters = Socket::open()?.filters(device, side(hook.direction))?;
+        Ok(filters.into_iter().find(|filter| filter.is_named(&name)))
+    }
+
+    /// Takes a program off its device, if both are there.
+    pub(super) fn detach(&self, hook: &Hook) -> Result<(), DatapathError> {
+        let Ok(device) = if_nametoindex(hook.device.as_str()) else {
+            return Ok(());
+        };
+        let (name, side) = (self.name(hook.program), side(hook.direction));
+        let remove = || {
+            let mut socket = Socket::open()?;
+            self.remove_filters(&mut socket, device, side, &|found| found == name)?;
+            self.remove_qdisc(&mut socket, device)
+        };
+        remove().map(drop).map_err(hook.failed("detach"))
+    }
+
+    /// Takes all programs of this instance off their devices but those of the hooks that are wanted. Returns what
+    /// was removed, in words.
+    pub(in crate::datapath) fn remove_others(
+        &self,
+        wanted: &[Hook],
+    ) -> Result<Vec<String>, DatapathError> {
+        let wanted: Vec<(u32, Side, String)> = wanted
+            .iter()
+            .filter_map(|hook| {
+                let device = if_nametoindex(hook.device.as_str()).ok()?;
+                Some((device, side(hook.direction), self.name(hook.program)))
+            })
+            .collect();
+        let own = self.name("");
+        let mut removed = Vec::new();
+        let mut remove = || {
+            let mut socket = Socket::open()?;
+            for device in socket.devices_with_clsact()? {
+                for side in Side::ALL {
+                    let is_other = |name: &str| {
+                        name.starts_with(&own)
+                            && !wanted.iter().any(|(wanted_device, wanted_side, wanted)| {
+                                (*wanted_device, *wanted_side) == (device, side) && wanted == name
+                            })
+                    };
+                    removed.extend(self.remove_filters(&mut socket, device, side, &is_other)?);
+                }
+                self.remove_qdisc(&mut socket, device)?;
+            }
+            Ok::<_, io::Error>(())
+        };
+        remove().map_err(|source| DatapathError::Filter {
+            what: "remove",
+            hook: "programs of this agent by clsact".to_owned(),
+            source,
+        })?;
+        Ok(removed)
+    }
+
+    /// Numbers of the attached programs, and where each is: `eth0/egress`.
+    pub(in crate::datapath) fn attached(&self) -> io::Result<Vec<(u32, String)>> {
+        let own = self.name("");
+        let mut attached = Vec::new();
+        let mut socket = Socket::open()?;
+        for device in socket.devices_with_clsact()? {
+            for (side, direction) in [
+                (Side::Ingress, Direction::Ingress),
+                (Side::Egress, Direction::Egress),
+            ] {
+                let filters = socket.filters(device, side)?;
+                let own = filters.iter().filter(|filter| {
+                    let name = filter.name.as_deref();
+                    name.is_some_and(|name| name.starts_with(&own))
+                });
+                let programs = own.filter_map(|filter| filter.program);
+                attached.extend(
+                    programs
+                        .map(|program| (program, format!("{}/{direction}", device_name(device)))),
+                );
+            }
+        }
+        Ok(attached)
+    }
+
+    fn remove_filters(
+        &self,
+        socket: &mut Socket,
+        device: u32,
+        side: Side,
+        is_meant: &dyn Fn(&str) -> bool,
+    ) -> io::Result<Vec<String>> {
+        let mut removed = Vec::new();
+        for filter in socket.filters(device, side)? {
+            let Some(name) = filter.name.as_deref().filter(|name| is_meant(name)) else {
+                continue;
+            };
+            match socket.remove_filter(device, side, filter.place) {
+                Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
+                _ => removed.push(format!("filter {name} of {}", device_name(device))),
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Removes a clsact qdisc that was made here and has no filters any more.
+    fn remove_qdisc(&self, socket: &mut Socket, device: u32) -> io::Result<()> {
+        let note = self.note_of(&self.pins, device);
+        if !note.exists() {
+            return Ok(());
+        }
+        for side in Side::ALL {
+            if !socket.filters(device, side)?.is_empty() {
+                return Ok(());
+            }
+        }
+        match socket.remove_clsact(device) {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {
+                Err(error)
+            }
+            _ => fs::remove_dir(&note),
+        }
+    }
+
+    /// Notes that a device's qdisc was made here.
+    fn note(&self, device: u32) -> io::Result<()> {
+        make_folder(&self.note_of(&self.pins, device)).map_err(io::Error::other)
+    }
+
+    /// Keeps the note that an agent of another map layout made, whose folder is about to go.
+    fn keep_note(&self, device: u32) -> io::Result<()> {
+        if self.note_of(&set_aside(&self.pins), device).exists() {
+            self.note(device)?;
+        }
+        Ok(())
+    }
+
+    fn note_of(&self, pins: &Path, device: u32) -> PathBuf {
+        pins.join(layout::QDISC_NOTES).join(device.to_string())
+    }
+
+    /// The name of a filter: `health-agent/default/to_netdev`.
+    fn name(&self, program: &str) -> String {
+        format!("health-agent/{}/{program}", self.instance)
+    }
+}
+
+impl Filter {
+    fn is_named(&self, name: &str) -> bool {
+        self.name.as_deref() == Some(name)
+    }
+}
+
+/// The first priority that filters of our kind alone have, and a handle that none of them has.
+fn free_place(filters: &[Filter]) -> Place {
+    let mut priority = FIRST_PRIORITY;
+    while filters
+        .iter()
+        .any(|filter| filter.place.priority == priority && !filter.is_of_our_kind())
+    {
+        priority += 1;
+    }
+    let mut handle = FIRST_HANDLE;
+    while filters
+        .iter()
+        .any(|filter| filter.place == Place { priority, handle })
+    {
+        handle += 1;
+    }
+    Place { priority, handle }
+}
+
+fn side(direction: Direction) -> Side {
+    match direction {
+        Direction::Ingress => Side::Ingress,
+        Direction::Egress => Side::Egress,
+    }
+}
+
+fn device_name(device: u32) -> String {
+    if_indextoname(device).map_or_else(
+        |_| format!("device {device}"),
+        |name| name.to_string_lossy().into_owned(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(priority: u16, handle: u32, kind: &str) -> Filter {
+        Filter {
+            place: Place { priority, handle },
+            kind: kind.to_owned(),
+            is_for_all: true,
+            name: None,
+            program: None,
+        }
+    }
+
+    #[test]
+    fn a_filter_is_put_in_front_where_nothing_of_another_kind_is() {
+        let at = |filters: &[Filter]| {
+            let place = free_place(filters);
+            (place.priority, place.handle)
+        };
+        let first = FIRST_HANDLE;
+        assert_eq!(at(&[]), (1, first));
+        assert_eq!(at(&[filter(1, 1, "bpf")]), (1, first));
+        assert_eq!(at(&[filter(1, first, "bpf")]), (1, first + 1));
+        assert_eq!(
+            at(&[filter(1, 1, "flower"), filter(7, 1, "bpf")]),
+            (2, first)
+        );
+        let of_one_protocol = Filter {
+            is_for_all: false,
+            ..filter(1, 1, "bpf")
+        };
+        assert_eq!(at(&[of_one_protocol]), (2, first));
+    }
+}

@@ -1,0 +1,82 @@
+//! Attachment by TCX links, from Linux 6.6 on. A link is pinned, so that its program stays when the agent ends; the
+//! next agent opens the pin and gives the link its own program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
+use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
+use aya::programs::{ProgramError, SchedClassifier};
+use nix::net::if_::if_nametoindex;
+use tracing::debug;
+
+use super::super::{DatapathError, link_pin, sys};
+use super::Hook;
+
+/// Puts a program on its device: by the link that a former one of its name has there, if one is among these
+/// pins.
+pub(super) fn attach(
+    program: &mut SchedClassifier,
+    hook: &Hook,
+    pins: Vec<PathBuf>,
+) -> Result<FdLink, DatapathError> {
+    if let Some(link) = take_over(program, hook, pins) {
+        return Ok(link);
+    }
+    let failed = |error: ProgramError| hook.program_error("attach")(error);
+    let id = program
+        .attach_with_options(
+            &hook.device,
+            hook.direction.attach_type(),
+            TcAttachOptions::TcxOrder(LinkOrder::default()),
+        )
+        .map_err(failed)?;
+    let link = program.take_link(id).map_err(failed)?;
+    FdLink::try_from(link)
+        .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
+}
+
+/// Whether the program of this number is there. A device that is gone has none; its owner says so.
+pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
+    SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
+        .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
+}
+
+/// All pins in the folder of links of the hook's program. A pin's name says nothing of the device: a link stays
+/// with its device when that gets another name, and another device may have the old one by now.
+pub(super) fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
+    let of_program = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let program = name.and_then(link_pin::parse).map(|(program, _)| program);
+        program == Some(hook.program)
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    paths.filter(of_program).collect()
+}
+
+/// The pin of a link on the hook's device, if one is among these.
+pub(super) fn pin_on_device(hook: &Hook, pins: Vec<PathBuf>) -> Option<PathBuf> {
+    let device = if_nametoindex(hook.device.as_str()).ok()?;
+    let is_there =
+        |path: &PathBuf| sys::device_of_link(path).is_ok_and(|found| found == Some(device));
+    pins.into_iter().find(is_there)
+}
+
+fn take_over(program: &mut SchedClassifier, hook: &Hook, pins: Vec<PathBuf>) -> Option<FdLink> {
+    let path = pin_on_device(hook, pins)?;
+    let former = FdLink::from(PinnedLink::from_pin(&path).ok()?);
+    let attempt = || {
+        let link = SchedClassifierLink::try_from(former).map_err(|error| error.to_string())?;
+        let id = program
+            .attach_to_link(link)
+            .map_err(|error| error.to_string())?;
+        let link = program.take_link(id).map_err(|error| error.to_string())?;
+        FdLink::try_from(link).map_err(|error| error.to_string())
+    };
+    attempt()
+        .inspect_err(
+            |error| debug!(pin = %path.display(), error, "a pinned link is of no use any more"),
+        )
+        .ok()
+}

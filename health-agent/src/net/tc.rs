@@ -1,0 +1,302 @@
+//! clsact qdiscs and the eBPF filters on them. Works in the network namespace of the calling thread, and
+//! waits for the kernel's answers: they are there at once.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR,
+    NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator, parse_string,
+    parse_u32,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::tc::{
+    TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage,
+    TcOption,
+};
+use netlink_sys::protocols::NETLINK_ROUTE;
+
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_ID: u16 = 11;
+/// Bytes of `struct tcmsg`.
+const HEADER_LEN: usize = 20;
+/// What a clsact qdisc is called.
+const CLSACT: &str = "clsact";
+/// Filters see packets of all protocols.
+const PROTOCOL: u16 = (libc::ETH_P_ALL as u16).to_be();
+
+/// Where a clsact qdisc has filters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Packets that the device received.
+    Ingress,
+    /// Packets that it sends.
+    Egress,
+}
+
+impl Side {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    const fn parent(self) -> TcHandle {
+        TcHandle {
+            major: TcHandle::CLSACT.major,
+            minor: match self {
+                Self::Ingress => TcHandle::MIN_INGRESS,
+                Self::Egress => TcHandle::MIN_EGRESS,
+            },
+        }
+    }
+}
+
+/// Which filter of a side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Filters of lower ones come first; 1 at least.
+    pub priority: u16,
+    /// Tells those of one priority apart.
+    pub handle: u32,
+}
+
+/// A filter of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Where it is.
+    pub place: Place,
+    /// Its classifier: `bpf`, `flower`.
+    pub kind: String,
+    /// Whether it sees packets of all protocols.
+    pub is_for_all: bool,
+    /// The name that its maker gave an eBPF filter.
+    pub name: Option<String>,
+    /// Number of its program.
+    pub program: Option<u32>,
+}
+
+impl Filter {
+    /// Whether an eBPF filter for all protocols can have the same priority.
+    pub fn is_of_our_kind(&self) -> bool {
+        self.kind == TcFilterBpf::KIND && self.is_for_all
+    }
+}
+
+/// A connection to the kernel.
+#[derive(Debug)]
+pub struct Socket(netlink_sys::Socket);
+
+impl Socket {
+    /// Opens one in the calling thread's namespace.
+    pub fn open() -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        Ok(Self(socket))
+    }
+
+    /// The devices that have a clsact qdisc.
+    pub fn devices_with_clsact(&mut self) -> io::Result<Vec<u32>> {
+        let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
+        let mut devices = Vec::new();
+        self.request(request, NLM_F_DUMP, &mut |header, attributes| {
+            if attributes.kind.as_deref() == Some(CLSACT) {
+                devices.push(header.index.cast_unsigned());
+            }
+        })?;
+        Ok(devices)
+    }
+
+    /// Gives a device a clsact qdisc. `false` where it has one. An ingress qdisc has the same place; filters for
+    /// packets that are sent would run on those that are received there.
+    pub fn add_clsact(&mut self, device: u32) -> io::Result<bool> {
+        let request = RouteNetlinkMessage::NewQueueDiscipline(clsact(device));
+        match self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ()) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
+            Err(_) if self.devices_with_clsact()?.contains(&device) => Ok(false),
+            Err(_) => Err(io::Error::other(
+                "the device has an ingress qdisc; replace it by clsact, which does the same and more",
+            )),
+        }
+    }
+
+    /// Removes a device's clsact qdisc with all its filters.
+    pub fn remove_clsact(&mut self, device: u32) -> io::Result<()> {
+        let request = RouteNetlinkMessage::DelQueueDiscipline(clsact(device));
+        self.request(request, 0, &mut |_, _| ())
+    }
+
+    /// All filters of a side, in their order. Without a clsact qdisc there are none.
+    pub fn filters(&mut self, device: u32, side: Side) -> io::Result<Vec<Filter>> {
+        let mut message = TcMessage::with_index(device.cast_signed());
+        message.header.parent = side.parent();
+        let request = RouteNetlinkMessage::GetTrafficFilter(message);
+        let mut filters = Vec::new();
+        self.request(request, NLM_F_DUMP, &mut |header, attributes| {
+            // Of each priority there is a line of its own, without a handle.
+            let handle = u32::from(header.handle);
+            if handle != 0 {
+                filters.push(Filter {
+                    place: Place {
+                        priority: (header.info >> 16) as u16,
+                        handle,
+                    },
+                    kind: attributes.kind.unwrap_or_default(),
+                    is_for_all: header.info as u16 == PROTOCOL,
+                    name: attributes.name,
+                    program: attributes.program,
+                });
+            }
+        })?;
+        Ok(filters)
+    }
+
+    /// Puts a program that says itself what becomes of a packet (`direct-action`) where no filter is yet.
+    pub fn add_filter(
+        &mut self,
+        device: u32,
+        side: Side,
+        place: Place,
+        name: &str,
+        program: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let message = filter(device, side, place, name, program);
+        let request = RouteNetlinkMessage::NewTrafficFilter(message);
+        self.request(request, NLM_F_CREATE | NLM_F_EXCL, &mut |_, _| ())
+    }
+
+    /// Gives a filter another program: each packet meets the one or the other (`list_replace_rcu` in
+    /// net/sched/cls_bpf.c, `cls_bpf_change`).
+    pub fn replace_filter(
+        &mut self,
+        device: u32,
+        side: Side,
+        place: Place,
+        name: &str,
+        program: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let message = filter(device, side, place, name, program);
+        let request = RouteNetlinkMessage::NewTrafficFilter(message);
+        self.request(request, 0, &mut |_, _| ())
+    }
+
+    /// Removes an eBPF filter for all protocols.
+    pub fn remove_filter(&mut self, device: u32, side: Side, place: Place) -> io::Result<()> {
+        let message = filter_message(device, side, place);
+        let request = RouteNetlinkMessage::DelTrafficFilter(message);
+        self.request(request, 0, &mut |_, _| ())
+    }
+
+    /// Sends a request, and calls `each` with every object in the answer. Objects of other kinds than ours may
+    /// hold what no library of ours can read, so only what is needed is.
+    fn request(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+        each: &mut dyn FnMut(&TcHeader, Attributes),
+    ) -> io::Result<()> {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(request));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.0
+            .send_to(&bytes, &netlink_sys::SocketAddr::new(0, 0), 0)?;
+        loop {
+            let (bytes, _) = self.0.recv_from_full()?;
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let message = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?;
+                let payload = message.payload();
+                match message.message_type() {
+                    NLMSG_ERROR | NLMSG_DONE => return answer(payload),
+                    _ => {
+                        let header = TcHeader::parse(payload).map_err(io::Error::other)?;
+                        let attributes = payload.get(HEADER_LEN..).unwrap_or_default();
+                        each(&header, Attributes::read(attributes));
+                    }
+                }
+                let len = (message.length() as usize).next_multiple_of(4);
+                rest = rest.get(len..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+/// The error number at the end of an answer.
+fn answer(payload: &[u8]) -> io::Result<()> {
+    let code = payload
+        .first_chunk()
+        .map_or(0, |code| i32::from_ne_bytes(*code));
+    match code {
+        0 => Ok(()),
+        code => Err(io::Error::from_raw_os_error(-code)),
+    }
+}
+
+/// What is needed of a qdisc's or filter's attributes.
+#[derive(Default)]
+struct Attributes {
+    kind: Option<String>,
+    name: Option<String>,
+    program: Option<u32>,
+}
+
+impl Attributes {
+    fn read(bytes: &[u8]) -> Self {
+        let mut attributes = Self::default();
+        for attribute in NlasIterator::new(bytes).map_while(Result::ok) {
+            match attribute.kind() {
+                TCA_KIND => attributes.kind = parse_string(attribute.value()).ok(),
+                TCA_OPTIONS if attributes.kind.as_deref() == Some(TcFilterBpf::KIND) => {
+                    attributes.read_bpf(attribute.value());
+                }
+                _ => {}
+            }
+        }
+        attributes
+    }
+
+    fn read_bpf(&mut self, options: &[u8]) {
+        for option in NlasIterator::new(options).map_while(Result::ok) {
+            match option.kind() {
+                TCA_BPF_NAME => self.name = parse_string(option.value()).ok(),
+                TCA_BPF_ID => self.program = parse_u32(option.value()).ok(),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn clsact(device: u32) -> TcMessage {
+    let mut message = TcMessage::with_index(device.cast_signed());
+    message.header.parent = TcHandle::CLSACT;
+    message.header.handle = TcHandle {
+        major: TcHandle::CLSACT.major,
+        minor: 0,
+    };
+    message.attributes = vec![TcAttribute::Kind(CLSACT.to_owned())];
+    message
+}
+
+fn filter(device: u32, side: Side, place: Place, name: &str, program: BorrowedFd<'_>) -> TcMessage {
+    let mut message = filter_message(device, side, place);
+    let options = [
+        TcFilterBpfOption::ProgFd(program.as_raw_fd().cast_unsigned()),
+        TcFilterBpfOption::ProgName(name.to_owned()),
+        TcFilterBpfOption::Flags(TcBpfFlags::DirectAction),
+    ];
+    let options = options.map(TcOption::Bpf).to_vec();
+    message.attributes.push(TcAttribute::Options(options));
+    message
+}
+
+fn filter_message(device: u32, side: Side, place: Place) -> TcMessage {
+    let mut message = TcMessage::with_index(device.cast_signed());
+    message.header.parent = side.parent();
+    message.header.handle = place.handle.into();
+    message.header.info = u32::from(place.priority) << 16 | u32::from(PROTOCOL);
+    message.attributes = vec![TcAttribute::Kind(TcFilterBpf::KIND.to_owned())];
+    message
+}
