@@ -1,6 +1,8 @@
 //! The spread of round trips over a veth pair with nothing else to do, as the kernel's programs and as
 //! processes see it.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -14,18 +16,50 @@ use crate::bench::{Figure, Target};
 use crate::process::run;
 
 const PROBES: usize = 5_000;
-/// Time between two probes, and what is promised of them. After a millisecond of sleep the CPU and its
-/// caches have gone cold, and that takes microseconds of its own.
-const GAPS: [(Duration, Option<Target>); 2] = [
-    (Duration::from_micros(100), Some(Target::AtMost(1.0))),
-    (Duration::from_millis(1), None),
+/// Time between two probes, whether CPUs without work may halt, and what is promised. A virtual CPU that
+/// halted waits until its host runs it again, with caches that are cold: microseconds that are the machine's.
+const LOADS: [(Duration, Halting, Option<Target>); 4] = [
+    (
+        Duration::from_micros(100),
+        Halting::Prevented,
+        Some(Target::AtMost(1.0)),
+    ),
+    (Duration::from_millis(1), Halting::Prevented, None),
+    (Duration::from_micros(100), Halting::Allowed, None),
+    (Duration::from_millis(1), Halting::Allowed, None),
 ];
+/// Where a process says how late a CPU may be when it has work again: a 32-bit number of microseconds, in
+/// force while the file is open (Linux, `Documentation/power/pm_qos_interface.rst`).
+const LATENCY_REQUEST: &str = "/dev/cpu_dma_latency";
+
+/// Whether CPUs without work may halt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Halting {
+    Allowed,
+    /// They poll for work, as `cyclictest` has them do.
+    Prevented,
+}
+
+impl Halting {
+    /// Holds for as long as what is returned lives.
+    fn enforce(self) -> anyhow::Result<Option<File>> {
+        if self == Self::Allowed {
+            return Ok(None);
+        }
+        let mut request = File::options().write(true).open(LATENCY_REQUEST)?;
+        request.write_all(&0_i32.to_ne_bytes())?;
+        Ok(Some(request))
+    }
+}
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let line = Line::direct()?;
     let mut prober = Prober::new(&line)?;
     let mut figures = Vec::new();
-    for (gap, target) in GAPS {
+    for (gap, halting, target) in LOADS {
+        let _request = halting
+            .enforce()
+            .with_context(|| format!("cannot keep CPUs from halting by {LATENCY_REQUEST}"))?;
         prober.attach()?;
         // Hardware addresses are learned, rows and code are warm.
         prober.probe_all(&[FAR; 1_000], gap)?;
@@ -40,21 +74,25 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             ("ping", ping(line.near(), gap)?, None),
         ];
         for (side, times, target) in sides {
-            figures.extend(spread(gap, side, times, target)?);
+            let load = match halting {
+                Halting::Prevented => format!("a probe every {gap:?}"),
+                Halting::Allowed => format!("a probe every {gap:?}, CPUs may halt"),
+            };
+            figures.extend(spread(&load, side, times, target)?);
         }
     }
     Ok(figures)
 }
 
 fn spread(
-    gap: Duration,
+    load: &str,
     side: &str,
     mut times: Vec<Duration>,
     target: Option<Target>,
 ) -> anyhow::Result<[Figure; 2]> {
     times.sort_unstable();
     let figure = |name: &str, time, target| Figure {
-        name: format!("idle veth, a probe every {gap:?}, {side}: {name}"),
+        name: format!("idle veth, {load}, {side}: {name}"),
         unit: "us",
         ours: micros(time),
         other: None,

@@ -12,8 +12,8 @@ use crate::process::{Running, tell};
 use crate::wait_for;
 
 /// Runs of each side, taking turns.
-const ROUNDS: u32 = 9;
-const SECONDS: u32 = 2;
+const ROUNDS: u32 = 31;
+const SECONDS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(10);
 const RATIO: f64 = 0.97;
 
