@@ -16,6 +16,17 @@ const TOOLCHAIN_FILE: &str = include_str!("../rust-toolchain.toml");
 /// Set for the second process.
 const INNER: &str = "HEALTH_EBPF_BUILD";
 
+/// Flags for the eBPF programs, separated by spaces.
+///
+/// The default is the first instruction set, without operations on 32 bits. All kernels from 5.12 on have the
+/// third one.
+///
+/// `bpf-linker` has LLVM copy in order, which leaves no stores for filling and moving memory: they become calls of
+/// functions that go byte by byte, and the verifier follows them on each way that leads there. The limits are
+/// those that copies have.
+const COMPILER_FLAGS: &str = "-Ctarget-cpu=v3 -Clink-arg=--llvm-args=-max-store-memset=128 \
+                              -Clink-arg=--llvm-args=-max-store-memmove=128";
+
 fn main() -> ExitCode {
     let result = if env::var_os(INNER).is_some() {
         build()
@@ -45,10 +56,9 @@ fn outer() -> anyhow::Result<ExitCode> {
         .env(INNER, "1")
         .env("RUSTC_BOOTSTRAP", "1")
         .env("PATH", path)
-        // aya-build sets the flags of the compiler itself, and the default is the first instruction set,
-        // without operations on 32 bits. All kernels from 5.12 on have this one.
+        // aya-build sets the flags of the compiler itself; these come beside them.
         .env("CARGO_UNSTABLE_PROFILE_RUSTFLAGS", "true")
-        .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", "-Ctarget-cpu=v3")
+        .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", COMPILER_FLAGS)
         .env(
             "CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS",
             "-Ctarget-cpu=x86-64",

@@ -131,7 +131,8 @@ impl Segment {
 }
 
 /// The clocks in a segment's options (RFC 7323 section 3.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timestamps {
     /// TSval: the sender's clock.
     pub value: u32,

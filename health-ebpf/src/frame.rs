@@ -206,8 +206,7 @@ fn is_tag(ethertype: u16) -> bool {
     ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_VLAN_SERVICE
 }
 
-/// The same words, copied one by one: of a copy of the whole LLVM makes a call of `memmove`, which moves
-/// byte by byte.
+/// The same words, copied one by one: the whole LLVM copies by way of the stack, which has little room.
 #[inline(always)]
 pub fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
     [a, b, c, d]

@@ -15,8 +15,8 @@ use health_common::rtt::{
     ACCOUNTED, BUSY, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, UNKNOWN_PEER,
 };
 use health_common::tcp::{
-    ConnectionRequest, Flow, FlowKey, HEADER_ROOM, HeaderBytes, IP_PROTOCOL_TCP, Received, SYN,
-    Segment, Sent, TCP_LEN, TCP_MAX_LEN, TcpHeader, pseudo_header_sum,
+    ConnectionRequest, Flow, FlowKey, HEADER_ROOM, HeaderBytes, IP_PROTOCOL_TCP, Malformed,
+    Received, SYN, Segment, Sent, TCP_LEN, TCP_MAX_LEN, TcpHeader, Timestamps, pseudo_header_sum,
 };
 
 use crate::bounds::within;
@@ -166,7 +166,7 @@ fn time(frame: &Frame, packet: &Packet, flow: &mut Flow) {
     let Some(header) = header(frame, packet) else {
         return;
     };
-    let Ok(clock) = header.timestamps(packet.segment.header_len) else {
+    let Ok(clock) = timestamps(&header, packet.segment.header_len) else {
         return;
     };
     flow.prepare(&packet.segment, clock, coarse_now_ns());
@@ -240,7 +240,7 @@ pub fn received(frame: &Frame, packet: &Packet) {
         flow.handshake_ns = rtt_ns;
         return;
     }
-    let Ok(clock) = header.timestamps(segment.header_len) else {
+    let Ok(clock) = timestamps(&header, segment.header_len) else {
         return;
     };
     let agrees = flow.agrees(clock);
@@ -326,6 +326,48 @@ fn header(frame: &Frame, packet: &Packet) -> Option<HeaderBytes> {
         )
     };
     (result == 0).then_some(header)
+}
+
+/// As [`HeaderBytes::timestamps`].
+#[inline(always)]
+fn timestamps(header: &HeaderBytes, len: u32) -> Result<Option<Timestamps>, Malformed> {
+    let mut timestamps = Timestamps::default();
+    match tcp_timestamps(header, len, &mut timestamps) {
+        NO_TIMESTAMPS => Ok(None),
+        TIMESTAMPS => Ok(Some(timestamps)),
+        _ => Err(Malformed),
+    }
+}
+
+/// Result of [`tcp_timestamps`]: the options have none.
+const NO_TIMESTAMPS: u32 = 0;
+/// Result of [`tcp_timestamps`]: they are written where they were wanted.
+const TIMESTAMPS: u32 = 1;
+/// Result of [`tcp_timestamps`]: the options make no sense.
+const MALFORMED: u32 = 2;
+
+/// A function of its own in the kernel too: the verifier follows the many ways through the options once, and not once
+/// for each way that leads there.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tcp_timestamps(
+    header: *const HeaderBytes,
+    len: u32,
+    timestamps: *mut Timestamps,
+) -> u32 {
+    // SAFETY: made of references; the verifier wants to see them compared with null.
+    let (Some(header), Some(timestamps)) = (unsafe { (header.as_ref(), timestamps.as_mut()) })
+    else {
+        return MALFORMED;
+    };
+    match header.timestamps(len) {
+        Ok(None) => NO_TIMESTAMPS,
+        Ok(Some(found)) => {
+            *timestamps = found;
+            TIMESTAMPS
+        }
+        Err(Malformed) => MALFORMED,
+    }
 }
 
 #[inline(always)]
