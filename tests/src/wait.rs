@@ -1,5 +1,6 @@
 //! Waiting for a condition, up to a deadline.
 
+use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,14 +13,19 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// In the environment: how many times as long to wait on a slow machine.
+const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
+
 /// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
-/// `what` it waited for and the last error of `look`, if it had one.
+/// `what` it waited for and the last error of `look`, if it had one. Where the environment has
+/// `HEALTH_AGENT_SLOWNESS`, that many times the deadline.
 pub fn wait_for<T>(
     what: &str,
     deadline: Duration,
     mut look: impl FnMut() -> anyhow::Result<Option<T>>,
 ) -> anyhow::Result<T> {
     let start = Instant::now();
+    let deadline = deadline * slowness();
     loop {
         let found = look();
         if let Ok(Some(found)) = found {
@@ -34,4 +40,11 @@ pub fn wait_for<T>(
         }
         thread::sleep(PAUSE);
     }
+}
+
+fn slowness() -> u32 {
+    env::var(SLOWNESS)
+        .ok()
+        .and_then(|times| times.parse().ok())
+        .unwrap_or(1)
 }

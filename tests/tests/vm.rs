@@ -179,15 +179,24 @@ fn an_interrupt_reaches_the_command_and_ends_the_guest() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
-fn no_guest_outlives_a_killed_xtask() -> anyhow::Result<()> {
-    let xtask = Xtask::new("kill")?;
+fn nothing_outlives_a_killed_xtask() -> anyhow::Result<()> {
+    let mut xtask = Xtask::new("kill")?;
+    let files = tempfile::tempdir()?;
+    xtask.temporary = Some(files.path().to_owned());
     let mut child = xtask.start(&[KERNEL, "--", "sh", "-c", "echo ready; sleep 1000"])?;
     ensure!(!xtask.processes()?.is_empty(), "the mark is not found");
     child.kill()?;
     child.wait()?;
     wait_for("the end of qemu", PATIENCE, || {
         Ok(xtask.processes()?.is_empty().then_some(()))
-    })
+    })?;
+    assert_eq!(fs::read_dir(files.path())?.count(), 0);
+    for entry in fs::read_dir(xtask.root.join("target/vm"))? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        assert!(!name.starts_with('.'), "{name} is left");
+    }
+    Ok(())
 }
 
 /// It failed with one line of error that has this text.
@@ -208,6 +217,8 @@ struct Xtask {
     program: PathBuf,
     root: PathBuf,
     mark: String,
+    /// Where temporary files go, if not where they usually do.
+    temporary: Option<PathBuf>,
 }
 
 impl Xtask {
@@ -223,6 +234,7 @@ impl Xtask {
             program,
             root: root.context("no folder above the tests")?.to_owned(),
             mark: format!("{test}-{}", std::process::id()),
+            temporary: None,
         })
     }
 
@@ -238,6 +250,9 @@ impl Xtask {
             .current_dir(&self.root)
             .env("CARGO_MANIFEST_DIR", self.root.join("xtask"))
             .env(MARK, &self.mark);
+        if let Some(temporary) = &self.temporary {
+            command.env("TMPDIR", temporary);
+        }
     }
 
     fn run(&self, arguments: &[&str]) -> anyhow::Result<Ran> {

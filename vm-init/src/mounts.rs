@@ -8,7 +8,8 @@ use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot};
 
-/// Kind of filesystem, place, and whether all kernels have it.
+/// Kind of filesystem, place, and whether all kernels have it. None is over what the initramfs may hold: the
+/// workspace stands in it where it stands outside, which may be below `/tmp`.
 const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("proc", "/proc", true),
     ("sysfs", "/sys", true),
@@ -16,7 +17,6 @@ const FILESYSTEMS: &[(&str, &str, bool)] = &[
     ("devpts", "/dev/pts", true),
     ("tmpfs", "/dev/shm", true),
     ("tmpfs", "/run", true),
-    ("tmpfs", "/tmp", true),
     ("tracefs", "/sys/kernel/tracing", false),
     ("debugfs", "/sys/kernel/debug", false),
     ("cgroup2", "/sys/fs/cgroup", false),

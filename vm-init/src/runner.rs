@@ -32,6 +32,8 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("USER", "root"),
     ("LANG", "C.UTF-8"),
     ("RUST_BACKTRACE", "1"),
+    // Tests wait longer: under software emulation all takes ten times as long.
+    ("HEALTH_AGENT_SLOWNESS", "3"),
 ];
 
 /// The guest's end of the serial line. Frames of several threads never mix.

@@ -1,6 +1,7 @@
 //! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
 
 mod bench;
+mod features;
 mod fuzz;
 mod packages;
 mod privilege;

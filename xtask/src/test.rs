@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
+use crate::features::{self, Skipped};
 use crate::privilege::{is_root, require_sudo};
 use crate::process::{cannot_run, run};
 use crate::workspace::Workspace;
@@ -31,37 +32,52 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     // Integration tests start the agent's program, which cargo does not build for them.
     run(workspace.cargo()?.args(["build", "--package=health-agent"]))?;
 
-    let mut counts = Counts::default();
+    let filter = args.filter.as_deref();
+    let skipped: Vec<_> = features::skipped(workspace)?
+        .into_iter()
+        .filter(|skipped| filter.is_none_or(|filter| skipped.matches(filter)))
+        .collect();
+    let mut counts = Counts {
+        skipped: skipped.len() as u64,
+        ..Counts::default()
+    };
     let mut all_ran = true;
-    for selection in selections(workspace, args) {
+    for selection in selections(workspace, filter, &skipped) {
         let mut cargo = cargo_test(workspace)?;
         cargo.args(selection);
         all_ran &= run_counted(&mut cargo, &mut counts)?;
     }
 
-    println!("\n{counts}");
+    println!();
+    for Skipped { test, feature } in &skipped {
+        println!("skipped {test}: it needs {feature}, which this machine's kernel lacks");
+    }
+    println!("{counts}");
     if counts.failed > 0 {
         bail!("{} tests failed", counts.failed);
     }
     if !all_ran {
         bail!("cargo test failed");
     }
-    if counts.passed == 0 {
-        bail!("no test matches {}", args.filter.as_deref().unwrap_or("*"));
+    if counts.passed == 0 && skipped.is_empty() {
+        bail!("no test matches {}", filter.unwrap_or("*"));
     }
     Ok(())
 }
 
 /// What to give to `cargo test`, run by run. Tests on the bed share this machine's namespaces, so
 /// they come one at a time.
-fn selections(workspace: &Workspace, args: &Args) -> Vec<Vec<String>> {
+fn selections(
+    workspace: &Workspace,
+    filter: Option<&str>,
+    skipped: &[Skipped],
+) -> Vec<Vec<String>> {
     let words = |words: &[&str]| {
         words
             .iter()
             .map(|&word| word.to_owned())
             .collect::<Vec<_>>()
     };
-    let filter = args.filter.as_deref();
     let is_file = |name: &str| {
         workspace
             .root()
@@ -71,7 +87,14 @@ fn selections(workspace: &Workspace, args: &Args) -> Vec<Vec<String>> {
     };
     // Tests that need root are marked as ignored, so that a plain `cargo test` skips them.
     let all = ["--", "--include-ignored"];
-    let on_bed = [&all[..], &["--test-threads=1"]].concat();
+    let skips = skipped
+        .iter()
+        .flat_map(|skipped| ["--skip", skipped.name()]);
+    let on_bed: Vec<_> = all
+        .into_iter()
+        .chain(["--test-threads=1"])
+        .chain(skips)
+        .collect();
     match filter {
         Some(name) if is_file(name) => {
             vec![[words(&["--package=tests", "--test", name]), words(&on_bed)].concat()]

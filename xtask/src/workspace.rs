@@ -85,9 +85,17 @@ impl Workspace {
         let mut cargo = Command::new("rustup");
         cargo
             .args(["run", self.channel()?, "cargo"])
-            // That of this program; build scripts that look at it would run anew each time.
-            .env_remove("CARGO_MANIFEST_DIR")
             .current_dir(&self.root);
+        // What cargo told this program of its package: build scripts that look at it would run anew each time.
+        for (name, _) in env::vars_os() {
+            let of_package = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+            if name
+                .to_str()
+                .is_some_and(|name| of_package.iter().any(|start| name.starts_with(start)))
+            {
+                cargo.env_remove(name);
+            }
+        }
         Ok(cargo)
     }
 }

@@ -7,8 +7,8 @@ use nix::unistd::Uid;
 
 use super::output::{OutputArgs, comma_separated, table};
 use crate::api::client::Client;
-use crate::config::{Config, Location, duration_text};
-use crate::datapath::kernel::Unmet;
+use crate::config::{AttachMode, Config, Location, duration_text};
+use crate::datapath::kernel::{Unmet, choose};
 use crate::datapath::probe::{Need, Report};
 
 const EXAMPLES: &str = "\
@@ -33,7 +33,10 @@ impl ConfigArgs {
         if self.probe_kernel {
             anyhow::ensure!(Uid::effective().is_root(), Unmet::NotRoot);
             let report = Report::of_this_kernel(&location.bpf_root);
-            return self.output.output.print_object(&report, report_table);
+            self.output.output.print_object(&report, report_table)?;
+            // Scripts ask whether an agent would start.
+            choose(&report, &location.bpf_root, AttachMode::Auto)?;
+            return Ok(());
         }
         let config: Config = client.get("/v1/config").await?;
         self.output.output.print_object(&config, config_table)

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use nix::unistd::Uid;
 use tracing::info;
 
-use super::Attachment;
 use super::probe::{self, Report};
+use super::{Attachment, Attachments};
 use crate::config::AttachMode;
 
 /// Types of the kernel.
@@ -48,7 +48,7 @@ pub enum Unmet {
 #[derive(Debug)]
 pub struct Suited {
     /// What shall hold the programs.
-    pub attachment: Attachment,
+    pub attachments: Attachments,
     /// What was tried.
     report: Report,
 }
@@ -56,8 +56,17 @@ pub struct Suited {
 impl Suited {
     /// Logs in one line what there is.
     pub fn log(&self) {
-        let Self { attachment, report } = self;
-        info!(kernel = report.kernel, %attachment, missing = ?report.missing(), "the kernel has what it takes");
+        let Self {
+            attachments: Attachments { node, endpoints },
+            report,
+        } = self;
+        info!(
+            kernel = report.kernel,
+            attachment = %node,
+            endpoint_attachment = %endpoints,
+            missing = ?report.missing(),
+            "the kernel has what it takes"
+        );
     }
 }
 
@@ -70,11 +79,19 @@ pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<Suited, Unmet> {
         return Err(Unmet::NoBtf);
     }
     let report = Report::of_this_kernel(bpf_root);
-    let attachment = choose(&report, bpf_root, mode)?;
-    Ok(Suited { attachment, report })
+    let attachments = choose(&report, bpf_root, mode)?;
+    Ok(Suited {
+        attachments,
+        report,
+    })
 }
 
-fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Attachment, Unmet> {
+/// What an agent with this flag would attach its programs by, or why it would not start.
+pub(crate) fn choose(
+    report: &Report,
+    bpf_root: &Path,
+    mode: AttachMode,
+) -> Result<Attachments, Unmet> {
     let missing = report.missing_required();
     if missing == ["bpffs"] {
         return Err(Unmet::NoBpffs(bpf_root.to_owned()));
@@ -86,13 +103,20 @@ fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Attachme
         });
     }
     let (attachment, feature) = match mode {
-        AttachMode::Auto if report.has(probe::TCX) => return Ok(Attachment::Tcx),
-        AttachMode::Auto => return Ok(Attachment::Clsact),
+        AttachMode::Auto => {
+            // One of them is there, or it would be missing.
+            let [node, endpoints] = match (report.has(probe::TCX), report.has(probe::CLSACT)) {
+                (true, true) => [Attachment::Tcx, Attachment::Clsact],
+                (true, false) => [Attachment::Tcx; 2],
+                (false, _) => [Attachment::Clsact; 2],
+            };
+            return Ok(Attachments { node, endpoints });
+        }
         AttachMode::Tcx => (Attachment::Tcx, probe::TCX),
         AttachMode::Clsact => (Attachment::Clsact, probe::CLSACT),
     };
     if report.has(feature) {
-        Ok(attachment)
+        Ok(Attachments::all(attachment))
     } else {
         Err(Unmet::NoAttachment {
             mode: attachment,
@@ -107,7 +131,7 @@ mod tests {
     use super::*;
 
     /// What an agent does on a kernel that lacks these.
-    fn on(missing: &[&str], mode: AttachMode) -> Result<Attachment, String> {
+    fn on(missing: &[&str], mode: AttachMode) -> Result<Attachments, String> {
         let feature = |name, need| Feature {
             name,
             available: !missing.contains(&name),
@@ -127,10 +151,17 @@ mod tests {
     }
 
     #[test]
-    fn tcx_is_chosen_where_it_is() {
-        assert_eq!(on(&[], AttachMode::Auto), Ok(Attachment::Tcx));
-        assert_eq!(on(&["tcx"], AttachMode::Auto), Ok(Attachment::Clsact));
-        assert_eq!(on(&[], AttachMode::Clsact), Ok(Attachment::Clsact));
+    fn tcx_holds_the_node_and_clsact_its_endpoints_where_both_are() {
+        let [tcx, clsact] = [Attachment::Tcx, Attachment::Clsact].map(Attachments::all);
+        let both = Attachments {
+            endpoints: Attachment::Clsact,
+            ..tcx
+        };
+        assert_eq!(on(&[], AttachMode::Auto), Ok(both));
+        assert_eq!(on(&["tcx"], AttachMode::Auto), Ok(clsact));
+        assert_eq!(on(&["clsact"], AttachMode::Auto), Ok(tcx));
+        assert_eq!(on(&[], AttachMode::Clsact), Ok(clsact));
+        assert_eq!(on(&[], AttachMode::Tcx), Ok(tcx));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Whether KVM works here. A `/dev/kvm` that can be opened says little: in some clouds machines stop at their
 //! first instructions, so only booting tells.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) fn find(
     workspace: &Workspace,
     kernel: &Kernel,
-    initramfs_of_init: impl FnOnce() -> anyhow::Result<tempfile::TempPath>,
+    initramfs_of_init: impl FnOnce() -> anyhow::Result<File>,
 ) -> anyhow::Result<Accelerator> {
     let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
     if opened.is_err() {

@@ -2,8 +2,7 @@
 //! (`Documentation/driver-api/early-userspace/buffer-format.rst` of Linux).
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -20,14 +19,6 @@ pub(crate) struct Archive<W: Write> {
     out: W,
     /// Paths without the leading slash.
     written: BTreeSet<PathBuf>,
-}
-
-impl Archive<BufWriter<File>> {
-    pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self::new(BufWriter::new(file)))
-    }
 }
 
 impl<W: Write> Archive<W> {

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Deserialize;
-use tempfile::TempPath;
 use vm_init::{Ended, PLAN, Plan, PlannedCommand};
 
 use super::accelerator;
@@ -38,7 +37,7 @@ pub(crate) struct Guest<'a> {
     workspace: &'a Workspace,
     kernel: &'a Kernel,
     limit: Option<Duration>,
-    initramfs: TempPath,
+    initramfs: File,
 }
 
 /// How a guest ended that ended in order.
@@ -97,7 +96,8 @@ impl<'a> Guest<'a> {
             root.finish()?;
             Ok(initramfs)
         })?;
-        let size = std::fs::metadata(&self.initramfs).context("cannot read the initramfs")?;
+        let size = self.initramfs.metadata();
+        let size = size.context("cannot read the initramfs")?;
         eprintln!(
             "booting Linux {} with {} and {} MiB of initramfs",
             self.kernel.release,
@@ -170,15 +170,17 @@ fn say_what_is_missing(probed: &[u8]) {
     }
 }
 
-/// A root folder with the first process only.
-fn begin(workspace: &Workspace) -> anyhow::Result<(Root<BufWriter<File>>, TempPath)> {
+/// A root folder with the first process only, and the file that it is written to. That has no name: it goes
+/// with this process, whatever ends it.
+fn begin(workspace: &Workspace) -> anyhow::Result<(Root<BufWriter<File>>, File)> {
     let folder = workspace.vm()?;
-    let initramfs = tempfile::Builder::new()
-        .prefix(".initramfs-")
-        .tempfile_in(&folder)
-        .with_context(|| format!("cannot make a file in {}", folder.display()))?
-        .into_temp_path();
-    let archive = Archive::create(&initramfs)?;
+    let open = || {
+        let initramfs = tempfile::tempfile_in(&folder)?;
+        io::Result::Ok((initramfs.try_clone()?, initramfs))
+    };
+    let (writer, initramfs) =
+        open().with_context(|| format!("cannot make a file in {}", folder.display()))?;
+    let archive = Archive::new(BufWriter::new(writer));
     let root = Root::new(archive, &workspace.static_binary("vm-init"))?;
     Ok((root, initramfs))
 }

@@ -2,15 +2,17 @@
 //! plan is done or something is wrong. It never outlives this process.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use vm_init::{Ended, Frame, Order, Report};
@@ -49,7 +51,7 @@ impl Accelerator {
 /// What to start.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
-    pub(crate) initramfs: &'a Path,
+    pub(crate) initramfs: &'a fs::File,
     pub(crate) accelerator: Accelerator,
     /// Longest time from start to end; none if it may run for ever.
     pub(crate) limit: Option<Duration>,
@@ -88,22 +90,11 @@ impl Machine<'_> {
         &self,
         mut said: impl FnMut(Said) -> anyhow::Result<()>,
     ) -> anyhow::Result<bool> {
-        let sockets = tempfile::Builder::new()
-            .prefix("health-agent-vm-")
-            .tempdir()
-            .context("cannot make a folder for sockets")?;
         let (events, incoming) = channel();
         let signals = SignalThread::start(events.clone())?;
-        let console = listen(&sockets.path().join("console"))?;
-        let line = listen(&sockets.path().join("line"))?;
-        let errors = sockets.path().join("stderr");
-        let mut qemu = Qemu::start(self.command(sockets.path())?, &errors)?;
-
-        // Only qemu knows of these sockets, and it connects to them before anything else.
-        let connected = qemu
-            .connection(&console)
-            .and_then(|console| Ok((console, qemu.connection(&line)?)));
-        let (console, line) = connected.map_err(|error| qemu.why(&errors).unwrap_or(error))?;
+        let (console, console_of_qemu) = socket_pair()?;
+        let (line, line_of_qemu) = socket_pair()?;
+        let mut qemu = Qemu::start(self.command([console_of_qemu, line_of_qemu])?)?;
         let orders = line.try_clone().context("cannot share a socket")?;
         thread::spawn({
             let events = events.clone();
@@ -128,13 +119,13 @@ impl Machine<'_> {
             // The kernel powers off by itself now.
             Ok(End::Done) => qemu.wait(ENDING).map(|()| true),
             Ok(End::Interrupted) => Ok(false),
-            Err(error) => Err(qemu.why(&errors).unwrap_or(error)),
+            Err(error) => Err(qemu.why().unwrap_or(error)),
         }
     }
 
-    fn command(&self, sockets: &Path) -> anyhow::Result<Command> {
-        let initramfs = fs::metadata(self.initramfs)
-            .with_context(|| format!("cannot read {}", self.initramfs.display()))?;
+    fn command(&self, sockets: [OwnedFd; 2]) -> anyhow::Result<QemuCommand> {
+        let initramfs = self.initramfs.metadata();
+        let initramfs = initramfs.context("cannot read the initramfs")?;
         // The archive, its files, and room to work.
         let memory_mib = (initramfs.len() >> 20) * 3 + 1536;
         let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4));
@@ -151,23 +142,22 @@ impl Machine<'_> {
                 "-no-reboot",
             ])
             .args(["-m", &memory_mib.to_string(), "-smp", &cpus.to_string()]);
-        for name in ["console", "line"] {
-            let socket = sockets.join(name);
+        for (name, socket) in ["console", "line"].into_iter().zip(&sockets) {
             command
                 .args([
                     "-chardev",
-                    &format!("socket,id={name},path={}", socket.display()),
+                    &format!("socket,id={name},fd={}", socket.as_raw_fd()),
                 ])
                 .args(["-serial", &format!("chardev:{name}")]);
         }
+        let (own, initramfs) = (std::process::id(), self.initramfs.as_raw_fd());
         command
             .arg("-kernel")
             .arg(&self.kernel.image)
-            .arg("-initrd")
-            .arg(self.initramfs)
+            .args(["-initrd", &format!("/proc/{own}/fd/{initramfs}")])
             // A panic ends qemu, and so does what else should never be.
             .args(["-append", "console=ttyS0 quiet panic=-1 oops=panic"]);
-        Ok(command)
+        Ok(QemuCommand { command, sockets })
     }
 }
 
@@ -330,10 +320,12 @@ fn read_line(line: UnixStream, events: &Sender<Event>) {
     }
 }
 
-fn listen(path: &Path) -> anyhow::Result<UnixListener> {
-    UnixListener::bind(path)
-        .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-        .with_context(|| format!("cannot listen on {}", path.display()))
+/// Two sockets that are joined, the second one for a process that is still to be started.
+fn socket_pair() -> anyhow::Result<(UnixStream, OwnedFd)> {
+    let (own, other) = UnixStream::pair().context("cannot make sockets")?;
+    let other = OwnedFd::from(other);
+    fcntl(&other, FcntlArg::F_SETFD(FdFlag::empty())).context("cannot hand on a socket")?;
+    Ok((own, other))
 }
 
 /// Passes signals on as events until it is dropped.
@@ -361,47 +353,39 @@ impl Drop for SignalThread {
     }
 }
 
+/// How to start qemu, with its ends of the console and the line.
+struct QemuCommand {
+    command: Command,
+    sockets: [OwnedFd; 2],
+}
+
 /// A running qemu. Dropping it kills it.
-struct Qemu(Child);
+struct Qemu {
+    child: Child,
+    /// What it says of itself.
+    stderr: fs::File,
+}
 
 impl Qemu {
-    fn start(mut command: Command, errors: &Path) -> anyhow::Result<Self> {
+    fn start(start: QemuCommand) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
-        let stderr = fs::File::create(errors)
-            .with_context(|| format!("cannot write {}", errors.display()))?;
-        command
+        let QemuCommand {
+            mut command,
+            sockets,
+        } = start;
+        let stderr = tempfile::tempfile().context("cannot make a temporary file")?;
+        let shared = stderr.try_clone().context("cannot share a file")?;
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(stderr)
+            .stderr(shared)
             // Ctrl-C in a terminal is for us, who tell the guest.
             .process_group(0)
             .spawn()
-            .map(Self)
-            .map_err(|error| cannot_run(&command, error))
-    }
-
-    /// Waits until it connects.
-    fn connection(&mut self, listener: &UnixListener) -> anyhow::Result<UnixStream> {
-        const PAUSE: Duration = Duration::from_millis(10);
-        const PATIENCE: Duration = Duration::from_secs(30);
-        let start = Instant::now();
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    stream
-                        .set_nonblocking(false)
-                        .context("cannot read from a socket")?;
-                    return Ok(stream);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error).context("cannot accept a connection of qemu"),
-            }
-            let ended = self.0.try_wait().context("cannot wait for qemu")?;
-            if ended.is_some() || start.elapsed() > PATIENCE {
-                bail!("qemu does not start");
-            }
-            thread::sleep(PAUSE);
-        }
+            .map_err(|error| cannot_run(&command, error))?;
+        // From now on they close when it ends.
+        drop(sockets);
+        Ok(Self { child, stderr })
     }
 
     /// Waits for its end; kills it if that does not come.
@@ -409,7 +393,12 @@ impl Qemu {
         const PAUSE: Duration = Duration::from_millis(10);
         let start = Instant::now();
         while start.elapsed() < patience {
-            if self.0.try_wait().context("cannot wait for qemu")?.is_some() {
+            if self
+                .child
+                .try_wait()
+                .context("cannot wait for qemu")?
+                .is_some()
+            {
                 return Ok(());
             }
             thread::sleep(PAUSE);
@@ -418,9 +407,11 @@ impl Qemu {
     }
 
     /// What it says of itself, if it has ended with an error.
-    fn why(&mut self, errors: &Path) -> Option<anyhow::Error> {
-        let status = self.0.try_wait().ok().flatten()?;
-        let said = fs::read_to_string(errors).unwrap_or_default();
+    fn why(&mut self) -> Option<anyhow::Error> {
+        let status = self.child.try_wait().ok().flatten()?;
+        let mut said = String::new();
+        self.stderr.rewind().ok()?;
+        self.stderr.read_to_string(&mut said).ok()?;
         let last = said.trim_end().lines().next_back()?;
         (!status.success()).then(|| anyhow!("qemu failed ({status}): {last}"))
     }
@@ -429,7 +420,7 @@ impl Qemu {
 impl Drop for Qemu {
     fn drop(&mut self) {
         // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -1,21 +1,43 @@
-//! Tests that can't run in a guest, each with the feature that is missing there.
+//! Tests that can't run in a guest, or not with each kernel, and what is missing there.
 
 /// A test, or a file of tests, and what it needs.
 struct Need {
     /// `FILE` or `FILE::TEST`, by which its name begins.
     tests: &'static str,
     feature: &'static str,
+    /// The first Linux that has it; none if no guest does.
+    since: Option<(u32, u32)>,
 }
 
-const NEEDS: &[Need] = &[Need {
-    tests: "vm",
-    feature: "qemu and cargo, which guests do not have",
-}];
+const TCX: &str = "TCX, which Linux has since 6.6";
 
-/// The feature that a test of this name (`FILE::TEST`) needs, and that guests do not have.
-pub(crate) fn missing(name: &str) -> Option<&'static str> {
+const NEEDS: &[Need] = &[
+    Need {
+        tests: "vm",
+        feature: "qemu and cargo, which guests do not have",
+        since: None,
+    },
+    Need {
+        tests: "attachment::no_echo_is_lost_through_kills_and_restarts_with_tcx",
+        feature: TCX,
+        since: Some((6, 6)),
+    },
+    Need {
+        tests: "attachment::from_one_kind_to_the_other_every_packet_is_handled_once",
+        feature: TCX,
+        since: Some((6, 6)),
+    },
+];
+
+/// The feature that a test of this name (`FILE::TEST`) needs, and that a guest with a kernel of this release
+/// (`uname -r`) does not have.
+pub(crate) fn missing(name: &str, release: &str) -> Option<&'static str> {
     NEEDS
         .iter()
+        .filter(|need| {
+            need.since
+                .is_none_or(|since| version(release).is_some_and(|version| version < since))
+        })
         .find(|need| is_below(name, need.tests))
         .map(|need| need.feature)
 }
@@ -26,14 +48,30 @@ pub(crate) fn is_below(name: &str, above: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
+/// Major and minor number.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{is_below, missing};
+    use super::{TCX, is_below, missing};
 
     #[test]
     fn names_are_compared_by_whole_parts() {
         assert!(is_below("vm", "vm") && is_below("vm::a", "vm") && is_below("vm::a", "vm::a"));
         assert!(!is_below("vm_init::a", "vm") && !is_below("vm::ab", "vm::a"));
-        assert!(missing("vm::a").is_some() && missing("vm_init::a").is_none());
+        assert!(missing("vm::a", "6.12.1").is_some() && missing("vm_init::a", "6.12.1").is_none());
+    }
+
+    #[test]
+    fn newer_kernels_miss_less() {
+        let test = "attachment::from_one_kind_to_the_other_every_packet_is_handled_once";
+        assert_eq!(missing(test, "6.1.0-56-amd64"), Some(TCX));
+        for release in ["6.6", "6.12.30+deb12-amd64", "7.0-rc1"] {
+            assert_eq!(missing(test, release), None, "{release}");
+        }
     }
 }

@@ -22,12 +22,17 @@ use crate::{packages, setup};
 /// CI's share, by names: load and attach of every program, health, RTT, conntrack, restart. Few of each: what
 /// takes seconds with a processor takes minutes without.
 const CI: &[&str] = &[
+    "attachment::from_one_kind_to_the_other_every_packet_is_handled_once",
+    "attachment::no_echo_is_lost_through_kills_and_restarts_with_clsact",
+    "attachment::no_echo_is_lost_through_kills_and_restarts_with_tcx",
     "conntrack_gc::what_has_expired_goes_with_both_entries_of_its_translation",
     "conntrack_settings::a_start_with_other_settings_keeps_the_flows_that_there_are",
+    "devices",
     "echo::echo_is_answered_without_an_agent",
     "echo::killing_and_starting_the_agent_loses_nothing",
     "mesh::endpoints_keep_their_address_over_a_restart",
     "mesh::three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel",
+    "netem",
     "packets::a_probe_and_its_reply_make_a_round_trip",
     "packets::an_echo_request_of_any_size_becomes_its_reply",
     "packets::each_exchange_is_in_conntrack",
@@ -36,6 +41,7 @@ const CI: &[&str] = &[
     "stack",
     "startup::what_a_killed_agent_left_is_taken_over",
     "traffic::connections_to_peers_are_timed_in_the_kernel",
+    "verifier",
 ];
 
 /// Files of this workspace that tests read.
@@ -93,7 +99,7 @@ pub(crate) fn test(
     let mut summary = Vec::new();
     let mut problems = Vec::new();
     for kernel in &kernels {
-        let selection = Selection::new(&programs, filter, ci);
+        let selection = Selection::new(&programs, &kernel.release, filter, ci);
         if selection.chosen.is_empty() && selection.skipped.is_empty() {
             bail!("no test matches {}", filter.unwrap_or("*"));
         }
@@ -147,7 +153,7 @@ struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    fn new(programs: &'a [TestProgram], filter: Option<&str>, ci: bool) -> Self {
+    fn new(programs: &'a [TestProgram], release: &str, filter: Option<&str>, ci: bool) -> Self {
         let is_file =
             filter.is_some_and(|filter| programs.iter().any(|program| program.name == filter));
         let mut selection = Self {
@@ -166,7 +172,7 @@ impl<'a> Selection<'a> {
                 if !wanted || ci && !CI.iter().any(|above| is_below(&name, above)) {
                     continue;
                 }
-                match missing(&name) {
+                match missing(&name, release) {
                     Some(feature) => {
                         selection.skipped.insert(name, feature);
                     }

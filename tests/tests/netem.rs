@@ -1,0 +1,251 @@
+//! What netem does to echo requests on their way is what the rows tell of them: round trips, losses, late
+//! answers and duplicates are compared with netem's own counters, one by one.
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// Milliseconds that netem holds a request which is merely slow.
+const SLOW_MS: u64 = 40;
+/// Milliseconds that it holds one which is late: longer than agents wait.
+const LATE_MS: u64 = 2500;
+/// Requests that a test wants to see go through netem.
+const ENOUGH: u64 = 20;
+
+/// Two nodes whose agents probe each other by ICMP alone. All echo requests that the first one sends pass a
+/// netem on its uplink, and nothing else does.
+struct Wire {
+    bed: Bed,
+    /// What was told before netem began.
+    before: Told,
+}
+
+/// Counters of netem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Netem {
+    /// Packets that it has let go.
+    sent: u64,
+    /// Packets that it has thrown away.
+    dropped: u64,
+    /// Packets that it holds.
+    held: u64,
+}
+
+/// What the first node's row tells of the second one. The endpoint's address, which would be probed too, is
+/// learned by HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Told {
+    samples: u64,
+    lost: u64,
+    late: u64,
+    duplicates: u64,
+}
+
+impl Wire {
+    /// What netem does is in its own words. It begins when all probes are answered.
+    fn new(flags: &str, what: &str) -> anyhow::Result<Self> {
+        let bed = Bed::builder()
+            .nodes(2)
+            .agent_args(&format!("--probe http=off {flags}"))
+            .start()?;
+        let mut wire = Self {
+            bed,
+            before: Told::default(),
+        };
+        wait_for("round trips", PATIENCE, || {
+            let rows = wire.rows()?;
+            let answered = rows.iter().all(|row| row["samples"].as_u64() >= Some(3));
+            Ok(answered.then_some(()))
+        })?;
+        wire.before = wire.total()?;
+        // Band 1 has netem, and the filter alone leads there. The limit is far beyond what is under way.
+        for command in [
+            "tc qdisc add dev eth0 root handle 1: prio priomap 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1",
+            &format!("tc qdisc add dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"),
+            "tc filter add dev eth0 parent 1: prio 1 protocol ip u32 \
+             match ip protocol 1 0xff match u8 8 0xff at 20 flowid 1:1",
+        ] {
+            wire.node().exec(command)?;
+        }
+        Ok(wire)
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// Has netem do something else from now on.
+    fn change(&self, what: &str) -> anyhow::Result<()> {
+        self.node().exec(&format!(
+            "tc qdisc change dev eth0 parent 1:1 handle 10: netem limit 10000 {what}"
+        ))?;
+        Ok(())
+    }
+
+    /// Leads requests past netem, waits until it holds none, and returns its counters, which change no more.
+    fn close(&self) -> anyhow::Result<Netem> {
+        self.node()
+            .exec("tc filter delete dev eth0 parent 1: prio 1")?;
+        wait_for("netem to be empty", PATIENCE, || {
+            Ok(Some(self.netem()?).filter(|netem| netem.held == 0))
+        })
+    }
+
+    fn netem(&self) -> anyhow::Result<Netem> {
+        let shown = self.node().exec("tc -s -j qdisc show dev eth0")?;
+        let qdiscs: Vec<Value> = serde_json::from_str(&shown)?;
+        let netem = qdiscs.iter().find(|qdisc| qdisc["kind"] == "netem");
+        let netem = netem.with_context(|| format!("no netem in {shown}"))?;
+        let counter = |name| netem[name].as_u64().with_context(|| format!("no {name}"));
+        Ok(Netem {
+            sent: counter("packets")?,
+            dropped: counter("drops")?,
+            held: counter("qlen")?,
+        })
+    }
+
+    /// Waits until so many requests have gone through netem, or were thrown away there.
+    fn wait_enough(&self) -> anyhow::Result<()> {
+        wait_for("enough requests", PATIENCE, || {
+            let netem = self.netem()?;
+            Ok((netem.sent + netem.dropped >= ENOUGH).then_some(()))
+        })
+    }
+
+    fn rows(&self) -> anyhow::Result<Vec<Value>> {
+        let peer = self.bed.node(2).name();
+        let listing = format!("bpf rtt list --protocol icmp --peer {peer}");
+        let rows = self.node().listing(&listing)?;
+        let rows = rows.as_array().context("not a list")?.clone();
+        ensure!(rows.len() == 1, "{rows:?}");
+        Ok(rows)
+    }
+
+    /// What the rows tell of the time since netem began.
+    fn told(&self) -> anyhow::Result<Told> {
+        let (before, now) = (self.before, self.total()?);
+        Ok(Told {
+            samples: now.samples - before.samples,
+            lost: now.lost - before.lost,
+            late: now.late - before.late,
+            duplicates: now.duplicates - before.duplicates,
+        })
+    }
+
+    fn total(&self) -> anyhow::Result<Told> {
+        let mut told = Told::default();
+        for row in self.rows()? {
+            let figure = |name| row[name].as_u64().with_context(|| format!("no {name}"));
+            told.samples += figure("samples")?;
+            told.lost += figure("lost")?;
+            told.late += figure("late")?;
+            told.duplicates += figure("duplicates")?;
+        }
+        Ok(told)
+    }
+
+    /// Waits until the rows tell this, and then until there are more round trips, which change nothing of it.
+    fn tell_and_keep_telling(
+        &self,
+        what: &str,
+        is_so: impl Fn(Told) -> bool,
+    ) -> anyhow::Result<Told> {
+        let told = wait_for(what, PATIENCE, || {
+            let told = self.told()?;
+            ensure!(is_so(told), "{told:?}");
+            Ok(Some(told))
+        })?;
+        let later = wait_for("more round trips", PATIENCE, || {
+            Ok(Some(self.told()?).filter(|later| later.samples >= told.samples + 4))
+        })?;
+        ensure!(is_so(later), "{what}: {told:?}, then {later:?}");
+        Ok(told)
+    }
+}
+
+#[test]
+#[ignore = "needs root and netem"]
+fn what_netem_loses_is_lost() -> anyhow::Result<()> {
+    let wire = Wire::new("--probe-interval 500ms --probe-timeout 500ms", "loss 40%")?;
+    wire.wait_enough()?;
+    let netem = wire.close()?;
+    assert!(netem.dropped > 0 && netem.sent > 0, "{netem:?}");
+    wire.tell_and_keep_telling("all losses", |told| {
+        told.lost == netem.dropped && told.late == 0 && told.samples >= netem.sent
+    })?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root and netem"]
+fn what_netem_delays_takes_so_long_on_the_way_there() -> anyhow::Result<()> {
+    let wire = Wire::new(
+        "--probe-interval 500ms --probe-timeout 500ms --one-way",
+        &format!("delay {SLOW_MS}ms"),
+    )?;
+    // What was under way before is over then.
+    wire.wait_enough()?;
+    wire.node().cli("bpf rtt reset --all")?.success()?;
+    wait_for("new round trips", PATIENCE, || {
+        let rows = wire.rows()?;
+        let measured = rows.iter().all(|row| row["samples"].as_u64() >= Some(3));
+        Ok(measured.then_some(()))
+    })?;
+    let delay = i64::try_from(SLOW_MS * 1_000_000)?;
+    for row in wire.rows()? {
+        let shortest = |name| row[name].as_i64().with_context(|| format!("no {name}"));
+        assert!(shortest("min-ns")? >= delay, "{row}");
+        assert!(shortest("forward-min-ns")? >= delay, "{row}");
+        assert!(shortest("back-min-ns")? < delay, "{row}");
+    }
+    // Where it is gone, so is the delay.
+    wire.change("delay 0ms")?;
+    wait_for("shorter round trips", PATIENCE, || {
+        let rows = wire.rows()?;
+        let shortest = rows.iter().filter_map(|row| row["min-ns"].as_i64());
+        Ok((shortest.filter(|&shortest| shortest < delay).count() == rows.len()).then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root and netem"]
+fn what_netem_duplicates_is_one_round_trip_and_one_duplicate() -> anyhow::Result<()> {
+    let wire = Wire::new(
+        "--probe-interval 500ms --probe-timeout 500ms",
+        // Each of them.
+        "duplicate 100%",
+    )?;
+    wire.wait_enough()?;
+    let netem = wire.close()?;
+    let requests = netem.sent / 2;
+    assert_eq!(netem.sent, requests * 2, "{netem:?}");
+    wire.tell_and_keep_telling("all duplicates", |told| {
+        told.duplicates == requests && told.lost == 0 && told.samples >= requests
+    })?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root and netem"]
+fn what_netem_holds_back_is_lost_once_and_late_once_while_others_overtake_it() -> anyhow::Result<()>
+{
+    const GAP: u64 = 3;
+    let wire = Wire::new(
+        "--probe-interval 1s --probe-timeout 1s",
+        // Each third one goes at once, past those that are held.
+        &format!("delay {LATE_MS}ms reorder 100% gap {GAP}"),
+    )?;
+    wire.wait_enough()?;
+    let netem = wire.close()?;
+    let at_once = netem.sent / GAP;
+    let held = netem.sent - at_once;
+    let told = wire.tell_and_keep_telling("all that is late", |told| {
+        told.late == held && told.lost == held && told.samples >= at_once && told.duplicates == 0
+    })?;
+    // Late answers are no round trips.
+    for row in wire.rows()? {
+        let longest = row["max-ns"].as_u64().context("no round trip")?;
+        assert!(longest < LATE_MS * 1_000_000, "{told:?}: {row}");
+    }
+    Ok(())
+}
