@@ -2,7 +2,7 @@
 //! of clsact.
 
 use std::net::{IpAddr, UdpSocket};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use health_agent::config::AttachMode;
 use nix::sys::signal::Signal;
+use tests::bed::agent_binary;
 use tests::ping::Summary;
+use tests::process::run;
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 const SENDER_PORT: u16 = 4999;
 /// Nobody listens there (RFC 863).
 const DISCARD_PORT: u16 = 9;
-const KINDS: [AttachMode; 2] = [AttachMode::Tcx, AttachMode::Clsact];
 /// Time for a repair: 2 s are promised, and a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
 
@@ -83,29 +84,37 @@ fn echoes_answered(node: &Node) -> anyhow::Result<u64> {
     Ok(answered.filter_map(|row| row["packets"].as_u64()).sum())
 }
 
+fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
+    let (bed, target) = bed(mode)?;
+    let node = bed.node(1);
+    wait_held(node, mode)?;
+    let pinging = ping(bed.node(2), target)?;
+    for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
+        node.kill_agent(signal)?;
+        let answered = echoes_answered(node)?;
+        wait_for("answers without an agent", PATIENCE, || {
+            Ok((echoes_answered(node)? > answered + 100).then_some(()))
+        })?;
+        node.start_agent()?;
+        bed.wait_all_reachable(PATIENCE)?;
+        wait_held(node, mode)?;
+    }
+    let summary = stop(pinging)?;
+    assert!(summary.transmitted > 500, "{summary:?}");
+    assert_eq!(summary.lost(), 0, "{summary:?}");
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root"]
-fn no_echo_is_lost_through_kills_and_restarts() -> anyhow::Result<()> {
-    for mode in KINDS {
-        let (bed, target) = bed(mode)?;
-        let node = bed.node(1);
-        wait_held(node, mode)?;
-        let pinging = ping(bed.node(2), target)?;
-        for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
-            node.kill_agent(signal)?;
-            let answered = echoes_answered(node)?;
-            wait_for("answers without an agent", PATIENCE, || {
-                Ok((echoes_answered(node)? > answered + 100).then_some(()))
-            })?;
-            node.start_agent()?;
-            bed.wait_all_reachable(PATIENCE)?;
-            wait_held(node, mode)?;
-        }
-        let summary = stop(pinging)?;
-        assert!(summary.transmitted > 500, "{mode}: {summary:?}");
-        assert_eq!(summary.lost(), 0, "{mode}: {summary:?}");
-    }
-    Ok(())
+fn no_echo_is_lost_through_kills_and_restarts_with_tcx() -> anyhow::Result<()> {
+    no_echo_is_lost(AttachMode::Tcx)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_echo_is_lost_through_kills_and_restarts_with_clsact() -> anyhow::Result<()> {
+    no_echo_is_lost(AttachMode::Clsact)
 }
 
 #[test]
@@ -271,4 +280,24 @@ fn probing_the_kernel_names_every_feature_and_leaves_nothing() -> anyhow::Result
         assert_ne!(feature["without"], "", "{feature}");
     }
     before.wait_same(|| Snapshot::node(node))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn probing_the_kernel_fails_where_an_agent_would_not_start() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut probe = Command::new(agent_binary()?);
+    probe
+        .arg("--bpf-root")
+        .arg(folder.path())
+        .args(["config", "--probe-kernel"]);
+    let ran = run(&mut probe)?;
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stdout.contains("bpffs"), "{}", ran.stdout);
+    assert!(
+        ran.stderr.starts_with("error: no bpffs is mounted at "),
+        "{}",
+        ran.stderr
+    );
+    Ok(())
 }

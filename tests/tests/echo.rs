@@ -9,7 +9,7 @@ use aya::maps::{HashMap, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::sys::signal::Signal;
 use tests::ping::Summary;
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Node, PATIENCE};
 
 /// Two nodes that know each other, and the address of the first one's health endpoint.
 fn bed() -> anyhow::Result<(Bed, IpAddr)> {
@@ -51,12 +51,8 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
     let mut restarts = 0;
     while pinging.try_wait()?.is_none() {
         target_node.kill_agent(Signal::SIGKILL)?;
-        target_node.start_agent()?;
+        target_node.take_over(None)?;
         restarts += 1;
-        wait_for("the agent to have taken over", PATIENCE, || {
-            let starts = target_node.logged(&["agent is up"])?.len();
-            Ok((starts > restarts).then_some(()))
-        })?;
     }
     let summary = summary(pinging)?;
     assert!(restarts >= 2, "{restarts} restarts");
@@ -96,11 +92,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     let pin = node.pins().join("HEALTH_CT4");
     fs::remove_file(&pin)?;
     HashMap::<_, [u8; 16], [u8; 48]>::create(16, 0)?.pin(&pin)?;
-    node.start_agent()?;
-    wait_for("the agent to have taken over", PATIENCE, || {
-        let starts = node.logged(&["agent is up"])?.len();
-        Ok((starts > 1).then_some(()))
-    })?;
+    node.take_over(None)?;
 
     assert_eq!(node.logged(&["of another layout"])?.len(), 1);
     let layout = MapInfo::from_pin(&pin)?;
@@ -127,7 +119,6 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
     let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 8 {target}"))?;
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
     for attached in [None, Some("to_endpoint_lxc_health")] {
-        let starts = node.logged(&["agent is up"])?.len();
         node.kill_agent(Signal::SIGKILL)?;
         fs::rename(node.pins(), &aside)?;
         fs::create_dir_all(node.pins().join("links"))?;
@@ -138,10 +129,7 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
                 .map(FdLink::from)?
                 .pin(node.pins().join("links").join(name))?;
         }
-        node.start_agent()?;
-        wait_for("the agent to have taken over", PATIENCE, || {
-            Ok((node.logged(&["agent is up"])?.len() > starts).then_some(()))
-        })?;
+        node.take_over(None)?;
         assert_eq!(MapInfo::from_pin(&pin)?.value_size(), 56);
         assert!(!aside.exists(), "{} is still there", aside.display());
     }

@@ -113,15 +113,6 @@ fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Res
     ])
 }
 
-fn restart(node: &Node) -> anyhow::Result<()> {
-    const UP: [&str; 1] = ["agent is up"];
-    let before = node.logged(&UP)?.len();
-    node.start_agent()?;
-    wait_for("the agent to be up", PATIENCE, || {
-        Ok((node.logged(&UP)?.len() > before).then_some(()))
-    })
-}
-
 /// What the agent tells of its endpoints, the health endpoint's addresses apart.
 struct Told {
     endpoints: Vec<Endpoint>,
@@ -179,14 +170,20 @@ impl Told {
         }
         same("routes", routes, &self.addresses())?;
 
-        let links = fs::read_dir(node.pins().join("links"))?;
-        let links = links.map(|entry| Ok(entry?.file_name().display().to_string()));
         let with_programs = devices.iter().copied().chain(["lxc_health"]);
-        let wanted = with_programs
-            .flat_map(|device| ["from", "to"].map(|way| format!("{way}_endpoint_{device}")))
-            .chain(["from", "to"].map(|way| format!("{way}_netdev_eth0")));
-        let links: Vec<String> = links.collect::<anyhow::Result<_>>()?;
-        same("links", links, &wanted.collect())?;
+        let of_endpoints = with_programs.map(|device| (device, "endpoint"));
+        let wanted = of_endpoints
+            .chain([("eth0", "netdev")])
+            .flat_map(|(device, of)| {
+                [("from", "ingress"), ("to", "egress")]
+                    .map(|(way, direction)| format!("{way}_{of} {device}/{direction}"))
+            });
+        let programs = node.listing("bpf prog list")?;
+        let attached = rows(&programs).flat_map(|program| {
+            let places = rows(&program["attached"]).filter_map(Value::as_str);
+            places.map(|place| format!("{} {place}", program["name"].as_str().unwrap_or_default()))
+        });
+        same("programs", attached, &wanted.collect())?;
 
         let mut tables = BTreeSet::from([0]);
         let entries = node.listing("bpf endpoint list")?;
@@ -354,7 +351,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         thread::sleep(moment);
         node.kill_agent(Signal::SIGKILL)?;
         let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
-        restart(node)?;
+        node.take_over(None)?;
         let told = wait_for("all to be whole", PATIENCE, || {
             let told = Told::by(node)?;
             told.is_all_there_is(node)?;

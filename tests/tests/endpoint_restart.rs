@@ -163,15 +163,7 @@ impl Stand {
 
 /// Starts an agent, and waits until it has built all endpoints.
 fn start(node: &Node, binary: Option<&Path>) -> anyhow::Result<()> {
-    const UP: [&str; 1] = ["agent is up"];
-    let before = node.logged(&UP)?.len();
-    match binary {
-        Some(binary) => node.start_agent_of(binary)?,
-        None => node.start_agent()?,
-    }
-    wait_for("the agent to be up", PATIENCE, || {
-        Ok((node.logged(&UP)?.len() > before).then_some(()))
-    })?;
+    node.take_over(binary)?;
     wait_ready(node)
 }
 
@@ -184,14 +176,29 @@ fn wait_ready(node: &Node) -> anyhow::Result<()> {
 }
 
 /// The program at each hook of an endpoint and of the node: its id and its tag, which tells its instructions.
-fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<(u32, u64)>> {
+fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<(u32, String)>> {
     let mut found = Vec::new();
     for device in [&endpoint.interface, "lxc_health", "eth0"] {
-        for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-            let query = || SchedClassifier::query_tcx(device, direction);
-            let (_, programs) = node.run_in(query)??;
-            ensure!(programs.len() == 1, "{} on {device}", programs.len());
-            found.push((programs[0].id(), programs[0].tag()));
+        for (direction, attach_type) in [
+            ("ingress", TcAttachType::Ingress),
+            ("egress", TcAttachType::Egress),
+        ] {
+            let query = || SchedClassifier::query_tcx(device, attach_type);
+            let (_, links) = node.run_in(query)??;
+            let links = links.iter();
+            let mut there: Vec<_> = links
+                .map(|program| (program.id(), format!("{:016x}", program.tag())))
+                .collect();
+            let filters = node.exec(&format!("tc -j filter show dev {device} {direction}"))?;
+            let filters: Value = serde_json::from_str(&filters)?;
+            for filter in filters.as_array().into_iter().flatten() {
+                let program = &filter["options"]["prog"];
+                if let (Some(id), Some(tag)) = (program["id"].as_u64(), program["tag"].as_str()) {
+                    there.push((id.try_into()?, tag.to_owned()));
+                }
+            }
+            ensure!(there.len() == 1, "{there:?} at {direction} of {device}");
+            found.append(&mut there);
         }
     }
     Ok(found)
@@ -370,7 +377,7 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
                 let is_other_version = binary.is_some() || former.contains(&before.1);
                 ensure!((before.1 != after.1) == is_other_version, "{former:?}");
                 if binary.is_some() {
-                    former.push(after.1);
+                    former.push(after.1.clone());
                 }
             }
         }

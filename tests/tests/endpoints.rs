@@ -95,16 +95,6 @@ fn endpoints(node: &Node) -> anyhow::Result<Vec<Endpoint>> {
     Ok(all.into_iter().filter(|one| one.identity != 4).collect())
 }
 
-/// Starts a killed agent again, and waits until it has taken over what there is.
-fn restart(node: &Node) -> anyhow::Result<()> {
-    const UP: [&str; 1] = ["agent is up"];
-    let before = node.logged(&UP)?.len();
-    node.start_agent()?;
-    wait_for("the agent to be up", PATIENCE, || {
-        Ok((node.logged(&UP)?.len() > before).then_some(()))
-    })
-}
-
 fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
     wait_for("the endpoints to be ready", PATIENCE, || {
         let all = endpoints(node)?;
@@ -220,7 +210,7 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
     );
     let first = a.endpoint_on(node, "--label app=web")?;
     let second = b.endpoint_on(node, "")?;
-    let third = gone.endpoint_on(node, "--ipv4 10.244.1.77")?;
+    let third = gone.endpoint_on(node, "")?;
 
     let target = second.ipv4.context("an IPv4 address")?;
     let mut ping = Command::new("ip");
@@ -233,7 +223,7 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
         .spawn()?;
     node.kill_agent(Signal::SIGKILL)?;
     gone.delete()?;
-    restart(node)?;
+    node.take_over(None)?;
     let restored = wait_endpoints(node, 2)?;
     let pinged = pinging.wait_with_output()?;
     let told = String::from_utf8_lossy(&pinged.stdout);
@@ -247,8 +237,9 @@ fn a_killed_agent_s_endpoints_go_on_and_are_taken_over() -> anyhow::Result<()> {
     let log = node.cli(&format!("endpoint log {}", first.id))?.success()?;
     assert!(log.contains("restored"), "{log}");
     let again = Workload::new("again")?;
-    let heir = again.endpoint_on(node, "--ipv4 10.244.1.77")?;
-    assert_eq!(heir.ipv4, third.ipv4);
+    let freed = third.ipv4.context("an IPv4 address")?;
+    let heir = again.endpoint_on(node, &format!("--ipv4 {freed}"))?;
+    assert_eq!(heir.ipv4, Some(freed));
     for address in addresses(&heir) {
         a.pings(address)?;
     }
@@ -286,7 +277,7 @@ fn an_agent_killed_while_it_makes_endpoints_leaves_no_half_ones() -> anyhow::Res
         for mut creation in creations {
             creation.wait()?;
         }
-        restart(node)?;
+        node.take_over(None)?;
         let restored = wait_for("the endpoints to be ready", PATIENCE, || {
             let all = endpoints(node)?;
             Ok(all.iter().all(|one| one.state == "ready").then_some(all))
@@ -342,7 +333,7 @@ fn endpoints_follow_the_mtu_of_the_uplink() -> anyhow::Result<()> {
 
     node.kill_agent(Signal::SIGKILL)?;
     node.exec("ip link set eth0 mtu 1500")?;
-    restart(node)?;
+    node.take_over(None)?;
     wait_for("both to follow", PATIENCE, || {
         has(&a, &first, 1500)?;
         has(&b, &second, 1500).map(Some)
@@ -365,7 +356,9 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
         Workload::new("b")?,
         Workload::new("c")?,
     );
-    let made = a.endpoint_on(node, "--container-id c-a --ipv4 10.244.1.103")?;
+    let made = a.endpoint_on(node, "--container-id c-a")?;
+    let of_another = made.ipv4.context("an IPv4 address")?;
+    let of_another = format!("--ifname net0 --ipv4 {of_another}");
     let before = Snapshot::node(node)?;
     let own = node.netns();
     for (words, naming) in [
@@ -388,7 +381,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
             "eth0 of container c-a is endpoint",
         ),
         (&a, "", "is of endpoint"),
-        (&b, "--ifname net0 --ipv4 10.244.1.103", "is of endpoint"),
+        (&b, of_another.as_str(), "is of endpoint"),
         (
             &b,
             "--ifname net0 --ipv4 10.9.9.9",

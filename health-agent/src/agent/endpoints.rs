@@ -59,7 +59,6 @@ pub(super) fn start(
         health: (node.endpoint.id(), addresses(&node.endpoint)),
         mtu: node.endpoint.mtu(),
         parallel: PARALLEL,
-        spares: config.spare_pairs.into(),
     };
     let enforcer = Enforcer::open(
         &location.state_dir,

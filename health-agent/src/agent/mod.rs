@@ -33,7 +33,7 @@ use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
 use crate::config::{Config, GcInterval, Location};
 use crate::conntrack::{Collector, Pace};
-use crate::datapath::Attachment;
+use crate::datapath::Attachments;
 use crate::datapath::kernel::{self, Suited};
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::manager::Manager;
@@ -84,7 +84,7 @@ async fn run_in_folders(
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = match Agent::start(&config, kernel.attachment, own, registry, source).await {
+    let result = match Agent::start(&config, kernel.attachments, own, registry, source).await {
         Ok(agent) => {
             // A start that fails says why, and no more.
             kernel.log();
@@ -125,7 +125,7 @@ struct Agent {
 impl Agent {
     async fn start(
         config: &Config,
-        attachment: Attachment,
+        attachments: Attachments,
         own: Option<Node>,
         registry: Box<dyn Registry>,
         source: Arc<AgentSource>,
@@ -150,7 +150,7 @@ impl Agent {
         let survey = endpoints::survey(config, &netlink).await?;
         let node = NodeDatapath::establish(
             config,
-            attachment,
+            attachments,
             &own,
             &netlink,
             uplinks,

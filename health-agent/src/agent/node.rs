@@ -19,7 +19,7 @@ use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
 use crate::config::{Config, Location};
 use crate::datapath::loader::{self, ProgramLog};
-use crate::datapath::{Attachment, Datapath, Hook, MapSizes, Workload, log};
+use crate::datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::endpoint::workload::Saved;
 use crate::mesh::hello::Responder;
@@ -67,7 +67,7 @@ impl NodeDatapath {
     /// that was not there before.
     pub(super) async fn establish(
         config: &Config,
-        attachment: Attachment,
+        attachments: Attachments,
         own: &Node,
         netlink: &Handle,
         uplinks: Uplinks,
@@ -100,7 +100,7 @@ impl NodeDatapath {
         let workloads = endpoints.iter().filter_map(workload).collect();
         let made = Self::make(
             config,
-            attachment,
+            attachments,
             uplinks,
             spec.clone(),
             before.clone(),
@@ -126,7 +126,7 @@ impl NodeDatapath {
     /// Makes all that goes with the endpoint.
     fn make(
         config: &Config,
-        attachment: Attachment,
+        attachments: Attachments,
         uplinks: Uplinks,
         spec: HealthEndpointSpec,
         before: Before,
@@ -144,7 +144,7 @@ impl NodeDatapath {
             nat: config.nat_max_entries,
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
-        datapath.set_attachment(attachment);
+        datapath.set_attachments(attachments);
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;

@@ -14,9 +14,8 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    AttachMode, Config, ConntrackTimeouts, DEFAULT_SPARE_PAIRS, GcInterval, Interval,
-    ListenAddress, Location, MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec,
-    RemoteCluster, parse_duration,
+    AttachMode, Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location,
+    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
 };
 use crate::identity;
 use crate::ipam::AddressRange;
@@ -77,10 +76,6 @@ pub struct RunArgs {
     /// How long an address that was given back is not given out again while others are free, at most 24h
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     ipam_cooling_time: Duration,
-    /// Veth pairs that are kept ready for endpoints to come, so that these need not wait for programs to be
-    /// attached, 0 to 64
-    #[arg(long, value_name = "N", default_value_t = DEFAULT_SPARE_PAIRS, value_parser = clap::value_parser!(u8).range(..=64))]
-    spare_pairs: u8,
     /// When policy is enforced
     #[arg(long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default)]
     policy_mode: PolicyMode,
@@ -212,7 +207,6 @@ impl RunArgs {
             policy_allow_localhost: self.policy_allow_localhost,
             ipam_excludes: self.ipam_excludes,
             ipam_cooling_time: self.ipam_cooling_time,
-            spare_pairs: self.spare_pairs,
             devices: self.devices,
             attach_mode: self.attach_mode,
             health_port: self.health_port,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachMode {
-    /// TCX where the kernel has it, else clsact
+    /// TCX on the node's devices and clsact on those of endpoints, which it attaches sooner, or the one that the kernel has
     #[default]
     Auto,
     /// Links of TCX

@@ -30,9 +30,6 @@ pub use self::masquerade::{
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
-/// Veth pairs that are kept ready for endpoints to come, unless told otherwise.
-pub const DEFAULT_SPARE_PAIRS: u8 = 4;
-
 /// Longest instance name, bytes: it becomes part of folder and namespace names.
 const MAX_INSTANCE_LEN: usize = 32;
 /// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
@@ -192,8 +189,6 @@ pub struct Config {
     /// How long an address that was given back is not given out again.
     #[serde(rename = "ipam-cooling-time-ns", with = "duration::nanoseconds")]
     pub ipam_cooling_time: Duration,
-    /// Veth pairs that are kept ready for endpoints to come.
-    pub spare_pairs: u8,
     /// Uplinks, by interface name. Empty: those that carry the node's addresses.
     pub devices: Vec<String>,
     /// What holds the programs on their devices.
@@ -523,7 +518,6 @@ mod tests {
             policy_allow_localhost: true,
             ipam_excludes: Vec::new(),
             ipam_cooling_time: Duration::from_secs(60),
-            spare_pairs: DEFAULT_SPARE_PAIRS,
             devices: vec!["eth0".into(), "eth1".into()],
             attach_mode: AttachMode::Auto,
             health_port: 4240,

@@ -20,7 +20,7 @@ use health_common::masquerade::MasqueradeConfig;
 use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
-use super::attach::{self, Attachment, Clsact};
+use super::attach::{self, Attachment, Attachments, Clsact};
 use super::collect::KernelTables;
 use super::events::{KernelRing, KernelSwitch};
 use super::ipcache::Ipcache;
@@ -48,10 +48,11 @@ pub struct Datapath {
     pub(super) ebpf: Ebpf,
     /// Where programs shall be.
     pub(super) hooks: Vec<Hook>,
-    pub(super) attachment: Attachment,
+    pub(super) attachments: Attachments,
     pub(super) attached: attach::Attached,
     pub(super) clsact: Clsact,
-    /// Until the first [`Datapath::attach`] is through: whether a former agent may have attached by clsact.
+    /// Whether a former agent may have attached by clsact what is to have links: until the first
+    /// [`Datapath::attach`] is through, and while its programs serve endpoints.
     pub(super) may_have_filters: bool,
     /// Until the programs are where they shall be.
     pub(super) resizing: Option<Resizing>,
@@ -112,7 +113,7 @@ impl Datapath {
             pins,
             ebpf,
             hooks: Vec::new(),
-            attachment: Attachment::Tcx,
+            attachments: Attachments::all(Attachment::Tcx),
             attached: attach::Attached::default(),
             clsact,
             may_have_filters: true,

@@ -32,7 +32,7 @@ use aya::maps::MapError;
 use aya::pin::PinError;
 use aya::programs::ProgramError;
 
-pub use attach::{Attachment, Direction, Hook, HookFault};
+pub use attach::{Attachment, Attachments, Direction, Hook, HookFault};
 pub use loader::Datapath;
 pub use resize::MapSizes;
 pub use workloads::Workload;

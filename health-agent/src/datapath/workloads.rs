@@ -39,8 +39,6 @@ impl Workload {
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     known: BTreeMap<u16, Workload>,
-    /// Devices that have the programs ahead of their endpoints, by the ids that those will have.
-    prepared: BTreeMap<u16, String>,
     next: u16,
     /// Those that programs of another map layout serve until they are set: the maps of these tell nothing of them.
     held_back: BTreeSet<u16>,
@@ -52,10 +50,7 @@ impl Workloads {
     }
 
     pub(super) fn hooks(&self) -> impl Iterator<Item = Hook> {
-        let known = self.known.values().map(|workload| &workload.device);
-        known
-            .chain(self.prepared.values())
-            .flat_map(|device| Hook::endpoint(device))
+        self.known.values().flat_map(Workload::hooks)
     }
 
     /// Where programs of another map layout are on their devices.
@@ -131,13 +126,12 @@ impl Datapath {
         let mut done = workload
             .entries()
             .try_for_each(|(address, info)| self.write_endpoint(address, &info));
-        for hook in &hooks {
-            done = done.and_then(|()| match self.is_attached(hook) {
-                false => self.attach_to_own(hook),
-                true if former.is_some() => Ok(()),
-                // Nobody has looked after it since it was prepared.
-                true => self.look_after(hook),
-            });
+        let fresh: Vec<_> = hooks
+            .iter()
+            .filter(|hook| !self.is_attached(hook))
+            .collect();
+        for hook in fresh {
+            done = done.and_then(|()| self.attach_to_own(hook));
         }
         if let Err(error) = done {
             match &former {
@@ -163,24 +157,9 @@ impl Datapath {
                 self.remove_endpoint(address)?;
             }
         }
-        self.workloads.prepared.remove(&id);
         self.workloads.known.insert(id, workload);
         self.no_longer_held_back(id);
         Ok(())
-    }
-
-    /// Puts the programs on the device of an endpoint to come, which then is [set](Self::set_workload) without
-    /// waiting for the kernel to attach them, or [removed](Self::remove_workload). They know no address of it yet.
-    pub fn prepare_workload(&mut self, id: u16, device: &str) -> Result<(), DatapathError> {
-        self.make_folders()?;
-        self.workloads.prepared.insert(id, device.to_owned());
-        let mut hooks = Hook::endpoint(device).into_iter();
-        let attached = hooks.try_for_each(|hook| self.attach_to_own(&hook));
-        if attached.is_err() {
-            self.workloads.prepared.remove(&id);
-            self.detach_all(device)?;
-        }
-        attached
     }
 
     /// Whether programs of another map layout serve some of the endpoints.
@@ -193,11 +172,8 @@ impl Datapath {
         self.workloads.known.values()
     }
 
-    /// Takes an endpoint away, or what was prepared for one. Returns whether it was there.
+    /// Takes an endpoint away. Returns whether it was there.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
-        if let Some(device) = self.workloads.prepared.remove(&id) {
-            self.detach_all(&device)?;
-        }
         let Some(workload) = self.workloads.known.get(&id).cloned() else {
             return Ok(false);
         };
@@ -244,14 +220,6 @@ impl Datapath {
         }
     }
 
-    fn look_after(&mut self, hook: &Hook) -> Result<(), DatapathError> {
-        match self.hook_fault(hook) {
-            None => Ok(()),
-            Some(HookFault::Detached(_)) => self.attach_to_own(hook),
-            Some(fault) => self.repair_hook(&fault),
-        }
-    }
-
     fn is_attached(&self, hook: &Hook) -> bool {
         self.attached.contains_key(hook)
     }
@@ -260,11 +228,7 @@ impl Datapath {
         for (address, _) in workload.entries() {
             self.remove_endpoint(address)?;
         }
-        self.detach_all(&workload.device)
-    }
-
-    fn detach_all(&mut self, device: &str) -> Result<(), DatapathError> {
-        let hooks = Hook::endpoint(device);
-        hooks.iter().try_for_each(|hook| self.detach(hook))
+        let mut hooks = workload.hooks().into_iter();
+        hooks.try_for_each(|hook| self.detach(&hook))
     }
 }

@@ -71,11 +71,6 @@ impl RegenerationQueue {
         self.running.contains_key(&id)
     }
 
-    /// Whether nothing is under way or waits.
-    pub fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.waiting.is_empty()
-    }
-
     /// How many wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

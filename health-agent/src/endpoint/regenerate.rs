@@ -54,14 +54,7 @@ pub trait Regenerator: Send + Sync {
         endpoint: &'a Regeneration,
     ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>>;
 
-    /// Puts programs on the host's end of a pair that an endpoint to come will have.
-    fn prepare<'a>(
-        &'a self,
-        id: u16,
-        device: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + 'a>>;
-
-    /// Takes away all of an endpoint, or of what was prepared for one. One that is not there is no failure.
+    /// Takes away all of an endpoint. One that is not there is no failure.
     fn remove(
         &self,
         id: u16,

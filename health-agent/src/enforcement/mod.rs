@@ -328,18 +328,6 @@ impl Regenerator for Enforcer {
         })
     }
 
-    fn prepare<'a>(
-        &'a self,
-        id: u16,
-        device: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + 'a>> {
-        let device = device.to_owned();
-        Box::pin(self.blocking(move |enforcer| {
-            let prepared = lock(&enforcer.0.datapath).prepare_workload(id, &device);
-            prepared.map_err(|error| NotRegenerated(error.to_string()))
-        }))
-    }
-
     fn remove(
         &self,
         id: u16,

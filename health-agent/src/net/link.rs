@@ -302,20 +302,6 @@ pub async fn move_to_netns(
     .await
 }
 
-/// As [`move_to_netns`], where it gets another name. After a failure it may be there all the same, as the
-/// kernel first moves it and then names it.
-pub async fn move_to_netns_as(
-    handle: &Handle,
-    link: &Link,
-    netns: BorrowedFd<'_>,
-    name: &str,
-) -> Result<(), LinkError> {
-    change(handle, link, "move to another namespace", |m| {
-        m.setns_by_fd(netns.as_raw_fd()).name(name)
-    })
-    .await
-}
-
 async fn change(
     handle: &Handle,
     link: &Link,

@@ -10,10 +10,10 @@ use health_agent::endpoint::identities::{IdentitySource, IdentityUnavailable};
 use health_agent::endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 use health_agent::endpoint::workload::{
-    Blueprint, Devices, Found, Pair, Saved, StateDir, Task, WorkloadError,
+    Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError,
 };
 use health_agent::identity::{Held, Identity};
-use health_agent::ipam::{Family, NodeIpam};
+use health_agent::ipam::NodeIpam;
 use health_agent::labels::LabelSet;
 use health_agent::net::mac::MacAddr;
 use health_agent::net::netns::NetNsId;
@@ -31,9 +31,6 @@ impl Devices for NoDevices {
     }
     fn is_in_use(&self, _: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
         Box::pin(ready(Ok(false)))
-    }
-    fn prepare<'a>(&'a self, _: &'a Pair, _: &'a [Family]) -> Task<'a, Result<u32, WorkloadError>> {
-        Box::pin(ready(Ok(IFINDEX)))
     }
     fn create<'a>(&'a self, _: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
         Box::pin(ready(Ok(IFINDEX)))
@@ -82,13 +79,6 @@ impl Regenerator for NoPrograms {
     ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
         Box::pin(ready(Ok(Realized::default())))
     }
-    fn prepare<'a>(
-        &'a self,
-        _: u16,
-        _: &'a str,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + 'a>> {
-        Box::pin(ready(Ok(())))
-    }
     fn remove(
         &self,
         _: u16,
@@ -107,7 +97,6 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         health: (1, Vec::new()),
         mtu: 1500,
         parallel: 1,
-        spares: 0,
     };
     let parts = Parts {
         devices: Arc::new(NoDevices),

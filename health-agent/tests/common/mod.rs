@@ -312,7 +312,6 @@ impl Source for Fixture {
             policy_allow_localhost: true,
             ipam_excludes: vec!["10.244.1.0/28".parse().unwrap()],
             ipam_cooling_time: Duration::from_secs(60),
-            spare_pairs: 4,
             devices: vec!["eth0".into()],
             attach_mode: AttachMode::Auto,
             health_port: 4240,

@@ -43,7 +43,6 @@ pub(super) struct AgentSpec {
     pub(super) name: String,
     /// The flags that say where the nodes come from.
     pub(super) registry: Vec<String>,
-    pub(super) spare_pairs: u8,
     pub(super) extra: Vec<String>,
 }
 
@@ -85,7 +84,6 @@ impl AgentSpec {
         let mut command = self.cli();
         command
             .args(["run", "--node-name", &self.name])
-            .arg(format!("--spare-pairs={}", self.spare_pairs))
             .args(&self.registry)
             .args(&self.extra);
         command

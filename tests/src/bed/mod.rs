@@ -58,7 +58,6 @@ pub struct Builder {
     mtu: u32,
     agent_args: Vec<String>,
     registry: fn(u8) -> String,
-    spare_pairs: u8,
     start_agents: bool,
 }
 
@@ -95,13 +94,6 @@ impl Builder {
         self
     }
 
-    /// Pairs that each agent keeps ready for endpoints to come; none unless told, as they come by themselves and
-    /// would be found as differences between pictures of a node.
-    pub fn spare_pairs(mut self, spare_pairs: u8) -> Self {
-        self.spare_pairs = spare_pairs;
-        self
-    }
-
     /// Leaves the agents to be started by the test.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
@@ -127,7 +119,6 @@ impl Builder {
                         .split_whitespace()
                         .map(str::to_owned)
                         .collect(),
-                    spare_pairs: self.spare_pairs,
                     extra: self.agent_args.clone(),
                 };
                 Node::new(index, self.ipv6, spec)
@@ -171,7 +162,6 @@ impl Bed {
             mtu: 1500,
             agent_args: Vec::new(),
             registry: |_| format!("--nodes-file {NODES_FILE}"),
-            spare_pairs: 0,
             start_agents: true,
         }
     }

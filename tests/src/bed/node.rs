@@ -253,14 +253,20 @@ impl Node {
         self.wait_serving()
     }
 
-    /// As [`Node::start_agent`], by another agent's program: an upgrade in place, or a step back.
-    pub fn start_agent_of(&self, binary: &Path) -> anyhow::Result<()> {
+    /// As [`Node::start_agent`], until it has taken over what a former one left. By another agent's program that is
+    /// an upgrade in place, or a step back.
+    pub fn take_over(&self, binary: Option<&Path>) -> anyhow::Result<()> {
+        const UP: [&str; 1] = ["agent is up"];
+        let before = self.logged(&UP)?.len();
+        let own = &self.spec.binary;
         let spec = AgentSpec {
-            binary: binary.to_owned(),
+            binary: binary.map_or_else(|| own.clone(), Path::to_owned),
             ..self.spec.clone()
         };
         self.spawn(&spec)?;
-        self.wait_serving()
+        wait_for("the agent to have taken over", PATIENCE, || {
+            Ok((self.logged(&UP)?.len() > before).then_some(()))
+        })
     }
 
     pub(super) fn spawn_agent(&self) -> anyhow::Result<()> {

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
-use health_agent::config::DEFAULT_SPARE_PAIRS;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, Waited};
@@ -50,7 +49,6 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(cli.nodes)
         .ipv6(cli.ipv6)
-        .spare_pairs(DEFAULT_SPARE_PAIRS)
         .start_with(lock)?;
     let patience = Duration::from_secs(cli.patience);
     let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;

@@ -1,9 +1,10 @@
-//! Attachment by filters of clsact qdiscs, for kernels without TCX. A filter holds its program whether or not there
-//! is an agent; the next agent knows it by its name, which has the agent's instance in it, and gives it its own
-//! program.
+//! Attachment by filters of clsact qdiscs, for devices that come and go and for kernels without TCX. A filter holds
+//! its program whether or not there is an agent; the next agent knows it by its name, which has the agent's instance
+//! in it, and gives it its own program.
 //!
-//! A clsact qdisc that a device has already is used as it is, and stays. One that was made here is noted in a folder
-//! of the bpffs, which a reboot empties as it does the qdiscs, and goes with the last filter on it.
+//! A clsact qdisc that a device has already is used as it is, and stays. One that was made here goes with the last
+//! filter on it, or with a device that agents make. On other devices it is noted in a folder of the bpffs, which a
+//! reboot empties as it does the qdiscs.
 
 use std::fs;
 use std::io;
@@ -61,7 +62,7 @@ impl Clsact {
         match filters.iter().find(|filter| filter.is_named(&name)) {
             Some(former) => socket.replace_filter(device, side, former.place, &name, program)?,
             None => {
-                if socket.add_clsact(device)? {
+                if socket.add_clsact(device)? && !hook.is_on_own_device() {
                     self.note(device)?;
                 }
                 socket.add_filter(device, side, free_place(&filters), &name, program)?;
@@ -127,7 +128,7 @@ impl Clsact {
                 }
                 self.remove_qdisc(&mut socket, device)?;
             }
-            Ok::<_, io::Error>(())
+            self.forget_gone()
         };
         remove().map_err(|source| DatapathError::Filter {
             what: "remove",
@@ -199,6 +200,22 @@ impl Clsact {
             }
             _ => fs::remove_dir(&note),
         }
+    }
+
+    /// Removes the notes of devices that are no more.
+    fn forget_gone(&self) -> io::Result<()> {
+        let notes = match fs::read_dir(self.pins.join(layout::QDISC_NOTES)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            notes => notes?,
+        };
+        for note in notes {
+            let note = note?;
+            let device = note.file_name().to_str().and_then(|name| name.parse().ok());
+            if device.is_some_and(|device: u32| if_indextoname(device).is_err()) {
+                fs::remove_dir(note.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Notes that a device's qdisc was made here.

@@ -22,6 +22,9 @@ use super::{Datapath, DatapathError, link_pin};
 pub(super) use clsact::Clsact;
 pub(super) use handover::attach_type;
 
+const FROM_ENDPOINT: &str = "from_endpoint";
+const TO_ENDPOINT: &str = "to_endpoint";
+
 /// What holds programs on their devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
@@ -37,6 +40,26 @@ impl fmt::Display for Attachment {
             Self::Tcx => "tcx",
             Self::Clsact => "clsact",
         })
+    }
+}
+
+/// What holds the programs of the node's own devices, and those of endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attachments {
+    /// On uplinks and on the health endpoint's device, which are attached once.
+    pub node: Attachment,
+    /// On devices of workloads, which come and go. The kernel waits for an RCU grace period for each TCX link, and
+    /// for none until a clsact qdisc has its first filters.
+    pub endpoints: Attachment,
+}
+
+impl Attachments {
+    /// The same on all devices.
+    pub const fn all(attachment: Attachment) -> Self {
+        Self {
+            node: attachment,
+            endpoints: attachment,
+        }
     }
 }
 
@@ -81,7 +104,7 @@ pub struct Hook {
 impl Hook {
     /// Both programs of an endpoint's device.
     pub fn endpoint(device: &str) -> [Self; 2] {
-        Self::pair(device, "from_endpoint", "to_endpoint")
+        Self::pair(device, FROM_ENDPOINT, TO_ENDPOINT)
     }
 
     /// Both programs of an uplink.
@@ -97,6 +120,11 @@ impl Hook {
                 direction,
             }
         })
+    }
+
+    /// Whether agents make the device: what else they put there goes with it.
+    fn is_on_own_device(&self) -> bool {
+        [FROM_ENDPOINT, TO_ENDPOINT].contains(&self.program)
     }
 
     fn pin_name(&self) -> String {
@@ -174,8 +202,15 @@ pub(super) type Attached = HashMap<Hook, Held>;
 impl Datapath {
     /// Chooses what holds the programs, TCX links unless told. To be called before anything is attached; what a
     /// former agent attached otherwise is handed over then.
-    pub fn set_attachment(&mut self, attachment: Attachment) {
-        self.attachment = attachment;
+    pub fn set_attachments(&mut self, attachments: Attachments) {
+        self.attachments = attachments;
+    }
+
+    fn attachment_at(&self, hook: &Hook) -> Attachment {
+        match self.hooks.contains(hook) {
+            true => self.attachments.node,
+            false => self.attachments.endpoints,
+        }
     }
 
     /// Puts this agent's programs on these hooks and on no others of this instance. Programs of a former
@@ -241,7 +276,7 @@ impl Datapath {
             .program(hook.program)
             .and_then(|program| program.info().ok())?
             .id();
-        let is_there = match self.attachment {
+        let is_there = match self.attachment_at(hook) {
             Attachment::Tcx => tcx::has_program(hook, program),
             Attachment::Clsact => self.clsact.has_program(hook, program),
         };
@@ -271,8 +306,9 @@ impl Datapath {
     ) -> Result<(), DatapathError> {
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let former = folders.iter().flat_map(|folder| candidates(hook, folder));
+        let attachment = self.attachment_at(hook);
         let program = classifier(&mut self.ebpf, hook.program)?;
-        let held = match self.attachment {
+        let held = match attachment {
             Attachment::Tcx => {
                 let pin = self.pins.join(LINK_PINS).join(hook.pin_name());
                 let _between = match self.may_have_filters {
@@ -307,23 +343,21 @@ impl Datapath {
 
     /// Takes this instance's programs off all hooks that are no longer wanted.
     fn remove_others(&mut self, wanted: &[Hook]) -> Result<(), DatapathError> {
-        let wanted: Vec<Hook> = wanted
+        let wanted: HashSet<Hook> = wanted
             .iter()
             .cloned()
             .chain(self.workloads.hooks())
             .collect();
-        let none: &[Hook] = &[];
+        self.attached.retain(|hook, _| wanted.contains(hook));
+        let (links, mut filters): (Vec<Hook>, Vec<Hook>) = wanted
+            .into_iter()
+            .partition(|hook| self.attachment_at(hook) == Attachment::Tcx);
         let held_back = self.workloads.hooks_held_back();
-        let (links, filters) = match self.attachment {
-            Attachment::Tcx => (&wanted[..], &held_back[..]),
-            Attachment::Clsact => (none, &wanted[..]),
-        };
-        self.remove_other_links(links)?;
-        for removed in self.clsact.remove_others(filters)? {
+        filters.extend_from_slice(&held_back);
+        self.remove_other_links(&links)?;
+        for removed in self.clsact.remove_others(&filters)? {
             info!("removed {removed}");
         }
-        let wanted: HashSet<Hook> = wanted.into_iter().collect();
-        self.attached.retain(|hook, _| wanted.contains(hook));
         self.may_have_filters = !held_back.is_empty();
         Ok(())
     }
@@ -347,7 +381,7 @@ impl Datapath {
 
     /// Takes a program off its device.
     pub(super) fn detach(&mut self, hook: &Hook) -> Result<(), DatapathError> {
-        match self.attachment {
+        match self.attachment_at(hook) {
             Attachment::Tcx => {
                 self.attached.remove(hook);
                 let pin = self.link_pin(hook);

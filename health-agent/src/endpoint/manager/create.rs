@@ -7,16 +7,13 @@ use std::time::Instant;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
-use super::spares::Spare;
-use super::table::{Entry, Table};
-use super::{Manager, NewEndpoint};
+use super::table::Entry;
+use super::{Manager, NewEndpoint, broken_off};
 use crate::api::types::Endpoint;
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::lifecycle::{Lifecycle, Side, State};
 use crate::endpoint::regenerate::NotRegenerated;
-use crate::endpoint::workload::{
-    Blueprint, DEFAULT_IFNAME, Pair, Saved, Stack, WorkloadError, device_name,
-};
+use crate::endpoint::workload::{Blueprint, DEFAULT_IFNAME, Saved, Stack, device_name};
 use crate::identity::Identity;
 use crate::ipam::{Family, IpamError, Owner};
 use crate::net::mac::MacAddr;
@@ -63,12 +60,7 @@ impl Manager {
                 });
             }
         }
-        let spare = table.spares.take(*self.0.mtu.borrow());
-        let (pair, ifindex) = match spare {
-            Some(Spare { pair, ifindex }) => (pair, Some(ifindex)),
-            None => (self.new_pair(&table, &mut rng)?, None),
-        };
-        let id = pair.id;
+        let id = table.free_id(&mut rng)?;
         let saved = Saved {
             id,
             name: new.name,
@@ -78,36 +70,20 @@ impl Manager {
             identity: Identity::INIT,
             ipv4: None,
             ipv6: None,
-            mac: pair.mac,
-            host_mac: pair.host_mac,
-            mtu: pair.mtu,
+            mac: MacAddr::random(&mut rng),
+            host_mac: MacAddr::random(&mut rng),
+            mtu: *self.0.mtu.borrow(),
             netns: new.netns,
             netns_id,
             ifname,
-            device: pair.device,
-            ifindex,
+            device: device_name(id),
+            ifindex: None,
             created: now,
         };
         let lifecycle = Lifecycle::created(now, "created");
         let entry = Entry::new(saved, lifecycle, &table.ipam);
         table.entries.insert(id, entry);
         Ok(id)
-    }
-
-    /// A pair under an id that nobody has.
-    pub(super) fn new_pair(
-        &self,
-        table: &Table,
-        rng: &mut impl rand::Rng,
-    ) -> Result<Pair, EndpointError> {
-        let id = table.free_id(rng)?;
-        Ok(Pair {
-            id,
-            device: device_name(id),
-            mac: MacAddr::random(rng),
-            host_mac: MacAddr::random(rng),
-            mtu: *self.0.mtu.borrow(),
-        })
     }
 
     async fn make_reserved(
@@ -118,11 +94,8 @@ impl Manager {
         self.take_addresses(id, asked).await?;
         // The intent, so that whatever follows can be undone by the next agent too.
         self.save(id).await?;
-        let blueprint = self.blueprint(id)?;
-        if blueprint.spare.is_some() {
-            self.0.states.forget_spare(id)?;
-        }
         self.first_identity(id).await?;
+        let blueprint = self.blueprint(id)?;
         let ifindex = self.0.devices.create(&blueprint).await?;
         self.with(id, |entry, now| {
             entry.saved.ifindex = Some(ifindex);
@@ -225,16 +198,13 @@ impl Manager {
         });
         let stacks = stacks.collect();
         Ok(Blueprint {
-            pair: Pair {
-                id,
-                device: saved.device,
-                mac: saved.mac,
-                host_mac: saved.host_mac,
-                mtu: saved.mtu,
-            },
-            spare: saved.ifindex,
+            id,
+            device: saved.device,
             ifname: saved.ifname,
             netns: saved.netns,
+            mac: saved.mac,
+            host_mac: saved.host_mac,
+            mtu: saved.mtu,
             stacks,
         })
     }
@@ -264,16 +234,30 @@ impl Manager {
         table.living(id).map(|entry| work(entry, now))
     }
 
-    /// Writes down what is to be kept of an endpoint.
+    /// Writes down what is to be kept of an endpoint, as it is when its turn comes: of one that is deleted by then,
+    /// nothing.
     pub(super) async fn save(&self, id: u16) -> Result<(), EndpointError> {
-        let saved = self.with(id, |entry, _| Saved {
-            // Before it is complete there is only the intent.
-            ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
-            ..entry.saved.clone()
-        })?;
-        let states = self.0.states.clone();
-        let written = tokio::task::spawn_blocking(move || states.save(&saved)).await;
-        let written = written.map_err(|error| EndpointError::BrokenOff(error.to_string()))?;
-        written.map_err(|error: WorkloadError| error.into())
+        self.at_files(move |manager| {
+            let saved = manager.with(id, |entry, _| Saved {
+                // Before it is complete there is only the intent.
+                ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
+                ..entry.saved.clone()
+            })?;
+            Ok(manager.0.states.save(&saved)?)
+        })
+        .await
+    }
+
+    /// Does something with files of endpoints while nobody else does.
+    pub(super) async fn at_files(
+        &self,
+        work: impl FnOnce(&Self) -> Result<(), EndpointError> + Send + 'static,
+    ) -> Result<(), EndpointError> {
+        let manager = self.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let _files = manager.0.files.lock();
+            work(&manager)
+        });
+        done.await.unwrap_or_else(|error| Err(broken_off(&error)))
     }
 }

@@ -146,10 +146,8 @@ impl Manager {
         }
         let removed = self.0.regenerator.remove(id).await;
         removed.map_err(|source| EndpointError::Regenerate { id, source })?;
-        let states = self.0.states.clone();
-        let removed = tokio::task::spawn_blocking(move || states.remove(id)).await;
-        removed.map_err(|error| EndpointError::BrokenOff(error.to_string()))??;
-        Ok(())
+        self.at_files(move |manager| Ok(manager.0.states.remove(id).map(drop)?))
+            .await
     }
 
     /// Drops endpoints whose device is gone, as that of a namespace that has ended, and addresses that

@@ -7,7 +7,6 @@ mod delete;
 mod identity;
 mod mtu;
 mod restore;
-mod spares;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -98,8 +97,6 @@ pub struct ManagerOptions {
     pub mtu: u32,
     /// Most regenerations at a time.
     pub parallel: usize,
-    /// Pairs that are kept ready for endpoints to come.
-    pub spares: usize,
 }
 
 /// Manages the workload endpoints of a node. Clones share them.
@@ -112,6 +109,8 @@ struct Shared {
     regenerator: Arc<dyn Regenerator>,
     clock: fn() -> Timestamp,
     states: StateDir,
+    /// Held while an endpoint's file is written or removed.
+    files: Mutex<()>,
     node_addresses: Vec<IpAddr>,
     /// MTU that endpoints are to have, bytes.
     mtu: watch::Sender<u32>,
@@ -133,15 +132,15 @@ impl Manager {
             health,
             mtu,
             parallel,
-            spares,
         } = options;
-        let table = Table::new(ipam, health, parallel, spares);
+        let table = Table::new(ipam, health, parallel);
         let manager = Self(Arc::new(Shared {
             devices: parts.devices,
             identities: parts.identities,
             regenerator: parts.regenerator,
             clock: parts.clock,
             states,
+            files: Mutex::new(()),
             node_addresses,
             mtu: watch::Sender::new(mtu),
             table: Mutex::new(table),
@@ -151,7 +150,6 @@ impl Manager {
         manager.take_over(survey);
         tokio::spawn(manager.clone().build_forever());
         tokio::spawn(manager.clone().look_forever());
-        tokio::spawn(manager.clone().prepare_forever());
         let mtu = manager.0.mtu.subscribe();
         tokio::spawn(manager.clone().follow_mtu(mtu));
         let held = manager.0.identities.held();

@@ -50,7 +50,7 @@ impl Manager {
                 .map(|entry| (entry.saved.id, entry.is_complete))
                 .collect()
         };
-        let mut all_follow = self.discard_unfit(mtu).await;
+        let mut all_follow = true;
         for (id, is_complete) in others {
             // One that is being made follows when it is there.
             let follows = is_complete
@@ -72,7 +72,7 @@ impl Manager {
 
     async fn resize(&self, id: u16, mtu: u32) -> Result<(), EndpointError> {
         let mut blueprint = self.blueprint(id)?;
-        blueprint.pair.mtu = mtu;
+        blueprint.mtu = mtu;
         self.0.devices.set_mtu(&blueprint).await?;
         self.with(id, |entry, _| entry.saved.mtu = mtu)?;
         self.save(id).await

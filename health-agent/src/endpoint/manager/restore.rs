@@ -8,9 +8,7 @@ use super::Manager;
 use super::table::Entry;
 use crate::endpoint::lifecycle::Lifecycle;
 use crate::endpoint::log::Status;
-use crate::endpoint::workload::{
-    Damaged, Devices, Found, Saved, StateDir, WorkloadError, device_name,
-};
+use crate::endpoint::workload::{Damaged, Devices, Found, Saved, StateDir, WorkloadError};
 use crate::ipam::Owner;
 
 /// What an agent before this one has left.
@@ -23,8 +21,7 @@ pub struct Survey {
 }
 
 /// Looks what there is, and removes what belongs to no living endpoint: what was half made, endpoints
-/// whose device or namespace is gone, pairs that were made ahead of endpoints, and devices that nothing is
-/// kept of.
+/// whose device or namespace is gone, and devices that nothing is kept of.
 pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
     let (saved, damaged) = states.load()?;
     for Damaged { path, problem } in damaged {
@@ -56,13 +53,9 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
             }
         }
     }
-    let spares = states.spares()?;
-    for &id in spares.iter().filter(|id| !kept.contains(id)) {
-        remove_device(devices, &device_name(id)).await?;
-    }
     for orphan in found
         .values()
-        .filter(|found| !kept.contains(&found.endpoint) && !spares.contains(&found.endpoint))
+        .filter(|found| !kept.contains(&found.endpoint))
     {
         if remove_device(devices, &orphan.device).await? {
             warn!(
@@ -71,9 +64,6 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
                 "removed a device of no endpoint"
             );
         }
-    }
-    for id in spares {
-        states.forget_spare(id)?;
     }
     Ok(survey)
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 
 use super::Selector;
-use super::spares::Spares;
 use crate::api::types::{Endpoint, EndpointHealth, Enforcement, HealthState};
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::health::ENDPOINT_IDS;
@@ -188,25 +187,18 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<u16, Entry>,
     pub(super) ipam: NodeIpam,
     pub(super) queue: RegenerationQueue,
-    pub(super) spares: Spares,
     /// Id of the health endpoint, which is not managed here.
     health: u16,
     counts: Counts,
 }
 
 impl Table {
-    pub(super) fn new(
-        ipam: NodeIpam,
-        health: (u16, Vec<IpAddr>),
-        parallel: usize,
-        spares: usize,
-    ) -> Self {
+    pub(super) fn new(ipam: NodeIpam, health: (u16, Vec<IpAddr>), parallel: usize) -> Self {
         let (id, addresses) = health;
         let mut table = Self {
             entries: BTreeMap::new(),
             ipam,
             queue: RegenerationQueue::new(parallel),
-            spares: Spares::new(spares),
             health: id,
             counts: Counts::default(),
         };
@@ -233,9 +225,7 @@ impl Table {
 
     /// An id that nobody has.
     pub(super) fn free_id(&self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
-        let is_free = |id: &u16| {
-            *id != self.health && !self.entries.contains_key(id) && !self.spares.has(*id)
-        };
+        let is_free = |id: &u16| *id != self.health && !self.entries.contains_key(id);
         let count = ENDPOINT_IDS.filter(is_free).count();
         if count == 0 {
             return Err(EndpointError::NoIds);
@@ -243,12 +233,6 @@ impl Table {
         let place = rng.random_range(0..count);
         let id = ENDPOINT_IDS.filter(is_free).nth(place);
         id.ok_or(EndpointError::NoIds)
-    }
-
-    /// Whether no endpoint is being made, deleted or regenerated.
-    pub(super) fn is_idle(&self) -> bool {
-        let mut entries = self.entries.values();
-        self.queue.is_idle() && entries.all(|entry| entry.is_complete && !entry.is_being_removed)
     }
 
     /// Ids of the endpoints that are meant.

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use tempfile::TempDir;
 
 use super::*;
-use crate::endpoint::health::ENDPOINT_IDS;
 use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::log::Status;
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration};
-use crate::endpoint::workload::{Blueprint, Found, Pair, Saved, Task, WorkloadError};
+use crate::endpoint::workload::{Blueprint, Found, Saved, Task, WorkloadError};
 use crate::identity::{Held, Identity};
-use crate::ipam::Family;
 use crate::net::netns::{NetNsError, NetNsId};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -51,14 +51,6 @@ impl World {
         WorkloadError::NotRunning(step.to_owned())
     }
 
-    fn make(&self, pair: &Pair) -> u32 {
-        let ifindex = 100 + u32::from(pair.id);
-        let made = (pair.id, ifindex);
-        let mut devices = self.devices.lock().unwrap();
-        assert_eq!(devices.insert(pair.device.clone(), made), None);
-        ifindex
-    }
-
     /// Gives labels an identity, as a store does that lost the one they had.
     fn number(&self, labels: &LabelSet, identity: Identity) {
         let mut identities = self.identities.lock().unwrap();
@@ -81,33 +73,19 @@ impl Devices for World {
         Box::pin(async move { Ok(self.in_use.lock().unwrap().contains(&address)) })
     }
 
-    fn prepare<'a>(
-        &'a self,
-        pair: &'a Pair,
-        _: &'a [Family],
-    ) -> Task<'a, Result<u32, WorkloadError>> {
-        Box::pin(async {
-            if self.fails("prepare") {
-                return Err(Self::fail("prepare"));
-            }
-            Ok(self.make(pair))
-        })
-    }
-
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
         Box::pin(async {
             if self.fails("create") {
                 return Err(Self::fail("create"));
             }
             let mut mtus = self.mtus.lock().unwrap();
-            mtus.insert(blueprint.pair.device.clone(), blueprint.pair.mtu);
+            mtus.insert(blueprint.device.clone(), blueprint.mtu);
             drop(mtus);
-            let devices = self.devices.lock().unwrap().clone();
-            let ready = devices.get(&blueprint.pair.device);
-            match ready.filter(|_| blueprint.spare.is_some()) {
-                Some((_, ifindex)) => Ok(*ifindex),
-                None => Ok(self.make(&blueprint.pair)),
-            }
+            let ifindex = 100 + u32::from(blueprint.id);
+            let device = blueprint.device.clone();
+            let mut devices = self.devices.lock().unwrap();
+            devices.insert(device, (blueprint.id, ifindex));
+            Ok(ifindex)
         })
     }
 
@@ -126,7 +104,7 @@ impl Devices for World {
                 return Err(Self::fail("set_mtu"));
             }
             let mut mtus = self.mtus.lock().unwrap();
-            mtus.insert(blueprint.pair.device.clone(), blueprint.pair.mtu);
+            mtus.insert(blueprint.device.clone(), blueprint.mtu);
             Ok(())
         })
     }
@@ -204,16 +182,6 @@ impl Regenerator for World {
         })
     }
 
-    fn prepare<'a>(&'a self, id: u16, _: &'a str) -> Answer<'a, Result<(), NotRegenerated>> {
-        Box::pin(async move {
-            if self.fails("attach") {
-                return Err(NotRegenerated("the kernel refused it".to_owned()));
-            }
-            self.served.lock().unwrap().insert(id);
-            Ok(())
-        })
-    }
-
     fn remove(&self, id: u16) -> Answer<'_, Result<(), NotRegenerated>> {
         self.served.lock().unwrap().remove(&id);
         Box::pin(std::future::ready(Ok(())))
@@ -234,29 +202,10 @@ impl Bed {
             let path = PathBuf::from(format!("/n{n}"));
             world.namespaces.lock().unwrap().insert(path, 1000 + n);
         }
-        Self::with(Arc::new(world), tempfile::tempdir().unwrap(), 0).await
+        Self::with(Arc::new(world), tempfile::tempdir().unwrap()).await
     }
 
-    /// One that keeps pairs ready, with all of them there.
-    async fn with_spares(self, spares: usize) -> Self {
-        let bed = Self::with(self.world, self.dir, spares).await;
-        bed.wait_spares().await;
-        bed
-    }
-
-    async fn wait_spares(&self) {
-        while !self.manager.table().spares.is_full() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    /// Ids of the pairs that wait for endpoints.
-    fn spares(&self) -> Vec<u16> {
-        let table = self.manager.table();
-        ENDPOINT_IDS.filter(|id| table.spares.has(*id)).collect()
-    }
-
-    async fn with(world: Arc<World>, dir: TempDir, spares: usize) -> Self {
+    async fn with(world: Arc<World>, dir: TempDir) -> Self {
         let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
         let options = ManagerOptions {
             states: StateDir::of(dir.path()),
@@ -265,7 +214,6 @@ impl Bed {
             health: (7, vec!["10.0.0.7".parse().unwrap()]),
             mtu: 1500,
             parallel: 2,
-            spares,
         };
         let parts = Parts {
             devices: world.clone(),
@@ -284,7 +232,7 @@ impl Bed {
 
     /// The same machine, after the agent was killed and started again.
     async fn restarted(self) -> Self {
-        Self::with(self.world, self.dir, 0).await
+        Self::with(self.world, self.dir).await
     }
 
     async fn create(&self, n: u16, labels: &[&str]) -> Result<Arc<Endpoint>, EndpointError> {
@@ -697,62 +645,27 @@ async fn one_that_is_deleted_while_it_is_made_is_gone_for_both() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endpoint_gets_a_pair_that_waits_and_another_takes_its_place() {
-    let bed = Bed::start().await.with_spares(2).await;
-    let ready = bed.spares();
-    assert_eq!(bed.manager.endpoints(), []);
+async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
+    let bed = Bed::start().await;
     let made = bed.create(1, &["app=a"]).await.unwrap();
-    assert!(ready.contains(&made.id));
-    assert_eq!(made.ifindex, 100 + u32::from(made.id));
-    bed.wait_spares().await;
-    assert!(!bed.spares().contains(&made.id));
-    // More at a time than wait: the others are made as without.
-    let many = (2..8).map(|n| bed.create(n, &["app=a"]));
-    let made = futures_util::future::join_all(many).await;
-    assert!(made.iter().all(Result::is_ok), "{made:?}");
-    bed.wait_spares().await;
-    assert_eq!(bed.world.devices.lock().unwrap().len(), 7 + 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn pairs_that_wait_do_not_outlive_the_agent() {
-    let bed = Bed::start().await.with_spares(3).await;
-    let made = bed.create(1, &["app=a"]).await.unwrap();
-    bed.wait_spares().await;
-    let former = bed.spares();
-    let bed = bed.restarted().await;
-    let devices = bed.world.devices.lock().unwrap().clone();
-    let left: Vec<u16> = devices.values().map(|(id, _)| *id).collect();
-    assert_eq!(left, [made.id], "of {former:?}");
-    let noted = StateDir::of(bed.dir.path()).spares().unwrap();
-    assert_eq!(noted, [0_u16; 0]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_pair_that_cannot_be_made_ahead_leaves_nothing_and_keeps_no_endpoint_waiting() {
-    for step in ["prepare", "attach"] {
-        let bed = Bed::start().await;
-        *bed.world.failing.lock().unwrap() = Some(step);
-        let bed = Bed::with(bed.world, bed.dir, 2).await;
-        let made = bed.create(1, &["app=a"]).await.unwrap();
-        bed.manager.delete(&Selector::Id(made.id)).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        bed.assert_empty();
-        *bed.world.failing.lock().unwrap() = None;
-        bed.wait_spares().await;
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_failure_takes_the_pair_away_that_was_handed_over() {
-    for step in ["create", "regenerate", "activate"] {
-        let bed = Bed::start().await.with_spares(1).await;
-        *bed.world.failing.lock().unwrap() = Some(step);
-        let ready = bed.spares();
-        bed.create(1, &["app=a"]).await.unwrap_err();
-        let served = bed.world.served.lock().unwrap().clone();
-        assert!(!served.contains(&ready[0]), "{step}");
-        let device = format!("lxc{}", ready[0]);
-        assert!(!bed.world.devices.lock().unwrap().contains_key(&device));
-    }
+    let [holder, relabels, deletes] = [(); 3].map(|()| bed.manager.clone());
+    let (told_held, held) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let holder = thread::spawn(move || {
+        let _files = holder.0.files.lock();
+        told_held.send(()).unwrap();
+        // Until the other end is dropped.
+        let _ = released.recv();
+    });
+    held.recv().unwrap();
+    let (id, add) = (made.id, vec!["app=b".parse().unwrap()]);
+    let relabelling = tokio::spawn(async move { relabels.change_labels(id, add, vec![]).await });
+    let deleting = tokio::spawn(async move { deletes.delete(&Selector::Id(id)).await });
+    let is_ending = |table: &mut Table| table.living(id).is_err().then_some(());
+    bed.manager.wait_until(is_ending).await;
+    drop(release);
+    holder.join().unwrap();
+    assert_eq!(deleting.await.unwrap().unwrap(), [id]);
+    let _ = relabelling.await.unwrap();
+    bed.assert_empty();
 }

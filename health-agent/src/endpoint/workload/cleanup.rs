@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Devices as _, HostDevices, StateDir, WorkloadError, device_name};
+use super::{Devices as _, HostDevices, Saved, StateDir, WorkloadError};
 use crate::net::netlink;
 
 /// Removes the devices of an instance's workloads, and what is kept of them. Returns what was removed, and
@@ -57,12 +57,11 @@ async fn remove_unmarked(
     removed: &mut Vec<String>,
     failed: &mut Vec<String>,
 ) {
-    let noted = match (states.load(), states.spares()) {
-        (Ok((saved, _)), Ok(spares)) => saved.into_iter().map(|one| one.id).chain(spares),
-        (Err(error), _) | (_, Err(error)) => return failed.push(error.to_string()),
+    let saved = match states.load() {
+        Ok((saved, _)) => saved,
+        Err(error) => return failed.push(error.to_string()),
     };
-    for id in noted {
-        let device = device_name(id);
+    for Saved { id, device, .. } in saved {
         match devices.remove(&device).await {
             Ok(true) => removed.push(format!("device {device} of endpoint {id}")),
             Ok(false) | Err(WorkloadError::ForeignDevice { .. }) => {}

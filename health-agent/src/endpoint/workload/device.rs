@@ -10,9 +10,8 @@ use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use super::{Blueprint, Devices, Found, Pair, Stack, Task, WorkloadError};
+use super::{Blueprint, Devices, Found, Stack, Task, WorkloadError};
 use crate::endpoint::health::ALIAS_PREFIX;
-use crate::ipam::Family;
 use crate::net::link::{self, Link, LinkError, VethPair};
 use crate::net::neighbour;
 use crate::net::netlink::Handle;
@@ -23,9 +22,6 @@ use crate::net::sysctl::Setting;
 /// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
 const CARRIER_POLL: Duration = Duration::from_millis(1);
-
-/// How the name of an inner end begins that waits beside the host's end.
-const SPARE_PREFIX: &str = "lxcspare";
 
 /// The devices of this host.
 #[derive(Clone, Debug)]
@@ -49,63 +45,22 @@ impl HostDevices {
 
     async fn make(&self, blueprint: &Blueprint) -> Result<u32, WorkloadError> {
         let netns = NetNs::at(&blueprint.netns)?;
+        let pair = VethPair {
+            name: &blueprint.device,
+            mac: blueprint.host_mac,
+            peer_name: &blueprint.ifname,
+            peer_mac: blueprint.mac,
+            mtu: blueprint.mtu,
+        };
         let inside = netns::netlink_in(&netns)?;
-        let ifindex = match self.hand_over(blueprint, &netns, &inside).await? {
-            Some(ifindex) => ifindex,
-            None => self.make_into(blueprint, &netns, &inside).await?,
-        };
-        let finished = finish_inner(blueprint, &netns, &inside).await;
-        self.or_undo(&blueprint.pair, finished).await?;
-        Ok(ifindex)
-    }
-
-    async fn make_spare(&self, pair: &Pair, families: &[Family]) -> Result<u32, WorkloadError> {
-        link::create_veth(&self.host, &veth(pair, &spare_name(pair.id))).await?;
-        let made = self.finish_outer(pair, families.iter().copied()).await;
-        self.or_undo(pair, made).await
-    }
-
-    /// Moves the inner end of a pair that was prepared to where it belongs. Returns the number of the host's
-    /// end; `None` if there is no such pair.
-    async fn hand_over(
-        &self,
-        blueprint: &Blueprint,
-        netns: &NetNs,
-        inside: &Handle,
-    ) -> Result<Option<u32>, WorkloadError> {
-        let Some(ifindex) = blueprint.spare else {
-            return Ok(None);
-        };
-        let inner = link::by_name(&self.host, &spare_name(blueprint.pair.id)).await?;
-        let is_its = |inner: &Link| inner.peer.is_some_and(|peer| peer.index == ifindex);
-        let Some(inner) = inner.filter(is_its) else {
-            warn!(device = blueprint.pair.device, "a prepared pair is gone");
-            self.undo(&blueprint.pair.device).await;
-            return Ok(None);
-        };
-        let (into, name) = (netns.file().as_fd(), &blueprint.ifname);
-        let moved = match link::move_to_netns_as(&self.host, &inner, into, name).await {
-            Ok(()) => Ok(Some(ifindex)),
-            Err(error) => Err(self.explain(error, blueprint, inside).await),
-        };
-        self.or_undo(&blueprint.pair, moved).await
-    }
-
-    async fn make_into(
-        &self,
-        blueprint: &Blueprint,
-        netns: &NetNs,
-        inside: &Handle,
-    ) -> Result<u32, WorkloadError> {
-        let Blueprint { pair, ifname, .. } = blueprint;
-        let into = netns.file().as_fd();
-        if let Err(error) = link::create_veth_into(&self.host, &veth(pair, ifname), into).await {
-            return Err(self.explain(error, blueprint, inside).await);
+        if let Err(error) = link::create_veth_into(&self.host, &pair, netns.file().as_fd()).await {
+            return Err(self.explain(error, blueprint, &inside).await);
         }
-        let families = blueprint.stacks.iter();
-        let families = families.map(|stack| Family::of(stack.address));
-        let made = self.finish_outer(pair, families).await;
-        self.or_undo(pair, made).await
+        let made = self.complete(blueprint, &netns, &inside).await;
+        if made.is_err() {
+            self.undo(&blueprint.device).await;
+        }
+        made
     }
 
     /// Which of both names is taken, if that is what the kernel says.
@@ -124,35 +79,50 @@ impl HostDevices {
                 ifname: blueprint.ifname.clone(),
             },
             _ => WorkloadError::ForeignDevice {
-                device: blueprint.pair.device.clone(),
+                device: blueprint.device.clone(),
             },
         }
     }
 
-    /// Marks and sets up the host's end.
-    async fn finish_outer(
+    /// Marks and sets up the host's end, and finishes the inner one.
+    async fn complete(
         &self,
-        pair: &Pair,
-        families: impl Iterator<Item = Family>,
+        blueprint: &Blueprint,
+        netns: &NetNs,
+        inside: &Handle,
     ) -> Result<u32, WorkloadError> {
-        let outer = existing(&self.host, &pair.device).await?;
-        let mark = format!("{}{}", self.mark, pair.id);
+        let (outer, inner) = tokio::try_join!(
+            existing(&self.host, &blueprint.device),
+            existing(inside, &blueprint.ifname)
+        )?;
+        let mark = format!("{}{}", self.mark, blueprint.id);
         link::set_alias(&self.host, &outer, &mark).await?;
-        for setting in outer_settings(&pair.device, families) {
+        for setting in outer_settings(blueprint) {
             setting.apply()?;
         }
+        let settings = inner_settings(blueprint);
+        netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
+        // The kernel does them in the order in which they are sent; nobody waits for the answers in
+        // between.
+        let addresses = blueprint
+            .stacks
+            .iter()
+            .map(|stack| link::add_address(inside, &inner, stack.address));
+        let (_, _) = tokio::try_join!(link::set_up(inside, &inner), try_join_all(addresses))?;
+        let routes = inner_routes(blueprint, inner.index);
+        try_join_all(routes.iter().map(|route| route::replace(inside, route))).await?;
         Ok(outer.index)
     }
 
     async fn bring_up(&self, blueprint: &Blueprint, ifindex: u32) -> Result<(), WorkloadError> {
         let outer = Link {
-            name: blueprint.pair.device.clone(),
+            name: blueprint.device.clone(),
             index: ifindex,
             ..Link::default()
         };
         link::set_up(&self.host, &outer).await?;
         let neighbours = blueprint.stacks.iter().map(|stack| {
-            neighbour::set_permanent(&self.host, &outer, stack.address, blueprint.pair.mac)
+            neighbour::set_permanent(&self.host, &outer, stack.address, blueprint.mac)
         });
         try_join_all(neighbours).await?;
         let routes = blueprint
@@ -160,23 +130,22 @@ impl HostDevices {
             .iter()
             .map(|stack| self.route_to(stack, ifindex));
         try_join_all(routes).await?;
-        self.wait_until_running(&blueprint.pair.device, ifindex)
-            .await
+        self.wait_until_running(&blueprint.device, ifindex).await
     }
 
     async fn resize(&self, blueprint: &Blueprint) -> Result<(), WorkloadError> {
         let inside = netns::netlink_in(&NetNs::at(&blueprint.netns)?)?;
         let (outer, inner) = tokio::try_join!(
-            existing(&self.host, &blueprint.pair.device),
+            existing(&self.host, &blueprint.device),
             existing(&inside, &blueprint.ifname)
         )?;
-        if self.endpoint_of(&outer) != Some(blueprint.pair.id) {
-            let device = blueprint.pair.device.clone();
+        if self.endpoint_of(&outer) != Some(blueprint.id) {
+            let device = blueprint.device.clone();
             return Err(WorkloadError::ForeignDevice { device });
         }
         tokio::try_join!(
-            link::set_mtu(&self.host, &outer, blueprint.pair.mtu),
-            link::set_mtu(&inside, &inner, blueprint.pair.mtu)
+            link::set_mtu(&self.host, &outer, blueprint.mtu),
+            link::set_mtu(&inside, &inner, blueprint.mtu)
         )?;
         let routes = inner_routes(blueprint, inner.index);
         try_join_all(routes.iter().map(|route| route::replace(&inside, route))).await?;
@@ -211,18 +180,6 @@ impl HostDevices {
                 None => return Err(WorkloadError::DeviceGone(device.to_owned())),
             }
         }
-    }
-
-    /// What came of a step after the pair was made, which a failure takes away again.
-    async fn or_undo<T>(
-        &self,
-        pair: &Pair,
-        result: Result<T, WorkloadError>,
-    ) -> Result<T, WorkloadError> {
-        if result.is_err() {
-            self.undo(&pair.device).await;
-        }
-        result
     }
 
     async fn undo(&self, device: &str) {
@@ -264,14 +221,6 @@ impl Devices for HostDevices {
         })
     }
 
-    fn prepare<'a>(
-        &'a self,
-        pair: &'a Pair,
-        families: &'a [Family],
-    ) -> Task<'a, Result<u32, WorkloadError>> {
-        Box::pin(self.make_spare(pair, families))
-    }
-
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
         Box::pin(self.make(blueprint))
     }
@@ -307,59 +256,25 @@ impl Devices for HostDevices {
     }
 }
 
-/// Name of the inner end of a pair while it waits for its endpoint.
-fn spare_name(id: u16) -> String {
-    format!("{SPARE_PREFIX}{id}")
-}
-
-fn veth<'a>(pair: &'a Pair, inner: &'a str) -> VethPair<'a> {
-    VethPair {
-        name: &pair.device,
-        mac: pair.host_mac,
-        peer_name: inner,
-        peer_mac: pair.mac,
-        mtu: pair.mtu,
-    }
-}
-
 async fn existing(handle: &Handle, name: &str) -> Result<Link, WorkloadError> {
     let found = link::by_name(handle, name).await?;
     found.ok_or_else(|| WorkloadError::DeviceGone(name.to_owned()))
 }
 
-async fn finish_inner(
-    blueprint: &Blueprint,
-    netns: &NetNs,
-    inside: &Handle,
-) -> Result<(), WorkloadError> {
-    let inner = existing(inside, &blueprint.ifname).await?;
-    let settings = inner_settings(blueprint);
-    netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
-    // The kernel does them in the order in which they are sent; nobody waits for the answers in between.
-    let addresses = blueprint
-        .stacks
-        .iter()
-        .map(|stack| link::add_address(inside, &inner, stack.address));
-    let (_, _) = tokio::try_join!(link::set_up(inside, &inner), try_join_all(addresses))?;
-    let routes = inner_routes(blueprint, inner.index);
-    try_join_all(routes.iter().map(|route| route::replace(inside, route))).await?;
-    Ok(())
-}
-
 /// Settings of the host's end, which end with it.
-fn outer_settings(device: &str, families: impl Iterator<Item = Family>) -> Vec<Setting> {
+fn outer_settings(blueprint: &Blueprint) -> Vec<Setting> {
+    let device = &blueprint.device;
     let mut settings = vec![Setting::new(format!("ipv4/conf/{device}/rp_filter"), "0")];
-    for family in families {
-        match family {
-            Family::V4 => {
-                settings.push(Setting::new(format!("ipv4/conf/{device}/forwarding"), "1"));
-            }
-            Family::V6 => settings.extend([
+    for stack in &blueprint.stacks {
+        if stack.address.is_ipv4() {
+            settings.push(Setting::new(format!("ipv4/conf/{device}/forwarding"), "1"));
+        } else {
+            settings.extend([
                 Setting::new(format!("ipv6/conf/{device}/disable_ipv6"), "0"),
                 // No link-local address: it would take part in duplicate address detection first.
                 Setting::new(format!("ipv6/conf/{device}/addr_gen_mode"), "1"),
                 Setting::new(format!("ipv6/conf/{device}/forwarding"), "1"),
-            ]),
+            ]);
         }
     }
     settings
@@ -383,7 +298,7 @@ fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
         let default = Route {
             gateway: Some(stack.gateway),
             device: Some(inner),
-            mtu: Some(blueprint.pair.mtu),
+            mtu: Some(blueprint.mtu),
             ..Route::to(everywhere(stack.gateway))
         };
         [gateway, default]

@@ -11,7 +11,6 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
-use crate::ipam::Family;
 use crate::net::mac::MacAddr;
 use crate::net::netns::NetNsId;
 
@@ -29,32 +28,23 @@ const DEVICE_PREFIX: &str = "lxc";
 /// An answer that takes its time.
 pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A veth pair, whichever namespace it is for.
+/// What the devices of an endpoint shall be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
+pub struct Blueprint {
     /// The endpoint's id.
     pub id: u16,
     /// Name of the host's end.
     pub device: String,
+    /// Name of the inner end.
+    pub ifname: String,
+    /// File of the namespace of the inner end.
+    pub netns: PathBuf,
     /// Hardware address of the inner end.
     pub mac: MacAddr,
     /// Hardware address of the host's end, which is the gateway's.
     pub host_mac: MacAddr,
     /// MTU of both, bytes.
     pub mtu: u32,
-}
-
-/// What the devices of an endpoint shall be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blueprint {
-    /// Its pair.
-    pub pair: Pair,
-    /// Number of the host's end, if the pair was [prepared](Devices::prepare).
-    pub spare: Option<u32>,
-    /// Name of the inner end.
-    pub ifname: String,
-    /// File of the namespace of the inner end.
-    pub netns: PathBuf,
     /// One for each IP version, IPv4 first.
     pub stacks: Vec<Stack>,
 }
@@ -87,15 +77,7 @@ pub trait Devices: Send + Sync {
     fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError>;
     /// Whether somebody on this host has the address.
     fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>>;
-    /// Makes a pair for an endpoint to come, which will have addresses of these IP versions: the host's end as
-    /// [`create`](Self::create) leaves it, the inner end beside it. Returns the number of the former.
-    fn prepare<'a>(
-        &'a self,
-        pair: &'a Pair,
-        families: &'a [Family],
-    ) -> Task<'a, Result<u32, WorkloadError>>;
-    /// Makes the pair, or hands over the one that was prepared if that is still there. The inner end is complete,
-    /// the host's end down. Returns the number of the latter.
+    /// Makes the pair. The inner end is complete, the host's end down. Returns the number of the latter.
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>>;
     /// Brings the host's end up, with its routes, and waits until packets pass.
     fn activate<'a>(

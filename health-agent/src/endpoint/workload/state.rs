@@ -1,6 +1,6 @@
 //! What is kept of each endpoint across restarts: one file for each, written before its devices are made,
-//! and again when they are there; and a note of each pair that is made ahead of its endpoint. Devices end with the
-//! machine, and so does the use of these files: they are not waited for to be on the disk.
+//! and again when they are there. Devices end with the machine, and so does the use of these files: they are not
+//! waited for to be on the disk.
 
 use std::fs;
 use std::io;
@@ -21,8 +21,6 @@ use crate::net::netns::NetNsId;
 /// Name of the folder in the state folder.
 const FOLDER: &str = "endpoints";
 const EXTENSION: &str = "json";
-/// Extension of the notes of pairs without an endpoint, which are empty.
-const SPARE: &str = "spare";
 
 /// What is kept of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,42 +145,8 @@ impl StateDir {
         Ok((endpoints, damaged))
     }
 
-    /// Notes that there will be a pair for an endpoint to come.
-    pub fn note_spare(&self, id: u16) -> Result<(), WorkloadError> {
-        let path = self.spare(id);
-        durable::replace(&path, &[]).map_err(|source| error("write", path, source))
-    }
-
-    /// Removes the note of a pair, if there is one.
-    pub fn forget_spare(&self, id: u16) -> Result<(), WorkloadError> {
-        let path = self.spare(id);
-        let removed = durable::remove(&path).map_err(|source| error("remove", path, source));
-        removed.map(drop)
-    }
-
-    /// The pairs that there are notes of, by the ids of the endpoints that they were for.
-    pub fn spares(&self) -> Result<Vec<u16>, WorkloadError> {
-        let entries = match fs::read_dir(&self.0) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(|source| error("list", self.0.clone(), source))?,
-        };
-        let mut spares = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(|source| error("list", self.0.clone(), source))?;
-            let name = entry.file_name();
-            let stem = name.to_str().and_then(|name| name.strip_suffix(SPARE));
-            let id = stem.and_then(|stem| stem.strip_suffix('.')?.parse().ok());
-            spares.extend(id.filter(|id| ENDPOINT_IDS.contains(id)));
-        }
-        Ok(spares)
-    }
-
     fn file(&self, id: u16) -> PathBuf {
         self.0.join(format!("{id}.{EXTENSION}"))
-    }
-
-    fn spare(&self, id: u16) -> PathBuf {
-        self.0.join(format!("{id}.{SPARE}"))
     }
 }
 

@@ -5,7 +5,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_agent::config::DEFAULT_SPARE_PAIRS;
 use health_agent::net::netns::{self, NetNs};
 use serde_json::{Value, json};
 
@@ -22,11 +21,8 @@ pub(super) struct Stand {
 
 impl Stand {
     pub(super) fn new() -> anyhow::Result<Self> {
-        let bed = Bed::builder()
-            .nodes(1)
-            .ipv6(true)
-            .spare_pairs(DEFAULT_SPARE_PAIRS);
-        let bed = bed.without_agents().start()?;
+        let bed = Bed::builder().nodes(1).ipv6(true).without_agents();
+        let bed = bed.start()?;
         let node = bed.node(1);
         let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
         bed.write_nodes_file(&format!(
