@@ -61,7 +61,7 @@ fn outer() -> anyhow::Result<ExitCode> {
         .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", COMPILER_FLAGS)
         .env(
             "CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS",
-            "-Ctarget-cpu=x86-64",
+            "-Ctarget-cpu=generic",
         )
         // Progress of the inner cargo would show up as warnings of this package.
         .env("CARGO_TERM_QUIET", "true")

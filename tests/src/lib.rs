@@ -2,10 +2,12 @@
 //! machine, crafted packets, pictures of the machine to compare, readings of the tools' output.
 
 pub mod apiserver;
+pub mod attached;
 pub mod bed;
 pub mod bench;
 pub mod conntrack;
 pub mod fuzz;
+pub mod member;
 pub mod outside;
 pub mod packet;
 pub mod ping;
@@ -20,5 +22,6 @@ pub mod upgrade;
 pub mod wait;
 
 pub use bed::{Bed, Node};
+pub use member::Member;
 pub use snapshot::Snapshot;
 pub use wait::{PATIENCE, wait_for};

@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use aya::maps::{HashMap, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::sys::signal::Signal;
+use tests::attached::has_tcx;
 use tests::ping::Summary;
 use tests::{Bed, Node, PATIENCE};
 
@@ -118,7 +119,8 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
     let node = bed.node(1);
     let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 8 {target}"))?;
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
-    for attached in [None, Some("to_endpoint_lxc_health")] {
+    let of_tcx = has_tcx()?.then_some(Some("to_endpoint_lxc_health"));
+    for attached in [None].into_iter().chain(of_tcx) {
         node.kill_agent(Signal::SIGKILL)?;
         fs::rename(node.pins(), &aside)?;
         fs::create_dir_all(node.pins().join("links"))?;

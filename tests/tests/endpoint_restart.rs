@@ -10,19 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, ensure};
-use aya::programs::{SchedClassifier, TcAttachType};
 use health_agent::api::types::Endpoint;
 use health_agent::identity::LOCK_SUFFIX;
-use health_agent::net::netns::{self, NetNs};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
+use tests::attached::{self, Attached};
 use tests::bed::command_in;
 use tests::ping::Summary;
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_other_layout, with_other_programs};
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 /// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
 const POLICY: &str = r#"
@@ -60,44 +59,10 @@ specs:
         app: server
 "#;
 
-/// An endpoint with its namespace, which goes with this value.
-struct Member {
-    netns: String,
-    endpoint: Endpoint,
-}
-
-impl Member {
-    fn on(node: &Node, name: &str) -> anyhow::Result<Self> {
-        let netns = format!("hrestart-{name}");
-        // One that a killed test left.
-        netns::remove(&netns)?;
-        let path = NetNs::create(&netns)?.path().to_owned();
-        let made = node.cli(&format!(
-            "endpoint create --netns {} --label app={name} -o json",
-            path.display()
-        ))?;
-        Ok(Self {
-            endpoint: serde_json::from_str(&made.success()?)?,
-            netns,
-        })
-    }
-
-    fn addresses(&self) -> Vec<IpAddr> {
-        let Endpoint { ipv4, ipv6, .. } = &self.endpoint;
-        ipv4.iter().chain(ipv6).copied().collect()
-    }
-
-    fn pings(&self, address: IpAddr) -> anyhow::Result<bool> {
-        let words = format!("-n -q -c 1 -W 1 {address}");
-        let ran = run(command_in(&self.netns, "ping").args(words.split(' ')))?;
-        Ok(ran.code == Some(0))
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        let _ = netns::remove(&self.netns);
-    }
+fn pings(from: &Member, address: IpAddr) -> anyhow::Result<bool> {
+    let words = format!("-n -q -c 1 -W 1 {address}");
+    let ran = run(command_in(&from.name, "ping").args(words.split(' ')))?;
+    Ok(ran.code == Some(0))
 }
 
 /// A client and a stranger on the first node, and a server on the second, with the policy in force.
@@ -120,9 +85,9 @@ impl Stand {
             .start()?;
         bed.wait_all_reachable(PATIENCE)?;
         let stand = Self {
-            client: Member::on(bed.node(1), "client")?,
-            stranger: Member::on(bed.node(1), "stranger")?,
-            server: Member::on(bed.node(2), "server")?,
+            client: Member::on(bed.node(1), "client", "--label app=client")?,
+            stranger: Member::on(bed.node(1), "stranger", "--label app=stranger")?,
+            server: Member::on(bed.node(2), "server", "--label app=server")?,
             bed,
             folder,
         };
@@ -135,9 +100,9 @@ impl Stand {
         }
         for address in stand.server.addresses() {
             wait_for("the client to reach the server", PATIENCE, || {
-                Ok(stand.client.pings(address)?.then_some(()))
+                Ok(pings(&stand.client, address)?.then_some(()))
             })?;
-            ensure!(!stand.stranger.pings(address)?, "a stranger is let in");
+            ensure!(!pings(&stand.stranger, address)?, "a stranger is let in");
         }
         Ok(stand)
     }
@@ -175,29 +140,12 @@ fn wait_ready(node: &Node) -> anyhow::Result<()> {
     })
 }
 
-/// The program at each hook of an endpoint and of the node: its id and its tag, which tells its instructions.
-fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<(u32, String)>> {
+/// The program at each hook of an endpoint and of the node.
+fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<Attached>> {
     let mut found = Vec::new();
     for device in [&endpoint.interface, "lxc_health", "eth0"] {
-        for (direction, attach_type) in [
-            ("ingress", TcAttachType::Ingress),
-            ("egress", TcAttachType::Egress),
-        ] {
-            let query = || SchedClassifier::query_tcx(device, attach_type);
-            let (_, links) = node.run_in(query)??;
-            let links = links.iter();
-            let mut there: Vec<_> = links
-                .map(|program| (program.id(), format!("{:016x}", program.tag())))
-                .collect();
-            let filters = node.exec(&format!("tc -j filter show dev {device} {direction}"))?;
-            let filters: Value = serde_json::from_str(&filters)?;
-            for filter in filters.as_array().into_iter().flatten() {
-                let program = &filter["options"]["prog"];
-                if let (Some(id), Some(tag)) = (program["id"].as_u64(), program["tag"].as_str()) {
-                    there.push((id.try_into()?, tag.to_owned()));
-                }
-            }
-            ensure!(there.len() == 1, "{there:?} at {direction} of {device}");
+        for mut there in attached::programs(node, device)? {
+            ensure!(there.len() == 1, "{there:?} at a hook of {device}");
             found.append(&mut there);
         }
     }
@@ -215,7 +163,7 @@ impl Pinging {
     fn start(from: &Member, to: IpAddr, interval: &str, count: u32, patience: u32) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
-        let (netns, may_end) = (from.netns.clone(), ends.clone());
+        let (netns, may_end) = (from.name.clone(), ends.clone());
         let runs = thread::spawn(move || {
             let mut sum = Summary {
                 transmitted: 0,
@@ -245,7 +193,7 @@ struct Transfer(Child);
 impl Transfer {
     fn start(from: &Member, to: IpAddr) -> anyhow::Result<Self> {
         let words = format!("-J -t 3600 --bidir -b 100M -c {to}");
-        let mut client = command_in(&from.netns, "iperf3");
+        let mut client = command_in(&from.name, "iperf3");
         client.args(words.split(' ')).stdout(Stdio::piped());
         Ok(Self(client.spawn()?))
     }
@@ -290,12 +238,12 @@ impl Traffic {
         let mut servers = Vec::new();
         let mut transfers = Vec::new();
         for address in &addresses {
-            let mut command = command_in(&server.netns, "iperf3");
+            let mut command = command_in(&server.name, "iperf3");
             command.args(["-s", "-B", &address.to_string()]);
             servers.push(Running::start(&mut command)?);
         }
         wait_for("the servers to listen", PATIENCE, || {
-            let mut ss = command_in(&server.netns, "ss");
+            let mut ss = command_in(&server.name, "ss");
             let listening = run(ss.args(["-Hlnt", "sport", "=", ":5201"]))?.success()?;
             Ok((listening.lines().count() == addresses.len()).then_some(()))
         })?;
@@ -372,12 +320,12 @@ fn no_packet_is_lost_through_kills_restarts_and_upgrades() -> anyhow::Result<()>
             start(node, binary)?;
             let after = programs(node, endpoint)?;
             for (before, after) in before.iter().zip(&after) {
-                ensure!(before.0 != after.0, "{before:?} and {after:?}");
+                ensure!(before.id != after.id, "{before:?} and {after:?}");
                 // Others than those of the binary before, in both directions.
-                let is_other_version = binary.is_some() || former.contains(&before.1);
-                ensure!((before.1 != after.1) == is_other_version, "{former:?}");
+                let is_other_version = binary.is_some() || former.contains(&before.tag);
+                ensure!((before.tag != after.tag) == is_other_version, "{former:?}");
                 if binary.is_some() {
-                    former.push(after.1.clone());
+                    former.push(after.tag.clone());
                 }
             }
         }
@@ -428,7 +376,7 @@ fn policy_holds_while_the_layout_of_maps_changes() -> anyhow::Result<()> {
                 "the endpoint's own were kept"
             );
             ensure!(meanwhile[2..] != before[2..], "the node's own were not");
-            ensure!(stand.client.pings(stand.server.addresses()[0])?);
+            ensure!(pings(&stand.client, stand.server.addresses()[0])?);
             if is_killed_too {
                 node.kill_agent(Signal::SIGKILL)?;
             }
@@ -498,9 +446,9 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
     }
     for address in stand.server.addresses() {
         wait_for("the client to be let in", PATIENCE, || {
-            Ok(stand.client.pings(address)?.then_some(()))
+            Ok(pings(&stand.client, address)?.then_some(()))
         })?;
-        ensure!(!stand.stranger.pings(address)?, "a stranger is let in");
+        ensure!(!pings(&stand.stranger, address)?, "a stranger is let in");
     }
     Ok(())
 }

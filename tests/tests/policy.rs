@@ -6,11 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::api::types::Endpoint;
-use health_agent::net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 /// Any packet to whom nothing allows it.
 const POLICY_DENIED: &str = "Policy denied";
@@ -63,89 +61,46 @@ const INIT_JSON: &str = r#"[
  "ingress": [{"fromEntities": ["init"]}, {"toPorts": [{"ports": [{"port": "53", "protocol": "UDP"}]}]}]}
 ]"#;
 
-/// An endpoint with its namespace, which goes with this value.
-struct Member {
-    netns: NetNs,
-    endpoint: Endpoint,
+fn socket(member: &Member, address: IpAddr, port: u16) -> anyhow::Result<UdpSocket> {
+    let socket = member
+        .netns
+        .run_in(|| UdpSocket::bind(SocketAddr::new(address, port)))??;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    Ok(socket)
 }
 
-impl Member {
-    fn on(node: &Node, name: &str, flags: &str) -> anyhow::Result<Self> {
-        let name = format!("hpolicy-{name}");
-        // One that a killed test left.
-        netns::remove(&name)?;
-        let netns = NetNs::create(&name)?;
-        let made = node.cli(&format!(
-            "endpoint create --netns {} {flags} -o json",
-            netns.path().display()
-        ))?;
-        Ok(Self {
-            endpoint: serde_json::from_str(&made.success()?)?,
-            netns,
+/// Whether datagrams get to a port of `to`, on each IP version: waits until one does.
+fn reaches(from: &Member, to: &Member, port: u16) -> anyhow::Result<()> {
+    for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
+        let listener = socket(to, target, port)?;
+        let sender = socket(from, source, 0)?;
+        wait_for("a datagram to arrive", PATIENCE, || {
+            sender.send_to(b"passes", (target, port))?;
+            Ok(listener.recv_from(&mut [0; 16]).ok())
         })
+        .with_context(|| format!("{source} to {target}, port {port}"))?;
     }
-
-    fn addresses(&self) -> Vec<IpAddr> {
-        let Endpoint { ipv4, ipv6, .. } = &self.endpoint;
-        ipv4.iter().chain(ipv6).copied().collect()
-    }
-
-    fn address(&self) -> anyhow::Result<IpAddr> {
-        self.endpoint
-            .ipv4
-            .context("the endpoint has no IPv4 address")
-    }
-
-    fn socket(&self, address: IpAddr, port: u16) -> anyhow::Result<UdpSocket> {
-        let socket = self
-            .netns
-            .run_in(|| UdpSocket::bind(SocketAddr::new(address, port)))??;
-        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
-        Ok(socket)
-    }
-
-    /// Whether datagrams get to a port of `other`, on each IP version: waits until one does.
-    fn reaches(&self, other: &Self, port: u16) -> anyhow::Result<()> {
-        for (from, to) in self.addresses().into_iter().zip(other.addresses()) {
-            let listener = other.socket(to, port)?;
-            let sender = self.socket(from, 0)?;
-            wait_for("a datagram to arrive", PATIENCE, || {
-                sender.send_to(b"passes", (to, port))?;
-                Ok(listener.recv_from(&mut [0; 16]).ok())
-            })
-            .with_context(|| format!("{from} to {to}, port {port}"))?;
-        }
-        Ok(())
-    }
-
-    /// Whether none does: sends until the node counts them as dropped by policy.
-    fn is_kept_from(&self, other: &Self, port: u16, counting: &Node) -> anyhow::Result<()> {
-        const DATAGRAMS: u64 = 3;
-        for (from, to) in self.addresses().into_iter().zip(other.addresses()) {
-            let listener = other.socket(to, port)?;
-            let sender = self.socket(from, 0)?;
-            let before = denied(counting)?;
-            for _ in 0..DATAGRAMS {
-                sender.send_to(b"drops", (to, port))?;
-            }
-            wait_for("datagrams to be dropped", PATIENCE, || {
-                Ok((denied(counting)? >= before + DATAGRAMS).then_some(()))
-            })
-            .with_context(|| format!("{from} to {to}, port {port}"))?;
-            let arrived = listener.recv_from(&mut [0; 16]);
-            assert!(arrived.is_err(), "{from} to {to}, port {port}");
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        let name = self.netns.path().file_name().and_then(|name| name.to_str());
-        if let Some(name) = name {
-            let _ = netns::remove(name);
+/// Whether none does: sends until the node counts them as dropped by policy.
+fn is_kept_from(from: &Member, to: &Member, port: u16, counting: &Node) -> anyhow::Result<()> {
+    const DATAGRAMS: u64 = 3;
+    for (source, target) in from.addresses().into_iter().zip(to.addresses()) {
+        let listener = socket(to, target, port)?;
+        let sender = socket(from, source, 0)?;
+        let before = denied(counting)?;
+        for _ in 0..DATAGRAMS {
+            sender.send_to(b"drops", (target, port))?;
         }
+        wait_for("datagrams to be dropped", PATIENCE, || {
+            Ok((denied(counting)? >= before + DATAGRAMS).then_some(()))
+        })
+        .with_context(|| format!("{source} to {target}, port {port}"))?;
+        let arrived = listener.recv_from(&mut [0; 16]);
+        assert!(arrived.is_err(), "{source} to {target}, port {port}");
     }
+    Ok(())
 }
 
 /// Packets that policy kept from going on, so far.
@@ -193,15 +148,15 @@ fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyho
     assert_eq!(init.endpoint.identity, 5);
 
     // Without rules everything passes.
-    other.reaches(&init, 4000)?;
-    init.reaches(&service, 54)?;
+    reaches(&other, &init, 4000)?;
+    reaches(&init, &service, 54)?;
     for (documents, form) in [(INIT_YAML, "YAML"), (INIT_JSON, "JSON")] {
         import(node, folder.path(), documents).context(form)?;
-        init.reaches(&service, 53)?;
-        init.is_kept_from(&service, 54, node)?;
-        other.reaches(&service, 53)?;
-        other.is_kept_from(&service, 54, node)?;
-        other.is_kept_from(&init, 4000, node)?;
+        reaches(&init, &service, 53)?;
+        is_kept_from(&init, &service, 54, node)?;
+        reaches(&other, &service, 53)?;
+        is_kept_from(&other, &service, 54, node)?;
+        is_kept_from(&other, &init, 4000, node)?;
         for address in init.addresses() {
             assert!(node.pings(address)?, "{form}: the host to {address}");
         }
@@ -210,7 +165,7 @@ fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyho
             .success()?;
         assert!(trace.contains("Final verdict: dropped"), "{trace}");
         node.cli("policy delete --all")?.success()?;
-        other.reaches(&service, 54)?;
+        reaches(&other, &service, 54)?;
     }
 
     // With labels it is another's identity, and other rules hold.
@@ -220,7 +175,7 @@ fn endpoints_without_labels_ask_for_names_and_are_reached_by_the_host() -> anyho
         init.endpoint.id
     ))?
     .success()?;
-    other.reaches(&init, 4000)?;
+    reaches(&other, &init, 4000)?;
     Ok(())
 }
 
@@ -242,12 +197,12 @@ fn rules_hold_for_endpoints_of_other_nodes_and_without_an_agent() -> anyhow::Res
     import(here, folder.path(), RULES)?;
     let holds = || -> anyhow::Result<()> {
         for friend in [&near, &far] {
-            friend.reaches(&web, 8000)?;
-            friend.reaches(&web, 8999)?;
-            friend.is_kept_from(&web, 9000, here)?;
-            friend.is_kept_from(&web, 7999, here)?;
+            reaches(friend, &web, 8000)?;
+            reaches(friend, &web, 8999)?;
+            is_kept_from(friend, &web, 9000, here)?;
+            is_kept_from(friend, &web, 7999, here)?;
         }
-        foe.is_kept_from(&web, 8000, here)
+        is_kept_from(&foe, &web, 8000, here)
     };
     holds()?;
     let table = here
@@ -263,10 +218,7 @@ fn rules_hold_for_endpoints_of_other_nodes_and_without_an_agent() -> anyhow::Res
         Ok(shown.ok().filter(|shown| shown["state"] == "ready"))
     })?;
     holds().context("after a restart")?;
-    assert!(
-        here.pings(web.address()?)?,
-        "the host reaches its endpoints"
-    );
+    assert!(here.pings(web.ipv4()?)?, "the host reaches its endpoints");
     Ok(())
 }
 

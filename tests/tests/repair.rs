@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use aya::programs::{SchedClassifier, TcAttachType};
 use nix::sys::signal::Signal;
+use tests::attached;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
@@ -165,7 +165,7 @@ fn a_removed_namespace() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_detached_program() -> anyhow::Result<()> {
+fn a_detached_link() -> anyhow::Result<()> {
     let broken = Broken::start()?;
     for (program, device) in [("to_endpoint", "lxc_health"), ("from_netdev", "eth0")] {
         broken.breaks(&format!("{program} at"), |node| {
@@ -179,11 +179,16 @@ fn a_detached_program() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
+fn a_removed_pin_of_a_link() -> anyhow::Result<()> {
+    Broken::start()?.breaks("the pinned link of program to_endpoint", |node| {
+        fs::remove_file(link_pin(node, "to_endpoint_lxc_health")?).context("cannot remove a pin")
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
 fn removed_pins() -> anyhow::Result<()> {
     let broken = Broken::start()?;
-    broken.breaks("the pinned link of program to_endpoint", |node| {
-        fs::remove_file(link_pin(node, "to_endpoint_lxc_health")?).context("cannot remove a pin")
-    })?;
     broken.breaks("the pin of HEALTH_CT4 was removed", |node| {
         fs::remove_file(link_pin(node, "HEALTH_CT4")?).context("cannot remove a pin")
     })?;
@@ -253,13 +258,7 @@ fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
 
 /// How many programs a device has.
 fn programs(node: &Node, device: &str) -> anyhow::Result<usize> {
-    let mut count = 0;
-    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
-        let query = || SchedClassifier::query_tcx(device, direction);
-        let (_, programs) = node.run_in(query)??;
-        count += programs.len();
-    }
-    Ok(count)
+    Ok(attached::programs(node, device)?.iter().map(Vec::len).sum())
 }
 
 /// Makes devices, by commands of `ip`.

@@ -1,7 +1,6 @@
 //! What eBPF answers is what a Linux host answers: the same requests, once met by the programs and once
 //! by the namespace's own stack, get the same replies byte for byte.
 
-use std::fs;
 use std::io::Read as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -9,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use nix::sys::signal::Signal;
 use socket2::{Domain, Protocol, Socket, Type};
+use tests::attached;
 use tests::packet::{Ipv4, Ipv6, checksum, echo, echo4, payload};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
@@ -86,13 +86,8 @@ impl Pair {
                 target.name()
             ))?;
         }
-        // Or else it would put the programs back.
         target.kill_agent(Signal::SIGTERM)?;
-        for program in ["to_endpoint", "from_endpoint"] {
-            let pin = target.pins().join(format!("links/{program}_lxc_health"));
-            fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
-        }
-        Ok(())
+        attached::take_off(target, "lxc_health")
     }
 
     fn echoes_answered(&self) -> anyhow::Result<u64> {

@@ -5,10 +5,9 @@ use anyhow::{Context as _, ensure};
 use health_agent::datapath::PROGRAMS;
 use health_agent::datapath::verifier::{Verified, verify};
 use nix::sys::utsname::uname;
+use tests::bench::verifier::BUDGET;
 
 const DOCS: &str = include_str!("../../docs/verifier.md");
-/// Part of the kernel's limit that a program may take.
-const BUDGET: u64 = 4;
 /// By how much one may grow without the table being changed, percent.
 const GROWTH: u64 = 10;
 

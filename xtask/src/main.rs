@@ -1,5 +1,6 @@
 //! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
 
+mod aarch64;
 mod bench;
 mod features;
 mod fuzz;
@@ -42,6 +43,8 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
+    /// Compile all for aarch64, and run nothing
+    CheckAarch64,
 }
 
 fn main() -> ExitCode {
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => fuzz::fuzz(&workspace, &args).map(success),
         Command::Bench(args) => bench::bench(&workspace, &args).map(success),
         Command::Vm(args) => vm::command(&workspace, &args),
+        Command::CheckAarch64 => aarch64::check(&workspace).map(success),
     });
     match result {
         Ok(code) => code,

@@ -46,6 +46,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("setarch", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("nft", "nftables"),
+    tool("conntrack", "conntrack"),
     tool("bpftool", "bpftool"),
     tool("prometheus", "prometheus"),
     tool("promtool", "prometheus"),
@@ -75,6 +76,15 @@ pub(crate) const VM: &[Tool] = &[
 
 /// What linking static programs needs.
 pub(crate) const STATIC: &[Tool] = &[tool("musl-gcc", "musl-tools")];
+
+/// What compiling for aarch64 needs.
+pub(crate) const AARCH64: &[Tool] = &[
+    tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    tool(
+        "../aarch64-linux-gnu/include/stdio.h",
+        "libc6-dev-arm64-cross",
+    ),
+];
 
 /// What unpacking a kernel of Debian needs.
 pub(crate) const DEBIAN_KERNELS: &[Tool] = &[

@@ -44,8 +44,12 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
 /// What building static programs needs: musl's compiler for their C parts, and Rust's library for it.
 pub(crate) fn static_target(workspace: &Workspace) -> anyhow::Result<()> {
     packages::require(packages::STATIC)?;
+    target(workspace, Workspace::STATIC_TARGET)
+}
+
+/// Rust's library for a target.
+pub(crate) fn target(workspace: &Workspace, target: &str) -> anyhow::Result<()> {
     let channel = workspace.channel()?;
-    let target = Workspace::STATIC_TARGET;
     let library = sysroot(channel)?.join("lib/rustlib").join(target);
     if library.is_dir() {
         return Ok(());

@@ -14,8 +14,9 @@ use crate::{packages, setup, vm};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Run only tests whose name contains this, or those of the file tests/tests/FILTER.rs
-    filter: Option<String>,
+    /// Run only tests whose name contains one of these, or those of the file tests/tests/FILTER.rs
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
     #[command(flatten)]
     vm: vm::Choice,
     /// In virtual machines: only the tests that CI runs there
@@ -25,24 +26,26 @@ pub(crate) struct Args {
 
 pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     if args.vm.wanted() {
-        return vm::test(workspace, &args.vm, args.filter.as_deref(), args.ci);
+        return vm::test(workspace, &args.vm, &args.filters, args.ci);
     }
     setup::setup(workspace)?;
     packages::require(packages::TESTS)?;
     // Integration tests start the agent's program, which cargo does not build for them.
     run(workspace.cargo()?.args(["build", "--package=health-agent"]))?;
 
-    let filter = args.filter.as_deref();
+    let filters = &args.filters[..];
     let skipped: Vec<_> = features::skipped(workspace)?
         .into_iter()
-        .filter(|skipped| filter.is_none_or(|filter| skipped.matches(filter)))
+        .filter(|skipped| {
+            filters.is_empty() || filters.iter().any(|filter| skipped.matches(filter))
+        })
         .collect();
     let mut counts = Counts {
         skipped: skipped.len() as u64,
         ..Counts::default()
     };
     let mut all_ran = true;
-    for selection in selections(workspace, filter, &skipped) {
+    for selection in selections(workspace, filters, &skipped) {
         let mut cargo = cargo_test(workspace)?;
         cargo.args(selection);
         all_ran &= run_counted(&mut cargo, &mut counts)?;
@@ -60,18 +63,19 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         bail!("cargo test failed");
     }
     if counts.passed == 0 && skipped.is_empty() {
-        bail!("no test matches {}", filter.unwrap_or("*"));
+        bail!("no test matches {}", filters.join(", "));
     }
     Ok(())
 }
 
+/// Cargo's selections of the tests that crates have of themselves, and of those on the bed. Together cargo would
+/// build other dependencies for them.
+pub(crate) const UNITS: &[&str] = &["--workspace", "--exclude=health-ebpf", "--exclude=tests"];
+pub(crate) const ON_BED: &[&str] = &["--package=tests"];
+
 /// What to give to `cargo test`, run by run. Tests on the bed share this machine's namespaces, so
 /// they come one at a time.
-fn selections(
-    workspace: &Workspace,
-    filter: Option<&str>,
-    skipped: &[Skipped],
-) -> Vec<Vec<String>> {
+fn selections(workspace: &Workspace, filters: &[String], skipped: &[Skipped]) -> Vec<Vec<String>> {
     let words = |words: &[&str]| {
         words
             .iter()
@@ -95,19 +99,20 @@ fn selections(
         .chain(["--test-threads=1"])
         .chain(skips)
         .collect();
-    match filter {
-        Some(name) if is_file(name) => {
-            vec![[words(&["--package=tests", "--test", name]), words(&on_bed)].concat()]
-        }
-        _ => {
-            let filter: Vec<_> = filter.iter().map(|&filter| filter.to_owned()).collect();
-            let units = ["--workspace", "--exclude=health-ebpf", "--exclude=tests"];
-            vec![
-                [words(&units), filter.clone(), words(&all)].concat(),
-                [words(&["--package=tests"]), filter, words(&on_bed)].concat(),
-            ]
-        }
+    let (files, parts): (Vec<_>, Vec<_>) =
+        filters.iter().cloned().partition(|filter| is_file(filter));
+    let mut selections = Vec::new();
+    if !files.is_empty() {
+        let files = files
+            .into_iter()
+            .flat_map(|file| ["--test".to_owned(), file]);
+        selections.push([words(ON_BED), files.collect(), words(&on_bed)].concat());
     }
+    if !parts.is_empty() || selections.is_empty() {
+        selections.push([words(UNITS), words(&all), parts.clone()].concat());
+        selections.push([words(ON_BED), words(&on_bed), parts].concat());
+    }
+    selections
 }
 
 fn cargo_test(workspace: &Workspace) -> anyhow::Result<Command> {

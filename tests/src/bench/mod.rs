@@ -16,7 +16,7 @@ mod responder;
 mod rtt;
 mod tap;
 mod usage;
-mod verifier;
+pub mod verifier;
 
 pub use report::{Figure, Machine, Report, Target};
 

@@ -6,7 +6,7 @@ use health_agent::datapath::verifier::{Verified, verify};
 use super::{Figure, Report, Target};
 
 /// The part of the kernel's limit that a program may take.
-const BUDGET: u64 = 4;
+pub const BUDGET: u64 = 4;
 /// Bytes of stack that a program has with the functions it calls.
 const STACK: f64 = 512.0;
 

@@ -44,10 +44,11 @@ pub struct Kernel<'a> {
 impl<'a> Kernel<'a> {
     /// Has it track what the node forwards.
     pub fn start(node: &'a Node) -> anyhow::Result<Self> {
+        // Rules first: where it is a module, they bring it, and it brings the settings.
+        run_with_input(node.command("nft").args(["-f", "-"]), RULES)?.success()?;
         for setting in SETTINGS {
             node.exec(&format!("sysctl -qw net.netfilter.nf_conntrack_{setting}"))?;
         }
-        run_with_input(node.command("nft").args(["-f", "-"]), RULES)?.success()?;
         Ok(Self { node })
     }
 

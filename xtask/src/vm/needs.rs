@@ -27,6 +27,21 @@ const NEEDS: &[Need] = &[
         feature: TCX,
         since: Some((6, 6)),
     },
+    Need {
+        tests: "repair::a_detached_link",
+        feature: TCX,
+        since: Some((6, 6)),
+    },
+    Need {
+        tests: "repair::a_removed_pin_of_a_link",
+        feature: TCX,
+        since: Some((6, 6)),
+    },
+    Need {
+        tests: "repair::the_removed_folder_of_links",
+        feature: TCX,
+        since: Some((6, 6)),
+    },
 ];
 
 /// The feature that a test of this name (`FILE::TEST`) needs, and that a guest with a kernel of this release

@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use super::needs::{is_below, missing};
 use super::{CLUSTER, Choice, PROGRAMS, build_static};
 use crate::process::{cannot_run, output, run};
-use crate::test::Counts;
+use crate::test::{Counts, ON_BED, UNITS};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
@@ -36,7 +36,8 @@ const CI: &[&str] = &[
     "packets::a_probe_and_its_reply_make_a_round_trip",
     "packets::an_echo_request_of_any_size_becomes_its_reply",
     "packets::each_exchange_is_in_conntrack",
-    "repair::a_detached_program",
+    "repair::a_detached_link",
+    "repair::removed_pins",
     "rtt::samples_losses_and_probes_in_flight_are_all_that_were_sent",
     "stack",
     "startup::what_a_killed_agent_left_is_taken_over",
@@ -83,7 +84,7 @@ impl TestProgram {
 pub(crate) fn test(
     workspace: &Workspace,
     choice: &Choice,
-    filter: Option<&str>,
+    filters: &[String],
     ci: bool,
 ) -> anyhow::Result<()> {
     packages::require(packages::VM)?;
@@ -99,9 +100,9 @@ pub(crate) fn test(
     let mut summary = Vec::new();
     let mut problems = Vec::new();
     for kernel in &kernels {
-        let selection = Selection::new(&programs, &kernel.release, filter, ci);
+        let selection = Selection::new(&programs, &kernel.release, filters, ci);
         if selection.chosen.is_empty() && selection.skipped.is_empty() {
-            bail!("no test matches {}", filter.unwrap_or("*"));
+            bail!("no test matches {}", filters.join(", "));
         }
         let mut counts = Counts::default();
         counts.skipped += selection.skipped.len() as u64;
@@ -153,9 +154,10 @@ struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    fn new(programs: &'a [TestProgram], release: &str, filter: Option<&str>, ci: bool) -> Self {
-        let is_file =
-            filter.is_some_and(|filter| programs.iter().any(|program| program.name == filter));
+    fn new(programs: &'a [TestProgram], release: &str, filters: &[String], ci: bool) -> Self {
+        let (files, parts): (Vec<_>, Vec<_>) = filters
+            .iter()
+            .partition(|filter| programs.iter().any(|program| program.name == **filter));
         let mut selection = Self {
             chosen: Vec::new(),
             skipped: BTreeMap::new(),
@@ -164,11 +166,9 @@ impl<'a> Selection<'a> {
             let mut chosen = Vec::new();
             for test in &program.tests {
                 let name = program.name_of(test);
-                let wanted = match filter {
-                    Some(filter) if is_file => program.name == filter,
-                    Some(filter) => test.contains(filter),
-                    None => true,
-                };
+                let wanted = filters.is_empty()
+                    || files.contains(&&program.name)
+                    || parts.iter().any(|part| test.contains(*part));
                 if !wanted || ci && !CI.iter().any(|above| is_below(&name, above)) {
                     continue;
                 }
@@ -296,6 +296,19 @@ struct Target {
 
 /// Builds all programs with tests, and lists their tests.
 fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
+    let mut programs = Vec::new();
+    for selection in [UNITS, ON_BED] {
+        build_tests(workspace, selection, &mut programs)?;
+    }
+    programs.sort_by(|first, second| first.name.cmp(&second.name));
+    Ok(programs)
+}
+
+fn build_tests(
+    workspace: &Workspace,
+    selection: &[&str],
+    programs: &mut Vec<TestProgram>,
+) -> anyhow::Result<()> {
     let mut cargo = workspace.cargo()?;
     cargo
         .args([
@@ -303,7 +316,7 @@ fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
             "--no-run",
             "--message-format=json-render-diagnostics",
         ])
-        .args(["--workspace", "--exclude=health-ebpf", "--exclude=xtask"])
+        .args(selection)
         .stderr(Stdio::inherit());
     let built = cargo
         .stdin(Stdio::null())
@@ -312,7 +325,6 @@ fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
     if !built.status.success() {
         bail!("cannot build the tests");
     }
-    let mut programs = Vec::new();
     for line in String::from_utf8_lossy(&built.stdout).lines() {
         let message: Message =
             serde_json::from_str(line).context("cannot read what cargo says of its build")?;
@@ -321,7 +333,8 @@ fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
         else {
             continue;
         };
-        if message.profile.is_none_or(|profile| !profile.test) {
+        // Programs of this tool's package are for machines with cargo.
+        if message.profile.is_none_or(|profile| !profile.test) || target.name == "xtask" {
             continue;
         }
         let tests = list(&path)?;
@@ -333,8 +346,7 @@ fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
             tests,
         });
     }
-    programs.sort_by(|first, second| first.name.cmp(&second.name));
-    Ok(programs)
+    Ok(())
 }
 
 fn list(program: &Path) -> anyhow::Result<Vec<String>> {

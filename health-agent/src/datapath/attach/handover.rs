@@ -109,11 +109,7 @@ impl Pair {
             &descriptor.to_ne_bytes(),
         )?;
         let [map, map_end] = load_map(R2, calls.as_fd());
-        // Another one for each hook: a packet may pass several of them.
-        let mark = rand::random();
-        let front = [
-            mov32(R2, mark),
-            store_word(R1, CB_AT, R2),
+        let go_on = [
             map,
             map_end,
             mov(R3, 0),
@@ -121,17 +117,16 @@ impl Pair {
             mov(R0, TC_ACT_UNSPEC),
             exit(),
         ];
+        // Another one for each hook: a packet may pass several of them.
+        let mark = rand::random();
+        let front = [mov32(R2, mark), store_word(R1, CB_AT, R2)];
         let behind = [
             load_word(R2, R1, CB_AT),
             mov32(R3, mark),
+            // To the last two.
             skip_if_equal(R2, R3, 4),
-            map,
-            map_end,
-            mov(R3, 0),
-            call(BPF_TAIL_CALL),
-            mov(R0, TC_ACT_UNSPEC),
-            exit(),
         ];
+        let [front, behind] = [&front[..], &behind].map(|first| [first, &go_on].concat());
         Ok(Self {
             front: sys::load_classifier(&front, &mut [])?,
             behind: sys::load_classifier(&behind, &mut [])?,

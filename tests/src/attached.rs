@@ -1,0 +1,97 @@
+//! Programs on a device, whatever holds them there: TCX links or filters of clsact.
+
+use std::fs;
+
+use anyhow::Context as _;
+use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
+use nix::errno::Errno;
+use serde_json::Value;
+
+use crate::Node;
+
+/// A program on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// By which the kernel knows it.
+    pub id: u32,
+    /// Tells its instructions, as `bpftool prog` prints it.
+    pub tag: String,
+}
+
+/// The programs at the ingress and then at the egress of a node's device.
+pub fn programs(node: &Node, device: &str) -> anyhow::Result<[Vec<Attached>; 2]> {
+    Ok([
+        at_hook(node, device, TcAttachType::Ingress, "ingress")?,
+        at_hook(node, device, TcAttachType::Egress, "egress")?,
+    ])
+}
+
+/// Whether this kernel has TCX.
+pub fn has_tcx() -> anyhow::Result<bool> {
+    Ok(tcx("lo", TcAttachType::Ingress)?.is_some())
+}
+
+/// Takes the programs off a device that `--attach-mode auto` has TCX for, if there is one. The agent must not run:
+/// it would put them back.
+pub fn take_off(node: &Node, device: &str) -> anyhow::Result<()> {
+    if !has_tcx()? {
+        node.exec(&format!("tc qdisc delete dev {device} clsact"))?;
+        return Ok(());
+    }
+    let folder = node.pins().join("links");
+    let of_device = format!("_{device}");
+    for entry in
+        fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?
+    {
+        let pin = entry?.path();
+        if pin.to_string_lossy().ends_with(&of_device) {
+            fs::remove_file(&pin).with_context(|| format!("cannot remove {}", pin.display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn at_hook(
+    node: &Node,
+    device: &str,
+    attach_type: TcAttachType,
+    direction: &str,
+) -> anyhow::Result<Vec<Attached>> {
+    let mut found = node
+        .run_in(|| tcx(device, attach_type))??
+        .unwrap_or_default();
+    let filters = node.exec(&format!("tc -j filter show dev {device} {direction}"))?;
+    let filters: Value = serde_json::from_str(&filters)
+        .with_context(|| format!("tc at {direction} of {device}: {filters}"))?;
+    for filter in filters.as_array().into_iter().flatten() {
+        let program = &filter["options"]["prog"];
+        if let (Some(id), Some(tag)) = (program["id"].as_u64(), program["tag"].as_str()) {
+            found.push(Attached {
+                id: id.try_into()?,
+                tag: tag.to_owned(),
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Those that TCX has on a device of this network namespace; none if the kernel has no TCX.
+fn tcx(device: &str, attach_type: TcAttachType) -> anyhow::Result<Option<Vec<Attached>>> {
+    match SchedClassifier::query_tcx(device, attach_type) {
+        Ok((_, programs)) => Ok(Some(
+            programs
+                .iter()
+                .map(|program| Attached {
+                    id: program.id(),
+                    tag: format!("{:016x}", program.tag()),
+                })
+                .collect(),
+        )),
+        Err(ProgramError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(Errno::EINVAL as i32) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot query {device}")),
+    }
+}
