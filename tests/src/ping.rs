@@ -1,6 +1,76 @@
-//! Reading what `ping` sums up.
+//! `ping`, one run after the other while something happens, and what it sums up.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use anyhow::Context as _;
+
+use crate::bed::command_in;
+use crate::process::run;
+
+/// What each run of `ping` is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Runs {
+    /// Seconds between requests.
+    pub interval: &'static str,
+    /// Requests.
+    pub count: u32,
+    /// How long the last ones' replies are waited for, seconds.
+    pub patience: u32,
+}
+
+impl Runs {
+    /// A thousand a second, and none is given up early.
+    pub const DENSE: Self = Self {
+        interval: "0.001",
+        count: 1000,
+        patience: 10,
+    };
+}
+
+/// Echo requests to an address, in runs one after the other until they are to end: so none is cut off.
+#[derive(Debug)]
+pub struct Pinging {
+    ends: Arc<AtomicBool>,
+    runs: JoinHandle<anyhow::Result<Summary>>,
+}
+
+impl Pinging {
+    /// Begins, in a network namespace by its name.
+    pub fn start(netns: &str, to: IpAddr, runs: Runs) -> Self {
+        let Runs {
+            interval,
+            count,
+            patience,
+        } = runs;
+        let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
+        let ends = Arc::new(AtomicBool::new(false));
+        let (netns, may_end) = (netns.to_owned(), ends.clone());
+        let runs = thread::spawn(move || {
+            let mut sum = Summary {
+                transmitted: 0,
+                received: 0,
+            };
+            while !may_end.load(Ordering::Relaxed) {
+                let ran = run(command_in(&netns, "ping").args(words.split(' ')))?;
+                let one = Summary::parse(&ran.stdout)?;
+                sum.transmitted += one.transmitted;
+                sum.received += one.received;
+            }
+            Ok(sum)
+        });
+        Self { ends, runs }
+    }
+
+    /// Lets the last run end, and adds all of them up.
+    pub fn end(self) -> anyhow::Result<Summary> {
+        self.ends.store(true, Ordering::Relaxed);
+        let joined = self.runs.join();
+        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+    }
+}
 
 /// The summary of one run of `ping`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

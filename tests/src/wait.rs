@@ -42,7 +42,8 @@ pub fn wait_for<T>(
     }
 }
 
-fn slowness() -> u32 {
+/// How many times as long everything takes on this machine.
+pub(crate) fn slowness() -> u32 {
     env::var(SLOWNESS)
         .ok()
         .and_then(|times| times.parse().ok())

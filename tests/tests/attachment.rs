@@ -2,7 +2,7 @@
 //! of clsact.
 
 use std::net::{IpAddr, UdpSocket};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use health_agent::config::AttachMode;
 use nix::sys::signal::Signal;
 use tests::bed::agent_binary;
-use tests::ping::Summary;
+use tests::ping::{Pinging, Runs};
 use tests::process::run;
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
@@ -30,22 +30,6 @@ fn bed(mode: AttachMode) -> anyhow::Result<(Bed, IpAddr)> {
     bed.wait_all_reachable(PATIENCE)?;
     let target = bed.node(1).health_ipv4()?;
     Ok((bed, target))
-}
-
-/// Pings a thousand times a second until it is told to stop.
-fn ping(from: &Node, target: IpAddr) -> anyhow::Result<Child> {
-    from.command("ping")
-        .args(["-n", "-q", "-i", "0.001", &target.to_string()])
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run ping")
-}
-
-fn stop(pinging: Child) -> anyhow::Result<Summary> {
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(pinging.id())?);
-    nix::sys::signal::kill(pid, Signal::SIGINT)?;
-    let output = pinging.wait_with_output()?;
-    Summary::parse(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// What tc shows of our filters on the uplink and the health endpoint's device.
@@ -88,7 +72,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let (bed, target) = bed(mode)?;
     let node = bed.node(1);
     wait_held(node, mode)?;
-    let pinging = ping(bed.node(2), target)?;
+    let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
         node.kill_agent(signal)?;
         let answered = echoes_answered(node)?;
@@ -99,7 +83,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
         bed.wait_all_reachable(PATIENCE)?;
         wait_held(node, mode)?;
     }
-    let summary = stop(pinging)?;
+    let summary = pinging.end()?;
     assert!(summary.transmitted > 500, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())

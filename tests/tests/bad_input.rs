@@ -161,10 +161,7 @@ fn wait_readable(
 #[test]
 #[ignore = "needs root"]
 fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
-    let bed = Bed::builder()
-        .nodes(3)
-        .agent_args("--probe-interval 500ms --probe-timeout 500ms")
-        .start()?;
+    let bed = Bed::builder().nodes(3).probing(500, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (observer, peer) = (bed.node(1), bed.node(2));
     // Its health endpoint and the answers to pings outlive it; its listeners do not.

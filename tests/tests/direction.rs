@@ -11,10 +11,7 @@ use tests::{Bed, PATIENCE, wait_for};
 const SOME: &str = "numgen random mod 100 < 30";
 
 fn bed(nodes: u8) -> anyhow::Result<Bed> {
-    let bed = Bed::builder()
-        .nodes(nodes)
-        .agent_args("--probe-interval 200ms --probe-timeout 200ms")
-        .start()?;
+    let bed = Bed::builder().nodes(nodes).probing(200, 200).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     Ok(bed)
 }

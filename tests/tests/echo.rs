@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::net::IpAddr;
-use std::process::{Child, Stdio};
 
-use anyhow::Context as _;
 use aya::maps::{HashMap, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
 use nix::sys::signal::Signal;
 use tests::attached::has_tcx;
-use tests::ping::Summary;
+use tests::ping::{Pinging, Runs, Summary};
+use tests::process::run;
 use tests::{Bed, Node, PATIENCE};
 
 /// Two nodes that know each other, and the address of the first one's health endpoint.
@@ -20,24 +19,19 @@ fn bed() -> anyhow::Result<(Bed, IpAddr)> {
     Ok((bed, target))
 }
 
-fn ping(from: &Node, arguments: &str) -> anyhow::Result<Child> {
-    from.command("ping")
-        .args(arguments.split_whitespace())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run ping")
-}
-
-fn summary(ping: Child) -> anyhow::Result<Summary> {
-    let output = ping.wait_with_output().context("cannot wait for ping")?;
-    Summary::parse(&String::from_utf8_lossy(&output.stdout))
+fn ping(from: &Node, arguments: &str) -> anyhow::Result<Summary> {
+    let ran = run(from
+        .command("ping")
+        .args(["-n", "-q"])
+        .args(arguments.split(' ')))?;
+    Summary::parse(&ran.stdout)
 }
 
 #[test]
 #[ignore = "needs root"]
 fn a_flood_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
-    let summary = summary(ping(bed.node(2), &format!("-n -q -f -c 100000 {target}"))?)?;
+    let summary = ping(bed.node(2), &format!("-f -c 100000 {target}"))?;
     assert_eq!((summary.transmitted, summary.lost()), (100_000, 0));
     Ok(())
 }
@@ -45,20 +39,17 @@ fn a_flood_loses_nothing() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
+    const RESTARTS: u32 = 5;
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
-    let mut pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 10 {target}"))?;
-    // As often as fits: each round is one end and one start.
-    let mut restarts = 0;
-    while pinging.try_wait()?.is_none() {
+    let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
+    for _ in 0..RESTARTS {
         target_node.kill_agent(Signal::SIGKILL)?;
         target_node.take_over(None)?;
-        restarts += 1;
     }
-    let summary = summary(pinging)?;
-    assert!(restarts >= 2, "{restarts} restarts");
+    let summary = pinging.end()?;
     assert!(summary.transmitted > 1_000, "{summary:?}");
-    assert_eq!(summary.lost(), 0, "{restarts} restarts, {summary:?}");
+    assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())
 }
 
@@ -68,10 +59,7 @@ fn echo_is_answered_without_an_agent() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         bed.node(1).kill_agent(signal)?;
-        let summary = summary(ping(
-            bed.node(2),
-            &format!("-n -q -i 0.01 -c 100 {target}"),
-        )?)?;
+        let summary = ping(bed.node(2), &format!("-i 0.01 -c 100 {target}"))?;
         assert_eq!(summary.lost(), 0, "after {signal}");
         bed.node(2)
             .hello(target)
@@ -86,7 +74,7 @@ fn echo_is_answered_without_an_agent() -> anyhow::Result<()> {
 fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let node = bed.node(1);
-    let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 5 {target}"))?;
+    let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
     node.kill_agent(Signal::SIGTERM)?;
 
     // What a version with smaller conntrack entries would have left, under the programs that run.
@@ -100,7 +88,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
     assert_eq!(layout.value_size(), 56);
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
     assert!(!aside.exists(), "{} is still there", aside.display());
-    let summary = summary(pinging)?;
+    let summary = pinging.end()?;
     assert_eq!(summary.lost(), 0, "{summary:?}");
     let flows = node.listing("bpf ct list")?;
     assert!(
@@ -117,7 +105,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
 fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<()> {
     let (bed, target) = bed()?;
     let node = bed.node(1);
-    let pinging = ping(bed.node(2), &format!("-n -q -i 0.001 -w 8 {target}"))?;
+    let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
     let of_tcx = has_tcx()?.then_some(Some("to_endpoint_lxc_health"));
     for attached in [None].into_iter().chain(of_tcx) {
@@ -135,7 +123,7 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
         assert_eq!(MapInfo::from_pin(&pin)?.value_size(), 56);
         assert!(!aside.exists(), "{} is still there", aside.display());
     }
-    let summary = summary(pinging)?;
+    let summary = pinging.end()?;
     assert!(summary.transmitted > 1_000, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())

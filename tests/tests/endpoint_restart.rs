@@ -5,9 +5,6 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::types::Endpoint;
@@ -18,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tests::attached::{self, Attached};
 use tests::bed::command_in;
-use tests::ping::Summary;
+use tests::ping::{Pinging, Runs, Summary};
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_other_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
@@ -152,41 +149,6 @@ fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<Attached>> {
     Ok(found)
 }
 
-/// Echo requests from one endpoint to an address, in runs of `ping` one after the other until they are to end.
-struct Pinging {
-    ends: Arc<AtomicBool>,
-    runs: JoinHandle<anyhow::Result<Summary>>,
-}
-
-impl Pinging {
-    /// One each `interval` seconds, so many a run. Replies are waited for `patience` seconds.
-    fn start(from: &Member, to: IpAddr, interval: &str, count: u32, patience: u32) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
-        let (netns, may_end) = (from.name.clone(), ends.clone());
-        let runs = thread::spawn(move || {
-            let mut sum = Summary {
-                transmitted: 0,
-                received: 0,
-            };
-            while !may_end.load(Ordering::Relaxed) {
-                let ran = run(command_in(&netns, "ping").args(words.split(' ')))?;
-                let one = Summary::parse(&ran.stdout)?;
-                sum.transmitted += one.transmitted;
-                sum.received += one.received;
-            }
-            Ok(sum)
-        });
-        Self { ends, runs }
-    }
-
-    fn end(self) -> anyhow::Result<Summary> {
-        self.ends.store(true, Ordering::Relaxed);
-        let joined = self.runs.join();
-        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
-    }
-}
-
 /// One connection of iperf3 from an endpoint to an address, data in both directions, until it is ended.
 struct Transfer(Child);
 
@@ -216,6 +178,19 @@ impl Transfer {
         Ok(report)
     }
 }
+
+/// Of those that are let through: none is given up early.
+const LASTING: Runs = Runs {
+    interval: "0.001",
+    count: 1500,
+    patience: 10,
+};
+/// Of those that are not.
+const SHORT: Runs = Runs {
+    interval: "0.002",
+    count: 500,
+    patience: 1,
+};
 
 /// What passes between the endpoints while something happens to the agents.
 struct Traffic {
@@ -252,13 +227,13 @@ impl Traffic {
         }
         let echoes = addresses
             .iter()
-            .map(|address| Pinging::start(client, *address, "0.001", 1500, 10));
+            .map(|address| Pinging::start(&client.name, *address, LASTING));
         let strange = addresses.iter().map(|address| (stranger, *address));
         let to_strangers = stranger.addresses();
         let to_strangers = to_strangers.iter().map(|address| (client, *address));
         let refused = strange
             .chain(to_strangers)
-            .map(|(from, to)| Pinging::start(from, to, "0.002", 500, 1));
+            .map(|(from, to)| Pinging::start(&from.name, to, SHORT));
         Ok(Self {
             echoes: echoes.collect(),
             refused: refused.collect(),

@@ -159,10 +159,7 @@ fn is_monotone(series: &str) -> bool {
 #[test]
 #[ignore = "needs root"]
 fn metrics_follow_a_peer_that_dies_comes_back_and_leaves() -> anyhow::Result<()> {
-    let bed = Bed::builder()
-        .nodes(2)
-        .agent_args("--probe-interval 500ms --probe-timeout 200ms")
-        .start()?;
+    let bed = Bed::builder().nodes(2).probing(500, 200).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
 
@@ -260,7 +257,7 @@ fn promtool_finds_no_fault_with_few_series_or_with_all() -> anyhow::Result<()> {
         let bed = Bed::builder()
             .nodes(3)
             .ipv6(true)
-            .agent_args("--probe-interval 500ms --probe-timeout 200ms")
+            .probing(500, 200)
             .agent_args(flag)
             .start()?;
         bed.wait_all_reachable(PATIENCE)?;
@@ -394,10 +391,7 @@ fn a_prometheus_server_takes_the_agent_for_a_good_target() -> anyhow::Result<()>
 #[test]
 #[ignore = "needs root"]
 fn a_prometheus_server_with_native_histograms_gets_them() -> anyhow::Result<()> {
-    let bed = Bed::builder()
-        .nodes(2)
-        .agent_args("--probe-interval 500ms --probe-timeout 200ms")
-        .start()?;
+    let bed = Bed::builder().nodes(2).probing(500, 200).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
     let _server = Prometheus::start(node, "--enable-feature=native-histograms")?;
@@ -581,7 +575,7 @@ fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .ipv6(true)
-        .agent_args("--probe-interval 500ms --probe-timeout 200ms")
+        .probing(500, 200)
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);

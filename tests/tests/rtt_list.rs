@@ -18,10 +18,7 @@ use tests::testrun::TestRun;
 use tests::{Bed, PATIENCE, wait_for};
 
 fn bed() -> anyhow::Result<Bed> {
-    let bed = Bed::builder()
-        .nodes(3)
-        .agent_args("--probe-interval 200ms --probe-timeout 100ms")
-        .start()?;
+    let bed = Bed::builder().nodes(3).probing(200, 100).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     Ok(bed)
 }

@@ -22,7 +22,8 @@ fn bed() -> anyhow::Result<Bed> {
     let bed = Bed::builder()
         .nodes(4)
         .ipv6(true)
-        .agent_args("--probe-interval 300ms --probe-timeout 300ms --path-mtu-interval off")
+        .probing(300, 300)
+        .agent_args("--path-mtu-interval off")
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     Ok(bed)

@@ -41,10 +41,7 @@ fn a_healthy_cluster_is_told_in_each_form() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_dead_agent_is_told_from_a_dead_endpoint() -> anyhow::Result<()> {
-    let bed = Bed::builder()
-        .nodes(3)
-        .agent_args("--probe-interval 1s --probe-timeout 500ms")
-        .start()?;
+    let bed = Bed::builder().nodes(3).probing(1000, 500).start()?;
     bed.wait_all_reachable(PATIENCE)?;
     bed.node(2).kill_agent(Signal::SIGKILL)?;
 

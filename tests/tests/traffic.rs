@@ -157,7 +157,8 @@ fn a_busy_peer_is_probed_less_often_by_icmp_and_as_often_by_http() -> anyhow::Re
     const PROBES: u64 = 20;
     let bed = Bed::builder()
         .nodes(2)
-        .agent_args("--probe-interval 300ms --probe-timeout 300ms --passive-relief 5")
+        .probing(300, 300)
+        .agent_args("--passive-relief 5")
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));

@@ -28,6 +28,7 @@ use self::agent::{AgentSpec, log_tail};
 use self::reachability::Expected;
 use crate::process::tell;
 use crate::relay::{Handling, Relay};
+use crate::wait::slowness;
 
 pub use self::agent::binary as agent_binary;
 pub use self::certificates::{Authority, Signed};
@@ -85,6 +86,15 @@ impl Builder {
         self.agent_args
             .extend(words.split_whitespace().map(str::to_owned));
         self
+    }
+
+    /// How often agents probe, and how long they wait for an answer, in milliseconds; on a slow machine so many
+    /// times both.
+    pub fn probing(self, interval: u32, timeout: u32) -> Self {
+        let [interval, timeout] = [interval, timeout].map(|time| time * slowness());
+        self.agent_args(&format!(
+            "--probe-interval {interval}ms --probe-timeout {timeout}ms"
+        ))
     }
 
     /// Flags that say where node `index` has its nodes from, words separated by blanks; the bed's
