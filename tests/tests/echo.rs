@@ -39,7 +39,7 @@ fn a_flood_loses_nothing() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
-    const RESTARTS: u32 = 5;
+    const RESTARTS: u32 = 10;
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
     let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
@@ -48,7 +48,7 @@ fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
         target_node.take_over(None)?;
     }
     let summary = pinging.end()?;
-    assert!(summary.transmitted > 1_000, "{summary:?}");
+    assert!(summary.transmitted >= 1_000, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())
 }
@@ -124,7 +124,7 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
         assert!(!aside.exists(), "{} is still there", aside.display());
     }
     let summary = pinging.end()?;
-    assert!(summary.transmitted > 1_000, "{summary:?}");
+    assert!(summary.transmitted >= 1_000, "{summary:?}");
     assert_eq!(summary.lost(), 0, "{summary:?}");
     Ok(())
 }
