@@ -43,7 +43,16 @@ impl Accelerator {
     fn flags(self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
-            Self::Emulation => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+            Self::Emulation => ["-accel", "tcg", "-cpu", "max"],
+        }
+    }
+
+    /// Processors of a guest. With several, emulators such as QEMU 7.2 may have one run code as it was while another
+    /// one patched it, which Linux does for its static keys: a panic, `Oops: int3`.
+    fn processors(self) -> usize {
+        match self {
+            Self::Kvm => thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4)),
+            Self::Emulation => 1,
         }
     }
 }
@@ -128,7 +137,6 @@ impl Machine<'_> {
         let initramfs = initramfs.context("cannot read the initramfs")?;
         // The archive, its files, and room to work.
         let memory_mib = (initramfs.len() >> 20) * 3 + 1536;
-        let cpus = thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4));
         // The kernel kills it if this process ends in any way.
         let mut command = Command::new("setpriv");
         command
@@ -141,7 +149,8 @@ impl Machine<'_> {
                 "none",
                 "-no-reboot",
             ])
-            .args(["-m", &memory_mib.to_string(), "-smp", &cpus.to_string()]);
+            .args(["-m", &memory_mib.to_string()])
+            .args(["-smp", &self.accelerator.processors().to_string()]);
         for (name, socket) in ["console", "line"].into_iter().zip(&sockets) {
             command
                 .args([
