@@ -9,12 +9,13 @@ use anyhow::Context as _;
 
 use crate::bed::command_in;
 use crate::process::run;
+use crate::wait::slowness;
 
 /// What each run of `ping` is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {
-    /// Seconds between requests.
-    pub interval: &'static str,
+    /// Milliseconds between requests; on a slow machine so many times that.
+    pub interval: u32,
     /// Requests.
     pub count: u32,
     /// How long the last ones' replies are waited for, seconds.
@@ -22,9 +23,9 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// A thousand a second, and none is given up early.
+    /// A thousand a second where the machine can, and none is given up early.
     pub const DENSE: Self = Self {
-        interval: "0.001",
+        interval: 1,
         count: 1000,
         patience: 10,
     };
@@ -45,6 +46,7 @@ impl Pinging {
             count,
             patience,
         } = runs;
+        let interval = f64::from(interval * slowness()) / 1e3;
         let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
         let ends = Arc::new(AtomicBool::new(false));
         let (netns, may_end) = (netns.to_owned(), ends.clone());

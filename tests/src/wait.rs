@@ -43,7 +43,7 @@ pub fn wait_for<T>(
 }
 
 /// How many times as long everything takes on this machine.
-pub(crate) fn slowness() -> u32 {
+pub fn slowness() -> u32 {
     env::var(SLOWNESS)
         .ok()
         .and_then(|times| times.parse().ok())

@@ -39,7 +39,7 @@ fn a_flood_loses_nothing() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn killing_and_starting_the_agent_loses_nothing() -> anyhow::Result<()> {
-    const RESTARTS: u32 = 10;
+    const RESTARTS: u32 = 5;
     let (bed, target) = bed()?;
     let target_node = bed.node(1);
     let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);

@@ -18,6 +18,7 @@ use tests::bed::command_in;
 use tests::ping::{Pinging, Runs, Summary};
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_other_layout, with_other_programs};
+use tests::wait::slowness;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
 /// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
@@ -154,7 +155,8 @@ struct Transfer(Child);
 
 impl Transfer {
     fn start(from: &Member, to: IpAddr) -> anyhow::Result<Self> {
-        let words = format!("-J -t 3600 --bidir -b 100M -c {to}");
+        let mbits = 100 / slowness();
+        let words = format!("-J -t 3600 --bidir -b {mbits}M -c {to}");
         let mut client = command_in(&from.name, "iperf3");
         client.args(words.split(' ')).stdout(Stdio::piped());
         Ok(Self(client.spawn()?))
@@ -181,13 +183,13 @@ impl Transfer {
 
 /// Of those that are let through: none is given up early.
 const LASTING: Runs = Runs {
-    interval: "0.001",
+    interval: 1,
     count: 1500,
     patience: 10,
 };
 /// Of those that are not.
 const SHORT: Runs = Runs {
-    interval: "0.002",
+    interval: 2,
     count: 500,
     patience: 1,
 };

@@ -41,6 +41,7 @@ pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-
 /// What the tests need.
 pub(crate) const TESTS: &[Tool] = &[
     tool("ip", "iproute2"),
+    tool("ss", "iproute2"),
     tool("nsenter", "util-linux"),
     tool("setpriv", "util-linux"),
     tool("setarch", "util-linux"),
