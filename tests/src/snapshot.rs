@@ -51,6 +51,14 @@ impl Snapshot {
         Ok(Self { lines })
     }
 
+    /// The same once the kernel has made sure that nobody else has the addresses of devices (RFC 4862, 5.4).
+    pub fn settled(node: &Node) -> anyhow::Result<Self> {
+        wait_for("addresses to be settled", PATIENCE, || {
+            let now = Self::node(node)?;
+            Ok((!now.mentions(" tentative ")).then_some(now))
+        })
+    }
+
     /// Waits until a node is as it was in this picture, but for what agents learn of their peers, the folder that
     /// endpoints had their files in, and the file of the rules, which may be none.
     pub fn wait_nothing_left(&self, node: &Node) -> anyhow::Result<()> {

@@ -359,7 +359,7 @@ fn what_cannot_be_is_refused_in_a_line_that_says_why() -> anyhow::Result<()> {
     let made = a.endpoint_on(node, "--container-id c-a")?;
     let of_another = made.ipv4.context("an IPv4 address")?;
     let of_another = format!("--ifname net0 --ipv4 {of_another}");
-    let before = Snapshot::node(node)?;
+    let before = Snapshot::settled(node)?;
     let own = node.netns();
     for (words, naming) in [
         (

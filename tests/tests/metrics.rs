@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,48 +11,14 @@ use anyhow::{Context as _, bail, ensure};
 use health_agent::api::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
+use tests::http::{METRICS_PORT, get, get_as};
 use tests::process::{run, run_with_input};
 use tests::{Bed, PATIENCE, wait_for};
 
-const METRICS_PORT: u16 = 9962;
 const HEALTHZ_PORT: u16 = 9879;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
 const CLASSIC: &str = "text/plain; version=0.0.4";
-
-/// Status code and body of `GET path`, asked from within the node's namespace.
-fn get(node: &Node, address: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
-    let (code, _, body) = get_as(node, address, path, "*/*")?;
-    Ok((code, body))
-}
-
-/// Status code, media type and body of `GET path`, with this wish for a media type.
-fn get_as(
-    node: &Node,
-    address: SocketAddr,
-    path: &str,
-    accept: &str,
-) -> anyhow::Result<(u16, String, String)> {
-    // In HTTP/1.0 there are no chunks to put together.
-    let response = node.run_in(|| -> std::io::Result<String> {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.0\r\nHost: node\r\nAccept: {accept}\r\n\r\n"
-        )?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response)?;
-        Ok(response)
-    })??;
-    let (head, body) = response.split_once("\r\n\r\n").context("no HTTP")?;
-    let code = head.split(' ').nth(1).context("no status line")?.parse()?;
-    let header = head.lines().find_map(|line| {
-        let (name, value) = line.split_once(": ")?;
-        name.eq_ignore_ascii_case("content-type").then_some(value)
-    });
-    Ok((code, header.unwrap_or_default().to_owned(), body.to_owned()))
-}
 
 /// The metrics as text, in the format asked for.
 fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {

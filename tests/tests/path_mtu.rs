@@ -1,11 +1,13 @@
 //! Paths that take smaller packets than this host sends: found on request and at the slow beat, whether
 //! a router tells of it or packets vanish, and never where nothing is wrong.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::types::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
 use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_router, ip, sysctl};
+use tests::http::{METRICS_PORT, get};
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};
 
@@ -177,7 +179,8 @@ fn a_lower_mtu_on_the_way_is_found_at_the_slow_beat() -> anyhow::Result<()> {
         diagnosis(peer, prober)?.map(|said| said.cause).as_deref(),
         Some("path-mtu")
     );
-    let metrics = prober.exec("curl -s http://127.0.0.1:9962/metrics")?;
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
+    let (_, metrics) = get(prober, address, "/metrics")?;
     let series = format!(
         "health_agent_node_path_mtu_bytes{{target_cluster=\"default\",target_node_name=\"hnode2\",\
          address=\"{}\"}} 1400",
