@@ -16,26 +16,38 @@ use crate::wait::slowness;
 pub struct Runs {
     /// Milliseconds between requests; on a slow machine so many times that.
     pub interval: u32,
-    /// Requests.
-    pub count: u32,
+    /// How long requests are sent, milliseconds.
+    pub length: u32,
     /// How long the last ones' replies are waited for, seconds.
     pub patience: u32,
 }
 
 impl Runs {
-    /// A thousand a second where the machine can, and none is given up early.
-    pub const DENSE: Self = Self {
-        interval: 1,
-        count: 1000,
-        patience: 10,
-    };
+    /// A thousand requests a second where the machine can, and none is given up early.
+    pub const fn dense(length: u32) -> Self {
+        Self {
+            interval: 1,
+            length,
+            patience: 10,
+        }
+    }
 }
 
 /// Echo requests to an address, in runs one after the other until they are to end: so none is cut off.
 #[derive(Debug)]
 pub struct Pinging {
-    ends: Arc<AtomicBool>,
+    ends: Ends,
     runs: JoinHandle<anyhow::Result<Summary>>,
+}
+
+/// Has no other run begin once it is dropped, as when a test fails.
+#[derive(Debug)]
+struct Ends(Arc<AtomicBool>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Pinging {
@@ -43,13 +55,15 @@ impl Pinging {
     pub fn start(netns: &str, to: IpAddr, runs: Runs) -> Self {
         let Runs {
             interval,
-            count,
+            length,
             patience,
         } = runs;
-        let interval = f64::from(interval * slowness()) / 1e3;
+        let interval = interval * slowness();
+        let count = length / interval;
+        let interval = f64::from(interval) / 1e3;
         let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
-        let ends = Arc::new(AtomicBool::new(false));
-        let (netns, may_end) = (netns.to_owned(), ends.clone());
+        let ends = Ends(Arc::new(AtomicBool::new(false)));
+        let (netns, may_end) = (netns.to_owned(), ends.0.clone());
         let runs = thread::spawn(move || {
             let mut sum = Summary {
                 transmitted: 0,
@@ -68,9 +82,10 @@ impl Pinging {
 
     /// Lets the last run end, and adds all of them up.
     pub fn end(self) -> anyhow::Result<Summary> {
-        self.ends.store(true, Ordering::Relaxed);
-        let joined = self.runs.join();
-        joined.map_err(|_| anyhow::anyhow!("the thread panicked"))?
+        let Self { ends, runs } = self;
+        drop(ends);
+        runs.join()
+            .map_err(|_| anyhow::anyhow!("the thread panicked"))?
     }
 }
 

@@ -72,7 +72,7 @@ fn no_echo_is_lost(mode: AttachMode) -> anyhow::Result<()> {
     let (bed, target) = bed(mode)?;
     let node = bed.node(1);
     wait_held(node, mode)?;
-    let pinging = Pinging::start(bed.node(2).name(), target, Runs::DENSE);
+    let pinging = Pinging::start(bed.node(2).name(), target, Runs::dense(8_000));
     for signal in [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
         node.kill_agent(signal)?;
         let answered = echoes_answered(node)?;

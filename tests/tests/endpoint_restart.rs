@@ -182,15 +182,11 @@ impl Transfer {
 }
 
 /// Of those that are let through: none is given up early.
-const LASTING: Runs = Runs {
-    interval: 1,
-    count: 1500,
-    patience: 10,
-};
+const LASTING: Runs = Runs::dense(1500);
 /// Of those that are not.
 const SHORT: Runs = Runs {
     interval: 2,
-    count: 500,
+    length: 1000,
     patience: 1,
 };
 

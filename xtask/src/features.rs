@@ -1,11 +1,10 @@
 //! Tests of what this machine's kernel may lack. In virtual machines they all run.
 
-use std::process::Command;
-
 use anyhow::Context as _;
 
 use crate::privilege::as_root;
 use crate::process::output;
+use crate::test::{LIST, listed};
 use crate::workspace::Workspace;
 
 /// Something that tests need of the kernel.
@@ -93,14 +92,11 @@ fn has(feature: &Feature) -> anyhow::Result<bool> {
 
 /// The names of a file's tests.
 fn list(workspace: &Workspace, file: &str) -> anyhow::Result<Vec<String>> {
-    let mut cargo: Command = workspace.cargo()?;
+    let mut cargo = workspace.cargo()?;
     cargo
         .args(["test", "--quiet", "--package=tests", "--test", file])
-        .args(["--", "--list", "--format=terse", "--include-ignored"]);
-    let listed = output(&mut cargo)?.with_context(|| format!("{file} does not list its tests"))?;
-    Ok(listed
-        .lines()
-        .filter_map(|line| line.strip_suffix(": test"))
-        .map(str::to_owned)
-        .collect())
+        .arg("--")
+        .args(LIST);
+    let printed = output(&mut cargo)?.with_context(|| format!("{file} does not list its tests"))?;
+    Ok(listed(&printed))
 }

@@ -115,6 +115,18 @@ fn selections(workspace: &Workspace, filters: &[String], skipped: &[Skipped]) ->
     selections
 }
 
+/// Has a program with tests print their names, for [`listed`].
+pub(crate) const LIST: &[&str] = &["--list", "--format=terse", "--include-ignored"];
+
+/// The names that it prints.
+pub(crate) fn listed(printed: &str) -> Vec<String> {
+    printed
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect()
+}
+
 fn cargo_test(workspace: &Workspace) -> anyhow::Result<Command> {
     let mut cargo = workspace.cargo()?;
     cargo.args(["test", "--no-fail-fast"]);

@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use super::needs::{is_below, missing};
 use super::{CLUSTER, Choice, PROGRAMS, build_static};
 use crate::process::{cannot_run, output, run};
-use crate::test::{Counts, ON_BED, UNITS};
+use crate::test::{Counts, LIST, ON_BED, UNITS, listed};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
@@ -351,14 +351,10 @@ fn build_tests(
 
 fn list(program: &Path) -> anyhow::Result<Vec<String>> {
     let mut command = Command::new(program);
-    command.args(["--list", "--format=terse", "--include-ignored"]);
-    let listed = output(&mut command)?
+    command.args(LIST);
+    let printed = output(&mut command)?
         .with_context(|| format!("{} does not list its tests", program.display()))?;
-    Ok(listed
-        .lines()
-        .filter_map(|line| line.strip_suffix(": test"))
-        .map(str::to_owned)
-        .collect())
+    Ok(listed(&printed))
 }
 
 /// A copy without debug symbols, which are most of a program: all of them would not fit into a guest.
