@@ -62,6 +62,17 @@ fn any_kernel_image_boots_with_the_modules_beside_it() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs qemu"]
+fn a_guest_can_have_another_processor() -> anyhow::Result<()> {
+    let xtask = Xtask::new("arch")?;
+    let script = "uname -m; sysctl -n net.ipv4.ip_forward; ip -br link show lo | cut -c1-2; exit 7";
+    let ran = xtask.run(&["--vm=6.12", "--arch=aarch64", "--", "sh", "-c", script])?;
+    assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+    assert_eq!(ran.stdout, "aarch64\n0\nlo\n");
+    xtask.nothing_is_left()
+}
+
+#[test]
+#[ignore = "needs qemu"]
 fn a_panic_of_the_kernel_is_told() -> anyhow::Result<()> {
     let xtask = Xtask::new("panic")?;
     let crash = "echo c > /proc/sysrq-trigger";

@@ -8,8 +8,13 @@ use serde::{Deserialize, Serialize};
 /// Where the plan stands in the initramfs: JSON of [`Plan`].
 pub const PLAN: &str = "/plan.json";
 
-/// The serial line of the frames, in the guest. The first line is the kernel's console.
-pub const LINE: &str = "/dev/ttyS1";
+/// The serial line of the frames, in the guest. The first line is the kernel's console, which on boards for
+/// aarch64 is of another kind and has another name.
+pub const LINE: &str = if cfg!(target_arch = "aarch64") {
+    "/dev/ttyS0"
+} else {
+    "/dev/ttyS1"
+};
 
 /// Longest payload of a frame, bytes. Longer ones mean that the line carries something else.
 const MAX_PAYLOAD: u32 = 1 << 20;

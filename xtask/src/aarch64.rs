@@ -1,19 +1,20 @@
 //! `cargo xtask check-aarch64`: whether everything compiles for the other architecture that hosts have.
 
+use crate::arch::Arch;
 use crate::process::run;
 use crate::workspace::Workspace;
 use crate::{packages, setup};
-
-const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// Compiles all crates and tests for it, but links and runs none: C parts are built by Debian's compiler for
 /// that architecture.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     setup::setup(workspace)?;
-    packages::require(packages::AARCH64)?;
-    setup::target(workspace, TARGET)?;
+    let arch = Arch::Aarch64;
+    packages::require(&packages::cross_compiler(arch))?;
+    let target = arch.shared_target();
+    setup::target(workspace, target)?;
     run(workspace
         .cargo()?
-        .args(["check", "--target", TARGET, "--all-targets"])
+        .args(["check", "--target", target, "--all-targets"])
         .args(["--workspace", "--exclude=health-ebpf"]))
 }

@@ -1,7 +1,9 @@
 //! Sets up a machine, runs a local cluster, the tests and the benchmarks: `cargo xtask --help`.
 
 mod aarch64;
+mod arch;
 mod bench;
+mod debian;
 mod features;
 mod fuzz;
 mod packages;
@@ -17,6 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::arch::Arch;
 use crate::workspace::Workspace;
 
 #[derive(Parser)]
@@ -51,7 +54,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = Workspace::locate().and_then(|workspace| match cli.command {
         Command::Setup => setup::setup(&workspace)
-            .and_then(|()| setup::static_target(&workspace))
+            .and_then(|()| setup::static_target(&workspace, Arch::own()?))
             .map(success),
         Command::Run(args) => run::run(&workspace, &args),
         Command::Test(args) => test::test(&workspace, &args).map(success),

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::bail;
 
+use crate::arch::Arch;
 use crate::privilege::as_root;
 use crate::process::{installed, run};
 
@@ -62,9 +63,19 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("busybox", "busybox-static"),
 ];
 
+/// What runs virtual machines.
+pub(crate) fn emulator(arch: Arch) -> Tool {
+    tool(
+        arch.qemu(),
+        match arch {
+            Arch::X86_64 => "qemu-system-x86",
+            Arch::Aarch64 => "qemu-system-arm",
+        },
+    )
+}
+
 /// What a virtual machine needs, and static programs for it.
 pub(crate) const VM: &[Tool] = &[
-    tool("qemu-system-x86_64", "qemu-system-x86"),
     tool("setpriv", "util-linux"),
     tool("ldd", "libc-bin"),
     tool("strip", "binutils"),
@@ -78,22 +89,35 @@ pub(crate) const VM: &[Tool] = &[
 /// What linking static programs needs.
 pub(crate) const STATIC: &[Tool] = &[tool("musl-gcc", "musl-tools")];
 
-/// What compiling for aarch64 needs.
-pub(crate) const AARCH64: &[Tool] = &[
-    tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
-    tool(
-        "../aarch64-linux-gnu/include/stdio.h",
-        "libc6-dev-arm64-cross",
-    ),
-];
+/// What compiling for a foreign processor needs.
+pub(crate) fn cross_compiler(arch: Arch) -> [Tool; 2] {
+    match arch {
+        Arch::X86_64 => [
+            tool("x86_64-linux-gnu-gcc", "gcc-x86-64-linux-gnu"),
+            tool(
+                "../x86_64-linux-gnu/include/stdio.h",
+                "libc6-dev-amd64-cross",
+            ),
+        ],
+        Arch::Aarch64 => [
+            tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+            tool(
+                "../aarch64-linux-gnu/include/stdio.h",
+                "libc6-dev-arm64-cross",
+            ),
+        ],
+    }
+}
 
-/// What unpacking a kernel of Debian needs.
-pub(crate) const DEBIAN_KERNELS: &[Tool] = &[
+/// What unpacking packages of Debian needs.
+pub(crate) const ARCHIVES: &[Tool] = &[
     tool("apt-get", "apt"),
     tool("apt-cache", "apt"),
     tool("dpkg-deb", "dpkg"),
-    tool("depmod", "kmod"),
 ];
+
+/// What preparing a kernel of Debian needs.
+pub(crate) const DEBIAN_KERNELS: &[Tool] = &[tool("depmod", "kmod")];
 
 /// What the benchmarks need.
 pub(crate) const BENCHES: &[Tool] = &[

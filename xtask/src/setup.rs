@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail, ensure};
 
+use crate::arch::Arch;
 use crate::packages;
 use crate::process::{output, run};
 use crate::workspace::Workspace;
@@ -41,10 +42,14 @@ fn sysroot(channel: &str) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// What building static programs needs: musl's compiler for their C parts, and Rust's library for it.
-pub(crate) fn static_target(workspace: &Workspace) -> anyhow::Result<()> {
-    packages::require(packages::STATIC)?;
-    target(workspace, Workspace::STATIC_TARGET)
+/// What building static programs needs: a compiler for their C parts with musl's headers, and Rust's library.
+pub(crate) fn static_target(workspace: &Workspace, arch: Arch) -> anyhow::Result<()> {
+    if arch.is_own() {
+        packages::require(packages::STATIC)?;
+    } else {
+        packages::require(&packages::cross_compiler(arch))?;
+    }
+    target(workspace, arch.static_target())
 }
 
 /// Rust's library for a target.

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
+use crate::arch::Arch;
+
 const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
 
 /// The workspace that this program belongs to.
@@ -16,9 +18,6 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// The target of programs that are one static file.
-    pub(crate) const STATIC_TARGET: &str = "x86_64-unknown-linux-musl";
-
     pub(crate) fn locate() -> anyhow::Result<Self> {
         let manifest_dir = env::var_os("CARGO_MANIFEST_DIR")
             .context("CARGO_MANIFEST_DIR is not set; start this program as: cargo xtask")?;
@@ -58,16 +57,30 @@ impl Workspace {
     }
 
     /// A static program that cargo built in the release profile.
-    pub(crate) fn static_binary(&self, name: &str) -> PathBuf {
+    pub(crate) fn static_binary(&self, arch: Arch, name: &str) -> PathBuf {
         self.profiles
-            .join(Self::STATIC_TARGET)
+            .join(arch.static_target())
             .join("release")
             .join(name)
     }
 
     /// The folder for what virtual machines leave, made if it is missing.
     pub(crate) fn vm(&self) -> anyhow::Result<PathBuf> {
-        let folder = self.root.join("target/vm");
+        self.folder("target/vm")
+    }
+
+    /// The folder for kernels of Debian, made if it is missing.
+    pub(crate) fn kernels(&self) -> anyhow::Result<PathBuf> {
+        self.folder("target/kernels")
+    }
+
+    /// The folder for packages of Debian for foreign processors, made if it is missing.
+    pub(crate) fn debian(&self) -> anyhow::Result<PathBuf> {
+        self.folder("target/debian")
+    }
+
+    fn folder(&self, path: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.root.join(path);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(folder)
     }

@@ -22,7 +22,7 @@ pub(crate) fn find(
     initramfs_of_init: impl FnOnce() -> anyhow::Result<File>,
 ) -> anyhow::Result<Accelerator> {
     let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
-    if opened.is_err() {
+    if opened.is_err() || !kernel.arch.is_own() {
         return Ok(Accelerator::Emulation);
     }
     let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id")

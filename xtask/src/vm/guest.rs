@@ -12,7 +12,8 @@ use super::accelerator;
 use super::archive::Archive;
 use super::kernel::Kernel;
 use super::machine::{Accelerator, Machine, Said};
-use super::root::Root;
+use super::root::{Origin, Root};
+use crate::arch::Arch;
 use crate::workspace::Workspace;
 
 /// Has the agent try out what the kernel can do.
@@ -55,7 +56,8 @@ impl<'a> Guest<'a> {
         kernel: &'a Kernel,
         limit: Option<Duration>,
     ) -> anyhow::Result<Self> {
-        let (mut root, initramfs) = begin(workspace)?;
+        let origin = Origin::new(workspace, kernel.arch)?;
+        let (mut root, initramfs) = begin(workspace, kernel.arch, origin)?;
         root.base()?;
         if let Some(modules) = &kernel.modules {
             root.modules(modules, &kernel.release)?;
@@ -90,7 +92,7 @@ impl<'a> Guest<'a> {
         self.root.finish()?;
 
         let accelerator = accelerator::find(self.workspace, self.kernel, || {
-            let (mut root, initramfs) = begin(self.workspace)?;
+            let (mut root, initramfs) = begin(self.workspace, self.kernel.arch, Origin::Machine)?;
             let json = serde_json::to_vec(&Plan::default()).context("cannot write the plan")?;
             root.file(PLAN.as_ref(), &json)?;
             root.finish()?;
@@ -172,7 +174,11 @@ fn say_what_is_missing(probed: &[u8]) {
 
 /// A root folder with the first process only, and the file that it is written to. That has no name: it goes
 /// with this process, whatever ends it.
-fn begin(workspace: &Workspace) -> anyhow::Result<(Root<BufWriter<File>>, File)> {
+fn begin(
+    workspace: &Workspace,
+    arch: Arch,
+    origin: Origin,
+) -> anyhow::Result<(Root<BufWriter<File>>, File)> {
     let folder = workspace.vm()?;
     let open = || {
         let initramfs = tempfile::tempfile_in(&folder)?;
@@ -181,6 +187,7 @@ fn begin(workspace: &Workspace) -> anyhow::Result<(Root<BufWriter<File>>, File)>
     let (writer, initramfs) =
         open().with_context(|| format!("cannot make a file in {}", folder.display()))?;
     let archive = Archive::new(BufWriter::new(writer));
-    let root = Root::new(archive, &workspace.static_binary("vm-init"))?;
+    let init = workspace.static_binary(arch, "vm-init");
+    let root = Root::new(archive, &init, origin)?;
     Ok((root, initramfs))
 }

@@ -3,14 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context as _, bail, ensure};
-use nix::sys::statvfs::statvfs;
+use anyhow::{Context as _, ensure};
 
-use crate::packages::{self, DEBIAN_KERNELS};
-use crate::privilege::as_root;
-use crate::process::{cannot_run, output, run, shown};
+use crate::arch::Arch;
+use crate::debian::{Archives, file_name, folder_in, move_to, only_entry, quietly, require_room};
+use crate::packages;
 use crate::workspace::Workspace;
 
 /// The kernels that all tests run on.
@@ -24,6 +23,7 @@ const ROOM: u64 = 700 << 20;
 pub(crate) struct Kernel {
     /// What it was asked for by.
     pub(crate) name: String,
+    pub(crate) arch: Arch,
     /// As `uname -r` says it.
     pub(crate) release: String,
     pub(crate) image: PathBuf,
@@ -33,21 +33,30 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// A kernel of Debian by its version, such as 6.1.
-    pub(crate) fn of_debian(workspace: &Workspace, version: &str) -> anyhow::Result<Self> {
+    pub(crate) fn of_debian(
+        workspace: &Workspace,
+        version: &str,
+        arch: Arch,
+    ) -> anyhow::Result<Self> {
         ensure!(
             is_version(version),
             "{version} is no version of a kernel; give one such as {}, or a file by --kernel-image",
             TESTED.join(" or ")
         );
-        let cache = workspace.root().join("target/kernels");
-        let place = cache.join(version);
+        let name = if arch.is_own() {
+            version.to_owned()
+        } else {
+            format!("{version}-{}", arch.name())
+        };
+        let place = workspace.kernels()?.join(&name);
         if !place.is_dir() {
-            fetch(version, &cache, &place)?;
+            fetch(workspace, version, arch, &place)?;
         }
         let modules = only_entry(&place.join("lib/modules"))?;
         let release = file_name(&modules);
         Ok(Self {
-            name: version.to_owned(),
+            name,
+            arch,
             image: place.join("boot").join(format!("vmlinuz-{release}")),
             modules: Some(modules),
             release,
@@ -77,6 +86,7 @@ impl Kernel {
         }
         Ok(Self {
             name: release.clone(),
+            arch: Arch::X86_64,
             image: image.to_owned(),
             modules,
             release,
@@ -91,30 +101,16 @@ fn is_version(text: &str) -> bool {
 }
 
 /// Downloads and unpacks the newest package of a version. What stands at `place` is always whole.
-fn fetch(version: &str, cache: &Path, place: &Path) -> anyhow::Result<()> {
-    packages::require(DEBIAN_KERNELS)?;
-    let package = newest_package(version)?;
-    fs::create_dir_all(cache).with_context(|| format!("cannot make {}", cache.display()))?;
-    require_room(cache)?;
+fn fetch(workspace: &Workspace, version: &str, arch: Arch, place: &Path) -> anyhow::Result<()> {
+    packages::require(packages::DEBIAN_KERNELS)?;
+    let cache = workspace.kernels()?;
+    require_room(&cache, "a kernel needs", ROOM)?;
+    let archives = Archives::open(workspace, arch)?;
+    let package = newest_package(&archives, version, arch)?;
     eprintln!("downloading {package}");
-    let folder = tempfile::Builder::new()
-        .prefix(".unpacking-")
-        .tempdir_in(cache)
-        .with_context(|| format!("cannot make a folder in {}", cache.display()))?;
-    quietly(
-        Command::new("apt-get")
-            .args(["-q", "download", &package])
-            // Else it warns that its own user can't write here.
-            .args(["-o", "APT::Sandbox::User=root"])
-            .current_dir(folder.path()),
-    )?;
-    let archive = only_entry(folder.path())?;
+    let folder = folder_in(&cache)?;
     let unpacked = folder.path().join("kernel");
-    quietly(
-        Command::new("dpkg-deb")
-            .arg("--extract")
-            .args([&archive, &unpacked]),
-    )?;
+    let file = archives.unpack(&package, &unpacked)?;
     let release = file_name(&only_entry(&unpacked.join("lib/modules"))?);
     // Debian's packages leave this to their installation.
     quietly(
@@ -123,42 +119,33 @@ fn fetch(version: &str, cache: &Path, place: &Path) -> anyhow::Result<()> {
             .arg(&unpacked)
             .arg(&release),
     )?;
-    fs::write(
-        unpacked.join("package"),
-        format!("{}\n", file_name(&archive)),
-    )
-    .context("cannot write the package's name")?;
-    match fs::rename(&unpacked, place) {
-        // Somebody else was faster.
-        Err(_) if place.is_dir() => Ok(()),
-        renamed => renamed.with_context(|| format!("cannot make {}", place.display())),
-    }
+    fs::write(unpacked.join("package"), format!("{file}\n"))
+        .context("cannot write the package's name")?;
+    move_to(&unpacked, place)
 }
 
 /// The newest package of this version: without debug symbols, real-time patches and what clouds leave out.
-fn newest_package(version: &str) -> anyhow::Result<String> {
+fn newest_package(archives: &Archives, version: &str, arch: Arch) -> anyhow::Result<String> {
+    let pattern = format!(
+        r"^linux-image-{}\.[0-9][^ ]*-{}$",
+        version.replace('.', r"\."),
+        arch.debian()
+    );
     let find = || -> anyhow::Result<Option<String>> {
-        let pattern = format!(
-            r"^linux-image-{}\.[0-9][^ ]*-amd64$",
-            version.replace('.', r"\.")
-        );
-        let found = output(Command::new("apt-cache").args(["--names-only", "search", &pattern]))?;
-        let found = found.unwrap_or_default();
+        let found = archives.search(&pattern)?;
         Ok(found
-            .lines()
-            .filter_map(|line| line.split(' ').next())
+            .into_iter()
             .filter(|name| !name.contains("-cloud-") && !name.contains("-rt-"))
-            .max_by_key(|name| numbers(name))
-            .map(str::to_owned))
+            .max_by_key(|name| numbers(name)))
     };
     if let Some(package) = find()? {
         return Ok(package);
     }
-    // The package lists may be absent or old.
-    run(as_root("apt-get", "fetching package lists")?.args(["-q", "update"]))?;
+    archives.refresh()?;
     find()?.with_context(|| {
         format!(
-            "this machine's package archives have no kernel {version}; Debian 12 has {}",
+            "this machine's package archives have no kernel {version} for {}; Debian 12 has {}",
+            arch.name(),
             TESTED.join(" and ")
         )
     })
@@ -169,34 +156,6 @@ fn numbers(name: &str) -> Vec<u64> {
     name.split(|character: char| !character.is_ascii_digit())
         .filter_map(|digits| digits.parse().ok())
         .collect()
-}
-
-fn require_room(folder: &Path) -> anyhow::Result<()> {
-    let disk = statvfs(folder)
-        .with_context(|| format!("cannot look at the disk of {}", folder.display()))?;
-    let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
-    ensure!(
-        free >= ROOM,
-        "the disk of {} is full: a kernel needs {} MiB, {} MiB are free",
-        folder.display(),
-        ROOM >> 20,
-        free >> 20
-    );
-    Ok(())
-}
-
-/// Runs to the end, and prints its output only as a part of the error.
-fn quietly(command: &mut Command) -> anyhow::Result<()> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| cannot_run(command, error))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let last = said.trim_end().lines().next_back().unwrap_or_default();
-        bail!("{} failed: {last}", shown(command));
-    }
-    Ok(())
 }
 
 /// The release that an image for x86-64 tells of itself (`Documentation/arch/x86/boot.rst`, `bzImage`).
@@ -238,26 +197,6 @@ fn modules_near(image: &Path, release: &str) -> Option<PathBuf> {
     .into_iter()
     .map(|modules| modules.join(release))
     .find(|modules| modules.join("modules.dep").is_file())
-}
-
-fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
-    let mut entries = fs::read_dir(folder)
-        .and_then(|entries| entries.collect::<Result<Vec<_>, _>>())
-        .with_context(|| format!("cannot list {}", folder.display()))?;
-    ensure!(
-        entries.len() == 1,
-        "{} has {} entries, not one; remove target/kernels to begin anew",
-        folder.display(),
-        entries.len()
-    );
-    let only = entries.pop().context("no entry")?;
-    Ok(only.path())
-}
-
-fn file_name(path: &Path) -> String {
-    path.file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use signal_hook::iterator::{Handle, Signals};
 use vm_init::{Ended, Frame, Order, Report};
 
 use super::kernel::Kernel;
+use crate::arch::Arch;
 use crate::process::cannot_run;
 
 /// Longest way to the first process. Software emulation takes 3 s for the kernel, and some more for a large
@@ -140,7 +141,7 @@ impl Machine<'_> {
         // The kernel kills it if this process ends in any way.
         let mut command = Command::new("setpriv");
         command
-            .args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"])
+            .args(["--pdeathsig", "KILL", "--", self.kernel.arch.qemu()])
             .args(self.accelerator.flags())
             .args([
                 "-nodefaults",
@@ -152,20 +153,33 @@ impl Machine<'_> {
             .args(["-m", &memory_mib.to_string()])
             .args(["-smp", &self.accelerator.processors().to_string()]);
         for (name, socket) in ["console", "line"].into_iter().zip(&sockets) {
-            command
-                .args([
-                    "-chardev",
-                    &format!("socket,id={name},fd={}", socket.as_raw_fd()),
-                ])
-                .args(["-serial", &format!("chardev:{name}")]);
+            command.args([
+                "-chardev",
+                &format!("socket,id={name},fd={}", socket.as_raw_fd()),
+            ]);
         }
+        command.args(["-serial", "chardev:console"]);
+        let console = match self.kernel.arch {
+            Arch::X86_64 => {
+                command.args(["-serial", "chardev:line"]);
+                "ttyS0"
+            }
+            // Such boards have one line of their own.
+            Arch::Aarch64 => {
+                command.args(["-machine", "virt", "-device", "pci-serial,chardev=line"]);
+                "ttyAMA0"
+            }
+        };
         let (own, initramfs) = (std::process::id(), self.initramfs.as_raw_fd());
         command
             .arg("-kernel")
             .arg(&self.kernel.image)
             .args(["-initrd", &format!("/proc/{own}/fd/{initramfs}")])
             // A panic ends qemu, and so does what else should never be.
-            .args(["-append", "console=ttyS0 quiet panic=-1 oops=panic"]);
+            .args([
+                "-append",
+                &format!("console={console} quiet panic=-1 oops=panic"),
+            ]);
         Ok(QemuCommand { command, sockets })
     }
 }

@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod archive;
+mod cross;
 mod guest;
 mod kernel;
 mod machine;
@@ -19,6 +20,7 @@ use vm_init::{Ended, PlannedCommand};
 
 use self::guest::{Guest, Outcome};
 use self::kernel::{Kernel, TESTED};
+use crate::arch::Arch;
 use crate::process::run as run_command;
 use crate::workspace::Workspace;
 use crate::{packages, setup};
@@ -34,6 +36,9 @@ pub(crate) struct Choice {
     /// Do it in a virtual machine with this kernel of Debian, such as 6.1
     #[arg(long, value_name = "KERNEL")]
     vm: Option<String>,
+    /// Let that machine have another processor
+    #[arg(long, requires = "vm")]
+    arch: Option<Arch>,
     #[command(flatten)]
     image: Image,
 }
@@ -59,18 +64,25 @@ impl Choice {
             let modules = self.image.kernel_modules.as_deref();
             return Ok(vec![Kernel::of_image(image, modules)?]);
         }
-        match self.vm.as_deref() {
-            None => Ok(Vec::new()),
-            Some("all") => TESTED
-                .iter()
-                .map(|version| Kernel::of_debian(workspace, version))
-                .collect(),
-            Some(version) => Ok(vec![Kernel::of_debian(workspace, version)?]),
-        }
+        let versions = match self.vm.as_deref() {
+            None => &[],
+            Some("all") => &TESTED[..],
+            Some(version) => &[version],
+        };
+        let arch = self.arch()?;
+        versions
+            .iter()
+            .map(|version| Kernel::of_debian(workspace, version, arch))
+            .collect()
     }
 
     pub(crate) fn wanted(&self) -> bool {
         self.vm.is_some() || self.image.kernel_image.is_some()
+    }
+
+    /// The processor that was asked for, or this machine's.
+    fn arch(&self) -> anyhow::Result<Arch> {
+        self.arch.map_or_else(Arch::own, Ok)
     }
 
     /// The limit that was asked for.
@@ -128,10 +140,12 @@ fn in_each(
     programs: &[&str],
     command: &PlannedCommand,
 ) -> anyhow::Result<ExitCode> {
+    let arch = choice.arch()?;
+    packages::require(&[packages::emulator(arch)])?;
     packages::require(packages::VM)?;
     packages::require(packages::TESTS)?;
     let kernels = choice.kernels(workspace)?;
-    build_static(workspace, programs)?;
+    build_static(workspace, arch, programs)?;
     let mut code = 0;
     for kernel in &kernels {
         let mut guest = Guest::new(workspace, kernel, choice.limit())?;
@@ -139,7 +153,7 @@ fn in_each(
         for program in programs {
             guest.root.program_at(
                 &Path::new(PROGRAMS).join(program),
-                &workspace.static_binary(program),
+                &workspace.static_binary(arch, program),
             )?;
         }
         let probe = programs.contains(&"health-agent");
@@ -181,13 +195,16 @@ fn exit_code(ended: Ended) -> u8 {
 }
 
 /// Builds the first process of guests, and programs for them, each one static file.
-fn build_static(workspace: &Workspace, programs: &[&str]) -> anyhow::Result<()> {
-    setup::static_target(workspace)?;
+fn build_static(workspace: &Workspace, arch: Arch, programs: &[&str]) -> anyhow::Result<()> {
+    setup::static_target(workspace, arch)?;
     if !programs.is_empty() {
         setup::setup(workspace)?;
     }
     let mut cargo = workspace.cargo()?;
-    cargo.args(["build", "--release", "--target", Workspace::STATIC_TARGET]);
+    if !arch.is_own() {
+        cross::environment(workspace, arch, &mut cargo)?;
+    }
+    cargo.args(["build", "--release", "--target", arch.static_target()]);
     cargo.args(["--package=vm-init", "--bin=vm-init"]);
     for program in programs {
         let package = if *program == "bed" { "tests" } else { program };

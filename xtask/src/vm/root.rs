@@ -1,5 +1,5 @@
 //! What stands in a guest's root folder: programs of this machine with their libraries, at the same places
-//! as here, and the files that they read.
+//! as here, and the files that they read. A guest with another processor has Debian's packages for it instead.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,10 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 
 use super::archive::Archive;
+use crate::arch::Arch;
+use crate::debian::{self, Taken};
 use crate::process::{find, output};
+use crate::workspace::Workspace;
 
 /// Folders that are links into `/usr` on all that Debian 12 installs; the guest's are too.
 const MERGED: &[(&str, &str)] = &[
@@ -114,14 +117,63 @@ const BASE: &[&str] = &[
     "xargs",
 ];
 
+/// What brings the programs of [`BASE`] and those that are of use by hand.
+const PACKAGES: &[&str] = &[
+    "bash",
+    "bind9-dnsutils",
+    "bpftool",
+    "busybox-static",
+    "coreutils",
+    "dash",
+    "dnsmasq-base",
+    "findutils",
+    "grep",
+    "iperf3",
+    "iproute2",
+    "iputils-ping",
+    "kmod",
+    "mount",
+    "nftables",
+    "procps",
+    "sed",
+    "usr-is-merged",
+    "util-linux",
+];
+
+/// Of packages, what no program in a guest reads.
+const UNREAD: &[&str] = &["packages", "usr/include", "usr/share", "var"];
+
+/// Where the programs of a guest come from.
+pub(crate) enum Origin {
+    /// This machine.
+    Machine,
+    /// A folder with unpacked packages, all of which the guest gets.
+    Packages(PathBuf),
+}
+
+impl Origin {
+    pub(crate) fn new(workspace: &Workspace, arch: Arch) -> anyhow::Result<Self> {
+        if arch.is_own() {
+            return Ok(Self::Machine);
+        }
+        let taken = Taken::WithDependencies;
+        debian::unpacked(workspace, arch, "guest", PACKAGES, taken).map(Self::Packages)
+    }
+}
+
 /// A guest's root folder that is being written.
 pub(crate) struct Root<W: Write> {
     archive: Archive<W>,
+    origin: Origin,
 }
 
 impl<W: Write> Root<W> {
     /// Begins with the first process and what every guest has.
-    pub(crate) fn new(mut archive: Archive<W>, init: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        mut archive: Archive<W>,
+        init: &Path,
+        origin: Origin,
+    ) -> anyhow::Result<Self> {
         for (link, target) in MERGED {
             archive.link(Path::new(link), target)?;
         }
@@ -132,11 +184,15 @@ impl<W: Write> Root<W> {
             archive.file(Path::new(path), content.as_bytes())?;
         }
         archive.program(Path::new("/init"), &read(init)?)?;
-        Ok(Self { archive })
+        Ok(Self { archive, origin })
     }
 
     /// Adds what a shell script calls.
     pub(crate) fn base(&mut self) -> anyhow::Result<()> {
+        if let Origin::Packages(folder) = &self.origin {
+            let folder = folder.clone();
+            return self.unpacked(&folder, &folder);
+        }
         for path in OWN_FILES
             .iter()
             .map(Path::new)
@@ -147,11 +203,14 @@ impl<W: Write> Root<W> {
         self.tools(BASE.iter().copied())
     }
 
-    /// Adds programs by their names.
+    /// Adds programs by their names, where not all are there already.
     pub(crate) fn tools<'a>(
         &mut self,
         names: impl IntoIterator<Item = &'a str>,
     ) -> anyhow::Result<()> {
+        if matches!(self.origin, Origin::Packages(_)) {
+            return Ok(());
+        }
         for name in names {
             let found = find(name).with_context(|| format!("{name} is not installed"))?;
             self.program(&found)?;
@@ -198,6 +257,40 @@ impl<W: Write> Root<W> {
                 let place = self.resolve(&path)?;
                 // Scripts and plugins stand between other files; nobody minds a text that may be run.
                 self.archive.program(&place, &read(&place)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what stands in a folder of unpacked packages, where Debian's links into `/usr` lead to.
+    fn unpacked(&mut self, packages: &Path, folder: &Path) -> anyhow::Result<()> {
+        for path in debian::entries(folder)? {
+            let place = path.strip_prefix(packages).unwrap_or(&path);
+            let mut place = Path::new("/").join(place);
+            if UNREAD.iter().any(|unread| {
+                place
+                    .strip_prefix("/")
+                    .is_ok_and(|place| place.starts_with(unread))
+            }) {
+                continue;
+            }
+            if let Some((link, target)) = MERGED.iter().find(|(link, _)| place.starts_with(link)) {
+                let rest = place.strip_prefix(link).unwrap_or(&place);
+                place = Path::new("/").join(target).join(rest);
+            }
+            let kind = fs::symlink_metadata(&path)
+                .with_context(|| format!("cannot read {}", path.display()))?
+                .file_type();
+            if kind.is_dir() {
+                self.unpacked(packages, &path)?;
+            } else if self.archive.has(&place) {
+                // What every guest has is not a package's.
+            } else if kind.is_symlink() {
+                let target = fs::read_link(&path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                self.archive.link(&place, &target.to_string_lossy())?;
+            } else if kind.is_file() {
+                self.archive.program(&place, &read(&path)?)?;
             }
         }
         Ok(())

@@ -87,11 +87,16 @@ pub(crate) fn test(
     filters: &[String],
     ci: bool,
 ) -> anyhow::Result<()> {
+    let arch = choice.arch()?;
+    if !arch.is_own() {
+        bail!("the tests are built for this machine's processor only: run a cluster there");
+    }
+    packages::require(&[packages::emulator(arch)])?;
     packages::require(packages::VM)?;
     packages::require(packages::TESTS)?;
     setup::setup(workspace)?;
     let kernels = choice.kernels(workspace)?;
-    build_static(workspace, CLUSTER)?;
+    build_static(workspace, arch, CLUSTER)?;
     let programs = test_programs(workspace)?;
     if ci {
         require_all_of_ci(&programs)?;
@@ -214,7 +219,7 @@ fn run_on(
         guest.root.tree(&workspace.root().join(folder))?;
     }
     // Tests look for the agent beside themselves.
-    let agent = workspace.static_binary("health-agent");
+    let agent = workspace.static_binary(kernel.arch, "health-agent");
     guest
         .root
         .program_at(&Path::new(PROGRAMS).join("health-agent"), &agent)?;

@@ -1,0 +1,67 @@
+//! Processors: this machine's, and those that guests can have.
+
+use std::env::consts;
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+/// A kind of processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    #[value(name = "x86_64")]
+    X86_64,
+    Aarch64,
+}
+
+impl Arch {
+    /// This machine's.
+    pub(crate) fn own() -> anyhow::Result<Self> {
+        Self::from_str(consts::ARCH, false)
+            .ok()
+            .with_context(|| format!("processors of {} are not supported", consts::ARCH))
+    }
+
+    pub(crate) fn is_own(self) -> bool {
+        Self::own().is_ok_and(|own| own == self)
+    }
+
+    /// As the kernel and Rust call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64",
+            Self::Aarch64 => "aarch64",
+        }
+    }
+
+    /// As Debian calls it.
+    pub(crate) fn debian(self) -> &'static str {
+        match self {
+            Self::X86_64 => "amd64",
+            Self::Aarch64 => "arm64",
+        }
+    }
+
+    /// The emulator of machines with it.
+    pub(crate) fn qemu(self) -> &'static str {
+        match self {
+            Self::X86_64 => "qemu-system-x86_64",
+            Self::Aarch64 => "qemu-system-aarch64",
+        }
+    }
+
+    /// The target of programs that are one static file.
+    pub(crate) fn static_target(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-linux-musl",
+            Self::Aarch64 => "aarch64-unknown-linux-musl",
+        }
+    }
+
+    /// The target of programs with Debian's libraries.
+    pub(crate) fn shared_target(self) -> &'static str {
+        match self {
+            Self::X86_64 => "x86_64-unknown-linux-gnu",
+            Self::Aarch64 => "aarch64-unknown-linux-gnu",
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Debian's package archives, seen by this machine's processor and by others. What is taken from them here is
+//! unpacked into folders, not installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail, ensure};
+use nix::sys::statvfs::statvfs;
+use tempfile::TempDir;
+
+use crate::arch::Arch;
+use crate::packages;
+use crate::privilege::as_root;
+use crate::process::{cannot_run, output, run, shown};
+use crate::workspace::Workspace;
+
+/// What comes with a package.
+#[derive(Clone, Copy)]
+pub(crate) enum Taken {
+    Alone,
+    /// All that it depends on.
+    WithDependencies,
+}
+
+/// The archives that this machine knows, with their packages for one kind of processor.
+pub(crate) struct Archives {
+    arch: Arch,
+    /// Lists for a foreign processor. The machine's own are left as they are.
+    own_lists: Option<TempDir>,
+}
+
+impl Archives {
+    /// Fetches the lists for a foreign processor into a folder that goes with this value.
+    pub(crate) fn open(workspace: &Workspace, arch: Arch) -> anyhow::Result<Self> {
+        packages::require(packages::ARCHIVES)?;
+        if arch.is_own() {
+            return Ok(Self {
+                arch,
+                own_lists: None,
+            });
+        }
+        let folder = folder_in(&workspace.debian()?)?;
+        for name in ["lists/partial", "cache/archives/partial", "state"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        // Nothing is installed there.
+        let status = folder.path().join("state/status");
+        fs::write(&status, "").with_context(|| format!("cannot write {}", status.display()))?;
+        let archives = Self {
+            arch,
+            own_lists: Some(folder),
+        };
+        quietly(archives.apt("apt-get").args(["-q", "update"]))?;
+        Ok(archives)
+    }
+
+    /// Names of packages that match a regular expression.
+    pub(crate) fn search(&self, pattern: &str) -> anyhow::Result<Vec<String>> {
+        let found = output(
+            self.apt("apt-cache")
+                .args(["--names-only", "search", pattern]),
+        )?;
+        let found = found.unwrap_or_default();
+        let names = found.lines().filter_map(|line| line.split(' ').next());
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Fetches this machine's lists anew: they may be absent or old. Those for foreign processors are new.
+    pub(crate) fn refresh(&self) -> anyhow::Result<()> {
+        if self.own_lists.is_some() {
+            return Ok(());
+        }
+        run(as_root("apt-get", "fetching package lists")?.args(["-q", "update"]))
+    }
+
+    /// Downloads a package and unpacks it into a new folder; returns the name of its file.
+    pub(crate) fn unpack(&self, package: &str, place: &Path) -> anyhow::Result<String> {
+        let folder = place.parent().context("a folder in no other")?;
+        let folder = folder_in(folder)?;
+        quietly(
+            self.apt("apt-get")
+                .args(["-q", "download", package])
+                .current_dir(folder.path()),
+        )?;
+        let archive = only_entry(folder.path())?;
+        extract(&archive, place)?;
+        Ok(file_name(&archive))
+    }
+
+    /// Downloads packages for a foreign processor, and unpacks them into a new folder.
+    fn unpack_all(&self, packages: &[&str], taken: Taken, place: &Path) -> anyhow::Result<()> {
+        let lists = self.own_lists.as_ref();
+        let lists = lists.context("this machine's own packages are installed, not unpacked")?;
+        let downloads = lists.path().join("cache/archives");
+        let mut apt = self.apt("apt-get");
+        match taken {
+            Taken::Alone => apt.args(["-q", "download"]).current_dir(&downloads),
+            Taken::WithDependencies => apt
+                .args(["-q", "-y", "--download-only", "--no-install-recommends"])
+                .arg("install"),
+        };
+        quietly(apt.args(packages))?;
+        for archive in entries(&downloads)? {
+            if archive.extension().is_some_and(|ending| ending == "deb") {
+                extract(&archive, place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A program of apt that looks at these archives.
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        // Else it warns that its own user can't write here.
+        command.args(["-o", "APT::Sandbox::User=root"]);
+        if let Some(folder) = &self.own_lists {
+            let path = |name: &str| folder.path().join(name).display().to_string();
+            for option in [
+                format!("APT::Architecture={}", self.arch.debian()),
+                format!("APT::Architectures={}", self.arch.debian()),
+                format!("Dir::State={}", path("state")),
+                format!("Dir::State::status={}", path("state/status")),
+                format!("Dir::State::lists={}", path("lists")),
+                format!("Dir::Cache={}", path("cache")),
+                // Nobody else uses the folder, and the locks of the machine are root's.
+                "Debug::NoLocking=1".to_owned(),
+            ] {
+                command.args(["-o", &option]);
+            }
+        }
+        command
+    }
+}
+
+/// Packages for a foreign processor, unpacked into a folder of that name, which is made anew when it holds
+/// others.
+pub(crate) fn unpacked(
+    workspace: &Workspace,
+    arch: Arch,
+    name: &str,
+    packages: &[&str],
+    taken: Taken,
+) -> anyhow::Result<PathBuf> {
+    let cache = workspace.debian()?;
+    let place = cache.join(format!("{name}-{}", arch.debian()));
+    let list = place.join("packages");
+    let wanted = format!("{}\n", packages.join(" "));
+    if fs::read_to_string(&list).is_ok_and(|held| held == wanted) {
+        return Ok(place);
+    }
+    require_room(&cache, "these packages need", 500 << 20)?;
+    eprintln!("downloading packages for {}", arch.name());
+    let archives = Archives::open(workspace, arch)?;
+    let folder = folder_in(&cache)?;
+    let made = folder.path().join("root");
+    archives.unpack_all(packages, taken, &made)?;
+    fs::write(made.join("packages"), wanted).context("cannot write the packages' names")?;
+    if place.is_dir() {
+        fs::remove_dir_all(&place).with_context(|| format!("cannot remove {}", place.display()))?;
+    }
+    move_to(&made, &place)?;
+    Ok(place)
+}
+
+/// Moves a finished folder to its place, unless somebody else was faster.
+pub(crate) fn move_to(made: &Path, place: &Path) -> anyhow::Result<()> {
+    match fs::rename(made, place) {
+        Err(_) if place.is_dir() => Ok(()),
+        renamed => renamed.with_context(|| format!("cannot make {}", place.display())),
+    }
+}
+
+/// A folder of a name of its own, which goes with the value.
+pub(crate) fn folder_in(folder: &Path) -> anyhow::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(".unpacking-")
+        .tempdir_in(folder)
+        .with_context(|| format!("cannot make a folder in {}", folder.display()))
+}
+
+/// Fails unless so many bytes are free.
+pub(crate) fn require_room(folder: &Path, who_needs: &str, bytes: u64) -> anyhow::Result<()> {
+    let disk = statvfs(folder)
+        .with_context(|| format!("cannot look at the disk of {}", folder.display()))?;
+    let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
+    ensure!(
+        free >= bytes,
+        "the disk of {} is full: {who_needs} {} MiB, {} MiB are free",
+        folder.display(),
+        bytes >> 20,
+        free >> 20
+    );
+    Ok(())
+}
+
+/// The one thing that a folder has in it.
+pub(crate) fn only_entry(folder: &Path) -> anyhow::Result<PathBuf> {
+    let mut entries = entries(folder)?;
+    ensure!(
+        entries.len() == 1,
+        "{} has {} entries, not one; remove target/kernels to begin anew",
+        folder.display(),
+        entries.len()
+    );
+    entries.pop().context("no entry")
+}
+
+/// Runs to the end, and prints its output only as a part of the error.
+pub(crate) fn quietly(command: &mut Command) -> anyhow::Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| cannot_run(command, error))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.trim_end().lines().next_back().unwrap_or_default();
+        bail!("{} failed: {last}", shown(command));
+    }
+    Ok(())
+}
+
+/// The last part of a path.
+pub(crate) fn file_name(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+/// What a folder has in it.
+pub(crate) fn entries(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let cannot = || format!("cannot list {}", folder.display());
+    let entries = fs::read_dir(folder).with_context(cannot)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    paths.collect::<Result<_, _>>().with_context(cannot)
+}
+
+fn extract(archive: &Path, place: &Path) -> anyhow::Result<()> {
+    quietly(
+        Command::new("dpkg-deb")
+            .arg("--extract")
+            .args([archive, place]),
+    )
+}

@@ -1,0 +1,38 @@
+//! Static programs for a processor that is not this machine's: C parts by Debian's compiler for it, with the
+//! headers of its musl; linked by the linker that comes with Rust.
+
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::arch::Arch;
+use crate::debian::{self, Taken};
+use crate::process::output;
+use crate::workspace::Workspace;
+
+/// Tells cargo of it.
+pub(crate) fn environment(
+    workspace: &Workspace,
+    arch: Arch,
+    cargo: &mut Command,
+) -> anyhow::Result<()> {
+    let compiler = format!("{}-linux-gnu-gcc", arch.name());
+    let musl = debian::unpacked(workspace, arch, "musl", &["musl-dev"], Taken::Alone)?;
+    let headers = musl.join(format!("usr/include/{}-linux-musl", arch.name()));
+    let own_headers = output(Command::new(&compiler).arg("-print-file-name=include"))?
+        .with_context(|| format!("{compiler} does not tell where its headers are"))?;
+    let target = arch.static_target().replace('-', "_");
+    let flags = format!(
+        "-nostdinc -isystem {} -isystem {}",
+        headers.display(),
+        own_headers.trim_end()
+    );
+    cargo
+        .env(format!("CC_{target}"), compiler)
+        .env(format!("CFLAGS_{target}"), flags)
+        .env(
+            format!("CARGO_TARGET_{}_LINKER", target.to_uppercase()),
+            "rust-lld",
+        );
+    Ok(())
+}
