@@ -1,9 +1,10 @@
 //! The registry of a Kubernetes cluster against an API server that serves, fails and lies to order.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use health_agent::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION, KubernetesRegistry,
 };
@@ -452,6 +453,21 @@ async fn a_refused_publication_is_tried_again() -> anyhow::Result<()> {
     assert_eq!(bed.annotation(IPV4_HEALTH_ANNOTATION), None);
     bed.server.behave(Behaviour::Serve);
     bed.wait_for_annotations(Some("10.244.1.7"), None)
+}
+
+/// The first test once more, in a process that finds no certificates, as in a small image.
+#[test]
+fn a_server_without_tls_needs_none_of_the_systems_certificates() -> anyhow::Result<()> {
+    let mut tests = Command::new(std::env::current_exe()?);
+    tests
+        .args([
+            "--exact",
+            "nodes_are_read_page_by_page_and_changes_are_followed",
+        ])
+        .envs([("SSL_CERT_FILE", "/none"), ("SSL_CERT_DIR", "/none")]);
+    let told = tests::process::run(&mut tests)?.success()?;
+    ensure!(told.contains("1 passed"), "{told}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -80,7 +80,10 @@ fn relay_to_stack(node: &Node) -> anyhow::Result<Relay> {
         ["late1", "late2"],
         Handling::pass(),
     )?;
-    node.exec("tc qdisc add dev eth0 clsact")?;
+    // Where the kernel has no TCX, the agent's own filters have it already.
+    if !node.exec("tc qdisc show dev eth0")?.contains("clsact") {
+        node.exec("tc qdisc add dev eth0 clsact")?;
+    }
     let ipv6 = node.ipv6().context("the bed has IPv6")?;
     let ipv4 = node.ipv4();
     // Neighbour discovery stays with the device whose neighbours are asked for.

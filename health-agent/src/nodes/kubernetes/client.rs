@@ -141,7 +141,12 @@ fn read_kubeconfig(path: &Path) -> Result<Kubeconfig, AccessError> {
 
 /// Kube's own stack retries by itself, waits for answers without a limit, and takes answers of any
 /// size; this one does none of it.
-fn connect(config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
+fn connect(mut config: Config, watched: Arc<Notify>) -> Result<Client, kube::Error> {
+    let is_plain = config.cluster_url.scheme_str() == Some("http");
+    if is_plain || config.accept_invalid_certs {
+        // Else those of the system are looked for, which small images lack and nothing here is checked with.
+        config.root_cert.get_or_insert_default();
+    }
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
