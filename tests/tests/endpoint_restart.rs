@@ -18,8 +18,7 @@ use tests::bed::command_in;
 use tests::ping::{Pinging, Runs, Summary};
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_other_layout, with_other_programs};
-use tests::wait::slowness;
-use tests::{Bed, Member, Node, PATIENCE, wait_for};
+use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
 
 /// Clients alone reach the server, by echoes and by iperf3, and reach nobody else.
 const POLICY: &str = r#"

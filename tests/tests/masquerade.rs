@@ -15,7 +15,7 @@ use socket2::{Domain, Socket, Type};
 use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
 use tests::outside::{self, CLIENT_CIDRS, FAR, FAR4, FAR6, ROUTER_DEVICE, far, serve, sources};
 use tests::process::{Running, run, run_with_input};
-use tests::{Bed, PATIENCE, wait_for};
+use tests::{Bed, PATIENCE, slowness, wait_for};
 
 /// Where servers of connections listen.
 const SERVICE: u16 = 7000;
@@ -66,6 +66,9 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
     Ok(())
 }
 
+/// The largest buffer that sockets get everywhere (`net.core.rmem_max`, less than 208 KiB nowhere).
+const BUFFER: &str = "-w 200K";
+
 /// Runs a client of iperf3, and returns its report.
 fn iperf3(source: &str, address: IpAddr, words: &str) -> anyhow::Result<Value> {
     let mut client = command_in(source, "iperf3");
@@ -100,7 +103,7 @@ fn transfers_go_both_ways() -> anyhow::Result<()> {
                     "{source} {direction}: {report:#}"
                 );
 
-                let udp = format!("-u -b 50M -l 1200 -w 1M -n 2M {direction}");
+                let udp = format!("-u -b 10M -l 1200 {BUFFER} -n 2M {direction}");
                 let report = iperf3(&source, address, &udp)?;
                 let sum = &report["end"]["sum"];
                 let (sent, lost) = (sum["packets"].as_u64(), sum["lost_packets"].as_u64());
@@ -435,20 +438,25 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
     let node = bed.node(1);
     let _server = iperf3_server()?;
     for (source, address) in sources(node).iter().zip(far()) {
-        let udp = "-u -b 10M -l 1200 -w 1M -t 3";
+        // The buffer holds what comes in more than a second.
+        let udp = format!("-u -b 500K -l 200 {BUFFER} -t {}", 8 * slowness());
         let report = std::thread::scope(|scope| {
-            let transfer = scope.spawn(|| iperf3(source, address, udp));
+            let transfer = scope.spawn(|| iperf3(source, address, &udp));
             let is_going = wait_for("the transfer to begin", PATIENCE, || {
                 Ok((!flows_to(node, address)?.is_empty()).then_some(()))
             });
             let restarted = is_going
                 .and_then(|()| node.kill_agent(Signal::SIGKILL))
-                .and_then(|()| node.start_agent());
+                .and_then(|()| node.start_agent())
+                .and_then(|()| {
+                    ensure!(!transfer.is_finished(), "the transfer ended before");
+                    Ok(())
+                });
             let report = transfer.join().expect("no panic");
             restarted.and(report)
         })?;
         let sum = &report["end"]["sum"];
-        ensure!(sum["packets"].as_u64() > Some(2500), "{report:#}");
+        ensure!(sum["packets"].as_u64() > Some(2000), "{report:#}");
         assert_eq!(sum["lost_packets"], 0, "{report:#}");
     }
     Ok(())

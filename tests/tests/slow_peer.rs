@@ -8,9 +8,10 @@ use health_agent::api::types::{Diagnosis, Reachability};
 use health_agent::net::netns::NetNs;
 use jiff::Timestamp;
 use tests::relay::{Handling, Relay};
-use tests::{Bed, Node, PATIENCE, wait_for};
+use tests::{Bed, Node, PATIENCE, slowness, wait_for};
 
-/// How long packets are held: far above all that a busy machine adds to a round trip.
+/// How long packets are held, as often as the machine is slower than others: far above all that a busy one
+/// adds to a round trip.
 const HOLD: Duration = Duration::from_millis(30);
 /// Answers of each target that tell what is usual.
 const USUAL: u64 = 30;
@@ -152,7 +153,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
     }
 
     let begin = Timestamp::now();
-    relay.set_hold(HOLD);
+    relay.set_hold(HOLD * slowness());
     for by in [near, far] {
         wait_told(by, slow, expected.place)?;
     }

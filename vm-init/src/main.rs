@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Context as _;
 use nix::errno::Errno;
 use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
 use vm_init::{Frame, Report};
@@ -18,6 +19,10 @@ use crate::runner::Line;
 
 /// Says to the second self that it is one.
 const RUN: &str = "run";
+
+/// Files that a process may have open, and up to which it may raise that itself: as systemd has it for what it
+/// starts. The kernel's own 4096 is too few for servers.
+const OPEN_FILES: (u64, u64) = (1024, 512 * 1024);
 
 fn main() -> ExitCode {
     if env::args().nth(1).is_some_and(|word| word == RUN) {
@@ -55,6 +60,9 @@ fn tell(error: &anyhow::Error) {
 fn first_process() -> anyhow::Result<()> {
     mounts::leave_rootfs()?;
     mounts::mount_all()?;
+    let (soft, hard) = OPEN_FILES;
+    setrlimit(Resource::RLIMIT_NOFILE, soft, hard)
+        .context("cannot set how many files may be open")?;
     let runner = Command::new("/proc/self/exe")
         .arg(RUN)
         .spawn()
