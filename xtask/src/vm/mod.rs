@@ -80,9 +80,13 @@ impl Choice {
         self.vm.is_some() || self.image.kernel_image.is_some()
     }
 
-    /// The processor that was asked for, or this machine's.
+    /// The processor that was asked for, or this machine's. Images are for one kind only.
     fn arch(&self) -> anyhow::Result<Arch> {
-        self.arch.map_or_else(Arch::own, Ok)
+        match self.arch {
+            Some(arch) => Ok(arch),
+            None if self.image.kernel_image.is_some() => Ok(Arch::X86_64),
+            None => Arch::own(),
+        }
     }
 
     /// The limit that was asked for.
@@ -143,7 +147,9 @@ fn in_each(
     let arch = choice.arch()?;
     packages::require(&[packages::emulator(arch)])?;
     packages::require(packages::VM)?;
-    packages::require(packages::TESTS)?;
+    if arch.is_own() {
+        packages::require(packages::TESTS)?;
+    }
     let kernels = choice.kernels(workspace)?;
     build_static(workspace, arch, programs)?;
     let mut code = 0;

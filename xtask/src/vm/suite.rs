@@ -373,8 +373,14 @@ fn stripped(workspace: &Workspace, program: &Path) -> anyhow::Result<PathBuf> {
     if changed(&copy).is_ok_and(|copied| copied > source) {
         return Ok(copy);
     }
-    run(Command::new("strip")
-        .arg("-o")
-        .args([&copy, &program.to_owned()]))?;
+    // Others that make it at the same time never find half of it.
+    let made = tempfile::Builder::new()
+        .prefix(".stripping-")
+        .tempfile_in(&folder)
+        .with_context(|| format!("cannot make a file in {}", folder.display()))?
+        .into_temp_path();
+    run(Command::new("strip").arg("-o").args([&*made, program]))?;
+    made.persist(&copy)
+        .with_context(|| format!("cannot make {}", copy.display()))?;
     Ok(copy)
 }
