@@ -116,7 +116,14 @@ fn wait_told(by: &Node, of: &Node, words: &str) -> anyhow::Result<Diagnosis> {
             |told: &Diagnosis| told.cause == "latency-shift" && told.message.contains(words);
         Ok(last.clone().filter(wanted))
     });
-    told.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))
+    told.with_context(|| seen(by, of, last.as_ref()))
+}
+
+/// What a node tells of another, for the error of a test.
+fn seen(by: &Node, of: &Node, told: Option<&Diagnosis>) -> String {
+    let shown = by.cli(&format!("status --verbose --node {}", of.name()));
+    let shown = shown.map(|ran| ran.stdout).unwrap_or_default();
+    format!("{} of {}: {told:#?}\n{shown}", by.name(), of.name())
 }
 
 /// Waits until `by` tells nothing of `of`, or nothing but this, which is returned.
@@ -129,7 +136,7 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
             .is_none_or(|told| but.is_some_and(|but| told.message.contains(but)));
         Ok(is_quiet.then_some(()))
     });
-    quiet.with_context(|| format!("{} of {}: {last:#?}", by.name(), of.name()))?;
+    quiet.with_context(|| seen(by, of, last.as_ref()))?;
     Ok(last)
 }
 
@@ -167,19 +174,22 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
     assert!(told.evidence.len() <= 2 * echoes, "{told:#?}");
     for told in told.evidence.iter().chain([&told.message]) {
         let since = since(told)?;
-        // Told in whole seconds, and known to a tenth.
-        let earliest = begin - Duration::from_secs(2);
+        // Told in whole seconds, and known to a tenth of the round trips before.
+        let earliest = begin - Duration::from_secs(2) * slowness();
         ensure!((earliest..Timestamp::now()).contains(&since), "{told}");
     }
     let status = near.status()?;
     let node = status.nodes.iter().find(|n| n.name == slow.full_name());
     let node = node.context("the node is not in the report")?;
     assert_eq!(node.reachability(), Reachability::Degraded);
-    let shown = near.cli("status --verbose --node hnode2")?.success()?;
-    ensure!(
-        shown.contains(&format!("Diagnosis:   {}", told.message)),
-        "{shown}"
-    );
+    // The times in it change with each answer.
+    wait_for("the diagnosis in the table", PATIENCE, || {
+        let told = wait_told(near, slow, expected.place)?;
+        let shown = near.cli("status --verbose --node hnode2")?.success()?;
+        Ok(shown
+            .contains(&format!("Diagnosis:   {}", told.message))
+            .then_some(()))
+    })?;
 
     for by in [near, far, other] {
         for of in [near, far, other] {
