@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, ensure};
-use health_agent::datapath::Hook;
+use health_agent::datapath::{Attachment, Attachments, Hook};
 use health_agent::mesh::rtt_store::{Measured, RttStore as _};
 use health_agent::net::netns::NetNs;
 use health_common::LAYOUT_VERSION;
@@ -17,6 +17,7 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::bind;
 use socket2::{Domain, SockFilter, Socket, Type};
+use tests::attached::has_tcx;
 use tests::bed::FABRIC;
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Probe, ethernet, tagged};
 use tests::testrun::TestRun;
@@ -66,6 +67,10 @@ impl Wire {
             session: SESSION,
             ..DatapathConfig::default()
         })?;
+        if !has_tcx()? {
+            let attachments = Attachments::all(Attachment::Clsact);
+            run.datapath.set_attachments(attachments);
+        }
         node.run_in(|| run.datapath.attach(&Hook::uplink("eth0")))??;
         let [_, inlet] = FORWARDED;
         let outbound = node.run_in(|| open(inlet))??;
