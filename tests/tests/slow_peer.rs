@@ -47,14 +47,15 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
     };
     let before = samples()?;
     ensure!(!before.is_empty(), "{} is not measured", of.name());
-    wait_for("answers", PATIENCE, || {
+    let waited = wait_for("answers", PATIENCE, || {
         let now = samples()?;
         let enough = now
             .iter()
             .zip(&before)
             .all(|(now, old)| now - old >= answers);
         Ok((now.len() == before.len() && enough).then_some(()))
-    })
+    });
+    waited.with_context(|| seen(by, of, diagnosis(by, of).ok().flatten().as_ref()))
 }
 
 /// Has what a node's stack receives on its own addresses held by a relay, behind the programs on its
