@@ -938,6 +938,8 @@ spec:
 
     #[test]
     fn hostile_documents_end_soon_and_with_an_error() {
+        /// Under emulation. A document of which each line makes ten of the one before never ends.
+        const SOON: Duration = Duration::from_secs(300);
         let rules = |count: usize| {
             let rule = r#"{"labels": ["a"], "endpointSelector": {}, "ingress": [{}]}"#;
             format!("[{}]", vec![rule; count].join(","))
@@ -990,7 +992,7 @@ spec:
         ] {
             let begin = Instant::now();
             let error = error(&document);
-            assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
+            assert!(begin.elapsed() < SOON, "{error}");
             assert!(error.contains(message), "{error}");
             assert!(error.len() < 400, "{error}");
         }
