@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::{Diagnosis, Reachability};
+use health_agent::api::types::{Diagnosis, Reachability, TargetHistory};
 use health_agent::net::netns::NetNs;
 use jiff::Timestamp;
 use tests::relay::{Handling, Relay};
@@ -60,6 +60,23 @@ fn wait_answers(by: &Node, of: &Node, answers: u64) -> anyhow::Result<()> {
         Ok((now.len() == before.len() && enough).then_some(()))
     });
     waited.with_context(|| seen(by, of, diagnosis(by, of).ok().flatten().as_ref()))
+}
+
+/// Waits until few round trips of those before take as long as those that are to come. While agents start, a slow
+/// machine is busy, and what is within what is usual is no shift.
+fn wait_steady(by: &Node, of: &Node) -> anyhow::Result<()> {
+    let most = HOLD * slowness() / 2;
+    let is_steady = |target: &TargetHistory| {
+        let mut nine_tenths = target.windows.iter().map(|window| window.p90_ns);
+        nine_tenths.all(|p90| p90.is_some_and(|p90| Duration::from_nanos(p90) < most))
+    };
+    let waited = wait_for("steady round trips", PATIENCE, || {
+        let mut shown = by.listing(&format!("node get {}", of.name()))?;
+        let history: Vec<TargetHistory> = serde_json::from_value(shown["history"].take())?;
+        ensure!(!history.is_empty(), "{} has no history", of.name());
+        Ok(history.iter().all(is_steady).then_some(()))
+    });
+    waited.with_context(|| seen(by, of, None))
 }
 
 /// Has what a node's stack receives on its own addresses held by a relay, behind the programs on its
@@ -161,6 +178,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
     let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
     for by in [near, far] {
         wait_answers(by, slow, USUAL)?;
+        wait_steady(by, slow)?;
         wait_quiet(by, slow, None)?;
     }
 
