@@ -121,8 +121,8 @@ pub(crate) fn command(workspace: &Workspace, args: &CommandArgs) -> anyhow::Resu
 const CLUSTER: &[&str] = &["health-agent", "bed"];
 
 /// How long a cluster may take to its first answers: under software emulation the kernel's verifier alone
-/// takes ten seconds for each agent.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// takes ten seconds for each agent, and half a minute where the emulator shares its processor.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `cargo xtask run` in virtual machines, with the flags of the bed.
 pub(crate) fn run(
