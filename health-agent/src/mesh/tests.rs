@@ -510,8 +510,8 @@ fn probing_on_request_ends_in_time_and_tells_the_dead_from_the_living() {
         let wall = jiff::Timestamp::now();
         let (first, second) = tokio::join!(bed.mesh.probe_now(), bed.mesh.probe_now());
         let took = begun.elapsed();
-        // No two of the dead are waited for one after the other.
-        assert!(took < TIMEOUT * 2, "{took:?}");
+        // The time that 202 probes take at the probe rate is part of the margin.
+        assert!(took <= TIMEOUT + Duration::from_millis(100), "{took:?}");
         for report in [&first, &second] {
             for node in &report.nodes {
                 let path = &node.host.primary_address;

@@ -938,8 +938,6 @@ spec:
 
     #[test]
     fn hostile_documents_end_soon_and_with_an_error() {
-        /// Under emulation. A document of which each line makes ten of the one before never ends.
-        const SOON: Duration = Duration::from_secs(300);
         let rules = |count: usize| {
             let rule = r#"{"labels": ["a"], "endpointSelector": {}, "ingress": [{}]}"#;
             format!("[{}]", vec![rule; count].join(","))
@@ -992,7 +990,7 @@ spec:
         ] {
             let begin = Instant::now();
             let error = error(&document);
-            assert!(begin.elapsed() < SOON, "{error}");
+            assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
             assert!(error.contains(message), "{error}");
             assert!(error.len() < 400, "{error}");
         }
