@@ -290,8 +290,11 @@ impl Engine {
         }
     }
 
-    /// How long scheduled probes gather until they are sent.
+    /// How long scheduled probes gather until they are sent. Somebody waits for those of a sweep.
     fn gather_time(&self) -> Duration {
+        if self.sweep.is_some() {
+            return TURN;
+        }
         let shortest = self.options.intervals.iter().min().unwrap_or(MAX_GATHER);
         self.schedule
             .pace()
@@ -763,6 +766,7 @@ impl Engine {
         if self.sweep.is_none() {
             let spread = self.rate_time(self.targets.len());
             self.schedule.pull_in_all(now, spread);
+            self.send_at = self.send_at.min(now);
             let targets = self.targets.iter().map(|(id, target)| (id, target.node));
             let nodes = self.set.nodes.len();
             let timeout = self.options.timeout;
