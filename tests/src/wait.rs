@@ -10,7 +10,7 @@ use anyhow::bail;
 /// measured by `cargo xtask bench`.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Time between two looks.
+/// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// In the environment: how many times as long to wait on a slow machine.
@@ -27,6 +27,7 @@ pub fn wait_for<T>(
     let start = Instant::now();
     let deadline = deadline * slowness();
     loop {
+        let begin = Instant::now();
         let found = look();
         if let Ok(Some(found)) = found {
             return Ok(found);
@@ -38,7 +39,8 @@ pub fn wait_for<T>(
                 because.unwrap_or_default()
             );
         }
-        thread::sleep(PAUSE);
+        // What costs a processor much is not looked at all the time.
+        thread::sleep(PAUSE.max(begin.elapsed()));
     }
 }
 
