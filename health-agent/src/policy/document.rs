@@ -283,7 +283,7 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use serde_json::json;
 
@@ -954,6 +954,10 @@ spec:
             .map(|i| std::net::Ipv4Addr::from(i << 8).to_string())
             .collect();
         let many_items = format!("[{}]", vec!["[]"; 3_000_000].join(","));
+        // The most rules that are taken are the measure on any machine.
+        let begin = Instant::now();
+        assert_eq!(parse(&rules(10_000)).unwrap().len(), 1);
+        let honest = begin.elapsed();
         for (document, message) in [
             ("[".repeat(10_000), "not JSON: recursion limit exceeded"),
             (format!("a:\n{}", "- ".repeat(10_000)), "line 2"),
@@ -990,11 +994,10 @@ spec:
         ] {
             let begin = Instant::now();
             let error = error(&document);
-            assert!(begin.elapsed() < Duration::from_secs(30), "{error}");
+            assert!(begin.elapsed() < honest * 30, "{honest:?}: {error}");
             assert!(error.contains(message), "{error}");
             assert!(error.len() < 400, "{error}");
         }
-        assert_eq!(parse(&rules(10_000)).unwrap().len(), 1);
     }
 
     #[test]

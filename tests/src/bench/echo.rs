@@ -55,7 +55,7 @@ fn ping_cycles() -> anyhow::Result<(f64, f64)> {
     with_endpoint(INSTANCE, alternate)
 }
 
-fn alternate(
+async fn alternate(
     endpoint: &HealthEndpoint,
     datapath: &mut Datapath,
     _: &Pinned,

@@ -22,7 +22,9 @@ pub(super) const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 /// yet.
 pub(super) fn with_endpoint<T: Send + 'static>(
     instance: &'static str,
-    work: impl FnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T> + Send + 'static,
+    work: impl AsyncFnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T>
+    + Send
+    + 'static,
 ) -> anyhow::Result<T> {
     // A thread of its own takes the network namespace with it when it ends.
     std::thread::spawn(move || {
@@ -38,7 +40,7 @@ pub(super) fn with_endpoint<T: Send + 'static>(
 
 async fn in_namespace<T>(
     instance: &str,
-    work: impl FnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(&HealthEndpoint, &mut Datapath, &Pinned) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let bpffs = Bpffs::mount();
     let state_dir = tempfile::tempdir()?;
@@ -65,7 +67,7 @@ async fn in_namespace<T>(
             bpf_root: bpffs.path().to_owned(),
         };
         let mut datapath = load(&location, &endpoint)?;
-        work(&endpoint, &mut datapath, &Pinned::open(&location)?)
+        work(&endpoint, &mut datapath, &Pinned::open(&location)?).await
     }
     .await;
     let cleanup = health::cleanup(instance, state_dir.path()).await;

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use netlink_packet_route::AddressFamily;
@@ -606,6 +606,8 @@ fn a_renamed_veth_is_replaced_under_its_old_addresses() {
         spec.fixed_addresses = vec![ip("10.244.1.7"), ip("fd00:10:244:1::7")];
         let endpoint = ensure(&spec).await;
         let outer = device(&host.netlink, DEVICE).await;
+        // Before Linux 6.2 no other device can be renamed.
+        link::set_down(&host.netlink, &outer).await.unwrap();
         let message = LinkUnspec::new_with_index(outer.index).name("renamed");
         let renamed = host.netlink.link().set(message.build()).execute().await;
         renamed.unwrap();
@@ -1041,22 +1043,6 @@ fn routes_of_others_are_not_touched() {
             .await
             .unwrap();
         host.assert_unchanged(&before).await;
-    });
-}
-
-#[test]
-fn a_check_is_cheap() {
-    on_a_host(async |host: Host| {
-        let endpoint = ensure(&host.spec()).await;
-        let mut times = [Duration::ZERO; 101];
-        for time in &mut times {
-            let start = Instant::now();
-            endpoint.check().await.unwrap();
-            *time = start.elapsed();
-        }
-        times.sort();
-        println!("median of a check: {:?}", times[times.len() / 2]);
-        assert!(times[times.len() / 2] < Duration::from_millis(1));
     });
 }
 

@@ -44,7 +44,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     with_endpoint(INSTANCE, measure)
 }
 
-fn measure(
+async fn measure(
     endpoint: &HealthEndpoint,
     datapath: &mut Datapath,
     pinned: &Pinned,
