@@ -25,7 +25,7 @@ const CPU_LIMIT_PERCENT: f64 = 1.0;
 const INSTANCE: &str = "bench-agent";
 /// Checks that are timed, each beside a single list of devices.
 const CHECKS: u32 = 1001;
-const CHECK_LIMIT_US: f64 = 500.0;
+const CHECK_LIMIT_US: f64 = 200.0;
 
 pub(super) fn run() -> anyhow::Result<Report> {
     let bed = Bed::builder().nodes(NODES).start()?;
