@@ -46,6 +46,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("nsenter", "util-linux"),
     tool("setpriv", "util-linux"),
     tool("setarch", "util-linux"),
+    tool("setsid", "util-linux"),
     tool("chrt", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("nft", "nftables"),
