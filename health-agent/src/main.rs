@@ -1,18 +1,17 @@
 //! The command-line program: settles what must be settled while the process has one thread, then
 //! hands over to the command.
 
-use std::env;
 use std::ffi::OsString;
-use std::io;
 use std::path::Path;
 use std::process::ExitCode;
+use std::{env, io};
 
 use anyhow::Context;
 use clap::Parser;
 use health_agent::cli::exit::{self, Failure};
 use health_agent::cli::{Cli, Command};
 use health_agent::cni;
-use health_agent::net::hostns;
+use health_net::hostns;
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
 

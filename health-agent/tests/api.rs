@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use common::{Agent, Fixture};
 use health_agent::api::client::Client;
-use health_agent::api::types::ProbeEvent;
+use health_model::api::ProbeEvent;
 use serde_json::{Value, json};
 
 const METHODS: [&str; 5] = ["get", "put", "post", "delete", "patch"];

@@ -5,16 +5,15 @@
 #[allow(dead_code, reason = "other tests use the rest")]
 mod common;
 
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 use common::{Agent, Fixture};
 use health_agent::api::server::Source as _;
-use health_agent::config::Location;
 use health_agent::metrics::{Exporter, Format};
+use health_model::settings::Location;
 
 /// A scraper that reads nothing until another scrape has ended.
 struct Slow {

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::Agent;
-use health_agent::api::types::{HealthStatus, NodeStatus, ProbeEvent};
+use health_model::api::{HealthStatus, NodeStatus, ProbeEvent};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use tempfile::TempDir;

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use anyhow::Context as _;
-use health_agent::api::types::Endpoint;
-use health_agent::net::netns::{self, NetNs};
+use health_model::api::Endpoint;
+use health_net::netns::{self, NetNs};
 
 use crate::Node;
 

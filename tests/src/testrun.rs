@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use aya::TestRunOptions;
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
-use health_agent::config::Location;
 use health_agent::datapath::MapSizes;
 use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::loader::{Datapath, ProgramLog};
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::{LAYOUT_VERSION, identity};
+use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 /// Return value for a packet that goes on (`TC_ACT_UNSPEC`).

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::config::AttachMode;
+use health_model::settings::AttachMode;
 use nix::sys::signal::Signal;
 use tests::bed::agent_binary;
 use tests::ping::{Pinging, Runs};

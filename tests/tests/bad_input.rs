@@ -12,9 +12,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::{ConnectivityStatus, HealthStatus, NodeStatus};
-use health_agent::net::netns::NetNs;
 use health_common::checksum;
+use health_model::api::{ConnectivityStatus, HealthStatus, NodeStatus};
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use nix::unistd::Pid;

@@ -1,7 +1,7 @@
 //! The CNI plugin: what it answers to runtimes, and real containers of podman.
 
 use anyhow::Context as _;
-use health_agent::net::netns::{self, NetNs};
+use health_net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use Difference::*;
 use anyhow::{Context as _, ensure};
-use health_agent::net::netns::NetNs;
 use health_common::ct::Timeouts;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use socket2::{Domain, SockRef, Socket, Type};
 use tests::conntrack::lab::{answering, silent};

@@ -1,7 +1,7 @@
 //! Uplinks and addresses on other devices than plain Ethernet: peers are reached, and timed in the kernel, over
 //! a restart too.
 
-use health_agent::api::types::RttSource;
+use health_model::api::RttSource;
 use nix::sys::signal::Signal;
 use tests::{Bed, Node, PATIENCE, wait_for};
 

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::Context as _;
-use health_agent::api::types::Diagnosis;
+use health_model::api::Diagnosis;
 use tests::bed::{FABRIC, Node};
 use tests::process::run_with_input;
 use tests::{Bed, PATIENCE, wait_for};

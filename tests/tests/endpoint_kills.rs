@@ -2,17 +2,15 @@
 //! are gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::env;
-use std::fs;
 use std::net::IpAddr;
 use std::process::{Child, Stdio};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{env, fs, thread};
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::client::Client;
-use health_agent::api::types::{Endpoint, Enforcement, TakenAddress};
-use health_agent::net::netns::{self, NetNs};
+use health_model::api::{Endpoint, Enforcement, TakenAddress};
+use health_net::netns::{self, NetNs};
 use ipnet::IpNet;
 use nix::sys::signal::Signal;
 use serde_json::Value;

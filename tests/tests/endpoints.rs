@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::api::types::Endpoint;
-use health_agent::net::netns::NetNs;
+use health_model::api::Endpoint;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use tests::process::{Ran, run};
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};

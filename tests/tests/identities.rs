@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_agent::config::RegistrySpec;
-use health_agent::identity::{
-    Identities, Identity, IdentityAllocator, IdentityError, OnOutage, Timing,
-};
-use health_agent::labels::LabelSet;
+use health_agent::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use tests::bed::Etcd;
 use tests::{Bed, PATIENCE};
 use tokio::sync::watch;

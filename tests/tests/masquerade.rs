@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::net::netns::NetNs;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use socket2::{Domain, Socket, Type};

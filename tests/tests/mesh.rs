@@ -1,6 +1,6 @@
 //! Every node of a cluster finds every other one reachable, and says where round trips were stamped.
 
-use health_agent::api::types::{NodeStatus, RttSource};
+use health_model::api::{NodeStatus, RttSource};
 use tests::{Bed, PATIENCE};
 
 #[test]

@@ -13,7 +13,6 @@ use aya::programs::TestRun as _;
 use health_agent::config::MasqueradeSettings;
 use health_agent::datapath::events::KernelRing;
 use health_agent::events::{Ring as _, Switch as _};
-use health_agent::net::netns::NetNs;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::events::{
@@ -22,6 +21,7 @@ use health_common::events::{
 };
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
+use health_net::netns::NetNs;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,

@@ -1276,7 +1276,7 @@ fn one_way_delays_are_told_where_clocks_can_be_in_step() {
         bed.run("from_netdev", &uplink_packet(false, &[], false, &probe, 0));
         entered(&rtt, key, number(sequence))
     };
-    let tai_offset_ns = health_agent::net::clock::state()
+    let tai_offset_ns = health_net::clock::state()
         .expect("the clock's state")
         .tai_offset_ns();
     let row = reply(1, 0, utc_ns() + tai_offset_ns);

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
+use health_model::api::{Diagnosis, LargerPackets, PathMtuEntry, PathMtuStatus};
 use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, add_router, ip, sysctl};
 use tests::http::{METRICS_PORT, get};
 use tests::process::run_with_input;

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::Endpoint;
-use health_agent::net::netns::{self, NetNs};
-use health_agent::policy::{L4, PolicyMode, Protocol as Transport};
+use health_model::api::Endpoint;
+use health_model::policy::{L4, PolicyMode, Protocol as Transport};
+use health_net::netns::{self, NetNs};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{MsgFlags, recv};
 use socket2::{Domain, Protocol, Socket, Type};

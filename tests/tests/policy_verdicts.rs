@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use health_agent::identity::Identity;
-use health_agent::labels::{Label, LabelSet};
-use health_agent::policy::{Direction, Peer, PolicySettings, Repository, TraceRequest, Verdict};
+use health_agent::policy::{Peer, PolicySettings, Repository, TraceRequest, Verdict};
+use health_model::identity::Identity;
+use health_model::labels::{Label, LabelSet};
+use health_model::policy::Direction;
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 
 /// A scenario's policies, and the identities of all that cases speak of.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::ensure;
-use health_agent::config::Location;
 use health_agent::datapath::dump::Pinned;
-use health_agent::net::netns::NetNs;
+use health_model::settings::Location;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use tests::bed::{BPFFS, FABRIC};
 use tests::relay::{Handling, Relay, is_echo_request};

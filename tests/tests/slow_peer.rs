@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::{Diagnosis, Protocol, Reachability, TargetHistory};
-use health_agent::net::netns::NetNs;
+use health_model::api::{Diagnosis, Protocol, Reachability, TargetHistory};
+use health_net::netns::NetNs;
 use jiff::Timestamp;
 use nix::sys::signal::Signal;
 use tests::relay::{Handling, Relay};

@@ -1,6 +1,6 @@
 //! `status` in all its forms: what it says and the code it ends with, healthy and not.
 
-use health_agent::api::types::{PathStatus, Reachability};
+use health_model::api::{PathStatus, Reachability};
 use nix::sys::signal::Signal;
 use tests::{Bed, PATIENCE, wait_for};
 

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::api::types::RttSource;
+use health_model::api::RttSource;
 use serde_json::Value;
 use tests::{Bed, Node, PATIENCE, wait_for};
 

@@ -1,19 +1,17 @@
 //! Removing everything that an agent made on this machine.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::Context as _;
+use health_model::settings::Location;
 use nix::unistd::Uid;
 
 use super::own;
-use crate::config::Location;
 use crate::datapath::loader;
 use crate::endpoint::{health, workload};
-use crate::enforcement;
-use crate::identity;
 use crate::pidfile::PidFile;
+use crate::{enforcement, identity};
 
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
 /// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.

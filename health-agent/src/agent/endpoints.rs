@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
+use health_model::ipam::NodeIpam;
+use health_net::netlink::Handle;
 use jiff::Timestamp;
 
 use super::addresses;
@@ -17,8 +19,6 @@ use crate::endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
 use crate::endpoint::workload::{HostDevices, Saved, StateDir};
 use crate::enforcement::{self, Enforcer, Surroundings};
 use crate::identity::IdentityAllocator;
-use crate::ipam::NodeIpam;
-use crate::net::netlink::Handle;
 use crate::nodes::{Node, Registry};
 use crate::policy::PolicySettings;
 

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-
-use crate::config::Location;
+use health_model::settings::Location;
 
 /// The folders that were not there before, outermost first.
 #[derive(Debug, Default)]

@@ -25,13 +25,16 @@ use tracing::{info, warn};
 
 pub use self::cleanup::cleanup;
 
+use health_model::settings::Location;
+use health_net::netlink;
+
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
-use crate::config::{Config, GcInterval, Location};
+use crate::config::{Config, GcInterval};
 use crate::conntrack::{Collector, Pace};
 use crate::datapath::Attachments;
 use crate::datapath::kernel::{self, Suited};
@@ -42,7 +45,6 @@ use crate::identity::{self, IdentityAllocator, Timing};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
-use crate::net::netlink;
 use crate::nodes::{self, Node, Registry};
 use crate::pidfile::PidFile;
 

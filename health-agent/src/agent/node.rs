@@ -10,6 +10,9 @@ use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::Timeouts;
 use health_common::siphash::SipKey;
+use health_model::settings::Location;
+use health_net::netlink::Handle;
+use health_net::{clock, link};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -17,15 +20,13 @@ use super::addresses;
 use super::endpoints::workload;
 use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
-use crate::config::{Config, Location};
+use crate::config::Config;
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::endpoint::workload::Saved;
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
-use crate::net::netlink::Handle;
-use crate::net::{clock, link};
 use crate::nodes::Node;
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.

@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::Context as _;
+use health_net::netlink::{self, Handle};
+use health_net::{link, route};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::state::AgentSource;
 use crate::config::{Config, RegistrySpec};
-use crate::net::netlink::{self, Handle};
-use crate::net::{link, route};
 use crate::nodes::etcd::{self, EtcdSpec};
 use crate::nodes::validate::{Claims, Entry};
 use crate::nodes::{Node, NodeSet, Registry};

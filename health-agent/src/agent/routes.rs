@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use health_net::netlink::Handle;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
 
 use crate::endpoint::peer_routes::PeerRoutes;
-use crate::net::netlink::Handle;
 use crate::nodes::NodeSet;
 
 /// Time between two looks at the routes, at least: the kernel drops routes with a device that goes

@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 
 use health_common::identity;
 use health_common::rtt::{RttKey, RttRow};
+use health_model::api::{
+    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
+    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
+};
+use health_model::duration::go_duration;
+use health_model::events::EventFilter;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
-use crate::api::events::EventFilter;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
-use crate::api::types::{
-    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
-    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory, go_duration,
-};
 use crate::config::Config;
 use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;

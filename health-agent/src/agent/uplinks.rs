@@ -2,9 +2,10 @@
 
 use std::net::IpAddr;
 
+use health_net::link::{self, LinkError};
+use health_net::netlink::Handle;
+
 use crate::config::Config;
-use crate::net::link::{self, LinkError};
-use crate::net::netlink::Handle;
 use crate::nodes::Node;
 
 /// Which devices are uplinks: those asked for, or those that carry the node's addresses.

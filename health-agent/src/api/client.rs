@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use health_model::api::{EndpointEvent, ErrorBody, ProbeEvent};
+use health_model::events::{EventFilter, MonitorLine};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -15,9 +17,6 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-
-use super::events::{EventFilter, MonitorLine};
-use super::types::{EndpointEvent, ErrorBody, ProbeEvent};
 
 /// Reading answers at once with what is known.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);

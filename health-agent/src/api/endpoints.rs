@@ -14,19 +14,19 @@ use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
+use health_model::api::{
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, HealthState, LabelChange,
+};
+use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 
 use super::serve::Client;
 use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
-use super::types::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, HealthState, LabelChange,
-};
 use crate::endpoint::error::{EndpointError, ErrorKind};
 use crate::endpoint::health::ENDPOINT_IDS;
 use crate::endpoint::manager::{Manager, NewEndpoint, Selector};
-use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 
 /// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
 const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;

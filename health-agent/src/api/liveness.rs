@@ -6,14 +6,15 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use health_model::duration::duration_text;
 use hyper::StatusCode;
 use jiff::Timestamp;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::monitor::Answer;
-use crate::config::duration_text;
 
 /// Without news for so long, a check is in doubt.
 const WARN_AFTER: Duration = Duration::from_secs(15);

@@ -2,8 +2,6 @@
 
 pub mod client;
 mod endpoints;
-pub mod events;
-pub mod flow;
 pub mod liveness;
 pub mod monitor;
 mod node_feed;
@@ -14,4 +12,3 @@ mod serve;
 pub mod server;
 pub mod socket;
 mod streamed;
-pub mod types;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::types::{
+use health_model::api::{
     ClusterNodeStatus, NodeAddressing, NodeAddressingElement, NodeElement, NodeEntry, NodeList,
 };
 

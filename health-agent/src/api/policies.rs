@@ -8,18 +8,25 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
-use serde::Deserialize;
+use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+use health_model::identity::Identity;
+use health_model::labels::{Label, LabelSet};
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::endpoints::{body, body_bytes};
 use super::server::{Refusal, Shared, Source, answer};
-use super::types::{
-    PolicyChange, PolicyDocument, PolicyList, TraceAnswer, TraceEndRequest, TraceQuery,
-};
 use crate::enforcement::{EnforceError, Enforcer};
-use crate::identity::Identity;
-use crate::labels::{Label, LabelSet};
-use crate::policy::{Peer, PolicyName, Repository, TraceRequest};
+use crate::policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
+
+/// Answer to `POST /v1/policies/trace`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct TraceAnswer {
+    /// For people.
+    text: String,
+    /// For programs.
+    trace: Trace,
+}
 
 /// Largest document, bytes.
 const MAX_DOCUMENT: usize = 10 * 1024 * 1024;

@@ -10,12 +10,13 @@ use health_common::probe::Path;
 use health_common::rtt::{
     PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, SOURCE_KERNEL, SOURCE_SOCKET,
 };
+use health_model::api::NodeList;
+use health_model::duration::short_duration;
+use health_net::clock::{self, ClockState};
 use serde::Serialize;
 
 use super::rtt_summary::{Histogram, RttSummary};
 use super::server::Source;
-use super::types::{NodeList, short_duration};
-use crate::net::clock::{self, ClockState};
 
 /// Writes the rows of `source` as a JSON array, a row a line, while they are read: all of them
 /// together are large.

@@ -2,12 +2,11 @@
 
 use std::convert::Infallible;
 use std::fmt::Display;
-use std::fs;
 use std::future::Future;
-use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -19,26 +18,26 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, patch, post, put};
 use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
-use serde::{Deserialize, Serialize};
-use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-
-use super::events::EventFilter;
-use super::node_feed::{self, NodeFeed};
-use super::serve::{Client, Limits, Server, has_body};
-use super::streamed;
-use super::types::{
+use health_model::api::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
     IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
     TargetHistory,
 };
-use super::{endpoints, policies};
-use crate::config::{Config, duration_text};
+use health_model::duration::duration_text;
+use health_model::events::EventFilter;
+use health_model::identity::{Identity, ParseIdentityError};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::node_feed::{self, NodeFeed};
+use super::serve::{Client, Limits, Server, has_body};
+use super::{endpoints, policies, streamed};
+use crate::config::Config;
 use crate::conntrack::Counts;
 use crate::endpoint::manager::Manager;
 use crate::enforcement::Enforcer;
 use crate::events::{self, SubscribeError, Subscription};
-use crate::identity::{Identity, ParseIdentityError};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
@@ -583,11 +582,12 @@ async fn no_such_method(request: Request) -> Refusal {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::api::socket::bind;
     use std::collections::BTreeSet;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::api::socket::bind;
 
     /// Stands for the type parameter of [`routes`]; no request reaches it.
     struct Unasked;

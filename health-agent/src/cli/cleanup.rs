@@ -1,10 +1,10 @@
 //! `health-agent cleanup`: removes what an agent left on this machine.
 
 use clap::Args;
+use health_model::settings::Location;
 use serde::Serialize;
 
 use super::output::OutputArgs;
-use crate::config::Location;
 
 const EXAMPLES: &str = "\
 Examples:

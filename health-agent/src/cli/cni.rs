@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use health_model::settings::Location;
 
 use crate::cni;
-use crate::config::Location;
 
 const HELP: &str = "\
 Called by container runtimes, which say in the environment and on stdin what they want, as the CNI \

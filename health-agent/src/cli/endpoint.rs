@@ -9,14 +9,14 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use health_model::api::{Endpoint, EndpointEvent, EndpointHealth};
+use health_model::labels::Label;
 
 use self::show::{endpoints_table, health_table, log_table};
 use super::absolute_path;
 use super::output::{Format, OutputArgs, print_more, write_json_line};
 use crate::api::client::Client;
-use crate::api::types::{Endpoint, EndpointEvent, EndpointHealth};
 use crate::endpoint::log::LogEntry;
-use crate::labels::Label;
 
 const EXAMPLES: &str = "\
 Examples:

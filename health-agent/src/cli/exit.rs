@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
+use health_model::settings::InvalidSetting;
+
 use crate::causes::with_causes;
-use crate::config::InvalidSetting;
 
 /// A failure.
 const FAILED: u8 = 1;

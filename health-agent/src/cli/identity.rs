@@ -1,11 +1,11 @@
 //! `health-agent identity`: the security identities that this node knows.
 
 use clap::{Args, Subcommand};
+use health_model::api::IdentityEntry;
+use health_model::identity::Identity;
 
 use super::output::{Format, OutputArgs, comma_separated, table};
 use crate::api::client::Client;
-use crate::api::types::IdentityEntry;
-use crate::identity::Identity;
 
 const EXAMPLES: &str = "\
 Examples:

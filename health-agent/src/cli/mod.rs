@@ -24,10 +24,10 @@ use std::process::ExitCode;
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use exit::Failure;
+use health_model::settings::{InvalidSetting, Location};
 
 use crate::api::client::Client;
-use crate::config::{InvalidSetting, Location};
-use exit::Failure;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use health_model::duration::parse_duration;
+use health_model::events::{
+    CtChange, CtEvent, DropEvent, EventFilter, EventType, FlowDirection, LossCause, MonitorLine,
+    PacketDirection, Place, TupleShown,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::bpf::filter::TupleFilter;
 use super::output::{Format, NONE, OutputArgs, print_more, write_json_line, write_yaml};
 use crate::api::client::Client;
-use crate::api::events::{
-    CtChange, CtEvent, DropEvent, EventFilter, EventType, FlowDirection, LossCause, MonitorLine,
-    PacketDirection, Place, TupleShown,
-};
-use crate::config::parse_duration;
 
 const EXAMPLES: &str = "\
 Output:
@@ -286,8 +286,9 @@ impl fmt::Display for Tuple<'_> {
 
 #[cfg(test)]
 mod tests {
+    use health_model::flow::IpProtocol;
+
     use super::*;
-    use crate::api::flow::IpProtocol;
 
     fn tuple() -> TupleShown {
         TupleShown {

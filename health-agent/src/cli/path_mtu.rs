@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use health_model::api::{LargerPackets, NodeList, PathMtuEntry, PathMtuStatus};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::node;
 use super::output::{NONE, OutputArgs, table};
 use crate::api::client::Client;
-use crate::api::types::{LargerPackets, NodeList, PathMtuEntry, PathMtuStatus};
 
 /// Pause before the agent is asked again for what it did not know yet.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+use health_model::policy::{Direction, L4};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
 use super::output::{Format, OutputArgs, print, table, write_yaml};
 use crate::api::client::Client;
-use crate::api::types::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
-use crate::policy::{Direction, L4};
 
 const EXAMPLES: &str = "\
 Examples:

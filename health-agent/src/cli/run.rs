@@ -8,18 +8,20 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use health_common::ct::DEFAULT_ENTRIES;
+use health_model::duration::parse_duration;
+use health_model::ipam::AddressRange;
+use health_model::policy::PolicyMode;
+use health_model::settings::{AttachMode, Location};
 use ipnet::IpNet;
 
 use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 use crate::config::{
-    AttachMode, Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location,
-    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, parse_duration,
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradePorts,
+    MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
 };
 use crate::identity;
-use crate::ipam::AddressRange;
-use crate::policy::PolicyMode;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use crossterm::terminal;
+use health_model::duration::duration_text;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, interval_at};
 
 use super::exit::Failure;
 use super::output::print_more;
 use super::screen::Screen;
-use crate::config::duration_text;
 
 /// Between two texts in one stream; in YAML, between two documents.
 const SEPARATOR: &str = "---";

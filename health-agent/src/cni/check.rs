@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use health_model::api::Endpoint;
+use health_net::netns::{self, NetNs};
+use health_net::{link, route};
+
 use super::environment::Attachment;
 use super::error::{CniError, Code};
 use super::result::{self, PreviousResult};
-use crate::api::types::Endpoint;
-use crate::net::netns::{self, NetNs};
-use crate::net::{link, route};
 
 /// Compares what the runtime was told, what the agent knows and what there is in the namespace.
 pub(super) async fn check(

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use health_model::labels::{Label, LabelSet};
+use health_model::settings::Location;
 use ipnet::IpNet;
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,8 +14,6 @@ use super::environment::{Arguments, Attachment, CniCommand};
 use super::error::{CniError, Code};
 use super::result::{Dns, PreviousResult};
 use super::version::Version;
-use crate::config::Location;
-use crate::labels::{Label, LabelSet};
 
 /// Longest name of a network, bytes.
 const MAX_NAME: usize = 253;

@@ -5,8 +5,9 @@ use std::env;
 use std::net::IpAddr;
 use std::path::Path;
 
+use health_model::api::Endpoint;
+
 use super::error::{CniError, Code};
-use crate::api::types::Endpoint;
 
 /// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
 const MAX_IFNAME: usize = 15;

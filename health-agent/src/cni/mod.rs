@@ -14,6 +14,8 @@ mod version;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
+use health_model::api::{Deleted, Endpoint, EndpointRequest, TakenAddress};
+use health_model::settings::Location;
 use hyper::StatusCode;
 use serde::Serialize;
 use tracing::debug;
@@ -24,8 +26,6 @@ use self::error::{CniError, Code};
 use self::result::AddResult;
 use self::version::Version;
 use crate::api::client::{Client, ClientError};
-use crate::api::types::{Deleted, Endpoint, EndpointRequest, TakenAddress};
-use crate::config::Location;
 
 /// Name of the link to the agent's program by which runtimes may call it.
 pub const LINK_NAME: &str = "health-agent-cni";

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use health_model::api::Endpoint;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
 use super::config::NetworkConfig;
 use super::version::Version;
-use crate::api::types::Endpoint;
 
 /// Place of the container's interface in [`AddResult::interfaces`].
 const INNER: usize = 1;

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use health_common::ct::Timeouts;
+use health_model::duration::{duration_text, nanoseconds, parse_duration};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-use super::duration::{duration_text, nanoseconds, parse_duration};
 
 /// Time between two collections, or `adaptive`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

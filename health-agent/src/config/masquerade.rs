@@ -8,10 +8,9 @@ use health_common::masquerade::{
     Address, GATEWAY_MAX, Masquerade, MasqueradeConfig, NATIVE_MAX, Prefix,
 };
 use health_common::nat::Ports;
+use health_model::settings::InvalidSetting;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
-
-use super::InvalidSetting;
 
 /// Lower ports are those of well-known services (RFC 6335 section 6).
 const MIN_PORT: u16 = 1024;

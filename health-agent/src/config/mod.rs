@@ -1,28 +1,25 @@
 //! The settings of one agent, validated once and then read only.
 
-mod attach;
 mod conntrack;
-mod duration;
 mod listen;
 mod masquerade;
 mod probing;
 mod registry;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use health_model::duration::duration_text;
+use health_model::ipam::AddressRange;
+use health_model::policy::PolicyMode;
+use health_model::settings::{AttachMode, InvalidSetting, Location};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::ipam::AddressRange;
-use crate::policy::PolicyMode;
-
-pub use self::attach::AttachMode;
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
 };
-pub use self::duration::{DurationError, duration_text, parse_duration};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
     MasqueradePorts, MasqueradePortsError, MasqueradeSettings, NoNodeAddress,
@@ -30,14 +27,10 @@ pub use self::masquerade::{
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
 
-/// Longest instance name, bytes: it becomes part of folder and namespace names.
-const MAX_INSTANCE_LEN: usize = 32;
 /// Longest name of a node or cluster, bytes: that of a DNS name (RFC 1035 section 2.3.4).
 const MAX_NAME_LEN: usize = 253;
 /// Longest interface name, bytes (`IFNAMSIZ` less the final zero).
 const MAX_INTERFACE_LEN: usize = 15;
-/// Longest path of a unix socket, bytes (`sun_path` less the final zero).
-const MAX_SOCKET_PATH_LEN: usize = 107;
 
 const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_PROBE_INTERVAL: Duration = Duration::from_secs(3600);
@@ -56,107 +49,6 @@ const MAX_COOLING_TIME: Duration = Duration::from_secs(24 * 3600);
 const MAX_PROBE_RATE: u32 = 1_000_000;
 /// Well below the time that a client waits for the answer to `PUT /v1beta/status/probe`.
 const MAX_PROBE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// A setting that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{flag} '{value}': {reason}")]
-pub struct InvalidSetting {
-    /// The flag that it was given by.
-    pub flag: &'static str,
-    /// What was given.
-    pub value: String,
-    /// Why it cannot be used, and what can.
-    pub reason: String,
-}
-
-impl InvalidSetting {
-    fn new(flag: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
-        Self {
-            flag,
-            value: value.to_string(),
-            reason: reason.into(),
-        }
-    }
-}
-
-/// Where one agent keeps its things. Daemon and command line build it from the same flags, so they
-/// find each other.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Location {
-    /// Name that tells several agents on one machine apart.
-    pub instance: String,
-    /// Folder of the socket and the pid file; gone after a reboot.
-    pub runtime_dir: PathBuf,
-    /// Folder of what must survive a reboot.
-    pub state_dir: PathBuf,
-    /// A mounted bpffs. Pins stand under `health/<instance>` in it.
-    pub bpf_root: PathBuf,
-}
-
-impl Location {
-    /// Checks the form of all parts; whether the folders are there is not looked at.
-    pub fn validated(self) -> Result<Self, InvalidSetting> {
-        let instance_is_valid = (1..=MAX_INSTANCE_LEN).contains(&self.instance.len())
-            && self
-                .instance
-                .bytes()
-                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'));
-        if !instance_is_valid {
-            return Err(InvalidSetting::new(
-                "--instance",
-                &self.instance,
-                format!(
-                    "must be 1 to {MAX_INSTANCE_LEN} lower-case letters, digits and hyphens, since \
-                     it becomes part of folder and namespace names"
-                ),
-            ));
-        }
-        absolute("--runtime-dir", &self.runtime_dir)?;
-        absolute("--state-dir", &self.state_dir)?;
-        absolute("--bpf-root", &self.bpf_root)?;
-        let too_long = self
-            .socket()
-            .as_os_str()
-            .len()
-            .saturating_sub(MAX_SOCKET_PATH_LEN);
-        if too_long > 0 {
-            return Err(InvalidSetting::new(
-                "--runtime-dir",
-                self.runtime_dir.display(),
-                format!("is {too_long} bytes too long for the path of a unix socket in it"),
-            ));
-        }
-        Ok(self)
-    }
-
-    /// The API's unix socket.
-    pub fn socket(&self) -> PathBuf {
-        self.runtime_dir.join("health.sock")
-    }
-
-    /// The file that holds the running agent's process id, locked while it runs.
-    pub fn pid_file(&self) -> PathBuf {
-        self.runtime_dir.join("health-agent.pid")
-    }
-
-    /// The folder of this agent's pinned maps; links and programs in subfolders.
-    pub fn pins(&self) -> PathBuf {
-        self.bpf_root.join("health").join(&self.instance)
-    }
-}
-
-fn absolute(flag: &'static str, dir: &Path) -> Result<(), InvalidSetting> {
-    if dir.is_absolute() {
-        Ok(())
-    } else {
-        Err(InvalidSetting::new(
-            flag,
-            dir.display(),
-            "must be an absolute path",
-        ))
-    }
-}
 
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,7 +79,10 @@ pub struct Config {
     /// Whether the local host may reach its endpoints unless a rule denies it.
     pub policy_allow_localhost: bool,
     /// How long an address that was given back is not given out again.
-    #[serde(rename = "ipam-cooling-time-ns", with = "duration::nanoseconds")]
+    #[serde(
+        rename = "ipam-cooling-time-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
     pub ipam_cooling_time: Duration,
     /// Uplinks, by interface name. Empty: those that carry the node's addresses.
     pub devices: Vec<String>,
@@ -196,14 +91,20 @@ pub struct Config {
     /// TCP port of the `/hello` responders, on this node and on all peers.
     pub health_port: u16,
     /// Time between two probes of one address and protocol.
-    #[serde(rename = "probe-interval-ns", with = "duration::nanoseconds")]
+    #[serde(
+        rename = "probe-interval-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
     pub probe_interval: Duration,
     /// Targets with another interval, or none.
     pub probes: Vec<ProbeChoice>,
     /// Most probes a second, over all targets.
     pub probe_rate: u32,
     /// How long a probe waits for its answer.
-    #[serde(rename = "probe-timeout-ns", with = "duration::nanoseconds")]
+    #[serde(
+        rename = "probe-timeout-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
     pub probe_timeout: Duration,
     /// Time between two looks at the MTU of the path to an address.
     pub path_mtu_interval: Interval,
@@ -219,7 +120,7 @@ pub struct Config {
     /// The longest one, where it adapts to what expires.
     #[serde(
         rename = "conntrack-gc-max-interval-ns",
-        with = "duration::nanoseconds"
+        with = "health_model::duration::nanoseconds"
     )]
     pub conntrack_gc_max_interval: Duration,
     /// Whose packets get this node's address.
@@ -701,10 +602,7 @@ mod tests {
     fn a_socket_must_fit_into_its_address() {
         let mut fits = config();
         fits.location.runtime_dir = format!("/{}", "r".repeat(94)).into();
-        assert_eq!(
-            fits.location.socket().as_os_str().len(),
-            MAX_SOCKET_PATH_LEN
-        );
+        assert_eq!(fits.location.socket().as_os_str().len(), 107);
         assert!(fits.clone().validated().is_ok());
         fits.location.runtime_dir = format!("/{}", "r".repeat(95)).into();
         let error = fits.validated().expect_err("one byte too long");

@@ -5,9 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use health_common::probe::{Path, Protocol};
+use health_model::duration::{duration_text, parse_duration};
 use serde::{Deserialize, Serialize};
-
-use super::duration::{duration_text, parse_duration};
 
 /// Time between two probes of a target, by what its address belongs to and how it is probed. Without
 /// one, such targets are not probed.

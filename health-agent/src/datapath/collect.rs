@@ -12,11 +12,12 @@ use health_common::collect::{
 };
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
+use health_net::clock;
 
 use super::layout::{self, MapLayout};
 use super::rtt::{map_io, program_io};
+use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
-use super::{clock, sys};
 use crate::conntrack::{Collected, Family, Fill, Pass, TableError, Tables};
 
 /// Entries from which the number of all is estimated: 10 % are three standard deviations.

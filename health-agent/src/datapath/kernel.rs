@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use health_model::settings::AttachMode;
 use nix::unistd::Uid;
 use tracing::info;
 
 use super::probe::{self, Report};
 use super::{Attachment, Attachments};
-use crate::config::AttachMode;
 
 /// Types of the kernel.
 pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";

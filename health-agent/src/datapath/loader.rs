@@ -17,6 +17,7 @@ use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::config::DatapathConfig;
 use health_common::endpoint::EndpointInfo;
 use health_common::masquerade::MasqueradeConfig;
+use health_model::settings::Location;
 use tracing::{info, warn};
 
 use super::arrivals::KernelArrivals;
@@ -31,7 +32,6 @@ use super::rtt::{Account, KernelRtt};
 use super::tcp::Connections;
 use super::workloads::Workloads;
 use super::{DatapathError, Hook, PROGRAMS};
-use crate::config::Location;
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

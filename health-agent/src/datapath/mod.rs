@@ -4,7 +4,6 @@ pub mod arrivals;
 mod asm;
 pub mod attach;
 pub mod btf;
-pub mod clock;
 pub mod collect;
 pub mod dump;
 pub mod events;

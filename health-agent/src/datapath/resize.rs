@@ -5,19 +5,19 @@
 //! replaced, all entries are copied; right after, those that came in between. A start that ends before that
 //! puts the pins back. One that is killed leaves both, and the next one copies what is missing.
 
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use aya::EbpfLoader;
 use health_common::ct::{CtEntry, DEFAULT_ENTRIES};
+use health_net::clock;
 use tracing::{info, warn};
 
 use super::layout::{CT4, CT6, MapLayout, NAT4, NAT6};
 use super::loader::{file_error, remove_tree};
 use super::walk::{Batch, EntrySize, Walk};
-use super::{DatapathError, clock, sys};
+use super::{DatapathError, sys};
 
 /// Most entries of the maps whose size can be set, each IP version's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use health_model::ipam::IpamError;
+use health_model::labels::LabelError;
+use health_net::netns::NetNsError;
+
 use super::lifecycle::Refused;
 use super::regenerate::NotRegenerated;
 use super::workload::WorkloadError;
-use crate::ipam::IpamError;
-use crate::labels::LabelError;
-use crate::net::netns::NetNsError;
 
 /// Why an endpoint could not be had, changed or removed.
 #[derive(Debug, thiserror::Error)]

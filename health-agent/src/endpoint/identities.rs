@@ -6,10 +6,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use tokio::sync::watch;
 
-use crate::identity::{Held, Identity, IdentityAllocator, OnOutage};
-use crate::labels::LabelSet;
+use crate::identity::{Held, IdentityAllocator, OnOutage};
 
 /// The identity cannot be told for now; it is asked for again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

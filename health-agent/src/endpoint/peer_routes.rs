@@ -5,11 +5,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use health_model::ipam::Family;
+use health_net::netlink::Handle;
+use health_net::route::{self, Route, RouteError};
 use ipnet::IpNet;
-
-use crate::ipam::Family;
-use crate::net::netlink::Handle;
-use crate::net::route::{self, Route, RouteError};
 
 /// A route that was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 
-use crate::identity::Identity;
-use crate::labels::LabelSet;
-use crate::net::mac::MacAddr;
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_net::mac::MacAddr;
 
 /// An endpoint as it is to be built.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
+use health_model::identity::Identity;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -15,7 +16,7 @@ use tracing::warn;
 use super::{Enforcer, lock};
 use crate::datapath::ipcache::IpcacheError;
 use crate::endpoint::manager::Manager;
-use crate::identity::{Addresses, Identity, IpcacheInputs, ipcache};
+use crate::identity::{Addresses, IpcacheInputs, ipcache};
 use crate::nodes::NodeSet;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.

@@ -1,11 +1,11 @@
 //! The rules across restarts: a file in the state folder.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use health_model::durable;
 
 use super::EnforceError;
-use crate::durable;
 use crate::policy::Repository;
 
 /// Name of the file.

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_model::policy::Direction;
 use tracing::debug;
 
 use crate::datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use crate::endpoint::regenerate::Realized;
-use crate::identity::Identity;
-use crate::labels::LabelSet;
-use crate::policy::{CompiledPolicy, Direction, PolicySettings, Repository};
+use crate::policy::{CompiledPolicy, PolicySettings, Repository};
 
 /// All that verdicts follow from.
 #[derive(Clone)]

@@ -4,10 +4,9 @@ use health_common::addr::Addr;
 use health_common::events::{
     Event, MonitorFilter, Network as Prefix, WANT_CT, WANT_DROP, WANT_NAT,
 };
+use health_model::events::{EventFilter, EventType};
+use health_model::flow::Network;
 use ipnet::IpNet;
-
-use crate::api::events::{EventFilter, EventType};
-use crate::api::flow::Network;
 
 /// Whether an event is wanted.
 pub(super) fn has(filter: &EventFilter, event: &Event) -> bool {
@@ -92,11 +91,11 @@ fn prefix(network: &Network) -> Prefix {
 #[cfg(test)]
 mod tests {
     use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_DROP};
+    use health_model::flow::IpProtocol;
     use proptest::prelude::*;
     use proptest::sample::select;
 
     use super::*;
-    use crate::api::flow::IpProtocol;
 
     const ADDRESSES: [&str; 4] = ["10.0.0.1", "10.0.0.2", "fd00::1", "::"];
     const NETWORKS: [&str; 5] = [

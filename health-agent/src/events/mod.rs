@@ -10,10 +10,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use health_common::events::{Event, MonitorFilter};
+use health_model::events::{EventFilter, LossCause, MonitorLine};
 use tokio::sync::mpsc;
 use tracing::warn;
-
-use crate::api::events::{EventFilter, LossCause, MonitorLine};
 
 pub use relay::{Ring, relay};
 
@@ -253,10 +252,10 @@ impl Drop for Subscription {
 #[cfg(test)]
 mod tests {
     use health_common::events::{EVENT_DROP, WANT_CT, WANT_DROP};
+    use health_model::events::EventType;
     use jiff::Timestamp;
 
     use super::*;
-    use crate::api::events::EventType;
 
     /// Remembers what the programs were told last.
     #[derive(Clone, Default)]

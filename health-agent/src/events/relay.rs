@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::events::Event;
+use health_net::clock;
 use jiff::{SignedDuration, Timestamp};
 use nix::net::if_::if_indextoname;
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
 use super::{Hub, show};
-use crate::datapath::clock;
 
 /// Time between two looks at what was lost. Names of devices are as old at most.
 const PERIOD: Duration = Duration::from_secs(1);

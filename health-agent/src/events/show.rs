@@ -5,12 +5,11 @@ use health_common::events::{
     EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED, EVENT_DROP, Event, WANT_NAT,
 };
 use health_common::metrics::{Direction, Reason};
-use jiff::Timestamp;
-
-use crate::api::events::{
+use health_model::events::{
     CtChange, CtEvent, DropEvent, FlowDirection, MonitorLine, PacketDirection, Place, TupleShown,
 };
-use crate::api::flow::IpProtocol;
+use health_model::flow::IpProtocol;
+use jiff::Timestamp;
 
 /// The line that tells of an event which happened at `time`, at the device of this name. `None` for kinds that
 /// this version does not know.

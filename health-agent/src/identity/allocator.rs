@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::identity::Identity;
+use health_model::labels::{CIDR, Label, LabelSet, RESERVED};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use super::view::{Hub, Settle};
 use super::wants::Wants;
-use super::{Addresses, CidrIdentities, Held, Identities, Identity, etcd, file};
+use super::{Addresses, CidrIdentities, Held, Identities, etcd, file};
 use crate::config::RegistrySpec;
 use crate::etcd::{EtcdConfigError, Source};
-use crate::labels::{CIDR, Label, LabelSet, RESERVED};
 use crate::nodes::Stale;
 
 /// Why labels get no identity.

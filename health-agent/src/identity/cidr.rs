@@ -1,19 +1,18 @@
 //! Identities of prefixes that policy names, this node's own: other nodes number theirs as they like.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
 
 use health_common::identity::LOCAL;
+use health_model::durable;
+use health_model::identity::Identity;
+use health_model::labels::{CIDR, Label, LabelError, LabelSet};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::Identity;
 use super::view::Hub;
-use crate::durable;
-use crate::labels::{CIDR, Label, LabelError, LabelSet};
 
 /// Name of the file in the state folder.
 pub const FILE: &str = "cidr-identities.json";

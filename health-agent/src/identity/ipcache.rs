@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use health_model::identity::Identity;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use super::{Addresses, Identity};
+use super::Addresses;
 use crate::nodes::Node;
 
 /// What is known of addresses.

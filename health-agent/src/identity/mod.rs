@@ -11,7 +11,6 @@ mod etcd;
 mod file;
 mod ipcache;
 mod lasting;
-mod number;
 mod view;
 mod wants;
 
@@ -22,5 +21,4 @@ pub use self::allocator::{IdentityAllocator, IdentityError, OnOutage, OpenError,
 pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};
-pub use self::number::{Identity, ParseIdentityError};
 pub use self::view::{Addresses, Announced, Held, Identities};

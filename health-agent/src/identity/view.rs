@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use super::Identity;
 use super::lasting::Lasting;
-use crate::labels::LabelSet;
 use crate::nodes::{Rejected, Stale};
 
 /// Most entries of a store that are told one by one as unusable.

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Held, Identity, IdentityError, OnOutage};
-use crate::labels::LabelSet;
+use super::{Held, IdentityError, OnOutage};
 
 /// The answer to one who waits.
 pub(super) type Answer = Result<Identity, IdentityError>;

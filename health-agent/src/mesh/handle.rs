@@ -1,15 +1,17 @@
 //! Starts a mesh, and speaks to a running one.
 
 use std::convert::Infallible;
-use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 use health_common::siphash::SipKey;
+use health_model::api::{
+    HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+};
 use serde::ser::{Serialize, SerializeSeq as _, Serializer};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -21,9 +23,6 @@ use super::exchange::MalformedHeaders;
 use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
-use crate::api::types::{
-    HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
-};
 use crate::config::ProbeIntervals;
 use crate::conntrack::Fill;
 use crate::nodes::NodeSet;

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use health_net::listen;
 use http_body_util::Empty;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::HeaderValue;
@@ -20,7 +21,6 @@ use tokio::task::JoinHandle;
 use super::exchange::{
     ARRIVALS_HEADER, ArrivalStore, MalformedHeaders, PROBER_HEADER, arrivals_value, parse_prober,
 };
-use crate::net::listen;
 
 /// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
 pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";

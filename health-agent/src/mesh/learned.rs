@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::durable;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::durable;
 use crate::nodes::Node;
 
 /// Name of the file in the state folder.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use health_common::probe::{DEFAULT_KEY, Path};
 use health_common::rtt::RttKey;
+use health_model::api::{HealthStatus, PathStatus, Reachability, RttSource};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -15,7 +16,6 @@ use super::rtt_store::RttStore;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};
-use crate::api::types::{HealthStatus, PathStatus, Reachability, RttSource};
 use crate::config::ProbeIntervals;
 use crate::nodes::{Node, NodeSet};
 

@@ -27,13 +27,14 @@ use tracing::debug;
 
 pub use self::format::Format;
 
+use health_model::settings::Location;
+
 use self::histogram::Histogram;
 use self::recent::Recent;
 use self::render::Snapshot;
 use self::summary::Summary;
 use self::totals::{Class, Totals};
 use crate::api::server::Source;
-use crate::config::Location;
 use crate::datapath::dump::{DumpError, MetricRow, Pinned};
 use crate::endpoint::manager::Manager;
 

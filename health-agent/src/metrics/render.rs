@@ -1,12 +1,12 @@
 //! One scrape's metrics as a scraper reads them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use health_common::metrics::{Direction, Reason};
+use health_model::api::{Reachability, RegistryState};
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_eof, encode_registry};
@@ -19,16 +19,13 @@ use prometheus_client::metrics::histogram::DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHO
 use prometheus_client::registry::Registry;
 use prost::Message;
 
-use super::collections;
-use super::endpoints;
-use super::events;
 use super::format::{ClassicWriter, Format};
 use super::histogram::{Histogram, SCHEMA};
 use super::recent::Quantiles;
 use super::summaries::SummaryFamily;
 use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
-use crate::api::types::{Reachability, RegistryState};
+use super::{collections, endpoints, events};
 use crate::conntrack::Counts;
 use crate::datapath::dump::MetricRow;
 use crate::endpoint;
@@ -750,12 +747,12 @@ fn histogram(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], probes: &Prob
 #[cfg(test)]
 mod tests {
     use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
+    use health_model::api::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
     use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
 
     use super::super::samples;
     use super::super::totals::Totals;
     use super::*;
-    use crate::api::types::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 
     fn text(snapshot: Snapshot, format: Format) -> String {
         let mut text = Vec::new();

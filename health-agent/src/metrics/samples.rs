@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
+use health_model::api::{
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
+    SelfStatus,
+};
 use jiff::Timestamp;
 
 use super::Maps;
 use super::summary::Summary;
-use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
-    SelfStatus,
-};
 use crate::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
 use crate::datapath::dump::{DumpError, MetricRow};
 use crate::endpoint;

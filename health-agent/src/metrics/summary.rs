@@ -7,13 +7,13 @@ use std::time::Duration;
 use health_common::addr::Addr;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
+use health_model::api::{
+    AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, Reachability,
+};
+use health_model::duration::parse_duration;
 
 use super::histogram::Histogram;
 use super::recent::Quantiles;
-use crate::api::types::{
-    AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, Reachability,
-};
-use crate::config::parse_duration;
 
 /// Number of [`Reachability`]'s values.
 const STATUSES: usize = 4;
@@ -286,7 +286,7 @@ impl Summary {
     }
 }
 
-fn cause(diagnosis: Option<&crate::api::types::Diagnosis>) -> Option<String> {
+fn cause(diagnosis: Option<&health_model::api::Diagnosis>) -> Option<String> {
     diagnosis.map(|diagnosis| diagnosis.cause.clone())
 }
 

@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use health_model::durable;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Node;
 use super::record::NodeRecord;
 use super::validate::Claims;
-use crate::durable;
 
 /// Name of the file in the state folder.
 pub const FILE: &str = "nodes.json";

@@ -3,17 +3,17 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_model::labels::{Label, LabelSet, UNSPEC};
+use health_model::policy::{Direction, Protocol};
 use ipnet::IpNet;
-
-use crate::labels::{Label, LabelSet, UNSPEC};
 
 use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
 use super::icmp;
-use super::l4::{PortRange, Protocol, Traffic};
 use super::peer::{CidrSet, Entity, PeerSelector, Peers};
-use super::rule::{Action, Direction, Entry, PolicyName, Rule, RuleRef, Section};
+use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
 use super::selector::{K8S, NAMESPACE, Selector};
+use crate::policy::ports::{PortRange, Traffic};
 
 /// Most ports, and most ICMP types, of one list (Cilium's limit).
 pub(super) const PORTS_MAX: usize = 40;

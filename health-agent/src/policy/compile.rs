@@ -10,15 +10,15 @@ use health_common::policy::{
     ANY_IDENTITY, POLICY_EGRESS, POLICY_INGRESS, PREFIX_ALL, PREFIX_PORT, PREFIX_PROTOCOL,
     PolicyKey,
 };
-
-use crate::identity::Identity;
-use crate::labels::LabelSet;
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_model::policy::{Direction, L4, Protocol};
 
 use super::cover::{self, Cover, Wanted};
-use super::l4::{L4, PortRange, Protocol, Traffic};
 use super::peer::Peer;
 use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
-use super::rule::{Action, Direction, Entry};
+use super::rule::{Action, Entry};
+use crate::policy::ports::{PortRange, Traffic};
 
 /// What an entry holds for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

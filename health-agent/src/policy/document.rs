@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use health_model::labels::{Label, LabelSet};
 use serde_json::Value;
-
-use crate::labels::{Label, LabelSet};
 
 use super::cilium::{self, Scope};
 use super::error::{PolicyError, Problem};
@@ -285,11 +284,12 @@ fn read_bare(field: &Field<'_>) -> Result<Vec<Policy>, PolicyError> {
 mod tests {
     use std::time::Instant;
 
+    use health_model::identity::Identity;
+    use health_model::policy::{Direction, L4};
     use serde_json::json;
 
-    use super::super::{Direction, L4, Peer, PolicySettings, Repository, Verdict};
+    use super::super::{Peer, PolicySettings, Repository, Verdict};
     use super::*;
-    use crate::identity::Identity;
 
     const INIT_YAML: &str = r#"
 apiVersion: "cilium.io/v2"

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::labels::LabelError;
+use health_model::labels::LabelError;
 
 /// A document is refused, and with it the whole import.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

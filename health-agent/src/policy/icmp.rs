@@ -1,6 +1,6 @@
 //! Names of ICMP message types (IANA's registries, spelled as Cilium spells them).
 
-use super::l4::Protocol;
+use health_model::policy::Protocol;
 
 const V4: [(&str, u8); 14] = [
     ("EchoReply", 0),

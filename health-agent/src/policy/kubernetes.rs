@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::labels::{Label, LabelSet};
+use health_model::labels::{Label, LabelSet};
+use health_model::policy::{Direction, Protocol};
 
 use super::cilium::{place, read_cidr_block, read_port_range, read_protocol};
 use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
-use super::l4::{PortRange, Protocol, Traffic};
 use super::peer::{CidrSet, PeerSelector, Peers};
-use super::rule::{Action, Direction, Entry, PolicyName, Rule, Section};
+use super::rule::{Action, Entry, PolicyName, Rule, Section};
 use super::selector::{K8S, NAMESPACE, NAMESPACE_LABELS, Selector};
+use crate::policy::ports::{PortRange, Traffic};
 
 /// Reads the rule of the policy of this name and namespace, which gives it the `derived` labels.
 pub(super) fn read_rule(

@@ -13,8 +13,8 @@ mod error;
 mod field;
 mod icmp;
 mod kubernetes;
-mod l4;
 mod peer;
+mod ports;
 #[cfg(test)]
 mod properties;
 mod repository;
@@ -27,12 +27,10 @@ mod tree;
 pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
 pub use document::{Policy, parse};
 pub use error::{Place, PolicyError, Problem};
-pub use l4::{L4, ParseL4Error, Protocol};
 pub use peer::{Peer, prefix};
 pub use repository::{Imported, Repository};
 pub use resolve::{
-    Decision, Enforcement, PolicyMode, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy,
-    Verdict,
+    Decision, Enforcement, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy, Verdict,
 };
-pub use rule::{Action, Direction, Kind, PolicyName, RuleRef};
+pub use rule::{Action, Kind, PolicyName, RuleRef};
 pub use trace::{Trace, TraceEnd, TraceMatch, TraceRequest, TraceSide};

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use ipnet::IpNet;
-
-use crate::identity::Identity;
-use crate::labels::LabelSet;
 
 use super::selector::Selector;
 

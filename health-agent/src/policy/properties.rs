@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_model::policy::{Direction, L4, PolicyMode, Protocol};
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use serde_json::{Value, json};
 
-use crate::identity::Identity;
-use crate::labels::LabelSet;
-
-use super::{
-    CompiledPolicy, Direction, L4, Peer, PolicyMode, PolicySettings, Protocol, Repository, Verdict,
-};
+use super::{CompiledPolicy, Peer, PolicySettings, Repository, Verdict};
 
 /// Ports near which something is likely to change, and where prefixes are awkward.
 const PORTS: [u16; 10] = [1, 22, 53, 80, 81, 443, 1024, 32_767, 32_768, 65_535];

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use health_model::labels::{Label, LabelSet};
+use health_model::policy::Direction;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::labels::{Label, LabelSet};
-
 use super::document::{self, Policy};
 use super::error::PolicyError;
 use super::resolve::{PolicySettings, ResolvedPolicy};
-use super::rule::{Direction, PolicyName};
+use super::rule::PolicyName;
 
 /// The policies of an agent. Serialised as the documents that they came in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

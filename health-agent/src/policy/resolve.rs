@@ -4,26 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use health_common::policy::{VERDICT_ALLOW, VERDICT_DENY, VERDICT_NONE};
+use health_model::labels::{LabelSet, RESERVED};
+use health_model::policy::{Direction, L4, PolicyMode};
 use serde::{Deserialize, Serialize};
 
-use crate::labels::{LabelSet, RESERVED};
-
-use super::l4::L4;
 use super::peer::Peer;
-use super::rule::{Action, Direction, Entry, Rule, RuleRef};
-
-/// When policy is enforced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum PolicyMode {
-    /// For the directions of an endpoint that a rule selects
-    #[default]
-    Default,
-    /// For both directions of every endpoint
-    Always,
-    /// For no endpoint but those that a rule selects while their labels are not known yet
-    Never,
-}
+use super::rule::{Action, Entry, Rule, RuleRef};
 
 /// What is set beside the rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

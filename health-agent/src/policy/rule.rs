@@ -3,49 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use health_model::labels::LabelSet;
+use health_model::policy::{Direction, L4};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::labels::LabelSet;
-
-use super::l4::{L4, Traffic};
 use super::peer::{Peer, Peers};
 use super::selector::Selector;
-
-/// Which way a packet goes, seen from the endpoint that policy holds for.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Direction {
-    /// To the endpoint.
-    Ingress,
-    /// From the endpoint.
-    Egress,
-}
-
-impl Direction {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ingress => "ingress",
-            Self::Egress => "egress",
-        })
-    }
-}
+use crate::policy::ports::Traffic;
 
 /// What a rule does with the packets that it holds for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Selectors of labels (Kubernetes' `LabelSelector`, with Cilium's sources in the keys).
 
-use crate::identity::Identity;
-use crate::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
+use health_model::identity::Identity;
+use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelSet, RESERVED};
 
 use super::error::{PolicyError, Problem};
 use super::field::Field;

@@ -2,16 +2,15 @@
 
 use std::fmt;
 
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_model::policy::{Direction, L4};
 use serde::Serialize;
 
-use crate::identity::Identity;
-use crate::labels::LabelSet;
-
-use super::l4::L4;
 use super::peer::Peer;
 use super::repository::Repository;
 use super::resolve::{Decision, Enforcement, PolicySettings, Verdict};
-use super::rule::{Action, Direction, RuleRef};
+use super::rule::{Action, RuleRef};
 
 /// A packet to explain.
 #[derive(Clone, Copy, Debug)]
@@ -185,8 +184,9 @@ impl fmt::Display for TraceSide {
 
 #[cfg(test)]
 mod tests {
+    use health_model::policy::PolicyMode;
+
     use super::*;
-    use crate::policy::PolicyMode;
 
     const RULES: &str = r#"
 apiVersion: cilium.io/v2

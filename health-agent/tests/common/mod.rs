@@ -9,26 +9,27 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_agent::api::events::EventFilter;
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
-use health_agent::api::types::{
+use health_agent::config::{
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradeSettings,
+    RegistrySpec,
+};
+use health_agent::endpoint::manager::Manager;
+use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
+use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
+use health_common::metrics::Reason;
+use health_common::probe::Path as RttPath;
+use health_common::rtt::{self, RttKey, RttRow};
+use health_model::api::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
     HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,
     PathKind, PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState,
     RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
-use health_agent::config::{
-    AttachMode, Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, Location,
-    MasqueradeSettings, RegistrySpec,
-};
-use health_agent::endpoint::manager::Manager;
-use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
-use health_agent::policy::PolicyMode;
-use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
-use health_common::metrics::Reason;
-use health_common::probe::Path as RttPath;
-use health_common::rtt::{self, RttKey, RttRow};
+use health_model::events::EventFilter;
+use health_model::policy::PolicyMode;
+use health_model::settings::{AttachMode, Location};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;

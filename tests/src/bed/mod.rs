@@ -20,8 +20,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use health_agent::api::types::HealthStatus;
-use health_agent::net::netns::NetNs;
+use health_model::api::HealthStatus;
+use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 
 use self::agent::{AgentSpec, log_tail};

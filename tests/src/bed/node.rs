@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::types::{HealthStatus, RegistryState};
-use health_agent::net::netns::NetNs;
+use health_model::api::{HealthStatus, RegistryState};
+use health_net::netns::NetNs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

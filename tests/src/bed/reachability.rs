@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use health_agent::api::types::{AddressGroupStatus, ConnectivityStatus, HealthStatus, PathStatus};
+use health_model::api::{AddressGroupStatus, ConnectivityStatus, HealthStatus, PathStatus};
 
 /// A probe without an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use anyhow::ensure;
 use health_agent::datapath::Datapath;
 use health_agent::datapath::dump::Pinned;
 use health_agent::endpoint::health::HealthEndpoint;
-use health_agent::net::link;
-use health_agent::net::netns::netlink_in;
+use health_net::link;
+use health_net::netns::netlink_in;
 
 use super::endpoint::with_endpoint;
 use super::parts::median;

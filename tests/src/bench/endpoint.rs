@@ -5,12 +5,12 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use health_agent::config::Location;
 use health_agent::datapath::Datapath;
 use health_agent::datapath::dump::Pinned;
 use health_agent::datapath::loader::ProgramLog;
 use health_agent::endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
 use health_common::config::DatapathConfig;
+use health_model::settings::Location;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::testrun::Bpffs;

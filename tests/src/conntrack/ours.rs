@@ -4,8 +4,6 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use aya::maps::{Array, Map, MapData};
-use health_agent::config::Location;
-use health_agent::datapath::clock::now_ns;
 use health_agent::datapath::dump::{Flow, Pinned};
 use health_agent::datapath::layout;
 use health_common::config::DatapathConfig;
@@ -13,6 +11,8 @@ use health_common::ct::tcp::TcpState;
 use health_common::ct::{CtEntry, Timeouts};
 use health_common::metrics::Reason;
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_model::settings::Location;
+use health_net::clock::now_ns;
 
 use super::{Counted, Entry, Noted, Tuple};
 use crate::Node;

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read as _};
 use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, bail};
-use health_agent::net::netns::NetNs;
+use health_net::netns::NetNs;
 use nix::ifaddrs::getifaddrs;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::socket::{LinkAddr, bind, setsockopt, sockopt};

@@ -1,7 +1,7 @@
 //! The table of policy: documents, packets, and what must become of each. Expectations are written
 //! by hand from what the documents say.
 
-use health_agent::policy::{L4, PolicyMode, Protocol};
+use health_model::policy::{L4, PolicyMode, Protocol};
 
 /// An endpoint that all scenarios have.
 #[derive(Clone, Copy, Debug)]

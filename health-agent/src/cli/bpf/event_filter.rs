@@ -3,10 +3,10 @@
 use std::fmt;
 
 use health_common::events::{MonitorFilter, Network, WANT_CT, WANT_DROP, WANT_NAT};
+use health_model::flow::IpProtocol;
 use serde::Serialize;
 
 use super::entry::Entry;
-use crate::api::flow::IpProtocol;
 use crate::cli::output::{NONE, comma_separated};
 
 /// Entries as they are shown.

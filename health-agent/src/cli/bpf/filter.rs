@@ -6,9 +6,9 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use clap::Args;
+use health_model::flow::{IpProtocol, Network};
 
 use super::flow::Direction;
-use crate::api::flow::{IpProtocol, Network};
 use crate::datapath::dump::{Flow, Pinned};
 
 /// Flags that choose by protocol, addresses and ports.

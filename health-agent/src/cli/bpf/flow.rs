@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use clap::ValueEnum;
+use health_model::flow::IpProtocol;
 use serde::Serialize;
 
 use super::address;
-use crate::api::flow::IpProtocol;
 use crate::datapath::dump::Flow;
 
 /// A conntrack or NAT tuple in the flow's original direction.

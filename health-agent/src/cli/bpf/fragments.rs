@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use health_common::addr::Addr;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
+use health_model::flow::IpProtocol;
 use serde::Serialize;
 
 use super::entry::Entry;
-use crate::api::flow::IpProtocol;
 
 /// An entry of IPv4 as it is shown.
 pub(super) fn entry4((key, ports): (FragmentKey4, FragmentPorts)) -> Entry<PacketKey, Ports> {

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use health_model::settings::Location;
+use health_net::{self, clock};
 use serde::Serialize;
 
 use super::entry::{Entry, lines};
@@ -12,12 +14,9 @@ use super::{
     masquerade, metrics, nat, policy, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
-use crate::config::Location;
 use crate::datapath::btf::Value;
-use crate::datapath::clock;
 use crate::datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
 use crate::datapath::layout;
-use crate::net;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -131,7 +130,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
             stream::print(format, &[rows], |row| Some(nat::entry(row, now_ns)))
         }
         RTT => {
-            let clock = net::clock::state().ok();
+            let clock = health_net::clock::state().ok();
             stream::print_each(format, |each| {
                 pinned.each_rtt(&mut |key, row| each(&rtt::entry(key, row, clock)))
             })

@@ -27,9 +27,9 @@ mod settings;
 mod stream;
 
 use clap::Subcommand;
+use health_model::settings::Location;
 
 use crate::api::client::Client;
-use crate::config::Location;
 use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\

@@ -11,15 +11,15 @@ use health_common::policy::{
     ANY_IDENTITY, POLICY_EGRESS, POLICY_INGRESS, PREFIX_PORT, PREFIX_PROTOCOL, VERDICT_ALLOW,
     VERDICT_DENY, VERDICT_NONE,
 };
+use health_model::flow::IpProtocol;
+use health_model::identity::Identity;
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
 use super::ipcache::named;
-use crate::api::flow::IpProtocol;
 use crate::cli::output::{NONE, OutputArgs, table};
 use crate::datapath::dump::{Pinned, PolicyRow};
 use crate::datapath::policy::PolicyMatch;
-use crate::identity::Identity;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
+use health_model::api::{Deleted, Endpoint, EndpointRequest, LabelChange};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{CreateArgs, DeleteArgs, LabelsArgs, endpoints_table};
 use crate::api::client::Client;
-use crate::api::types::{Deleted, Endpoint, EndpointRequest, LabelChange};
 use crate::cli::output::print;
 
 impl CreateArgs {
@@ -56,7 +56,7 @@ impl DeleteArgs {
 
 impl LabelsArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
-        let texts = |labels: &[crate::labels::Label]| {
+        let texts = |labels: &[health_model::labels::Label]| {
             labels.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let change = LabelChange {

@@ -1,6 +1,7 @@
 //! Tables of endpoints.
 
-use crate::api::types::{Endpoint, EndpointHealth};
+use health_model::api::{Endpoint, EndpointHealth};
+
 use crate::cli::output::table;
 use crate::endpoint::log::LogEntry;
 
@@ -70,9 +71,11 @@ pub(super) fn health_table(health: &EndpointHealth) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::api::types::{Enforcement, HealthState};
     use std::collections::BTreeMap;
+
+    use health_model::api::{Enforcement, HealthState};
+
+    use super::*;
 
     fn endpoint() -> Endpoint {
         Endpoint {

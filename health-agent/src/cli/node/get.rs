@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use health_model::api::{
+    HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
+};
+use health_model::settings::Location;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -10,10 +14,6 @@ use super::super::status::figures::{Figures, read_history, read_path_mtus, rtt_r
 use super::super::status::{Detail, node_text, reachability_word};
 use super::{GetArgs, find, registries};
 use crate::api::client::Client;
-use crate::api::types::{
-    HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
-};
-use crate::config::Location;
 
 /// Results of a target that the text shows.
 const LAST_RESULTS: usize = 10;
@@ -104,10 +104,11 @@ fn text(details: &NodeDetails, report: &HealthStatus, figures: Figures, now: Tim
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::api::types::{
+    use health_model::api::{
         AddressGroupStatus, ConnectivityStatus, Diagnosis, PathKind, PathStatus, Protocol,
     };
+
+    use super::*;
 
     fn details() -> NodeDetails {
         let ip = "172.30.0.2".parse().unwrap();

@@ -5,13 +5,13 @@ mod registries;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use health_model::api::{NodeEntry, NodeList};
+use health_model::settings::Location;
 use jiff::Timestamp;
 
 use super::output::{OutputArgs, comma_separated, table};
 use super::status::{UnknownNode, is_named};
 use crate::api::client::Client;
-use crate::api::types::{NodeEntry, NodeList};
-use crate::config::Location;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,9 +1,10 @@
 //! How the node registries do, and what of them cannot be used.
 
+use health_model::api::RegistryState;
+use health_model::duration::go_duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::super::output::{NONE, table};
-use crate::api::types::{RegistryState, go_duration};
 
 /// A line a registry; below, a line for each entry that is left out.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
@@ -77,8 +78,9 @@ fn age(since: Timestamp, now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use health_model::api::RejectedEntry;
+
     use super::*;
-    use crate::api::types::RejectedEntry;
 
     fn registries() -> [RegistryState; 2] {
         [

@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
+use health_model::api::{
+    HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory,
+};
+use health_model::duration::{go_duration, short_duration};
+use health_model::settings::Location;
+use health_net::clock;
 use hyper::StatusCode;
 
 use super::view::Target;
 use crate::api::client::{Client, ClientError};
 use crate::api::rtt::RttFigures;
-use crate::api::types::{
-    HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory, go_duration,
-    short_duration,
-};
-use crate::config::Location;
 use crate::datapath::dump::Pinned;
-use crate::net::clock;
 
 /// Rows of `HEALTH_RTT`.
 pub(crate) type RttRows = BTreeMap<RttKey, RttRow>;

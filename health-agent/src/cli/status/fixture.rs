@@ -1,6 +1,6 @@
 //! The report that the tests of its renderings share.
 
-use crate::api::types::{
+use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, SelfStatus,
 };
 

@@ -12,6 +12,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use health_model::api::HealthStatus;
+use health_model::settings::Location;
 
 use self::figures::Figures;
 use self::view::{Changes, Filter, View};
@@ -19,8 +21,6 @@ use super::exit::UNREACHABLE;
 use super::output::{Format, OutputArgs, print, write_json_line};
 use super::watch::parse_period;
 use crate::api::client::{Client, ClientError};
-use crate::api::types::HealthStatus;
-use crate::config::Location;
 
 pub(super) use self::render::{Detail, node as node_text, word as reachability_word};
 pub(super) use self::view::{UnknownNode, is_named};

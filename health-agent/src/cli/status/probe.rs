@@ -8,11 +8,11 @@ use crossterm::cursor::MoveToColumn;
 use crossterm::execute;
 use crossterm::style::Print;
 use crossterm::terminal::{Clear, ClearType};
+use health_model::api::{HealthStatus, NodeStatus, ProbeEvent};
 use tokio::sync::Notify;
 
 use super::view::Filter;
 use crate::api::client::{Client, ClientError};
-use crate::api::types::{HealthStatus, NodeStatus, ProbeEvent};
 use crate::cli::output::{print_more, write_json_line};
 
 /// Probes all nodes, and says on a terminal how far it is. Returns what is known in the end.

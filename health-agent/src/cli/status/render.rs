@@ -3,16 +3,16 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
-use super::figures::Figures;
-use super::view::{Changes, Tally, Target, View};
-use crate::api::types::{
+use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets,
     NodeStatus, PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource,
-    go_duration,
 };
+use health_model::duration::{duration_text, go_duration, parse_duration};
+
+use super::figures::Figures;
+use super::view::{Changes, Tally, Target, View};
 use crate::cli::output::{NONE, comma_separated, indent, table};
 use crate::cli::path_mtu::larger as larger_packets;
-use crate::config::{duration_text, parse_duration};
 
 const NOT_KNOWN: &str = "Unknown (not probed yet)";
 /// What is not probed on purpose.
@@ -398,15 +398,17 @@ pub(crate) fn word(reachability: Reachability) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::net::IpAddr;
+
+    use health_common::probe::Path;
+    use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
+    use health_model::api::{HistoryWindow, TargetHistory};
+
     use super::*;
-    use crate::api::types::{HistoryWindow, TargetHistory};
     use crate::cli::status::figures::RttRows;
     use crate::cli::status::fixture::{degraded, failed, status};
     use crate::cli::status::view::Filter;
-    use health_common::probe::Path;
-    use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
-    use std::collections::BTreeMap;
-    use std::net::IpAddr;
 
     /// Everything, with nothing marked.
     fn all(status: &HealthStatus) -> View<'_> {

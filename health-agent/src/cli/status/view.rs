@@ -7,8 +7,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use clap::Args;
-
-use crate::api::types::{
+use health_model::api::{
     AddressGroupStatus, HealthStatus, NodeStatus, PathKind, PathStatus, Protocol, Reachability,
 };
 
@@ -255,8 +254,9 @@ fn verdicts(node: &NodeStatus) -> impl Iterator<Item = (Target, Option<(Reachabi
 
 #[cfg(test)]
 mod tests {
+    use health_model::api::Diagnosis;
+
     use super::*;
-    use crate::api::types::Diagnosis;
     use crate::cli::status::fixture::{degraded, failed, ok, status};
 
     fn shown(filter: &Filter) -> Vec<String> {

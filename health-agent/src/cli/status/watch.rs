@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use health_model::api::HealthStatus;
+use health_model::settings::Location;
+
 use super::StatusArgs;
 use super::view::Changes;
 use crate::api::client::Client;
-use crate::api::types::HealthStatus;
 use crate::cli::output::Format;
 use crate::cli::watch::{self, Pace};
-use crate::config::Location;
 
 /// Shows the report every `period`.
 pub(super) async fn watch(

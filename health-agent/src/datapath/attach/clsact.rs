@@ -6,18 +6,17 @@
 //! filter on it, or with a device that agents make. On other devices it is noted in a folder of the bpffs, which a
 //! reboot empties as it does the qdiscs.
 
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use aya::programs::SchedClassifier;
+use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::{if_indextoname, if_nametoindex};
 
 use super::super::loader::{make_folder, set_aside};
 use super::super::{DatapathError, layout};
 use super::{Direction, Hook};
-use crate::net::tc::{Filter, Place, Side, Socket};
 
 /// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours
 /// does not.
@@ -238,12 +237,6 @@ impl Clsact {
     /// The name of a filter: `health-agent/default/to_netdev`.
     fn name(&self, program: &str) -> String {
         format!("health-agent/{}/{program}", self.instance)
-    }
-}
-
-impl Filter {
-    fn is_named(&self, name: &str) -> bool {
-        self.name.as_deref() == Some(name)
     }
 }
 

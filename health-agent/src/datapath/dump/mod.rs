@@ -7,11 +7,11 @@ mod objects;
 mod rtt_rows;
 
 use std::collections::HashMap;
-use std::fs;
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use flow::{V4, V6};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
@@ -26,16 +26,14 @@ use health_common::metrics::Counter;
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
 use health_common::tcp::{self, FlowKey, Peer};
-
+use health_model::settings::Location;
 use ipnet::IpNet;
+use map::decode;
 
 use super::btf::BtfError;
 use super::layout::{self, MapLayout, PROGRAM_PINS};
 use super::policy::PolicyMatch;
 use super::{ipcache, rtt, sys, trie};
-use crate::config::Location;
-use flow::{V4, V6};
-use map::decode;
 
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};

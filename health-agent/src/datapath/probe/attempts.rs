@@ -1,10 +1,14 @@
 //! The attempts, one a feature.
 
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::thread;
+use std::{io, thread};
 
+use health_net::hostns::is_bpffs;
+use health_net::link::{self, VethPair};
+use health_net::mac::MacAddr;
+use health_net::netlink;
+use health_net::tc::{Place, Side, Socket};
 use nix::sched::{CloneFlags, unshare};
 
 use super::super::asm::{R0, R2, R3, R4, R5, call, exit, mov};
@@ -12,11 +16,6 @@ use super::super::attach::attach_type;
 use super::super::sys::{self, CreateAttr};
 use super::super::{Direction, kernel};
 use super::{CLSACT, Feature, Need, TCX};
-use crate::net::hostns::is_bpffs;
-use crate::net::link::{self, VethPair};
-use crate::net::mac::MacAddr;
-use crate::net::netlink;
-use crate::net::tc::{Place, Side, Socket};
 
 const TC_ACT_UNSPEC: i32 = -1;
 const BPF_L4_CSUM_REPLACE: i32 = 11;

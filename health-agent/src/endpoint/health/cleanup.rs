@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use health_net::netlink::{self, Handle};
+use health_net::netns;
+use health_net::route::{self, Route};
+use health_net::sysctl::Setting;
+
 use super::pair::{self, ALIAS_PREFIX};
 use super::state::StateFile;
 use super::{DEVICE, HealthError};
-use crate::net::netlink::{self, Handle};
-use crate::net::netns;
-use crate::net::route::{self, Route};
-use crate::net::sysctl::Setting;
 
 /// Something that was removed or given back.
 #[derive(Clone, Debug, PartialEq, Eq)]

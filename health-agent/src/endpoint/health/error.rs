@@ -4,13 +4,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use health_model::ipam::IpamError;
+use health_net::link::LinkError;
+use health_net::neighbour::NeighbourError;
+use health_net::netns::NetNsError;
+use health_net::route::RouteError;
+use health_net::sysctl::SysctlError;
+
 use super::{DEVICE, Fault};
-use crate::ipam::IpamError;
-use crate::net::link::LinkError;
-use crate::net::neighbour::NeighbourError;
-use crate::net::netns::NetNsError;
-use crate::net::route::RouteError;
-use crate::net::sysctl::SysctlError;
 
 /// Why the health endpoint is not as it shall be.
 #[derive(Debug, thiserror::Error)]

@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use health_net::mac::MacAddr;
+use health_net::route::Route;
+use health_net::sysctl::Setting;
+
 use super::{DEVICE, INNER_DEVICE};
-use crate::net::mac::MacAddr;
-use crate::net::route::Route;
-use crate::net::sysctl::Setting;
 
 /// One end of the veth pair, and the namespace that it is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

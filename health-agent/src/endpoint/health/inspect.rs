@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
+use health_net::link::{self, Link};
+use health_net::netlink::Handle;
+use health_net::{neighbour, route, sysctl};
 use tokio::time::{self, Instant};
-
-use crate::net::link::{self, Link};
-use crate::net::netlink::Handle;
-use crate::net::{neighbour, route, sysctl};
 
 use super::fault::{End, Fault};
 use super::{DEVICE, HealthEndpoint, HealthError, INNER_DEVICE, pair};

@@ -20,15 +20,14 @@ use std::path::{Path, PathBuf};
 
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::identity;
+use health_model::ipam::{AddressRange, Family};
+use health_net::link;
+use health_net::mac::MacAddr;
+use health_net::netlink::{self, Handle};
+use health_net::netns::{self, NetNs};
 use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{info, warn};
-
-use crate::ipam::{AddressRange, Family};
-use crate::net::link;
-use crate::net::mac::MacAddr;
-use crate::net::netlink::{self, Handle};
-use crate::net::netns::{self, NetNs};
 
 pub use self::cleanup::{Cleanup, Removed, cleanup};
 pub use self::error::HealthError;

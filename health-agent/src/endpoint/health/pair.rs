@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd;
 
+use health_net::link::{self, Link, VethPair};
+use health_net::mac::MacAddr;
+use health_net::netlink::Handle;
+use health_net::netns::{self, NetNs};
+use health_net::sysctl::{self, Setting, SysctlError};
+
 use super::{DEVICE, Fault, HealthError, INNER_DEVICE, State};
-use crate::net::link::{self, Link, VethPair};
-use crate::net::mac::MacAddr;
-use crate::net::netlink::Handle;
-use crate::net::netns::{self, NetNs};
-use crate::net::sysctl::{self, Setting, SysctlError};
 
 /// A namespace with one end of a veth pair, the other end of which is on the host.
 #[derive(Debug)]

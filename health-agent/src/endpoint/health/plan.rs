@@ -3,18 +3,18 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
+use health_model::ipam::{Family, IpamError, Pool};
+use health_net::link::{self, Link, LinkAddress};
+use health_net::mac::MacAddr;
+use health_net::netlink::Handle;
+use health_net::route::{self, Route};
+use health_net::sysctl::{self, Setting, SysctlError};
 use ipnet::IpNet;
 use rand::seq::IteratorRandom as _;
 use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
 use super::{DEVICE, HealthEndpointSpec, HealthError, pair};
-use crate::ipam::{Family, IpamError, Pool};
-use crate::net::link::{self, Link, LinkAddress};
-use crate::net::mac::MacAddr;
-use crate::net::netlink::Handle;
-use crate::net::route::{self, Route};
-use crate::net::sysctl::{self, Setting, SysctlError};
 
 /// How long a node address may take to pass duplicate address detection, which lasts a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);

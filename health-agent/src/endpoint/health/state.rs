@@ -1,19 +1,18 @@
 //! What is kept of the health endpoint across restarts and reboots.
 
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use health_model::durable;
+use health_model::ipam::Family;
+use health_net::mac::MacAddr;
+use health_net::sysctl::Originals;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::HealthError;
-use crate::durable;
-use crate::ipam::Family;
-use crate::net::mac::MacAddr;
-use crate::net::sysctl::Originals;
 
 /// Ids that an endpoint can have.
 pub const ENDPOINT_IDS: RangeInclusive<u16> = 1..=4095;

@@ -2,15 +2,18 @@
 //! namespace with an empty `/run`, both of which end with its thread.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use futures_util::TryStreamExt;
+use health_model::ipam::IpamError;
+use health_net::link::{Link, VethPair};
+use health_net::route::{self, Route};
+use health_net::{neighbour, sysctl};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage};
@@ -21,10 +24,6 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::endpoint::peer_routes::{Change, PeerRouteError, PeerRoutes};
-use crate::ipam::IpamError;
-use crate::net::link::{Link, VethPair};
-use crate::net::route::{self, Route};
-use crate::net::{neighbour, sysctl};
 
 const UPLINK: &str = "eth0";
 const UPLINK_MTU: u32 = 1400;

@@ -4,20 +4,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use health_model::api::Endpoint;
+use health_model::identity::Identity;
+use health_model::ipam::{Family, IpamError, Owner};
+use health_net::mac::MacAddr;
+use health_net::netns::NetNsId;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::table::Entry;
 use super::{Manager, NewEndpoint, broken_off};
-use crate::api::types::Endpoint;
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::lifecycle::{Lifecycle, Side, State};
 use crate::endpoint::regenerate::NotRegenerated;
 use crate::endpoint::workload::{Blueprint, DEFAULT_IFNAME, Saved, Stack, device_name};
-use crate::identity::Identity;
-use crate::ipam::{Family, IpamError, Owner};
-use crate::net::mac::MacAddr;
-use crate::net::netns::NetNsId;
 
 impl Manager {
     pub(super) async fn make(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use health_model::identity::Identity;
 use tracing::{error, info, warn};
 
 use super::Manager;
@@ -9,7 +10,6 @@ use crate::endpoint::error::EndpointError;
 use crate::endpoint::lifecycle::{Side, State};
 use crate::endpoint::log::Status;
 use crate::endpoint::workload::{Found, WorkloadError};
-use crate::identity::Identity;
 
 /// What is to be done to delete an endpoint.
 enum Way {

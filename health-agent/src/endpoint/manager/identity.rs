@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::api::Endpoint;
+use health_model::identity::Identity;
+use health_model::labels::{Label, LabelSet};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::Manager;
 use super::table::Entry;
-use crate::api::types::Endpoint;
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::lifecycle::{Side, State};
 use crate::endpoint::log::Status;
-use crate::identity::{Held, Identity};
-use crate::labels::{Label, LabelSet};
+use crate::identity::Held;
 
 /// How long the source may take until an endpoint goes on without.
 const PATIENCE: Duration = Duration::from_secs(1);

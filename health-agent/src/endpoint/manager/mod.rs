@@ -17,6 +17,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::api::{Endpoint, EndpointHealth, TakenAddress};
+use health_model::ipam::{IpamError, NodeIpam};
+use health_model::labels::{Label, LabelSet};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 
@@ -25,9 +28,6 @@ use super::identities::IdentitySource;
 use super::log::LogEntry;
 use super::regenerate::Regenerator;
 use super::workload::{Devices, StateDir};
-use crate::api::types::{Endpoint, EndpointHealth, TakenAddress};
-use crate::ipam::{IpamError, NodeIpam};
-use crate::labels::{Label, LabelSet};
 
 pub use self::restore::{Survey, survey};
 pub use self::table::Counts;

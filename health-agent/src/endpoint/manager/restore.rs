@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use health_model::ipam::Owner;
 use tracing::{info, warn};
 
 use super::Manager;
@@ -9,7 +10,6 @@ use super::table::Entry;
 use crate::endpoint::lifecycle::Lifecycle;
 use crate::endpoint::log::Status;
 use crate::endpoint::workload::{Damaged, Devices, Found, Saved, StateDir, WorkloadError};
-use crate::ipam::Owner;
 
 /// What an agent before this one has left.
 #[derive(Debug, Default)]

@@ -5,10 +5,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
+use health_model::identity::Identity;
+use health_model::ipam::{Family, IpamError, NodeIpam, Owner};
 use jiff::Timestamp;
 
 use super::Selector;
-use crate::api::types::{Endpoint, EndpointHealth, Enforcement, HealthState};
 use crate::endpoint::error::EndpointError;
 use crate::endpoint::health::ENDPOINT_IDS;
 use crate::endpoint::lifecycle::{Lifecycle, Refused, Side, State};
@@ -16,8 +18,6 @@ use crate::endpoint::log::{LogEntry, Status};
 use crate::endpoint::queue::RegenerationQueue;
 use crate::endpoint::regenerate::Realized;
 use crate::endpoint::workload::Saved;
-use crate::identity::Identity;
-use crate::ipam::{Family, IpamError, NodeIpam, Owner};
 
 /// Upper bounds of the histogram of regenerations, seconds.
 pub(crate) const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];

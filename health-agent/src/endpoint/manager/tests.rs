@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use health_model::identity::Identity;
+use health_net::netns::{NetNsError, NetNsId};
 use tempfile::TempDir;
 
 use super::*;
@@ -14,8 +16,7 @@ use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::log::Status;
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration};
 use crate::endpoint::workload::{Blueprint, Found, Saved, Task, WorkloadError};
-use crate::identity::{Held, Identity};
-use crate::net::netns::{NetNsError, NetNsId};
+use crate::identity::Held;
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use health_net::netlink;
+
 use super::{Devices as _, HostDevices, Saved, StateDir, WorkloadError};
-use crate::net::netlink;
 
 /// Removes the devices of an instance's workloads, and what is kept of them. Returns what was removed, and
 /// what could not be.

@@ -6,18 +6,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use health_net::link::{self, Link, LinkError, VethPair};
+use health_net::neighbour;
+use health_net::netlink::Handle;
+use health_net::netns::{self, NetNs, NetNsId};
+use health_net::route::{self, Route, RouteError};
+use health_net::sysctl::Setting;
 use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
 use super::{Blueprint, Devices, Found, Stack, Task, WorkloadError};
 use crate::endpoint::health::ALIAS_PREFIX;
-use crate::net::link::{self, Link, LinkError, VethPair};
-use crate::net::neighbour;
-use crate::net::netlink::Handle;
-use crate::net::netns::{self, NetNs, NetNsId};
-use crate::net::route::{self, Route, RouteError};
-use crate::net::sysctl::Setting;
 
 /// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::net::link::LinkError;
-use crate::net::neighbour::NeighbourError;
-use crate::net::netns::NetNsError;
-use crate::net::route::RouteError;
-use crate::net::sysctl::SysctlError;
+use health_net::link::LinkError;
+use health_net::neighbour::NeighbourError;
+use health_net::netns::NetNsError;
+use health_net::route::RouteError;
+use health_net::sysctl::SysctlError;
 
 /// Why a workload's endpoint could not be made or removed.
 #[derive(Debug, thiserror::Error)]

@@ -11,8 +11,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
-use crate::net::mac::MacAddr;
-use crate::net::netns::NetNsId;
+use health_net::mac::MacAddr;
+use health_net::netns::NetNsId;
 
 pub use self::cleanup::cleanup;
 pub use self::device::HostDevices;

@@ -2,21 +2,20 @@
 //! and again when they are there. Devices end with the machine, and so does the use of these files: they are not
 //! waited for to be on the disk.
 
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use health_model::durable;
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_net::mac::MacAddr;
+use health_net::netns::NetNsId;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::WorkloadError;
-use crate::durable;
 use crate::endpoint::health::ENDPOINT_IDS;
-use crate::identity::Identity;
-use crate::labels::LabelSet;
-use crate::net::mac::MacAddr;
-use crate::net::netns::NetNsId;
 
 /// Name of the folder in the state folder.
 const FOLDER: &str = "endpoints";

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use health_model::identity::Identity;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{info, warn};
 
+use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing};
 use super::super::wants::{Announce, Wanted};
-use super::super::{Identity, IdentityError};
 use super::Known;
 use super::keys::{AddressRecord, Keys};
 use super::requests::{Holder, TakeError};

@@ -3,13 +3,14 @@
 use std::net::IpAddr;
 
 use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
+use super::super::Announced;
 use super::super::allocator::not_for_endpoints;
-use super::super::{Announced, Identity};
 use crate::etcd::Value;
-use crate::labels::LabelSet;
 
 /// Longest label set that is read, bytes: 256 labels of 1024 each, with quotes and escapes.
 const MAX_LABELS_LEN: usize = 512 * 1024;

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 
-use super::super::Identity;
 use super::super::view::{MOST_REJECTED, Settle, View};
 use super::super::wants::Announce;
 use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number, read_text};
 use crate::etcd::{Change, Pair};
-use crate::labels::LabelSet;
 use crate::nodes::Rejected;
 
 /// Everything that stands in the store. Times count from any fixed moment.

@@ -5,13 +5,14 @@
 use std::collections::BTreeSet;
 
 use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 
+use super::super::IdentityError;
 use super::super::allocator::shown;
-use super::super::{Identity, IdentityError};
 use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
 use super::records::Unused;
 use crate::etcd::{Store, StoreError, Value};
-use crate::labels::LabelSet;
 
 /// Most attempts to take one label set. Each fails only when another node was faster.
 const ATTEMPTS: u32 = 100;

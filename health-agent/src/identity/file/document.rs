@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::identity::{CLUSTER_FIRST, CLUSTER_LAST};
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::super::IdentityError;
 use super::super::allocator::{Timing, not_for_endpoints, shown};
-use super::super::{Identity, IdentityError};
-use crate::labels::LabelSet;
 
 /// The form that this agent writes.
 const VERSION: u32 = 1;
@@ -284,9 +285,8 @@ impl Document {
 mod shared {
     use std::sync::Arc;
 
+    use health_model::labels::LabelSet;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
-
-    use crate::labels::LabelSet;
 
     pub(super) fn serialize<S: Serializer>(
         labels: &Arc<LabelSet>,

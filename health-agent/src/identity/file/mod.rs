@@ -11,15 +11,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::durable;
+use health_model::identity::Identity;
 use jiff::Timestamp;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::document::{Document, Wish, Writer};
+use super::Announced;
 use super::allocator::{Shared, Timing};
 use super::view::View;
-use super::{Announced, Identity};
-use crate::durable;
 
 /// What the name of the file that is locked has behind that of the identity file.
 pub const LOCK_SUFFIX: &str = ".lock";

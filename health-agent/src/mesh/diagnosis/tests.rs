@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use health_common::rtt::RemoteTime;
+use health_net::mtu::WayOut;
+use jiff::Timestamp;
+use nix::errno::Errno;
 use proptest::prelude::*;
 
 use super::super::failure::IcmpError;
@@ -9,10 +13,6 @@ use super::super::history::Latency;
 use super::super::path_mtu::TooBig;
 use super::isolation::{Scope, Survey};
 use super::*;
-use crate::net::mtu::WayOut;
-use health_common::rtt::RemoteTime;
-use jiff::Timestamp;
-use nix::errno::Errno;
 
 const HOST4: &str = "172.30.0.3";
 const ENDPOINT4: &str = "10.244.3.7";

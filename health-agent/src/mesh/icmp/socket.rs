@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+use health_common::probe::{Path, ProbeId};
+use health_net::rawsock;
 use nix::errno::Errno;
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, sendto,
@@ -16,8 +18,6 @@ use tokio::io::unix::AsyncFd;
 
 use super::filter;
 use super::wire::{self, Family, Mark, Message, REQUEST_LEN};
-use crate::net::rawsock;
-use health_common::probe::{Path, ProbeId};
 
 /// Packets for one system call. More would make the send time of the last ones in the batch, which
 /// is taken once for all, too wrong.

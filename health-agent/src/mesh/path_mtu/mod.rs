@@ -22,14 +22,15 @@ use tokio::task::{JoinError, JoinSet};
 
 pub(super) use self::search::TooBig;
 
+use health_net::mtu::{self, DeviceMtu, MtuError, WayOut};
+use health_net::netlink;
+
 use self::search::{Limits, Outcome, Search, Step, Verdict};
 use super::budget::Budget;
 use super::counters::IgnoredReplies;
 use super::icmp::sized::{SizedEvent, SizedSockets};
 use super::schedule::{fraction, phase, regular_after};
 use super::target::TargetId;
-use crate::net::mtu::{self, DeviceMtu, MtuError, WayOut};
-use crate::net::netlink;
 
 /// The part of the probe rate that this may take: one in so many.
 const SHARE: u32 = 10;

@@ -12,6 +12,8 @@ use std::time::Duration;
 use health_common::arrivals::{self, WAYS};
 use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
+use health_model::api::{self, RttSource};
+use health_net::carrier;
 use jiff::Timestamp;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
 use tokio::sync::watch;
@@ -26,10 +28,8 @@ use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
 use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
-use crate::api::types::{self, RttSource};
 use crate::config::ProbeIntervals;
 use crate::conntrack::Fill;
-use crate::net::carrier;
 use crate::nodes::{Node, NodeSet};
 
 /// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
@@ -104,7 +104,7 @@ struct NodeTargets {
 struct LastDiagnosis {
     /// What it rests on.
     revision: u64,
-    diagnosis: Option<types::Diagnosis>,
+    diagnosis: Option<api::Diagnosis>,
 }
 
 /// The targets of an address; `None` for a protocol that it is not probed by.
@@ -589,7 +589,7 @@ impl Results {
         node: &NodeTargets,
         isolation: Option<&Isolation>,
         now: Duration,
-    ) -> Option<types::Diagnosis> {
+    ) -> Option<api::Diagnosis> {
         let revision = self.revision(node);
         let mut last = node
             .last_diagnosis

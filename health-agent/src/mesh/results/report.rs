@@ -3,6 +3,12 @@
 use std::time::Duration;
 
 use health_common::probe::Path;
+use health_model::api::{
+    self, AddressGroupStatus, ConnectivityStatus, FullMap, HealthStatus, HistoryWindow,
+    LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus,
+    PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
+};
+use health_model::duration::duration_text;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::diagnosis::isolation::Isolation;
@@ -10,12 +16,6 @@ use super::super::history::{WINDOWS, Window};
 use super::super::path_mtu::PathMtu;
 use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
-use crate::api::types::{
-    self, AddressGroupStatus, ConnectivityStatus, FullMap, HealthStatus, HistoryWindow,
-    LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus,
-    PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
-};
-use crate::config::duration_text;
 use crate::conntrack::Fill;
 use crate::nodes::SourceState;
 
@@ -113,8 +113,8 @@ impl Results {
         let status = |id: Option<TargetId>| self.known.get(id?)?.status();
         let is_off = |protocol| self.intervals.get(path, protocol).is_none();
         let protocols = [
-            (Protocol::Icmp, types::Protocol::Icmp),
-            (Protocol::Http, types::Protocol::Http),
+            (Protocol::Icmp, api::Protocol::Icmp),
+            (Protocol::Http, api::Protocol::Http),
         ];
         PathStatus {
             ip: targets.address,
@@ -170,8 +170,8 @@ impl Results {
                             ip: targets.address,
                             path,
                             protocol: match protocol {
-                                Protocol::Icmp => types::Protocol::Icmp,
-                                Protocol::Http => types::Protocol::Http,
+                                Protocol::Icmp => api::Protocol::Icmp,
+                                Protocol::Http => api::Protocol::Http,
                             },
                             windows: known.windows(now),
                             last_results_ns: known.last_results(),
@@ -278,8 +278,8 @@ fn registry_state(source: &SourceState) -> RegistryState {
     }
 }
 
-pub(super) fn shown(diagnosis: Diagnosis) -> types::Diagnosis {
-    types::Diagnosis {
+pub(super) fn shown(diagnosis: Diagnosis) -> api::Diagnosis {
+    api::Diagnosis {
         cause: diagnosis.cause.to_string(),
         message: diagnosis.message,
         evidence: diagnosis.evidence,

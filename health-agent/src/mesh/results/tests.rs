@@ -1,14 +1,13 @@
 //! Results and reports, fed by hand.
 
+use health_common::siphash::SipKey;
+use health_model::api::Reachability;
 use nix::errno::Errno;
 
 use super::super::failure::IcmpError;
 use super::super::target::Target;
 use super::report::LISTED_RESULTS;
-use health_common::siphash::SipKey;
-
 use super::*;
-use crate::api::types::Reachability;
 
 const SECOND: Duration = Duration::from_secs(1);
 

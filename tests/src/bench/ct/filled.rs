@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 
 use aya::EbpfLoader;
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::config::Location;
 use health_agent::datapath::{PROGRAMS, layout};
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4};
+use health_model::settings::Location;
 
 use crate::testrun::Bpffs;
 

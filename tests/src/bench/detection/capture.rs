@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use health_agent::api::types::Protocol;
+use health_model::api::Protocol;
 
 use crate::Node;
 use crate::bench::tap::Tap;

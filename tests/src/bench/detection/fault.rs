@@ -4,13 +4,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::api::types::{PathKind, Protocol};
+use health_model::api::{PathKind, Protocol};
 use nix::sys::signal::Signal;
 
-use crate::Node;
 use crate::bed::FABRIC;
 use crate::process::{run, run_with_input};
-use crate::wait_for;
+use crate::{Node, wait_for};
 
 /// How long making a fault may take.
 const PATIENCE: Duration = Duration::from_secs(5);

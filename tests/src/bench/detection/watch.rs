@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use health_agent::api::types::{HealthStatus, NodeStatus, PathKind, Protocol};
+use health_model::api::{HealthStatus, NodeStatus, PathKind, Protocol};
 
 use super::super::requests::Asker;
 use crate::Node;

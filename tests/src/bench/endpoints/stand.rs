@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_agent::net::netns::{self, NetNs};
+use health_net::netns::{self, NetNs};
 use serde_json::{Value, json};
 
 use crate::bench::requests::{quantile, send};

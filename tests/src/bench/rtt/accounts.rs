@@ -3,16 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::config::Location;
 use health_agent::datapath::dump::Pinned;
+use health_model::settings::Location;
 use nix::sys::signal::Signal;
 
-use crate::Node;
 use crate::bed::BPFFS;
 use crate::bench::cluster::{Cluster, Dead, is_peer};
 use crate::bench::{Figure, Options, Target};
 use crate::process::{run_with_input, tell};
-use crate::wait_for;
+use crate::{Node, wait_for};
 
 const PROBES: u64 = 1_000_000;
 const PEERS: u32 = 50_000;

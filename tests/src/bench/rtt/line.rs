@@ -4,7 +4,7 @@
 use std::net::Ipv4Addr;
 use std::process::Command;
 
-use health_agent::net::netns::NetNs;
+use health_net::netns::NetNs;
 
 use crate::bed::FABRIC;
 use crate::process::run;

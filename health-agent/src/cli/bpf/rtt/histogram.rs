@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use health_common::rtt::{HISTOGRAM_BUCKETS, bucket_bounds};
+use health_model::duration::short_duration;
 
 use crate::api::rtt::RttEntry;
-use crate::api::types::short_duration;
 
 /// Columns of a time at the axis.
 const TIME: usize = 9;

@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use health_model::api::NodeList;
+
 use crate::api::client::{Client, ClientError};
 use crate::api::rtt::names_by_address;
-use crate::api::types::NodeList;
 use crate::cli::status::{UnknownNode, is_named};
 
 /// The listing does without an agent: one that is stopped is not waited for as long as elsewhere.

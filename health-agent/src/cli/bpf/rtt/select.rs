@@ -133,8 +133,9 @@ impl Addresses {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use health_model::api::{NodeEntry, NodeList};
+
     use super::*;
-    use crate::api::types::{NodeEntry, NodeList};
 
     pub(in super::super) fn key(peer: &str, path: Path, protocol: u8) -> RttKey {
         let peer: IpAddr = peer.parse().unwrap();

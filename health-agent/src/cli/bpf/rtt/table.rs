@@ -1,7 +1,8 @@
 //! Rows as a table.
 
+use health_model::duration::short_duration;
+
 use crate::api::rtt::{RttEntry, percent, signed};
-use crate::api::types::short_duration;
 use crate::cli::output::{NONE, table};
 
 /// Which columns there are.
@@ -96,11 +97,11 @@ fn known<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
 mod tests {
     use health_common::probe::Path;
     use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, Reply, RttRow, SOURCE_KERNEL, bucket};
+    use health_net::clock::ClockState;
 
     use super::super::select::tests::{key, names};
     use super::*;
     use crate::api::rtt::{RttFigures, RttPath};
-    use crate::net::clock::ClockState;
 
     const CLOCK: ClockState = ClockState {
         synchronised: true,

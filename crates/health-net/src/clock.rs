@@ -1,9 +1,25 @@
-//! How far this host's time of day can be trusted, as the kernel knows it.
+//! The kernel's clocks: the one that programs and this agent take times from, and how far the time of day can be
+//! trusted.
 
 use std::io;
 use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
+
+/// Nanoseconds of `CLOCK_MONOTONIC`, which programs take their times from.
+pub fn now_ns() -> u64 {
+    // The kernel offers this clock to every process; one that seccomp keeps from it sees old times.
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    now.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// Seconds of `CLOCK_MONOTONIC`, as of the last tick of the kernel: what programs read afterwards is not
+/// before it.
+pub fn coarse_now_secs() -> u32 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
+    now.as_secs().try_into().unwrap_or(u32::MAX)
+}
 
 /// The state of the clock (adjtimex(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

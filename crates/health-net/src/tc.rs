@@ -80,6 +80,11 @@ impl Filter {
     pub fn is_of_our_kind(&self) -> bool {
         self.kind == TcFilterBpf::KIND && self.is_for_all
     }
+
+    /// Whether this is its name; one without a name has none.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.name.as_deref() == Some(name)
+    }
 }
 
 /// A connection to the kernel.

@@ -6,16 +6,16 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Extension of files that are not whole yet.
-pub(crate) const UNFINISHED: &str = "new";
+pub const UNFINISHED: &str = "new";
 
 /// Puts `contents` in the place of what the file held, on the disk when this returns. Makes its folder.
-pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     put(path, contents, File::sync_all)
 }
 
 /// As [`write`], for what is of no use once the machine has stopped: whenever the agent is killed, the file is as it
 /// was or as it shall be, but nobody waits for the disk.
-pub(crate) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+pub fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
     put(path, contents, |_| Ok(()))
 }
 
@@ -37,7 +37,7 @@ fn put(path: &Path, contents: &[u8], sync: fn(&File) -> io::Result<()>) -> io::R
 }
 
 /// Removes the file. Returns whether it was there.
-pub(crate) fn remove(path: &Path) -> io::Result<bool> {
+pub fn remove(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{self, L4, PolicyMode, Trace};
+use crate::policy::{Direction, L4, PolicyMode};
 
 /// `GET /v1beta/status` and `PUT /v1beta/status/probe`. Of very many nodes, `N` may be something that
 /// is written down node by node.
@@ -825,7 +825,7 @@ pub struct TraceQuery {
     pub l4: L4,
     /// The one side to look at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub only: Option<policy::Direction>,
+    pub only: Option<Direction>,
 }
 
 /// One end of a packet's way.
@@ -842,81 +842,9 @@ pub enum TraceEndRequest {
     Labels(Vec<String>),
 }
 
-/// Answer to `POST /v1/policies/trace`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct TraceAnswer {
-    /// For people.
-    pub text: String,
-    /// For programs.
-    pub trace: Trace,
-}
-
 /// Body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
     /// What failed, on what.
     pub error: String,
-}
-
-/// A duration as Go prints it, which Cilium's schema and text use: `9.557967ms`, `1m0s`, `405.072µs`.
-pub fn go_duration(ns: i64) -> String {
-    let (sign, ns) = if ns < 0 {
-        ("-", ns.unsigned_abs())
-    } else {
-        ("", ns.unsigned_abs())
-    };
-    let decimal = |value: u64, unit: u64| {
-        let fraction = value % unit;
-        let width = unit.ilog10() as usize;
-        let digits = format!("{fraction:0width$}");
-        match digits.trim_end_matches('0') {
-            _ if unit == 1 => value.to_string(),
-            "" => (value / unit).to_string(),
-            digits => format!("{}.{digits}", value / unit),
-        }
-    };
-    let text = match ns {
-        0 => "0s".to_owned(),
-        1..1_000 => format!("{ns}ns"),
-        1_000..1_000_000 => format!("{}µs", decimal(ns, 1_000)),
-        1_000_000..1_000_000_000 => format!("{}ms", decimal(ns, 1_000_000)),
-        _ => {
-            let minutes = ns / 60_000_000_000;
-            let seconds = decimal(ns % 60_000_000_000, 1_000_000_000);
-            match (minutes / 60, minutes % 60) {
-                (0, 0) => format!("{seconds}s"),
-                (0, minutes) => format!("{minutes}m{seconds}s"),
-                (hours, minutes) => format!("{hours}h{minutes}m{seconds}s"),
-            }
-        }
-    };
-    format!("{sign}{text}")
-}
-
-/// The same of three digits: what is kept of round trips is not more exact.
-pub fn short_duration(ns: u64) -> String {
-    let unit = 10_u64.pow(ns.max(1).ilog10().saturating_sub(2));
-    let rounded = (ns.saturating_add(unit / 2)) / unit * unit;
-    go_duration(i64::try_from(rounded).unwrap_or(i64::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_read_as_in_go() {
-        for (ns, text) in [
-            (0, "0s"),
-            (7, "7ns"),
-            (405_072, "405.072µs"),
-            (9_557_967, "9.557967ms"),
-            (10_000_000_000, "10s"),
-            (1_500_000_000, "1.5s"),
-            (60_000_000_000, "1m0s"),
-            (3_661_000_000_000, "1h1m1s"),
-        ] {
-            assert_eq!(go_duration(ns), text);
-        }
-    }
 }

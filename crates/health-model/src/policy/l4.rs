@@ -1,4 +1,4 @@
-//! Protocols, ports and ICMP types: what rules say about a packet beside its two sides.
+//! Protocols, ports and ICMP types: what of a packet rules are asked about beside its two sides.
 
 use std::fmt;
 use std::str::FromStr;
@@ -129,47 +129,6 @@ impl FromStr for L4 {
             return Err(no());
         }
         Ok(Self { protocol, port })
-    }
-}
-
-/// Ports of one protocol, or types of ICMP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PortRange {
-    pub(super) protocol: Protocol,
-    pub(super) first: u16,
-    /// Included.
-    pub(super) last: u16,
-}
-
-impl PortRange {
-    pub(super) const fn all_of(protocol: Protocol) -> Self {
-        Self {
-            protocol,
-            first: 0,
-            last: u16::MAX,
-        }
-    }
-
-    const fn contains(&self, l4: L4) -> bool {
-        self.protocol.0 == l4.protocol.0 && self.first <= l4.port && l4.port <= self.last
-    }
-}
-
-/// What a rule says about ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Traffic {
-    /// Nothing: it holds for every protocol.
-    All,
-    /// Only these.
-    Ports(Vec<PortRange>),
-}
-
-impl Traffic {
-    pub(super) fn contains(&self, l4: L4) -> bool {
-        match self {
-            Self::All => true,
-            Self::Ports(ranges) => ranges.iter().any(|range| range.contains(l4)),
-        }
     }
 }
 

@@ -1,0 +1,91 @@
+//! Where an agent keeps its things.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::InvalidSetting;
+
+/// Longest instance name, bytes: it becomes part of folder and namespace names.
+const MAX_INSTANCE_LEN: usize = 32;
+/// Longest path of a unix socket, bytes (`sun_path` less the final zero).
+const MAX_SOCKET_PATH_LEN: usize = 107;
+
+/// Where one agent keeps its things. Daemon and command line build it from the same flags, so they
+/// find each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Location {
+    /// Name that tells several agents on one machine apart.
+    pub instance: String,
+    /// Folder of the socket and the pid file; gone after a reboot.
+    pub runtime_dir: PathBuf,
+    /// Folder of what must survive a reboot.
+    pub state_dir: PathBuf,
+    /// A mounted bpffs. Pins stand under `health/<instance>` in it.
+    pub bpf_root: PathBuf,
+}
+
+impl Location {
+    /// Checks the form of all parts; whether the folders are there is not looked at.
+    pub fn validated(self) -> Result<Self, InvalidSetting> {
+        let instance_is_valid = (1..=MAX_INSTANCE_LEN).contains(&self.instance.len())
+            && self
+                .instance
+                .bytes()
+                .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'));
+        if !instance_is_valid {
+            return Err(InvalidSetting::new(
+                "--instance",
+                &self.instance,
+                format!(
+                    "must be 1 to {MAX_INSTANCE_LEN} lower-case letters, digits and hyphens, since \
+                     it becomes part of folder and namespace names"
+                ),
+            ));
+        }
+        absolute("--runtime-dir", &self.runtime_dir)?;
+        absolute("--state-dir", &self.state_dir)?;
+        absolute("--bpf-root", &self.bpf_root)?;
+        let too_long = self
+            .socket()
+            .as_os_str()
+            .len()
+            .saturating_sub(MAX_SOCKET_PATH_LEN);
+        if too_long > 0 {
+            return Err(InvalidSetting::new(
+                "--runtime-dir",
+                self.runtime_dir.display(),
+                format!("is {too_long} bytes too long for the path of a unix socket in it"),
+            ));
+        }
+        Ok(self)
+    }
+
+    /// The API's unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.runtime_dir.join("health.sock")
+    }
+
+    /// The file that holds the running agent's process id, locked while it runs.
+    pub fn pid_file(&self) -> PathBuf {
+        self.runtime_dir.join("health-agent.pid")
+    }
+
+    /// The folder of this agent's pinned maps; links and programs in subfolders.
+    pub fn pins(&self) -> PathBuf {
+        self.bpf_root.join("health").join(&self.instance)
+    }
+}
+
+fn absolute(flag: &'static str, dir: &Path) -> Result<(), InvalidSetting> {
+    if dir.is_absolute() {
+        Ok(())
+    } else {
+        Err(InvalidSetting::new(
+            flag,
+            dir.display(),
+            "must be an absolute path",
+        ))
+    }
+}

@@ -1,0 +1,30 @@
+//! Settings that more than one part of the agent knows, and how one that cannot be used is told.
+
+mod attach;
+mod location;
+
+pub use self::attach::AttachMode;
+pub use self::location::Location;
+
+/// A setting that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{flag} '{value}': {reason}")]
+pub struct InvalidSetting {
+    /// The flag that it was given by.
+    pub flag: &'static str,
+    /// What was given.
+    pub value: String,
+    /// Why it cannot be used, and what can.
+    pub reason: String,
+}
+
+impl InvalidSetting {
+    /// Says of the flag `flag` that `value` cannot be used, and what can.
+    pub fn new(flag: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
+        Self {
+            flag,
+            value: value.to_string(),
+            reason: reason.into(),
+        }
+    }
+}
