@@ -12,8 +12,8 @@ use std::process::{Command, Output, Stdio};
 use clap::CommandFactory;
 use common::Agent;
 use health_agent::cli::Cli;
-use health_agent::config::Config;
 use health_model::api::{Endpoint, HealthStatus, NodeEntry, NodeStatus, RegistryState};
+use health_registry::config::Config;
 use serde_json::Value;
 
 /// All commands by their full names, groups included; the program itself is "".

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_agent::config::RegistrySpec;
-use health_agent::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
+use health_registry::config::RegistrySpec;
+use health_registry::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
 use tokio::sync::watch;
 
 /// Longest wait for something that takes a tenth of a second on a machine at rest.

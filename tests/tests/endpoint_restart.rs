@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, ensure};
-use health_agent::identity::LOCK_SUFFIX;
 use health_model::api::Endpoint;
+use health_registry::identity::LOCK_SUFFIX;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;

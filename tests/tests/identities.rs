@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_agent::config::RegistrySpec;
-use health_agent::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
+use health_registry::config::RegistrySpec;
+use health_registry::identity::{Identities, IdentityAllocator, IdentityError, OnOutage, Timing};
 use tests::bed::Etcd;
 use tests::{Bed, PATIENCE};
 use tokio::sync::watch;

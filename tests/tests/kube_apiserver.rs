@@ -8,8 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use health_agent::nodes::kubernetes::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry};
-use health_agent::nodes::{Node, NodeSet, Registry};
+use health_registry::nodes::kubernetes::{
+    EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
+};
+use health_registry::nodes::{Node, NodeSet, Registry};
 use serde_json::{Value, json};
 use tests::apiserver::node;
 use tests::{PATIENCE, wait_for};

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
-use health_agent::nodes::kubernetes::{
+use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION, KubernetesRegistry,
 };
-use health_agent::nodes::{Node, NodeSet, Registry};
+use health_registry::nodes::{Node, NodeSet, Registry};
 use serde_json::{Value, json};
 use tests::apiserver::{ApiServer, Behaviour, node};
 use tests::{PATIENCE, wait_for};

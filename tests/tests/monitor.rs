@@ -10,7 +10,6 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
 use aya::programs::TestRun as _;
-use health_agent::config::MasqueradeSettings;
 use health_agent::datapath::events::KernelRing;
 use health_agent::events::{Ring as _, Switch as _};
 use health_common::config::DatapathConfig;
@@ -22,6 +21,7 @@ use health_common::events::{
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
 use health_net::netns::NetNs;
+use health_registry::config::MasqueradeSettings;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use health_agent::policy::{Peer, PolicySettings, Repository, TraceRequest, Verdict};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_model::policy::Direction;
+use health_policy::{Peer, PolicySettings, Repository, TraceRequest, Verdict};
 use tests::policy::cases::{Case, ENDPOINTS, End, Outcome, SCENARIOS, Scenario};
 
 /// A scenario's policies, and the identities of all that cases speak of.
@@ -60,7 +60,7 @@ impl World {
     /// As the ipcache has it: that of the longest prefix which holds the address.
     fn identity_of_address(&self, address: IpAddr) -> Identity {
         let prefixes = self.identities.iter().filter_map(|(identity, labels)| {
-            let prefix = health_agent::policy::prefix(labels)?;
+            let prefix = health_policy::prefix(labels)?;
             prefix
                 .contains(&address)
                 .then_some((prefix.prefix_len(), *identity))

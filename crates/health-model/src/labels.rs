@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Source of the labels of [reserved identities](health_agent::identity).
+/// Source of the labels of [reserved identities](crate::identity).
 pub const RESERVED: &str = "reserved";
 /// Source of the labels of identities of prefixes.
 pub const CIDR: &str = "cidr";

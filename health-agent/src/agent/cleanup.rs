@@ -5,13 +5,14 @@ use std::{fs, io};
 
 use anyhow::Context as _;
 use health_model::settings::Location;
+use health_registry::identity;
 use nix::unistd::Uid;
 
 use super::own;
 use crate::datapath::loader;
 use crate::endpoint::{health, workload};
+use crate::enforcement;
 use crate::pidfile::PidFile;
-use crate::{enforcement, identity};
 
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
 /// node's record in etcd, and tells what it removed. What is not there is no failure; a running agent is.
@@ -46,7 +47,7 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     }
     let kept = [
         crate::mesh::LEARNED_FILE.to_owned(),
-        crate::nodes::CACHE_FILE.to_owned(),
+        health_registry::nodes::CACHE_FILE.to_owned(),
         enforcement::FILE.to_owned(),
         identity::CIDR_FILE.to_owned(),
         identity::FILE.to_owned(),

@@ -8,19 +8,19 @@ use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
+use health_policy::PolicySettings;
+use health_registry::config::Config;
+use health_registry::identity::IdentityAllocator;
+use health_registry::nodes::{Node, Registry};
 use jiff::Timestamp;
 
 use super::addresses;
 use super::node::NodeDatapath;
-use crate::config::Config;
 use crate::datapath::{Workload, loader};
 use crate::endpoint::identities::Allocated;
 use crate::endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
 use crate::endpoint::workload::{HostDevices, Saved, StateDir};
 use crate::enforcement::{self, Enforcer, Surroundings};
-use crate::identity::IdentityAllocator;
-use crate::nodes::{Node, Registry};
-use crate::policy::PolicySettings;
 
 /// Most regenerations at a time.
 const PARALLEL: usize = 4;

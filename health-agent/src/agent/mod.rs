@@ -27,6 +27,9 @@ pub use self::cleanup::cleanup;
 
 use health_model::settings::Location;
 use health_net::netlink;
+use health_registry::config::{Config, GcInterval};
+use health_registry::identity::{self, IdentityAllocator, Timing};
+use health_registry::nodes::{self, Node, Registry};
 
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
@@ -34,18 +37,15 @@ use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
-use crate::config::{Config, GcInterval};
 use crate::conntrack::{Collector, Pace};
 use crate::datapath::Attachments;
 use crate::datapath::kernel::{self, Suited};
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::manager::Manager;
 use crate::events::{self, Hub};
-use crate::identity::{self, IdentityAllocator, Timing};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};
-use crate::nodes::{self, Node, Registry};
 use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.

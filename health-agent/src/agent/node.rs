@@ -13,6 +13,8 @@ use health_common::siphash::SipKey;
 use health_model::settings::Location;
 use health_net::netlink::Handle;
 use health_net::{clock, link};
+use health_registry::config::Config;
+use health_registry::nodes::Node;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -20,14 +22,12 @@ use super::addresses;
 use super::endpoints::workload;
 use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
-use crate::config::Config;
 use crate::datapath::loader::{self, ProgramLog};
 use crate::datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use crate::endpoint::workload::Saved;
 use crate::mesh::hello::Responder;
 use crate::mesh::probe_key;
-use crate::nodes::Node;
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.
 const WORKLOADS_AT_ONCE: usize = 32;

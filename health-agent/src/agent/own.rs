@@ -8,14 +8,14 @@ use std::path::Path;
 use anyhow::Context as _;
 use health_net::netlink::{self, Handle};
 use health_net::{link, route};
+use health_registry::config::{Config, RegistrySpec};
+use health_registry::nodes::etcd::{self, EtcdSpec};
+use health_registry::nodes::validate::{Claims, Entry};
+use health_registry::nodes::{Node, NodeSet, Registry};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::state::AgentSource;
-use crate::config::{Config, RegistrySpec};
-use crate::nodes::etcd::{self, EtcdSpec};
-use crate::nodes::validate::{Claims, Entry};
-use crate::nodes::{Node, NodeSet, Registry};
 
 /// Name of the file in the state folder that says where this node is registered.
 const REGISTERED_FILE: &str = "registered.json";

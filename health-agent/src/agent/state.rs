@@ -12,6 +12,8 @@ use health_model::api::{
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
+use health_registry::config::Config;
+use health_registry::identity::Identities;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 
@@ -19,14 +21,12 @@ use super::node::NodeDatapath;
 use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
-use crate::config::Config;
 use crate::conntrack::{Counts, Told};
 use crate::datapath::dump::Pinned;
 use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
 use crate::endpoint::manager::Manager;
 use crate::enforcement::Enforcer;
 use crate::events::{self, Hub, SubscribeError, Subscription};
-use crate::identity::Identities;
 use crate::mesh::exchange::MalformedHeaders;
 use crate::mesh::hello::Responder;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};

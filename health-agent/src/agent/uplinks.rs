@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 use health_net::link::{self, LinkError};
 use health_net::netlink::Handle;
-
-use crate::config::Config;
-use crate::nodes::Node;
+use health_registry::config::Config;
+use health_registry::nodes::Node;
 
 /// Which devices are uplinks: those asked for, or those that carry the node's addresses.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use health_net::listen;
+use health_registry::config::ListenAddress;
 use hyper::header::CONTENT_TYPE;
 use hyper::{HeaderMap, StatusCode};
 use nix::errno::Errno;
@@ -20,7 +21,6 @@ use tracing::info;
 
 use super::serve::{Limits, Server, has_body};
 use super::streamed;
-use crate::config::ListenAddress;
 
 const BACKLOG: i32 = 64;
 const LIMITS: Limits = Limits {

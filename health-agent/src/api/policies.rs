@@ -11,13 +11,13 @@ use axum::response::Response;
 use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
+use health_policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::endpoints::{body, body_bytes};
 use super::server::{Refusal, Shared, Source, answer};
 use crate::enforcement::{EnforceError, Enforcer};
-use crate::policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
 
 /// Answer to `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -26,6 +26,7 @@ use health_model::api::{
 use health_model::duration::duration_text;
 use health_model::events::EventFilter;
 use health_model::identity::{Identity, ParseIdentityError};
+use health_registry::config::Config;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -33,7 +34,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
 use super::{endpoints, policies, streamed};
-use crate::config::Config;
 use crate::conntrack::Counts;
 use crate::endpoint::manager::Manager;
 use crate::enforcement::Enforcer;

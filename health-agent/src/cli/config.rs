@@ -5,11 +5,11 @@ use std::path::Path;
 use clap::Args;
 use health_model::duration::duration_text;
 use health_model::settings::{AttachMode, Location};
+use health_registry::config::Config;
 use nix::unistd::Uid;
 
 use super::output::{OutputArgs, comma_separated, table};
 use crate::api::client::Client;
-use crate::config::Config;
 use crate::datapath::kernel::{Unmet, choose};
 use crate::datapath::probe::{Need, Report};
 

@@ -81,8 +81,8 @@ impl LogArgs {
             // Its watcher logs every failure, with the whole answer; the registry logs each reason once.
             .with_target("kube_client", LevelFilter::OFF)
             .with_target("kube_runtime", LevelFilter::OFF)
-            .with_target("health_agent", level)
-            .with_target("health_ebpf", level)
+            // All crates of the agent, and the eBPF programs.
+            .with_target("health_", level)
     }
 }
 
@@ -101,8 +101,8 @@ mod tests {
             .targets()
         };
         let debug = targets(LogLevel::Debug);
-        assert!(debug.would_enable("health_agent::mesh", &Level::DEBUG));
-        assert!(!debug.would_enable("health_agent::mesh", &Level::TRACE));
+        assert!(debug.would_enable("health_mesh::engine", &Level::DEBUG));
+        assert!(!debug.would_enable("health_mesh::engine", &Level::TRACE));
         assert!(debug.would_enable("hyper", &Level::WARN));
         assert!(!debug.would_enable("hyper", &Level::INFO));
         let error = targets(LogLevel::Error);

@@ -12,16 +12,16 @@ use health_model::duration::parse_duration;
 use health_model::ipam::AddressRange;
 use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
+use health_registry::config::{
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradePorts,
+    MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
+};
+use health_registry::identity;
 use ipnet::IpNet;
 
 use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
-use crate::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradePorts,
-    MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
-};
-use crate::identity;
 
 /// The registry of an agent that was told of none.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";

@@ -8,9 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
+use health_registry::identity::{Held, IdentityAllocator, OnOutage};
 use tokio::sync::watch;
-
-use crate::identity::{Held, IdentityAllocator, OnOutage};
 
 /// The identity cannot be told for now; it is asked for again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

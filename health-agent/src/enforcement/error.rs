@@ -3,9 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use health_policy::{PolicyError, PolicyName};
+
 use crate::datapath::DatapathError;
 use crate::datapath::ipcache::IpcacheError;
-use crate::policy::{PolicyError, PolicyName};
 
 /// Why policy could not be changed or taken over.
 #[derive(Debug, thiserror::Error)]

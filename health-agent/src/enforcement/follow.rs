@@ -8,6 +8,8 @@ use std::time::Duration;
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
 use health_model::identity::Identity;
+use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
+use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -16,8 +18,6 @@ use tracing::warn;
 use super::{Enforcer, lock};
 use crate::datapath::ipcache::IpcacheError;
 use crate::endpoint::manager::Manager;
-use crate::identity::{Addresses, IpcacheInputs, ipcache};
-use crate::nodes::NodeSet;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -20,14 +20,14 @@ use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS,
 use health_common::ipcache::IpcacheEntry;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
+use health_policy::{Imported, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse};
+use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
 use crate::datapath::ipcache::{Ipcache, IpcacheError};
 use crate::datapath::{Datapath, Workload};
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
-use crate::identity::{CidrIdentities, Identities, IdentityAllocator};
-use crate::policy::{Imported, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse};
 
 pub use self::error::EnforceError;
 pub use self::follow::Surroundings;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use health_model::durable;
+use health_policy::Repository;
 
 use super::EnforceError;
-use crate::policy::Repository;
 
 /// Name of the file.
 pub(crate) const FILE: &str = "policies.json";

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_model::policy::Direction;
+use health_policy::{CompiledPolicy, PolicySettings, Repository};
 use tracing::debug;
 
 use crate::datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use crate::endpoint::regenerate::Realized;
-use crate::policy::{CompiledPolicy, PolicySettings, Repository};
 
 /// All that verdicts follow from.
 #[derive(Clone)]

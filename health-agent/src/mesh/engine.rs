@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use health_common::arrivals::{Arrivals, Prober, WAYS};
 use health_common::probe::Path;
+use health_registry::nodes::{Node, NodeSet};
 use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -30,7 +31,6 @@ use super::rtt_store::RttStore;
 use super::schedule::{DueTarget, Schedule};
 use super::sweep::{Sweep, SweepEvent};
 use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};
-use crate::nodes::{Node, NodeSet};
 
 /// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
 /// fraction of the cost; no measurement depends on when it is dealt with.

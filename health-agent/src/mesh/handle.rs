@@ -12,6 +12,8 @@ use health_common::siphash::SipKey;
 use health_model::api::{
     HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
+use health_registry::config::ProbeIntervals;
+use health_registry::nodes::NodeSet;
 use serde::ser::{Serialize, SerializeSeq as _, Serializer};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,9 +25,7 @@ use super::exchange::MalformedHeaders;
 use super::results::Results;
 use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
-use crate::config::ProbeIntervals;
 use crate::conntrack::Fill;
-use crate::nodes::NodeSet;
 
 /// Requests to the engine that may wait.
 const COMMANDS: usize = 16;

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::durable;
+use health_registry::nodes::Node;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-
-use crate::nodes::Node;
 
 /// Name of the file in the state folder.
 pub const FILE: &str = "learned.json";

@@ -9,10 +9,8 @@ use std::net::IpAddr;
 use health_common::probe::Path;
 pub(super) use health_common::probe::Protocol;
 use health_common::rtt::RttKey;
-
+use health_registry::nodes::Node;
 use slotmap::{SlotMap, new_key_type};
-
-use crate::nodes::Node;
 
 new_key_type! {
     /// A target, for as long as it is one. Never used again for another.

@@ -8,6 +8,8 @@ use std::time::Duration;
 use health_common::probe::{DEFAULT_KEY, Path};
 use health_common::rtt::RttKey;
 use health_model::api::{HealthStatus, PathStatus, Reachability, RttSource};
+use health_registry::config::ProbeIntervals;
+use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -16,8 +18,6 @@ use super::rtt_store::RttStore;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};
-use crate::config::ProbeIntervals;
-use crate::nodes::{Node, NodeSet};
 
 const PORT: u16 = 4240;
 const TIMEOUT: Duration = Duration::from_millis(400);

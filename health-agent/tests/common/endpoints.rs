@@ -12,12 +12,12 @@ use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration,
 use health_agent::endpoint::workload::{
     Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError,
 };
-use health_agent::identity::Held;
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
 use health_model::labels::LabelSet;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNsId;
+use health_registry::identity::Held;
 use jiff::Timestamp;
 use tokio::sync::watch;
 

@@ -11,10 +11,6 @@ use std::time::Duration;
 
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
-use health_agent::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradeSettings,
-    RegistrySpec,
-};
 use health_agent::endpoint::manager::Manager;
 use health_agent::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
@@ -30,6 +26,10 @@ use health_model::api::{
 use health_model::events::EventFilter;
 use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
+use health_registry::config::{
+    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradeSettings,
+    RegistrySpec,
+};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;

@@ -100,9 +100,10 @@ impl fmt::Display for OfVersion {
 
 #[cfg(test)]
 mod tests {
+    use health_registry::config::MasqueradeSettings;
+
     use super::*;
     use crate::cli::bpf::entry::lines;
-    use crate::config::MasqueradeSettings;
 
     #[test]
     fn what_is_masqueraded_is_shown_as_it_was_asked_for() {

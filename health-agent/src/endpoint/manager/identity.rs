@@ -6,6 +6,7 @@ use std::time::Duration;
 use health_model::api::Endpoint;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
+use health_registry::identity::Held;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -16,7 +17,6 @@ use crate::endpoint::error::EndpointError;
 use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::lifecycle::{Side, State};
 use crate::endpoint::log::Status;
-use crate::identity::Held;
 
 /// How long the source may take until an endpoint goes on without.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -9,6 +9,7 @@ use std::thread;
 
 use health_model::identity::Identity;
 use health_net::netns::{NetNsError, NetNsId};
+use health_registry::identity::Held;
 use tempfile::TempDir;
 
 use super::*;
@@ -16,7 +17,6 @@ use crate::endpoint::identities::IdentityUnavailable;
 use crate::endpoint::log::Status;
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration};
 use crate::endpoint::workload::{Blueprint, Found, Saved, Task, WorkloadError};
-use crate::identity::Held;
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -14,6 +14,8 @@ use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
 use health_model::api::{self, RttSource};
 use health_net::carrier;
+use health_registry::config::ProbeIntervals;
+use health_registry::nodes::{Node, NodeSet};
 use jiff::Timestamp;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
 use tokio::sync::watch;
@@ -28,9 +30,7 @@ use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
 use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
-use crate::config::ProbeIntervals;
 use crate::conntrack::Fill;
-use crate::nodes::{Node, NodeSet};
 
 /// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
 const UNUSUAL: (u32, u32) = (3, 2);

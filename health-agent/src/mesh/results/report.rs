@@ -9,6 +9,7 @@ use health_model::api::{
     PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
 };
 use health_model::duration::duration_text;
+use health_registry::nodes::SourceState;
 
 use super::super::diagnosis::Diagnosis;
 use super::super::diagnosis::isolation::Isolation;
@@ -17,7 +18,6 @@ use super::super::path_mtu::PathMtu;
 use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
 use crate::conntrack::Fill;
-use crate::nodes::SourceState;
 
 /// Results that a history lists one by one.
 pub(super) const LISTED_RESULTS: usize = 20;

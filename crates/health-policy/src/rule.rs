@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::peer::{Peer, Peers};
 use super::selector::Selector;
-use crate::policy::ports::Traffic;
+use crate::ports::Traffic;
 
 /// What a rule does with the packets that it holds for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

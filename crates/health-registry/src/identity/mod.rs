@@ -7,6 +7,7 @@
 
 mod allocator;
 mod cidr;
+#[cfg(feature = "etcd")]
 mod etcd;
 mod file;
 mod ipcache;

@@ -13,7 +13,7 @@ use super::icmp;
 use super::peer::{CidrSet, Entity, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, RuleRef, Section};
 use super::selector::{K8S, NAMESPACE, Selector};
-use crate::policy::ports::{PortRange, Traffic};
+use crate::ports::{PortRange, Traffic};
 
 /// Most ports, and most ICMP types, of one list (Cilium's limit).
 pub(super) const PORTS_MAX: usize = 40;

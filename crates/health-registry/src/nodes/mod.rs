@@ -3,8 +3,10 @@
 pub mod backoff;
 mod cache;
 pub mod document;
+#[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+#[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod merge;
 pub mod record;
@@ -17,11 +19,14 @@ use ipnet::IpNet;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
+#[cfg(feature = "etcd")]
 use self::etcd::{EtcdRegistry, EtcdSpec};
 use self::file::{FileError, FileRegistry};
+#[cfg(feature = "kubernetes")]
 use self::kubernetes::{AccessError, KubernetesRegistry};
 use self::merge::{MergedRegistry, Role, Source};
 use crate::config::{Config, RegistrySpec};
+#[cfg(feature = "etcd")]
 use crate::etcd::EtcdConfigError;
 
 pub use self::cache::FILE as CACHE_FILE;
@@ -108,11 +113,18 @@ pub enum OpenError {
     #[error(transparent)]
     File(#[from] FileError),
     /// An etcd cluster's settings.
+    #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
     /// A Kubernetes cluster's kubeconfig.
+    #[cfg(feature = "kubernetes")]
     #[error(transparent)]
     Kubernetes(#[from] AccessError),
+    /// A kind of registry that this agent was built without.
+    #[error(
+        "cannot use {0}: this agent was built without that kind of registry; use another build, or a file"
+    )]
+    NotBuilt(RegistrySpec),
 }
 
 /// Opens the registries that the settings name. `own` is this node where it is known from the
@@ -145,6 +157,10 @@ pub fn open(config: &Config, own: Option<Node>) -> Result<Box<dyn Registry>, Ope
     Ok(Box::new(merged))
 }
 
+#[cfg_attr(
+    not(all(feature = "etcd", feature = "kubernetes")),
+    expect(unused_variables, reason = "a file knows of no node by itself")
+)]
 fn open_one(
     spec: &RegistrySpec,
     cluster: &str,
@@ -153,17 +169,22 @@ fn open_one(
 ) -> Result<Box<dyn Registry>, OpenError> {
     Ok(match spec {
         RegistrySpec::File(path) => Box::new(FileRegistry::open(path, cluster)?),
+        #[cfg(feature = "etcd")]
         RegistrySpec::Etcd(urls) => {
             Box::new(EtcdRegistry::open(EtcdSpec::members(urls), cluster, own)?)
         }
+        #[cfg(feature = "etcd")]
         RegistrySpec::EtcdConfig(path) => {
             Box::new(EtcdRegistry::open(EtcdSpec::config(path), cluster, own)?)
         }
+        #[cfg(feature = "kubernetes")]
         RegistrySpec::Kubernetes(kubeconfig) => Box::new(KubernetesRegistry::open(
             kubeconfig.as_deref(),
             cluster,
             own_name,
         )?),
+        #[cfg(not(all(feature = "etcd", feature = "kubernetes")))]
+        other => return Err(OpenError::NotBuilt(other.clone())),
     })
 }
 

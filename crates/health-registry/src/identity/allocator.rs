@@ -12,10 +12,13 @@ use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+#[cfg(feature = "etcd")]
+use super::etcd;
 use super::view::{Hub, Settle};
 use super::wants::Wants;
-use super::{Addresses, CidrIdentities, Held, Identities, etcd, file};
+use super::{Addresses, CidrIdentities, Held, Identities, file};
 use crate::config::RegistrySpec;
+#[cfg(feature = "etcd")]
 use crate::etcd::{EtcdConfigError, Source};
 use crate::nodes::Stale;
 
@@ -63,8 +66,12 @@ pub enum IdentityError {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// An etcd cluster's settings.
+    #[cfg(feature = "etcd")]
     #[error(transparent)]
     Etcd(#[from] EtcdConfigError),
+    /// A kind of store that this agent was built without.
+    #[error("cannot use {0}: this agent was built without etcd; use another build, or a file")]
+    NotBuilt(RegistrySpec),
     /// Neither a file nor etcd.
     #[error(
         "{0} keeps no identities; write it like file:/var/lib/identities.json or etcd:http://192.0.2.1:2379"
@@ -158,27 +165,45 @@ impl Shared {
 /// Where identities are kept.
 #[derive(Clone, Debug)]
 enum Place {
+    #[cfg(feature = "etcd")]
     Etcd(Source),
     File(PathBuf),
+}
+
+impl Place {
+    /// What the settings say.
+    fn of(store: &RegistrySpec) -> Result<Self, OpenError> {
+        match store {
+            RegistrySpec::File(path) => Ok(Self::File(path.clone())),
+            RegistrySpec::Kubernetes(_) => Err(OpenError::NoStore(store.clone())),
+            #[cfg(feature = "etcd")]
+            RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
+                let source = Source::of(store).ok_or_else(|| OpenError::NoStore(store.clone()))?;
+                source.access()?;
+                Ok(Self::Etcd(source))
+            }
+            #[cfg(not(feature = "etcd"))]
+            RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
+                Err(OpenError::NotBuilt(store.clone()))
+            }
+        }
+    }
 }
 
 impl IdentityAllocator {
     /// Begins to follow a store, as `node` of `cluster`. Fails only when the settings cannot be used:
     /// a store that does not answer is waited for. Must be called in a tokio runtime.
+    #[cfg_attr(
+        not(feature = "etcd"),
+        expect(unused_variables, reason = "a file is for one cluster")
+    )]
     pub fn open(
         store: &RegistrySpec,
         cluster: &str,
         node: &str,
         timing: Timing,
     ) -> Result<Self, OpenError> {
-        let place = match (Source::of(store), store) {
-            (Some(source), _) => {
-                source.access()?;
-                Place::Etcd(source)
-            }
-            (None, RegistrySpec::File(path)) => Place::File(path.clone()),
-            (None, _) => return Err(OpenError::NoStore(store.clone())),
-        };
+        let place = Place::of(store)?;
         let stale = Stale {
             since: Timestamp::now(),
             reason: "not connected yet".to_owned(),
@@ -192,6 +217,7 @@ impl IdentityAllocator {
         });
         shared.fail(stale.since, stale.reason);
         let task = match place {
+            #[cfg(feature = "etcd")]
             Place::Etcd(source) => {
                 tokio::spawn(etcd::run(shared.clone(), source, cluster, node, timing))
             }

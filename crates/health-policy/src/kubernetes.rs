@@ -11,7 +11,7 @@ use super::field::{Field, Fields};
 use super::peer::{CidrSet, PeerSelector, Peers};
 use super::rule::{Action, Entry, PolicyName, Rule, Section};
 use super::selector::{K8S, NAMESPACE, NAMESPACE_LABELS, Selector};
-use crate::policy::ports::{PortRange, Traffic};
+use crate::ports::{PortRange, Traffic};
 
 /// Reads the rule of the policy of this name and namespace, which gives it the `derived` labels.
 pub(super) fn read_rule(

@@ -18,7 +18,7 @@ use super::cover::{self, Cover, Wanted};
 use super::peer::Peer;
 use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
 use super::rule::{Action, Entry};
-use crate::policy::ports::{PortRange, Traffic};
+use crate::ports::{PortRange, Traffic};
 
 /// What an entry holds for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -419,7 +419,7 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{PolicySettings, Repository};
+    use crate::{PolicySettings, Repository};
 
     fn compile(ingress: &str, others: &[&[&str]]) -> CompiledPolicy {
         let rules =
