@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use aya::TestRunOptions;
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
-use health_agent::datapath::MapSizes;
-use health_agent::datapath::dump::Pinned;
-use health_agent::datapath::loader::{Datapath, ProgramLog};
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::{LAYOUT_VERSION, identity};
+use health_datapath::MapSizes;
+use health_datapath::dump::Pinned;
+use health_datapath::loader::{Datapath, ProgramLog};
 use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 

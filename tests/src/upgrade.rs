@@ -7,9 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use aya::maps::{Array, Map, MapData};
-use health_agent::datapath::layout;
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
+use health_datapath::layout;
 use object::elf::{EM_BPF, FileHeader64};
 use object::read::elf::{ElfFile64, FileHeader as _};
 use object::{LittleEndian, Object as _, ObjectSection as _, SectionKind};

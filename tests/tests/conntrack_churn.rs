@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use health_agent::datapath::dump::Flow;
 use health_common::ct::Timeouts;
+use health_datapath::dump::Flow;
 use tests::conntrack::churn::churn;
 use tests::conntrack::lab::{is_silent, silent};
 use tests::conntrack::script::{ACK, Content, FIN, RST, SYN, Side, Talk, segment};

@@ -10,7 +10,6 @@ use std::thread;
 use anyhow::Context as _;
 use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::datapath::layout::{self, MapLayout};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
@@ -18,6 +17,7 @@ use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, T
 use health_common::fragment::{FragmentKey4, FragmentPorts};
 use health_common::nat::NatEntry4;
 use health_common::tcp::{self, ACK, FlowKey, SYN};
+use health_datapath::layout::{self, MapLayout};
 use serde_json::Value;
 use tests::bed::agent_binary;
 use tests::process::{Ran, run};

@@ -2,12 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use health_agent::datapath::dump::Flow;
 use health_common::config::DatapathConfig;
 use health_common::ct::tcp::TcpState;
 use health_common::ct::{CT_SEEN_NON_SYN, CtEntry};
 use health_common::identity;
 use health_common::metrics::Reason;
+use health_datapath::dump::Flow;
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet, payload};
 use tests::testrun::{GO_ON, Outcome, TestRun};
 

@@ -10,8 +10,6 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
 use aya::programs::TestRun as _;
-use health_agent::datapath::events::KernelRing;
-use health_agent::events::{Ring as _, Switch as _};
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT};
 use health_common::events::{
@@ -20,6 +18,7 @@ use health_common::events::{
 };
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
+use health_datapath::events::{KernelRing, Ring as _, Switch as _};
 use health_net::netns::NetNs;
 use health_registry::config::MasqueradeSettings;
 use nix::sys::signal::{Signal, kill};

@@ -3,7 +3,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 
 use aya::maps::{HashMap, MapData};
-use health_agent::datapath::dump::{Flow, Translation};
 use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{CT_MASQUERADED, CtEntry, Tuple4};
@@ -12,6 +11,7 @@ use health_common::identity;
 use health_common::metrics::Reason;
 use health_common::nat::NatEntry4;
 use health_common::tcp::Peer;
+use health_datapath::dump::{Flow, Translation};
 use health_registry::config::MasqueradeSettings;
 use tests::packet::{
     IPV4, IPV6, Ipv4, Ipv6, Tcp, checksum, echo, echo4, ethernet, payload, tagged,

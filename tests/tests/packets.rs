@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use health_agent::datapath::rtt::KernelRtt;
-use health_agent::mesh::exchange::ArrivalStore as _;
-use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
 use health_common::arrivals::{Prober, WAYS, WayCounts, way};
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, bucket};
+use health_datapath::arrivals::ArrivalStore as _;
+use health_datapath::rtt::KernelRtt;
+use health_datapath::rtt_store::{LossOutcome, Measured, RttStore as _};
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, stamped, utc_ns};
 

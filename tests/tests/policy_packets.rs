@@ -5,23 +5,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::thread;
 
-use health_agent::datapath::Datapath;
-use health_agent::datapath::ipcache::Ipcache;
-use health_agent::datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
-use health_agent::events::{Ring as _, Switch as _};
-use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
 };
 use health_common::events::{EVENT_DROP, MonitorFilter, WANT_DROP};
-use health_common::identity;
 use health_common::ipcache::IpcacheEntry;
 use health_common::metrics::{Direction, Reason};
 use health_common::policy::{
     ANY_IDENTITY, POLICY_EGRESS, POLICY_ENTRIES, POLICY_INGRESS, PREFIX_ALL, PREFIX_PORT,
     PREFIX_PROTOCOL, VERDICT_ALLOW, VERDICT_DENY, VERDICT_NONE,
 };
+use health_common::{LAYOUT_VERSION, identity};
+use health_datapath::Datapath;
+use health_datapath::events::{Ring as _, Switch as _};
+use health_datapath::ipcache::Ipcache;
+use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet, payload};
 use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};

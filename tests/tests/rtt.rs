@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::ensure;
-use health_agent::datapath::dump::Pinned;
+use health_datapath::dump::Pinned;
 use health_model::settings::Location;
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;

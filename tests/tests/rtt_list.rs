@@ -8,9 +8,9 @@ use std::thread;
 
 use anyhow::Context as _;
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::datapath::layout;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+use health_datapath::layout;
 use nix::sys::signal::Signal;
 use tests::bed::{Node, agent_binary};
 use tests::process::run;

@@ -3,11 +3,11 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
-use health_agent::mesh::rtt_store::{Connection, Measured, RttStore as _};
 use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL};
+use health_datapath::rtt_store::{Connection, Measured, RttStore as _};
 use health_net::clock;
 use tests::PATIENCE;
 use tests::packet::{IPV4, Ipv4, Tcp, ethernet, timestamps};

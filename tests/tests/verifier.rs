@@ -2,8 +2,8 @@
 //! docs/verifier.md has what it looked at when last somebody decided that this is well.
 
 use anyhow::{Context as _, ensure};
-use health_agent::datapath::PROGRAMS;
-use health_agent::datapath::verifier::{Verified, verify};
+use health_datapath::PROGRAMS;
+use health_datapath::verifier::{Verified, verify};
 use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
 

@@ -6,13 +6,13 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, ensure};
-use health_agent::datapath::{Attachment, Attachments, Hook};
-use health_agent::mesh::rtt_store::{Measured, RttStore as _};
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
+use health_datapath::rtt_store::{Measured, RttStore as _};
+use health_datapath::{Attachment, Attachments, Hook};
 use health_net::netns::NetNs;
 use nix::ifaddrs::getifaddrs;
 use nix::sys::socket::bind;

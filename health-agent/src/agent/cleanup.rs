@@ -4,12 +4,12 @@ use std::path::Path;
 use std::{fs, io};
 
 use anyhow::Context as _;
+use health_datapath::loader;
 use health_model::settings::Location;
 use health_registry::identity;
 use nix::unistd::Uid;
 
 use super::own;
-use crate::datapath::loader;
 use crate::endpoint::{health, workload};
 use crate::enforcement;
 use crate::pidfile::PidFile;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
+use health_datapath::{Workload, loader};
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
 use health_policy::PolicySettings;
@@ -16,7 +17,6 @@ use jiff::Timestamp;
 
 use super::addresses;
 use super::node::NodeDatapath;
-use crate::datapath::{Workload, loader};
 use crate::endpoint::identities::Allocated;
 use crate::endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
 use crate::endpoint::workload::{HostDevices, Saved, StateDir};

@@ -25,6 +25,10 @@ use tracing::{info, warn};
 
 pub use self::cleanup::cleanup;
 
+use health_datapath::Attachments;
+use health_datapath::conntrack::{Collector, Pace};
+use health_datapath::events::{self, Hub};
+use health_datapath::kernel::{self, Suited};
 use health_model::settings::Location;
 use health_net::netlink;
 use health_registry::config::{Config, GcInterval};
@@ -37,12 +41,8 @@ use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
-use crate::conntrack::{Collector, Pace};
-use crate::datapath::Attachments;
-use crate::datapath::kernel::{self, Suited};
 use crate::endpoint::health::HealthEndpoint;
 use crate::endpoint::manager::Manager;
-use crate::events::{self, Hub};
 use crate::mesh::hello::{self, Responder};
 use crate::mesh::{Mesh, MeshHandle, MeshOptions};
 use crate::metrics::{Exporter, Format};

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use health_common::identity;
 use health_common::rtt::{RttKey, RttRow};
+use health_datapath::conntrack::{Counts, Told};
+use health_datapath::dump::Pinned;
+use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_model::api::{
     AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
     PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
@@ -21,12 +24,9 @@ use super::node::NodeDatapath;
 use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
-use crate::conntrack::{Counts, Told};
-use crate::datapath::dump::Pinned;
 use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
 use crate::endpoint::manager::Manager;
 use crate::enforcement::Enforcer;
-use crate::events::{self, Hub, SubscribeError, Subscription};
 use crate::mesh::exchange::MalformedHeaders;
 use crate::mesh::hello::Responder;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};

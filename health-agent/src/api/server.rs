@@ -18,6 +18,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, patch, post, put};
 use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
+use health_datapath::conntrack::Counts;
+use health_datapath::events::{self, SubscribeError, Subscription};
 use health_model::api::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
     IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
@@ -34,10 +36,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
 use super::{endpoints, policies, streamed};
-use crate::conntrack::Counts;
 use crate::endpoint::manager::Manager;
 use crate::enforcement::Enforcer;
-use crate::events::{self, SubscribeError, Subscription};
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use clap::Args;
+use health_datapath::kernel::{Unmet, choose};
+use health_datapath::probe::{Need, Report};
 use health_model::duration::duration_text;
 use health_model::settings::{AttachMode, Location};
 use health_registry::config::Config;
@@ -10,8 +12,6 @@ use nix::unistd::Uid;
 
 use super::output::{OutputArgs, comma_separated, table};
 use crate::api::client::Client;
-use crate::datapath::kernel::{Unmet, choose};
-use crate::datapath::probe::{Need, Report};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -3,10 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use health_datapath::DatapathError;
+use health_datapath::ipcache::IpcacheError;
 use health_policy::{PolicyError, PolicyName};
-
-use crate::datapath::DatapathError;
-use crate::datapath::ipcache::IpcacheError;
 
 /// Why policy could not be changed or taken over.
 #[derive(Debug, thiserror::Error)]

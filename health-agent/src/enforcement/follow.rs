@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
+use health_datapath::ipcache::IpcacheError;
 use health_model::identity::Identity;
 use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
 use health_registry::nodes::NodeSet;
@@ -16,7 +17,6 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use super::{Enforcer, lock};
-use crate::datapath::ipcache::IpcacheError;
 use crate::endpoint::manager::Manager;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
 use health_common::ipcache::IpcacheEntry;
+use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::{Datapath, Workload};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{Imported, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse};
@@ -25,8 +27,6 @@ use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
-use crate::datapath::ipcache::{Ipcache, IpcacheError};
-use crate::datapath::{Datapath, Workload};
 use crate::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
 
 pub use self::error::EnforceError;

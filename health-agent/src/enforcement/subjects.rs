@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_model::policy::Direction;
 use health_policy::{CompiledPolicy, PolicySettings, Repository};
 use tracing::debug;
 
-use crate::datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use crate::endpoint::regenerate::Realized;
 
 /// All that verdicts follow from.

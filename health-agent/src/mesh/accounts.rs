@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::rtt::{PROTOCOL_TCP, RttKey, RttRow};
+use health_datapath::rtt_store::{LossOutcome, Measured, RttStore};
 use health_model::api::RttSource;
 use health_net::clock;
 
 use super::http::Hello;
 use super::icmp::Probe;
-use super::rtt_store::{LossOutcome, Measured, RttStore};
 use super::target::TargetKey;
 
 /// The rows of the targets. What the store refuses is logged: a probe's result does not depend on

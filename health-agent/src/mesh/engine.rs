@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use health_common::arrivals::{Arrivals, Prober, WAYS};
 use health_common::probe::Path;
+use health_datapath::rtt_store::RttStore;
 use health_registry::nodes::{Node, NodeSet};
 use jiff::Timestamp;
 use nix::sys::resource::{Resource, getrlimit};
@@ -27,7 +28,6 @@ use super::learned::Learned;
 use super::path_mtu::{Looked, PathMtu, PathMtuOptions, PathMtuProber};
 use super::relief::Relief;
 use super::results::{Answer, HttpTimes, Unanswered};
-use super::rtt_store::RttStore;
 use super::schedule::{DueTarget, Schedule};
 use super::sweep::{Sweep, SweepEvent};
 use super::target::{NodePaths, Protocol, Target, TargetId, TargetKey, Targets};

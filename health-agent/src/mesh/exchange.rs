@@ -3,7 +3,6 @@
 //!
 //! Both are numbers of a fixed form. Anything else is rubbish, and tells nothing.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use health_common::arrivals::{Arrivals, Prober, WAYS, WayCounts};
@@ -15,12 +14,6 @@ pub(super) const PROBER_HEADER: &str = "health-prober";
 /// each way (IPv4 to the host, IPv4 to the endpoint, the same by IPv6) how many probes came and how
 /// many replies left. Decimal numbers with a blank between them.
 pub(super) const ARRIVALS_HEADER: &str = "health-arrivals";
-
-/// What there is to tell other agents of their probes.
-pub trait ArrivalStore: Send + Sync + 'static {
-    /// What arrived of an agent's probes; `None` if nothing did.
-    fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>>;
-}
 
 /// Headers that were rubbish, since the start.
 #[derive(Debug, Default)]

@@ -9,6 +9,8 @@ use std::time::Duration;
 use std::{io, thread};
 
 use health_common::siphash::SipKey;
+use health_datapath::conntrack::Fill;
+use health_datapath::rtt_store::RttStore;
 use health_model::api::{
     HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
 };
@@ -23,9 +25,7 @@ use super::counters::{IgnoredReplies, IgnoredReplyCounts};
 use super::engine::{Command, Engine};
 use super::exchange::MalformedHeaders;
 use super::results::Results;
-use super::rtt_store::RttStore;
 use super::sweep::SweepEvent;
-use crate::conntrack::Fill;
 
 /// Requests to the engine that may wait.
 const COMMANDS: usize = 16;

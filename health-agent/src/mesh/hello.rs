@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use health_datapath::arrivals::ArrivalStore;
 use health_net::listen;
 use http_body_util::Empty;
 use hyper::body::{Bytes, Incoming};
@@ -19,7 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use super::exchange::{
-    ARRIVALS_HEADER, ArrivalStore, MalformedHeaders, PROBER_HEADER, arrivals_value, parse_prober,
+    ARRIVALS_HEADER, MalformedHeaders, PROBER_HEADER, arrivals_value, parse_prober,
 };
 
 /// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.

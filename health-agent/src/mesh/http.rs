@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use health_common::arrivals::{Arrivals, Prober};
+use health_datapath::rtt_store::Connection;
 use health_net::clock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -13,7 +14,6 @@ use super::connect::connect;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, parse_arrivals, prober_value};
 use super::failure::Failure;
 use super::hello::HEALTH_ENDPOINT_HEADER;
-use super::rtt_store::Connection;
 
 /// Longest response head that is read, bytes.
 const HEAD_LEN: usize = 2048;

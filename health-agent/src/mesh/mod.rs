@@ -28,7 +28,6 @@ mod path_mtu;
 pub mod probe_key;
 mod relief;
 mod results;
-pub mod rtt_store;
 mod schedule;
 mod sweep;
 mod target;

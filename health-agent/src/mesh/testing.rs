@@ -15,12 +15,11 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::checksum;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
+use health_datapath::arrivals::ArrivalStore;
+use health_datapath::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
-
-use super::exchange::ArrivalStore;
-use super::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// How many times as long everything takes on this machine.
 pub(super) fn slowness() -> u32 {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use health_common::probe::{DEFAULT_KEY, Path};
 use health_common::rtt::RttKey;
+use health_datapath::rtt_store::RttStore;
 use health_model::api::{HealthStatus, PathStatus, Reachability, RttSource};
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::{Node, NodeSet};
@@ -14,7 +15,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::hello::{self, Responder};
-use super::rtt_store::RttStore;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};

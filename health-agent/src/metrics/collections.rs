@@ -3,11 +3,13 @@
 
 use std::fmt;
 
+use health_datapath::conntrack::{
+    Cause, Collected, Counts, DURATION_BOUNDS, Family, FamilyCounts, Pass,
+};
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
-use crate::conntrack::{Cause, Collected, Counts, DURATION_BOUNDS, Family, FamilyCounts, Pass};
 
 /// Writes them.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use health_datapath::events::Counts;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family, gauge};
-use crate::events::Counts;
 
 /// Writes them.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

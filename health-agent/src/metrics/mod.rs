@@ -27,6 +27,7 @@ use tracing::debug;
 
 pub use self::format::Format;
 
+use health_datapath::dump::{DumpError, MetricRow, Pinned};
 use health_model::settings::Location;
 
 use self::histogram::Histogram;
@@ -35,7 +36,6 @@ use self::render::Snapshot;
 use self::summary::Summary;
 use self::totals::{Class, Totals};
 use crate::api::server::Source;
-use crate::datapath::dump::{DumpError, MetricRow, Pinned};
 use crate::endpoint::manager::Manager;
 
 /// The maps that metrics are made of.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use health_common::metrics::{Direction, Reason};
+use health_datapath::conntrack::Counts;
+use health_datapath::dump::MetricRow;
 use health_model::api::{Reachability, RegistryState};
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
@@ -26,8 +28,6 @@ use super::summaries::SummaryFamily;
 use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use super::{collections, endpoints, events};
-use crate::conntrack::Counts;
-use crate::datapath::dump::MetricRow;
 use crate::endpoint;
 use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
@@ -53,7 +53,7 @@ pub(super) struct Snapshot {
     pub(super) collections: Counts,
     /// `None` before the endpoints are restored.
     pub(super) endpoints: Option<endpoint::manager::Counts>,
-    pub(super) events: crate::events::Counts,
+    pub(super) events: health_datapath::events::Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
     pub(super) maps_readable: bool,

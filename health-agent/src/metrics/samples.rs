@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
+use health_datapath::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
+use health_datapath::dump::{DumpError, MetricRow};
 use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
     SelfStatus,
@@ -13,8 +15,6 @@ use jiff::Timestamp;
 
 use super::Maps;
 use super::summary::Summary;
-use crate::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
-use crate::datapath::dump::{DumpError, MetricRow};
 use crate::endpoint;
 use crate::endpoint::lifecycle::State;
 use crate::endpoint::manager::DURATION_BOUNDS;
@@ -34,8 +34,8 @@ impl Maps for Rows {
 }
 
 /// Nobody monitors any more.
-pub(super) fn events() -> crate::events::Counts {
-    crate::events::Counts {
+pub(super) fn events() -> health_datapath::events::Counts {
+    health_datapath::events::Counts {
         readers: 0,
         read: 20,
         lost_in_ring: 3,

@@ -6,11 +6,11 @@ use health_common::probe::Path;
 use health_common::rtt::{
     HISTOGRAM_BUCKETS, PROTOCOL_HTTP, PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow,
 };
+use health_datapath::dump::DumpError;
 
 use super::Maps;
 use super::histogram::Histogram;
 use super::summary::{Summary, path_name};
-use crate::datapath::dump::DumpError;
 
 /// What round trips are told apart by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,8 +8,8 @@ use anyhow::{Context as _, ensure};
 use aya::maps::{Array, MapData, ProgramArray};
 use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Ebpf, EbpfLoader, TestRunOptions};
-use health_agent::datapath::BENCH_PROGRAMS;
 use health_common::probe::MESSAGE_LEN;
+use health_datapath::BENCH_PROGRAMS;
 
 use crate::testrun::TestRun;
 

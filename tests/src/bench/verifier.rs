@@ -1,7 +1,7 @@
 //! What the verifier of this kernel has to do for each program.
 
-use health_agent::datapath::PROGRAMS;
-use health_agent::datapath::verifier::{Verified, verify};
+use health_datapath::PROGRAMS;
+use health_datapath::verifier::{Verified, verify};
 
 use super::{Figure, Report, Target};
 

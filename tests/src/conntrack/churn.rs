@@ -10,11 +10,11 @@ use anyhow::{Context as _, ensure};
 use aya::TestRunOptions;
 use aya::maps::{HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _};
-use health_agent::conntrack::{Family, Tables as _};
-use health_agent::datapath::collect::KernelTables;
-use health_agent::datapath::{MapSizes, layout};
 use health_common::config::DatapathConfig;
 use health_common::ct::{CtEntry, TUPLE_OUT, Timeouts, Tuple4};
+use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::{Family, Tables as _};
+use health_datapath::{MapSizes, layout};
 use health_net::clock::now_ns;
 use health_registry::config::MasqueradeSettings;
 

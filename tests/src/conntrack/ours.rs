@@ -4,13 +4,13 @@ use std::net::IpAddr;
 
 use anyhow::Context as _;
 use aya::maps::{Array, Map, MapData};
-use health_agent::datapath::dump::{Flow, Pinned};
-use health_agent::datapath::layout;
 use health_common::config::DatapathConfig;
 use health_common::ct::tcp::TcpState;
 use health_common::ct::{CtEntry, Timeouts};
 use health_common::metrics::Reason;
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_datapath::dump::{Flow, Pinned};
+use health_datapath::layout;
 use health_model::settings::Location;
 use health_net::clock::now_ns;
 

@@ -4,10 +4,10 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::Context as _;
-use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::inflight::{Fate, Inflight};
 use health_common::metrics::{Direction, Reason};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
+use health_datapath::rtt_store::RttStore as _;
 use health_net::clock::coarse_now_secs;
 
 use super::shape::{ICMP, ICMPV6, TCP};

@@ -12,11 +12,11 @@ use std::fmt;
 
 use anyhow::Context as _;
 use aya::programs::SchedClassifier;
-use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::masquerade::MasqueradeConfig;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey};
+use health_datapath::rtt_store::RttStore as _;
 use health_registry::config::MasqueradeSettings;
 
 use self::corpus::{ENDPOINT, GATEWAY, HOST_MAC, MAC, NODE, PEER};

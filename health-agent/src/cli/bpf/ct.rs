@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use health_common::ct::tcp::TcpState;
 use health_common::ct::{CT_FLAG_NAMES, CtEntry};
 use health_common::tcp::IP_PROTOCOL_TCP;
+use health_datapath::dump::{Flow, Pinned};
 use health_net::clock;
 use serde::{Serialize, Serializer};
 
@@ -15,7 +16,6 @@ use super::filter::{FlowFilter, LocalSide, Scope};
 use super::flow::FlowKey;
 use super::{flush, stream};
 use crate::cli::output::{OutputArgs, print};
-use crate::datapath::dump::{Flow, Pinned};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -7,11 +7,11 @@ use clap::Subcommand;
 use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
 };
+use health_datapath::dump::Pinned;
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
 use crate::cli::output::{NONE, OutputArgs, table};
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use clap::Args;
+use health_datapath::dump::{Flow, Pinned};
 use health_model::flow::{IpProtocol, Network};
 
 use super::flow::Direction;
-use crate::datapath::dump::{Flow, Pinned};
 
 /// Flags that choose by protocol, addresses and ports.
 #[derive(Args, Clone, Debug, Default)]

@@ -4,11 +4,11 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use clap::ValueEnum;
+use health_datapath::dump::Flow;
 use health_model::flow::IpProtocol;
 use serde::Serialize;
 
 use super::address;
-use crate::datapath::dump::Flow;
 
 /// A conntrack or NAT tuple in the flow's original direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -1,7 +1,8 @@
 //! What flushing prints.
 
+use health_datapath::dump::Flushed;
+
 use crate::cli::output;
-use crate::datapath::dump::Flushed;
 
 /// A line for each map.
 pub(super) fn print(flushed: &[Flushed]) -> anyhow::Result<()> {

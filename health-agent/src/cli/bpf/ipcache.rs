@@ -6,13 +6,13 @@ use std::net::IpAddr;
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use health_common::ipcache::IpcacheEntry;
+use health_datapath::dump::Pinned;
 use health_model::identity::Identity;
 use ipnet::IpNet;
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
 use crate::cli::output::{NONE, OutputArgs, table};
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Examples:

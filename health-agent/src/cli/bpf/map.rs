@@ -4,6 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use health_datapath::btf::Value;
+use health_datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
+use health_datapath::layout;
 use health_model::settings::Location;
 use health_net::{self, clock};
 use serde::Serialize;
@@ -14,9 +17,6 @@ use super::{
     masquerade, metrics, nat, policy, rtt, settings, stream,
 };
 use crate::cli::output::{Format, NONE, OutputArgs, table};
-use crate::datapath::btf::Value;
-use crate::datapath::dump::{DumpError, MapInfo, OpenMap, Pinned, raw};
-use crate::datapath::layout;
 
 const EXAMPLES: &str = "\
 Examples:

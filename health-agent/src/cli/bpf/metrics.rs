@@ -5,11 +5,11 @@ use std::fmt;
 
 use clap::Subcommand;
 use health_common::metrics::{Direction, Reason};
+use health_datapath::dump::{MetricRow, Pinned};
 use serde::Serialize;
 
 use super::entry::{Entry, Row};
 use crate::cli::output::{OutputArgs, table};
-use crate::datapath::dump::{MetricRow, Pinned};
 
 const EXAMPLES: &str = "\
 Examples:

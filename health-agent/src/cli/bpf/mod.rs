@@ -27,10 +27,10 @@ mod settings;
 mod stream;
 
 use clap::Subcommand;
+use health_datapath::dump::Pinned;
 use health_model::settings::Location;
 
 use crate::api::client::Client;
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Examples:

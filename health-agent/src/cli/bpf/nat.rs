@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use clap::{ArgGroup, Args, Subcommand};
+use health_datapath::dump::{Flow, Pinned, Translation};
 use health_net::clock;
 use serde::Serialize;
 
@@ -12,7 +13,6 @@ use super::filter::FlowFilter;
 use super::flow::{Direction, FlowKey};
 use super::{address, flush, stream};
 use crate::cli::output::{OutputArgs, print};
-use crate::datapath::dump::{Flow, Pinned, Translation};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -11,6 +11,8 @@ use health_common::policy::{
     ANY_IDENTITY, POLICY_EGRESS, POLICY_INGRESS, PREFIX_PORT, PREFIX_PROTOCOL, VERDICT_ALLOW,
     VERDICT_DENY, VERDICT_NONE,
 };
+use health_datapath::dump::{Pinned, PolicyRow};
+use health_datapath::policy::PolicyMatch;
 use health_model::flow::IpProtocol;
 use health_model::identity::Identity;
 use serde::Serialize;
@@ -18,8 +20,6 @@ use serde::Serialize;
 use super::entry::{Entry, Row};
 use super::ipcache::named;
 use crate::cli::output::{NONE, OutputArgs, table};
-use crate::datapath::dump::{Pinned, PolicyRow};
-use crate::datapath::policy::PolicyMatch;
 
 const EXAMPLES: &str = "\
 Examples:

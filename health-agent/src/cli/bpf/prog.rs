@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use health_datapath::dump::{Pinned, ProgInfo};
 use serde::Serialize;
 
 use crate::cli::output::{OutputArgs, comma_separated, table};
-use crate::datapath::dump::{Pinned, ProgInfo};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context as _;
+use health_datapath::dump::{Batch, DumpError, Rows};
 use serde::Serialize;
 
 use super::parallel::on_all_cpus;
 use crate::cli::output::{Format, write_json_line, write_yaml};
-use crate::datapath::dump::{Batch, DumpError, Rows};
 
 /// Why writing ended early.
 #[derive(Debug, thiserror::Error)]

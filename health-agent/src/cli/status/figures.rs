@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
+use health_datapath::dump::Pinned;
 use health_model::api::{
     HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory,
 };
@@ -18,7 +19,6 @@ use hyper::StatusCode;
 use super::view::Target;
 use crate::api::client::{Client, ClientError};
 use crate::api::rtt::RttFigures;
-use crate::datapath::dump::Pinned;
 
 /// Rows of `HEALTH_RTT`.
 pub(crate) type RttRows = BTreeMap<RttKey, RttRow>;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use health_common::arrivals::{self, WAYS};
 use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
+use health_datapath::conntrack::Fill;
 use health_model::api::{self, RttSource};
 use health_net::carrier;
 use health_registry::config::ProbeIntervals;
@@ -30,7 +31,6 @@ use super::handle::MeshOptions;
 use super::history::{History, Trend, most_results};
 use super::path_mtu::PathMtu;
 use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
-use crate::conntrack::Fill;
 
 /// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
 const UNUSUAL: (u32, u32) = (3, 2);

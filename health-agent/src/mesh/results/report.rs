@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use health_common::probe::Path;
+use health_datapath::conntrack::Fill;
 use health_model::api::{
     self, AddressGroupStatus, ConnectivityStatus, FullMap, HealthStatus, HistoryWindow,
     LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus,
@@ -17,7 +18,6 @@ use super::super::history::{WINDOWS, Window};
 use super::super::path_mtu::PathMtu;
 use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
-use crate::conntrack::Fill;
 
 /// Results that a history lists one by one.
 pub(super) const LISTED_RESULTS: usize = 20;

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::conntrack::{Collected, Family, Tables as _};
-use health_agent::datapath::collect::KernelTables;
-use health_agent::datapath::loader::{Datapath, ProgramLog};
-use health_agent::datapath::{MapSizes, layout};
 use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::tuple::Tuple as _;
+use health_datapath::collect::KernelTables;
+use health_datapath::conntrack::{Collected, Family, Tables as _};
+use health_datapath::loader::{Datapath, ProgramLog};
+use health_datapath::{MapSizes, layout};
 use health_model::settings::Location;
 
 use crate::bench::{Figure, Target};

@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_agent::datapath::dump::{Batch, Pinned};
-use health_agent::datapath::layout;
+use health_datapath::dump::{Batch, Pinned};
+use health_datapath::layout;
 use nix::unistd::Pid;
 
 use super::filled::Filled;

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use aya::EbpfLoader;
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::datapath::{PROGRAMS, layout};
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4};
+use health_datapath::{PROGRAMS, layout};
 use health_model::settings::Location;
 
 use crate::testrun::Bpffs;

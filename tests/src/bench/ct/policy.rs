@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use health_agent::datapath::policy::PolicyMatch;
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
 use health_common::identity::CLUSTER_FIRST;
 use health_common::ipcache::IpcacheEntry;
 use health_common::policy::{POLICY_EGRESS, POLICY_INGRESS, PREFIX_PORT, VERDICT_ALLOW};
+use health_datapath::policy::PolicyMatch;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::cost::net;

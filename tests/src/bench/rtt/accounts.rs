@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use health_agent::datapath::dump::Pinned;
+use health_datapath::dump::Pinned;
 use health_model::settings::Location;
 use nix::sys::signal::Signal;
 

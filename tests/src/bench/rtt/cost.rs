@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::ensure;
-use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{ACCOUNT_SAMPLE, ALREADY_ANSWERED, AccountRequest, PROTOCOL_ICMP, RttKey};
+use health_datapath::rtt_store::RttStore as _;
 
 use super::{ICMP_ID, SESSION, median, settings};
 use crate::bench::program_cost::{PACKETS, ProgramCost};

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use aya::maps::{HashMap, Map, MapData};
-use health_agent::datapath::layout;
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL};
+use health_datapath::layout;
 
 use super::median;
 use crate::bed::agent_binary;

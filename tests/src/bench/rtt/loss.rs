@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use health_agent::mesh::rtt_store::LossOutcome;
+use health_datapath::rtt_store::LossOutcome;
 
 use super::line::{Line, peers};
 use super::prober::Prober;

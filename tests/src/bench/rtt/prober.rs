@@ -7,12 +7,12 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use health_agent::datapath::loader::ProgramLog;
-use health_agent::datapath::rtt::KernelRtt;
-use health_agent::datapath::{Datapath, Hook};
-use health_agent::mesh::rtt_store::{LossOutcome, Measured, RttStore as _};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
+use health_datapath::loader::ProgramLog;
+use health_datapath::rtt::KernelRtt;
+use health_datapath::rtt_store::{LossOutcome, Measured, RttStore as _};
+use health_datapath::{Datapath, Hook};
 use health_model::settings::Location;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{setsockopt, sockopt};

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use aya::programs::SchedClassifier;
-use health_agent::mesh::rtt_store::RttStore as _;
 use health_common::probe::Path;
+use health_datapath::rtt_store::RttStore as _;
 
 use super::{median, settings};
 use crate::bench::program_cost::{PACKETS, ProgramCost};

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use health_datapath::dump::Pinned;
 
 use super::histogram;
 use super::listing::{Listing, Look, Query};
@@ -16,7 +17,6 @@ use crate::api::rtt::RttEntry;
 use crate::cli::bpf::parallel::print_rows;
 use crate::cli::output::{Format, print};
 use crate::cli::watch::{self, Pace};
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Columns:

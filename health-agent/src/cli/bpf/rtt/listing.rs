@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use health_common::rtt::RttKey;
+use health_datapath::dump::{DumpError, Pinned};
 use health_net::clock::{self, ClockState};
 
 use super::names::Names;
@@ -11,7 +12,6 @@ use super::select::{Addresses, Scope};
 use crate::api::rtt::{RttEntry, RttFigures, RttPath};
 use crate::api::rtt_summary::RttSummary;
 use crate::cli::bpf::parallel::on_all_cpus;
-use crate::datapath::dump::{DumpError, Pinned};
 
 /// Rows that are kept, and sorted, together.
 const CHUNK: usize = 4_096;

@@ -11,12 +11,12 @@ mod table;
 
 use clap::Subcommand;
 use health_common::rtt::{RttKey, RttRow};
+use health_datapath::dump::Pinned;
 use health_net::clock::ClockState;
 
 use super::entry::Entry;
 use crate::api::client::Client;
 use crate::api::rtt::{RttFigures, RttPath};
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Examples:

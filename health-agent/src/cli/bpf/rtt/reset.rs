@@ -3,12 +3,12 @@
 use anyhow::bail;
 use clap::Args;
 use health_common::rtt::RttKey;
+use health_datapath::dump::Pinned;
 
 use super::names::Names;
 use super::select::{Addresses, Peer, Scope};
 use crate::api::client::Client;
 use crate::cli::output::print;
-use crate::datapath::dump::Pinned;
 
 const EXAMPLES: &str = "\
 Examples:

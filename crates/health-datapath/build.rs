@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, bail, ensure};
 use aya_build::{Package, Toolchain};
 
-const TOOLCHAIN_FILE: &str = include_str!("../rust-toolchain.toml");
+const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
 /// Set for the second process.
 const INNER: &str = "HEALTH_EBPF_BUILD";
 
@@ -43,9 +43,9 @@ fn main() -> ExitCode {
 }
 
 fn outer() -> anyhow::Result<ExitCode> {
-    println!("cargo::rerun-if-changed=../health-common/src");
-    println!("cargo::rerun-if-changed=../health-common/Cargo.toml");
-    println!("cargo::rerun-if-changed=../Cargo.toml");
+    println!("cargo::rerun-if-changed=../../health-common/src");
+    println!("cargo::rerun-if-changed=../../health-common/Cargo.toml");
+    println!("cargo::rerun-if-changed=../../Cargo.toml");
 
     let channel = channel()?;
     require_rust_src(channel)?;
@@ -77,7 +77,7 @@ fn outer() -> anyhow::Result<ExitCode> {
 fn build() -> anyhow::Result<ExitCode> {
     let package = Package {
         name: "health-ebpf",
-        root_dir: "../health-ebpf",
+        root_dir: "../../health-ebpf",
         ..Package::default()
     };
     aya_build::build_ebpf([package], Toolchain::Custom(channel()?))
@@ -116,7 +116,8 @@ fn path_with_bpf_linker() -> anyhow::Result<OsString> {
     let manifest_dir =
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").context("CARGO_MANIFEST_DIR is not set")?);
     let workspace = manifest_dir
-        .parent()
+        .ancestors()
+        .nth(2)
         .context("the package has no workspace around it")?;
     let tools = workspace.join("target/tools/bin");
     let linker = tools.join("bpf-linker");

@@ -2,6 +2,7 @@
 //! the programs write only what somebody wants.
 
 mod filter;
+mod kernel;
 mod relay;
 mod show;
 
@@ -14,6 +15,7 @@ use health_model::events::{EventFilter, LossCause, MonitorLine};
 use tokio::sync::mpsc;
 use tracing::warn;
 
+pub use kernel::{KernelRing, KernelSwitch};
 pub use relay::{Ring, relay};
 
 /// Readers at a time.

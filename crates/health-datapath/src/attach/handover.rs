@@ -136,7 +136,7 @@ impl Pair {
 }
 
 /// Of `enum bpf_attach_type`.
-pub(in crate::datapath) fn attach_type(direction: Direction) -> u32 {
+pub(crate) fn attach_type(direction: Direction) -> u32 {
     const BPF_TCX_INGRESS: u32 = 46;
     const BPF_TCX_EGRESS: u32 = 47;
     match direction {

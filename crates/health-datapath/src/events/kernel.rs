@@ -10,9 +10,9 @@ use health_common::metrics::{Counter, Direction, Reason, metrics_index};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::rtt::map_io;
-use super::sys;
 use crate::events::{Ring, Switch};
+use crate::rtt::map_io;
+use crate::sys;
 
 /// Events that are taken before somebody else has a turn.
 const BATCH: usize = 1_024;
@@ -25,7 +25,7 @@ pub struct KernelRing {
 
 impl KernelRing {
     /// Must be called in a tokio runtime.
-    pub(super) fn new(
+    pub(crate) fn new(
         ring: RingBuf<MapData>,
         counters: PerCpuArray<MapData, Counter>,
     ) -> io::Result<Self> {
@@ -73,7 +73,7 @@ impl Ring for KernelRing {
 pub struct KernelSwitch(Mutex<Array<MapData, MonitorFilter>>);
 
 impl KernelSwitch {
-    pub(super) fn new(filter: Array<MapData, MonitorFilter>) -> Self {
+    pub(crate) fn new(filter: Array<MapData, MonitorFilter>) -> Self {
         Self(Mutex::new(filter))
     }
 }

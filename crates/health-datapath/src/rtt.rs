@@ -21,7 +21,7 @@ use health_common::rtt::{
 use super::sys;
 use super::tcp::Connections;
 use super::walk::{EntrySize, walk};
-use crate::mesh::rtt_store::{Connection, LossOutcome, Measured, RttStore};
+use crate::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
 /// How often a row is read or asked for that others write at the same moment. They are done within a
 /// microsecond, unless their virtual CPU was taken off.

@@ -14,7 +14,7 @@ use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
 use super::rtt::{map_io, patiently, program_io};
 use super::sys;
-use crate::mesh::rtt_store::{Connection, Measured};
+use crate::rtt_store::{Connection, Measured};
 
 /// `HEALTH_PEERS`, and the program that takes from `HEALTH_TCP`.
 pub(super) struct Connections {

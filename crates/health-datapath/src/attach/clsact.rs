@@ -26,14 +26,14 @@ const FIRST_HANDLE: u32 = 0x6861;
 
 /// The filters of one instance.
 #[derive(Debug)]
-pub(in crate::datapath) struct Clsact {
+pub(crate) struct Clsact {
     instance: String,
     pins: PathBuf,
 }
 
 impl Clsact {
     /// Those of the instance whose folder of pins this is.
-    pub(in crate::datapath) fn of(pins: &Path) -> Self {
+    pub(crate) fn of(pins: &Path) -> Self {
         let instance = pins.file_name().unwrap_or_default();
         Self {
             instance: instance.to_string_lossy().into_owned(),
@@ -77,7 +77,7 @@ impl Clsact {
     }
 
     /// This instance's filter at a hook.
-    pub(in crate::datapath) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
+    pub(crate) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
         let device = if_nametoindex(hook.device.as_str())?;
         let name = self.name(hook.program);
         let filters = Socket::open()?.filters(device, side(hook.direction))?;
@@ -100,10 +100,7 @@ impl Clsact {
 
     /// Takes all programs of this instance off their devices but those of the hooks that are wanted. Returns what
     /// was removed, in words.
-    pub(in crate::datapath) fn remove_others(
-        &self,
-        wanted: &[Hook],
-    ) -> Result<Vec<String>, DatapathError> {
+    pub(crate) fn remove_others(&self, wanted: &[Hook]) -> Result<Vec<String>, DatapathError> {
         let wanted: Vec<(u32, Side, String)> = wanted
             .iter()
             .filter_map(|hook| {
@@ -138,7 +135,7 @@ impl Clsact {
     }
 
     /// Numbers of the attached programs, and where each is: `eth0/egress`.
-    pub(in crate::datapath) fn attached(&self) -> io::Result<Vec<(u32, String)>> {
+    pub(crate) fn attached(&self) -> io::Result<Vec<(u32, String)>> {
         let own = self.name("");
         let mut attached = Vec::new();
         let mut socket = Socket::open()?;

@@ -684,13 +684,13 @@ fn load_with_log(program: &Classifier<'_>, level: u32, log: &mut [u8]) -> io::Re
 pub(super) mod testing {
     use super::*;
 
-    pub(in crate::datapath) use super::CreateAttr;
+    pub(crate) use super::CreateAttr;
 
-    pub(in crate::datapath) fn create_map(attr: CreateAttr) -> OwnedFd {
+    pub(crate) fn create_map(attr: CreateAttr) -> OwnedFd {
         super::create_map(attr).expect("a map")
     }
 
-    pub(in crate::datapath) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {
+    pub(crate) fn insert(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) {
         set(map, key, value).expect("room for an entry");
     }
 }

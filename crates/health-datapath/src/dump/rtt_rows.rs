@@ -6,9 +6,9 @@ use health_common::rtt::{RttKey, RttRow};
 
 use super::map::{OpenMap, decode};
 use super::{Batch, DumpError};
-use crate::datapath::rtt::row_of_one_moment;
-use crate::datapath::sys;
-use crate::datapath::walk::Walk;
+use crate::rtt::row_of_one_moment;
+use crate::sys;
+use crate::walk::Walk;
 
 /// The rows of `HEALTH_RTT`, read batch by batch, and each batch twice: see [`RttRow`].
 #[derive(Debug)]

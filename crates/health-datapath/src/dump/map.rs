@@ -9,10 +9,10 @@ use aya::Pod;
 use aya::util::nr_cpus;
 
 use super::DumpError;
-use crate::datapath::btf::{Btf, Value};
-use crate::datapath::layout::MapLayout;
-use crate::datapath::sys;
-use crate::datapath::walk::{Batch, EntrySize, Walk};
+use crate::btf::{Btf, Value};
+use crate::layout::MapLayout;
+use crate::sys;
+use crate::walk::{Batch, EntrySize, Walk};
 
 /// A number of `enum bpf_map_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,12 +337,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::datapath::btf::tests::Writer;
-    use crate::datapath::dump::raw;
-    use crate::datapath::sys::{
-        load_btf,
-        testing::{CreateAttr, create_map, insert},
-    };
+    use crate::btf::tests::Writer;
+    use crate::dump::raw;
+    use crate::sys::load_btf;
+    use crate::sys::testing::{CreateAttr, create_map, insert};
 
     const HASH: u32 = 1;
     const ARRAY: u32 = 2;

@@ -5,7 +5,11 @@ use std::io;
 use aya::maps::{HashMap, MapData, MapError};
 use health_common::arrivals::{Arrivals, Prober};
 
-use crate::mesh::exchange::ArrivalStore;
+/// What there is to tell other agents of their probes.
+pub trait ArrivalStore: Send + Sync + 'static {
+    /// What arrived of an agent's probes; `None` if nothing did.
+    fn arrivals(&self, prober: Prober) -> io::Result<Option<Arrivals>>;
+}
 
 /// `HEALTH_ARRIVALS`, to be read.
 pub struct KernelArrivals(HashMap<MapData, Prober, Arrivals>);

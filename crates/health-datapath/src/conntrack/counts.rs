@@ -78,8 +78,8 @@ impl Counts {
         &self.families[family as usize]
     }
 
-    /// Takes note of a collection that came to its end.
-    pub(crate) fn note(
+    /// Takes note of a collection that came to its end, and took so long.
+    pub fn note(
         &mut self,
         family: Family,
         cause: Cause,
@@ -90,7 +90,7 @@ impl Counts {
     }
 
     /// Takes note of one that failed.
-    pub(crate) fn note_failure(&mut self, family: Family) {
+    pub fn note_failure(&mut self, family: Family) {
         self.families[family as usize].failed += 1;
     }
 }

@@ -7,7 +7,7 @@ use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
 
 use super::map::decode;
-use crate::datapath::layout::{self, MapLayout};
+use crate::layout::{self, MapLayout};
 
 /// A conntrack or NAT tuple, readable. Ports and ICMP identifiers in host byte order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,9 +9,9 @@ use aya::programs::links::{FdLink, PinnedLink};
 
 use super::map::OpenMap;
 use super::{DumpError, Pinned, files};
-use crate::datapath::attach::Clsact;
-use crate::datapath::layout::{LINK_PINS, PROGRAM_PINS};
-use crate::datapath::link_pin;
+use crate::attach::Clsact;
+use crate::layout::{LINK_PINS, PROGRAM_PINS};
+use crate::link_pin;
 
 /// One pinned map.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use health_common::ct::CtEntry;
 use super::flow::{Family, Flow, Translation, V4, V6};
 use super::map::{OpenMap, decode};
 use super::{DumpError, Pinned};
-use crate::datapath::layout::MapLayout;
-use crate::datapath::sys;
+use crate::layout::MapLayout;
+use crate::sys;
 
 /// What was deleted from one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
