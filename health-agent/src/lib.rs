@@ -8,8 +8,5 @@ pub mod api;
 mod causes;
 pub mod cli;
 pub mod cni;
-pub mod endpoint;
-pub mod enforcement;
-pub mod mesh;
 pub mod metrics;
 pub mod pidfile;

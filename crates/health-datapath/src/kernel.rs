@@ -87,11 +87,7 @@ pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<Suited, Unmet> {
 }
 
 /// What an agent with this flag would attach its programs by, or why it would not start.
-pub(crate) fn choose(
-    report: &Report,
-    bpf_root: &Path,
-    mode: AttachMode,
-) -> Result<Attachments, Unmet> {
+pub fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Attachments, Unmet> {
     let missing = report.missing_required();
     if missing == ["bpffs"] {
         return Err(Unmet::NoBpffs(bpf_root.to_owned()));

@@ -5,13 +5,12 @@ use std::{fs, io};
 
 use anyhow::Context as _;
 use health_datapath::loader;
+use health_endpoint::{enforcement, health, workload};
 use health_model::settings::Location;
 use health_registry::identity;
 use nix::unistd::Uid;
 
 use super::own;
-use crate::endpoint::{health, workload};
-use crate::enforcement;
 use crate::pidfile::PidFile;
 
 /// Removes pins, programs, the endpoints' devices, routes, settings and files of an instance and its
@@ -46,7 +45,7 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         Err(error) => failed.push(format!("{error:#}")),
     }
     let kept = [
-        crate::mesh::LEARNED_FILE.to_owned(),
+        health_mesh::LEARNED_FILE.to_owned(),
         health_registry::nodes::CACHE_FILE.to_owned(),
         enforcement::FILE.to_owned(),
         identity::CIDR_FILE.to_owned(),

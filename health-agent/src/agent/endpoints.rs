@@ -7,6 +7,10 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
 use health_datapath::{Workload, loader};
+use health_endpoint::enforcement::{self, Enforcer, Surroundings};
+use health_endpoint::identities::Allocated;
+use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
+use health_endpoint::workload::{HostDevices, Saved, StateDir};
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
 use health_policy::PolicySettings;
@@ -17,10 +21,6 @@ use jiff::Timestamp;
 
 use super::addresses;
 use super::node::NodeDatapath;
-use crate::endpoint::identities::Allocated;
-use crate::endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
-use crate::endpoint::workload::{HostDevices, Saved, StateDir};
-use crate::enforcement::{self, Enforcer, Surroundings};
 
 /// Most regenerations at a time.
 const PARALLEL: usize = 4;

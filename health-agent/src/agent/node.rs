@@ -12,6 +12,10 @@ use health_common::ct::Timeouts;
 use health_common::siphash::SipKey;
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
+use health_endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
+use health_endpoint::workload::Saved;
+use health_mesh::hello::Responder;
+use health_mesh::probe_key;
 use health_model::settings::Location;
 use health_net::netlink::Handle;
 use health_net::{clock, link};
@@ -24,10 +28,6 @@ use super::addresses;
 use super::endpoints::workload;
 use super::uplinks::{Found, Uplinks};
 use super::watch::{Outcome, Repaired};
-use crate::endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
-use crate::endpoint::workload::Saved;
-use crate::mesh::hello::Responder;
-use crate::mesh::probe_key;
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.
 const WORKLOADS_AT_ONCE: usize = 32;

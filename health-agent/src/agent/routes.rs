@@ -6,12 +6,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use health_endpoint::peer_routes::PeerRoutes;
 use health_net::netlink::Handle;
 use health_registry::nodes::NodeSet;
 use tokio::sync::watch::Receiver;
 use tracing::{info, warn};
-
-use crate::endpoint::peer_routes::PeerRoutes;
 
 /// Time between two looks at the routes, at least: the kernel drops routes with a device that goes
 /// down, and nobody tells.

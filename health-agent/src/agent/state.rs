@@ -9,6 +9,12 @@ use health_common::rtt::{RttKey, RttRow};
 use health_datapath::conntrack::{Counts, Told};
 use health_datapath::dump::Pinned;
 use health_datapath::events::{self, Hub, SubscribeError, Subscription};
+use health_endpoint::enforcement::Enforcer;
+use health_endpoint::health::{HealthEndpoint, INNER_DEVICE};
+use health_endpoint::manager::Manager;
+use health_mesh::exchange::MalformedHeaders;
+use health_mesh::hello::Responder;
+use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
 use health_model::api::{
     AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
     PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
@@ -24,12 +30,6 @@ use super::node::NodeDatapath;
 use super::watch::Outcome;
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
-use crate::endpoint::health::{HealthEndpoint, INNER_DEVICE};
-use crate::endpoint::manager::Manager;
-use crate::enforcement::Enforcer;
-use crate::mesh::exchange::MalformedHeaders;
-use crate::mesh::hello::Responder;
-use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {

@@ -14,6 +14,9 @@ use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
+use health_endpoint::error::{EndpointError, ErrorKind};
+use health_endpoint::health::ENDPOINT_IDS;
+use health_endpoint::manager::{Manager, NewEndpoint, Selector};
 use health_model::api::{
     Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, HealthState, LabelChange,
 };
@@ -24,9 +27,6 @@ use tokio::sync::watch;
 
 use super::serve::Client;
 use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
-use crate::endpoint::error::{EndpointError, ErrorKind};
-use crate::endpoint::health::ENDPOINT_IDS;
-use crate::endpoint::manager::{Manager, NewEndpoint, Selector};
 
 /// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
 const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;

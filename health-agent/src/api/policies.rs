@@ -8,6 +8,7 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
+use health_endpoint::enforcement::{EnforceError, Enforcer};
 use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
@@ -17,7 +18,6 @@ use tokio::time::Instant;
 
 use super::endpoints::{body, body_bytes};
 use super::server::{Refusal, Shared, Source, answer};
-use crate::enforcement::{EnforceError, Enforcer};
 
 /// Answer to `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

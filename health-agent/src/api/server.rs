@@ -20,6 +20,9 @@ use futures_util::{Stream, stream};
 use health_common::rtt::{RttKey, RttRow};
 use health_datapath::conntrack::Counts;
 use health_datapath::events::{self, SubscribeError, Subscription};
+use health_endpoint::enforcement::Enforcer;
+use health_endpoint::manager::Manager;
+use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 use health_model::api::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
     IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
@@ -36,9 +39,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::node_feed::{self, NodeFeed};
 use super::serve::{Client, Limits, Server, has_body};
 use super::{endpoints, policies, streamed};
-use crate::endpoint::manager::Manager;
-use crate::enforcement::Enforcer;
-use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");

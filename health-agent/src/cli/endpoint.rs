@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use health_endpoint::log::LogEntry;
 use health_model::api::{Endpoint, EndpointEvent, EndpointHealth};
 use health_model::labels::Label;
 
@@ -16,7 +17,6 @@ use self::show::{endpoints_table, health_table, log_table};
 use super::absolute_path;
 use super::output::{Format, OutputArgs, print_more, write_json_line};
 use crate::api::client::Client;
-use crate::endpoint::log::LogEntry;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -3,12 +3,12 @@
 
 use std::fmt;
 
+use health_endpoint::lifecycle::State;
+use health_endpoint::manager::{Counts, DURATION_BOUNDS};
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::render::{counter, family};
-use crate::endpoint::lifecycle::State;
-use crate::endpoint::manager::{Counts, DURATION_BOUNDS};
 
 /// Writes them.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

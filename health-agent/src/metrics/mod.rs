@@ -28,6 +28,7 @@ use tracing::debug;
 pub use self::format::Format;
 
 use health_datapath::dump::{DumpError, MetricRow, Pinned};
+use health_endpoint::manager::Manager;
 use health_model::settings::Location;
 
 use self::histogram::Histogram;
@@ -36,7 +37,6 @@ use self::render::Snapshot;
 use self::summary::Summary;
 use self::totals::{Class, Totals};
 use crate::api::server::Source;
-use crate::endpoint::manager::Manager;
 
 /// The maps that metrics are made of.
 pub trait Maps: Send + Sync + 'static {

@@ -8,6 +8,7 @@ use std::{fmt, io};
 use health_common::metrics::{Direction, Reason};
 use health_datapath::conntrack::Counts;
 use health_datapath::dump::MetricRow;
+use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 use health_model::api::{Reachability, RegistryState};
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
@@ -28,8 +29,6 @@ use super::summaries::SummaryFamily;
 use super::summary::{Address, Peer, Summary, Target};
 use super::totals::{Class, Probes};
 use super::{collections, endpoints, events};
-use crate::endpoint;
-use crate::mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
 
 const PREFIX: &str = "health_agent";
 
@@ -52,7 +51,7 @@ pub(super) struct Snapshot {
     pub(super) repairs: BTreeMap<String, u64>,
     pub(super) collections: Counts,
     /// `None` before the endpoints are restored.
-    pub(super) endpoints: Option<endpoint::manager::Counts>,
+    pub(super) endpoints: Option<health_endpoint::manager::Counts>,
     pub(super) events: health_datapath::events::Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,

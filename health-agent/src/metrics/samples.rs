@@ -7,6 +7,8 @@ use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
 use health_datapath::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
 use health_datapath::dump::{DumpError, MetricRow};
+use health_endpoint::lifecycle::State;
+use health_endpoint::manager::DURATION_BOUNDS;
 use health_model::api::{
     AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
     SelfStatus,
@@ -15,9 +17,6 @@ use jiff::Timestamp;
 
 use super::Maps;
 use super::summary::Summary;
-use crate::endpoint;
-use crate::endpoint::lifecycle::State;
-use crate::endpoint::manager::DURATION_BOUNDS;
 
 /// Maps that hold these rows.
 pub(super) struct Rows(pub(super) Vec<(RttKey, RttRow)>);
@@ -150,10 +149,10 @@ pub(super) fn summary(report: &HealthStatus, per_target: bool) -> Summary {
 }
 
 /// Two endpoints, one of which was regenerated twice.
-pub(super) fn endpoints() -> endpoint::manager::Counts {
+pub(super) fn endpoints() -> health_endpoint::manager::Counts {
     let mut durations = [0; DURATION_BOUNDS.len() + 1];
     durations[1] = 3;
-    endpoint::manager::Counts {
+    health_endpoint::manager::Counts {
         states: [
             (State::Ready, 1),
             (State::Regenerating, 1),

@@ -6,12 +6,10 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use health_agent::endpoint::identities::{IdentitySource, IdentityUnavailable};
-use health_agent::endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
-use health_agent::endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
-use health_agent::endpoint::workload::{
-    Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError,
-};
+use health_endpoint::identities::{IdentitySource, IdentityUnavailable};
+use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
+use health_endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
+use health_endpoint::workload::{Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError};
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
 use health_model::labels::LabelSet;

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use health_agent::api::server::{self, Source};
 use health_agent::api::socket;
-use health_agent::endpoint::manager::Manager;
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
 use health_common::metrics::Reason;
 use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
+use health_endpoint::manager::Manager;
 use health_model::api::{
     AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
     HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,

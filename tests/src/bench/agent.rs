@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use health_agent::endpoint::health::HealthEndpoint;
 use health_datapath::Datapath;
 use health_datapath::dump::Pinned;
+use health_endpoint::health::HealthEndpoint;
 use health_net::link;
 use health_net::netns::netlink_in;
 

@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use health_agent::endpoint::health::HealthEndpoint;
 use health_common::config::DatapathConfig;
 use health_datapath::dump::Pinned;
 use health_datapath::{Datapath, Hook};
+use health_endpoint::health::HealthEndpoint;
 
 use super::endpoint::{NODE, with_endpoint};
 use super::parts::median;

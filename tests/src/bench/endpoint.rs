@@ -5,11 +5,11 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use health_agent::endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
 use health_common::config::DatapathConfig;
 use health_datapath::Datapath;
 use health_datapath::dump::Pinned;
 use health_datapath::loader::ProgramLog;
+use health_endpoint::health::{self, HealthEndpoint, HealthEndpointSpec};
 use health_model::settings::Location;
 use nix::sched::{CloneFlags, unshare};
 

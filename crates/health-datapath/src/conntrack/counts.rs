@@ -79,13 +79,7 @@ impl Counts {
     }
 
     /// Takes note of a collection that came to its end, and took so long.
-    pub fn note(
-        &mut self,
-        family: Family,
-        cause: Cause,
-        collected: Collected,
-        took: Duration,
-    ) {
+    pub fn note(&mut self, family: Family, cause: Cause, collected: Collected, took: Duration) {
         self.families[family as usize].note(cause, collected, took);
     }
 

@@ -1,9 +1,9 @@
 //! Tables of endpoints.
 
+use health_endpoint::log::LogEntry;
 use health_model::api::{Endpoint, EndpointHealth};
 
 use crate::cli::output::table;
-use crate::endpoint::log::LogEntry;
 
 /// The table of `cilium endpoint list`, a label a line.
 pub(super) fn endpoints_table(endpoints: &[Endpoint], has_headers: bool) -> String {

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use health_agent::endpoint::health::HealthEndpoint;
 use health_datapath::dump::Pinned;
 use health_datapath::{Datapath, Hook};
+use health_endpoint::health::HealthEndpoint;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 

@@ -1,0 +1,205 @@
+//! Carrying changes on: of rules, of identities, of addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_common::addr::Addr;
+use health_common::ipcache::IpcacheEntry;
+use health_datapath::ipcache::IpcacheError;
+use health_model::identity::Identity;
+use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
+use health_registry::nodes::NodeSet;
+use ipnet::IpNet;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::{Enforcer, lock};
+use crate::manager::Manager;
+
+/// How long the rest waits for endpoints to follow a change; they may fail to.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For how long endpoints that are built or removed are gathered: what they need at once was done with them, and
+/// the rest is looked through as a whole.
+const GATHER: Duration = Duration::from_millis(50);
+/// How soon a change that failed is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What is around the endpoints.
+pub struct Surroundings {
+    /// This node's full name, `cluster/node`.
+    pub own: String,
+    /// Addresses of this node, those included that endpoints have for a gateway.
+    pub host: Vec<IpAddr>,
+    /// Addresses of this node's health endpoint.
+    pub health: watch::Receiver<Vec<IpAddr>>,
+    /// All nodes.
+    pub nodes: watch::Receiver<Arc<NodeSet>>,
+    /// Whether all sources of addresses have been heard since the start, this node's endpoints too.
+    pub has_heard: bool,
+}
+
+impl Enforcer {
+    /// Follows all that policy depends on, until the agent ends.
+    pub async fn follow(self, manager: Manager, mut around: Surroundings) {
+        let mut revisions = self.0.revision.subscribe();
+        let mut identities = self.0.identities.clone();
+        let mut addresses = self.0.allocator.addresses();
+        loop {
+            revisions.mark_unchanged();
+            identities.mark_unchanged();
+            let known = addresses.borrow_and_update().clone();
+            let is_done = self.carry_on(&manager, &mut around, &known).await;
+            let again = async {
+                match is_done {
+                    true => std::future::pending().await,
+                    false => tokio::time::sleep(AGAIN).await,
+                }
+            };
+            tokio::select! {
+                Ok(()) = revisions.changed() => {}
+                Ok(()) = identities.changed() => {}
+                Ok(()) = addresses.changed() => {}
+                Ok(()) = around.nodes.changed() => {}
+                Ok(()) = around.health.changed() => {}
+                () = self.0.built.notified() => tokio::time::sleep(GATHER).await,
+                () = again => {}
+                else => return,
+            }
+        }
+    }
+
+    /// Brings endpoints and maps to what holds now. Returns whether all of it was done.
+    ///
+    /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
+    /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet.
+    async fn carry_on(
+        &self,
+        manager: &Manager,
+        around: &mut Surroundings,
+        announced: &Addresses,
+    ) -> bool {
+        let repository = self.repository();
+        let wanted = repository.prefixes();
+        let both: BTreeSet<IpNet> = self
+            .0
+            .cidrs
+            .prefixes()
+            .into_keys()
+            .chain(wanted.clone())
+            .collect();
+        let cidrs = self.0.cidrs.require(&both);
+        self.wait_for_identities(cidrs.values().copied().collect())
+            .await;
+        if self.0.identities.borrow().stale.is_none() && !*self.0.is_informed.borrow() {
+            // Endpoints are built from here on, and judge by this map at once.
+            if self.0.is_blank {
+                let announced = self.0.allocator.addresses().borrow().clone();
+                if let Err(error) = self.write_ipcache(around, &announced, &cidrs, &wanted) {
+                    warn!(%error, "the ipcache cannot be written; it is tried again");
+                    return false;
+                }
+            }
+            self.0.is_informed.send_replace(true);
+        }
+
+        let generation = self.generation();
+        let touched = self.subjects().touched(&generation);
+        if !touched.is_empty() {
+            manager.regenerate(Some(&touched), "policy changed");
+            let followed = async {
+                while !self.subjects().follow(&touched, &generation) {
+                    self.0.built.notified().await;
+                }
+            };
+            if timeout(PATIENCE, followed).await.is_err() {
+                warn!(
+                    endpoints = touched.len(),
+                    "endpoints do not follow a change of policy yet"
+                );
+                return false;
+            }
+        }
+
+        let written = self.write_ipcache(around, announced, &cidrs, &wanted);
+        if let Err(error) = &written {
+            warn!(%error, "the ipcache is not up to date; it is tried again");
+        }
+        self.0.cidrs.require(&wanted);
+        if *self.0.is_informed.borrow() && !self.subjects().has_former() {
+            self.0.allocator.forget_earlier();
+        }
+        let swept = self.subjects().sweep();
+        if let Err(error) = &swept {
+            warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
+        }
+        let is_done = written.is_ok() && swept.is_ok();
+        if is_done {
+            self.0.followed.send_replace(repository.revision());
+        }
+        is_done
+    }
+
+    /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before
+    /// this one wrote stands.
+    fn write_ipcache(
+        &self,
+        around: &mut Surroundings,
+        announced: &Addresses,
+        cidrs: &BTreeMap<IpNet, Identity>,
+        wanted: &BTreeSet<IpNet>,
+    ) -> Result<(), IpcacheError> {
+        // Held from here on, so that nothing is told in between that is missing here.
+        let mut map = lock(&self.0.ipcache);
+        let (endpoints, has_former) = {
+            let subjects = self.subjects();
+            (subjects.addresses(), subjects.has_former())
+        };
+        let cidrs: BTreeMap<IpNet, Identity> = cidrs
+            .iter()
+            .filter(|(prefix, _)| wanted.contains(&prefix.trunc()))
+            .map(|(prefix, identity)| (*prefix, *identity))
+            .collect();
+        let nodes = around.nodes.borrow_and_update().clone();
+        let health = around.health.borrow_and_update().clone();
+        around.has_heard |= *self.0.is_informed.borrow()
+            && !has_former
+            && nodes.sources.iter().all(|source| source.stale.is_none());
+        let known = ipcache(IpcacheInputs {
+            host: &around.host,
+            health: &health,
+            endpoints: &endpoints,
+            own: &around.own,
+            nodes: &nodes.nodes,
+            announced,
+            cidrs: &cidrs,
+        });
+        let mut entries: BTreeMap<IpNet, IpcacheEntry> = match around.has_heard {
+            true => BTreeMap::new(),
+            false => map.entries().collect(),
+        };
+        entries.extend(known.into_iter().map(|(prefix, (identity, node))| {
+            let entry = IpcacheEntry {
+                identity: identity.0,
+                node: node.map(Addr::from).unwrap_or_default(),
+                ..IpcacheEntry::default()
+            };
+            (prefix, entry)
+        }));
+        map.set_all(&entries).map(drop)
+    }
+
+    /// Waits until all of these are known by their labels.
+    async fn wait_for_identities(&self, wanted: BTreeSet<Identity>) {
+        let mut identities = self.0.identities.clone();
+        let known = identities.wait_for(|known| {
+            wanted
+                .iter()
+                .all(|identity| known.labels.contains_key(identity))
+        });
+        // They are told within 100 ms; what is missing then comes with the next change.
+        let _ = timeout(PATIENCE, known).await;
+    }
+}

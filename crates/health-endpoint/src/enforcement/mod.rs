@@ -1,0 +1,382 @@
+//! Policy in force: rules and identities become tables of verdicts that the endpoints of this node name, and
+//! the ipcache says whose each address is.
+//!
+//! [`Enforcer::import`] and its like change the rules; [`Enforcer::follow`] carries every change on to the
+//! endpoints that it touches, which the [`Manager`] regenerates by way of this module.
+
+mod error;
+mod follow;
+mod store;
+mod subjects;
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
+use health_common::ipcache::IpcacheEntry;
+use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::{Datapath, Workload};
+use health_model::identity::Identity;
+use health_model::labels::{Label, LabelSet};
+use health_policy::{Imported, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse};
+use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
+use ipnet::IpNet;
+use tokio::sync::{Notify, watch};
+
+use crate::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
+
+pub use self::error::EnforceError;
+pub use self::follow::Surroundings;
+
+pub use self::store::FILE;
+use self::store::Store;
+use self::subjects::{Generation, Subjects};
+
+/// How long the building of an endpoint waits for the identities of the cluster.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Keeps policy in force. Clones share it.
+#[derive(Clone)]
+pub struct Enforcer(Arc<Shared>);
+
+struct Shared {
+    settings: PolicySettings,
+    store: Store,
+    repository: Mutex<Arc<Repository>>,
+    /// Revision of the repository.
+    revision: watch::Sender<u64>,
+    allocator: Arc<IdentityAllocator>,
+    identities: watch::Receiver<Arc<Identities>>,
+    cidrs: CidrIdentities,
+    subjects: Mutex<Subjects>,
+    /// The latest.
+    generation: Mutex<Generation>,
+    ipcache: Mutex<Ipcache>,
+    /// Whether the ipcache did not hold at the start what an agent before this one knew.
+    is_blank: bool,
+    datapath: Arc<Mutex<Datapath>>,
+    /// The node's own addresses, which others are told endpoints by.
+    node_addresses: Vec<IpAddr>,
+    /// Told when an endpoint was built or removed.
+    built: Notify,
+    /// Revision of the repository that endpoints and maps have been brought to.
+    followed: watch::Sender<u64>,
+    /// Whether the identities of the cluster have been known since the start.
+    is_informed: watch::Sender<bool>,
+}
+
+/// What an enforcer is made of.
+pub struct Parts {
+    /// What is set beside the rules.
+    pub settings: PolicySettings,
+    /// Gives identities, and knows those of the cluster.
+    pub allocator: Arc<IdentityAllocator>,
+    /// The programs and their maps.
+    pub datapath: Arc<Mutex<Datapath>>,
+    /// The node's own addresses.
+    pub node_addresses: Vec<IpAddr>,
+}
+
+impl Enforcer {
+    /// Takes over the rules that an agent before this one kept in `state_dir`, and the tables that it left.
+    pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
+        let Parts {
+            settings,
+            allocator,
+            datapath,
+            node_addresses,
+        } = parts;
+        let store = Store::in_dir(state_dir);
+        let repository = store.load()?;
+        let datapath_now = lock(&datapath);
+        let former: Vec<Workload> = datapath_now.workloads().cloned().collect();
+        let (tables, mut ipcache) = (datapath_now.policy()?, datapath_now.ipcache()?);
+        let is_blank = datapath_now.is_changing_layout() || ipcache.entries().next().is_none();
+        drop(datapath_now);
+        if is_blank {
+            tell_of_former(&mut ipcache, &former)?;
+        }
+        let named = former.iter().map(|one| (one.info.id, one.info.policy));
+        let identities = allocator.identities();
+        let repository = Arc::new(repository);
+        let generation = Generation {
+            number: 0,
+            repository: repository.clone(),
+            settings,
+            identities: identities.borrow().labels.clone(),
+        };
+        let shared = Shared {
+            settings,
+            store,
+            revision: watch::Sender::new(repository.revision()),
+            repository: Mutex::new(repository),
+            identities,
+            generation: Mutex::new(generation),
+            cidrs: allocator.cidrs(state_dir),
+            allocator,
+            subjects: Mutex::new(Subjects::new(tables, named)),
+            ipcache: Mutex::new(ipcache),
+            is_blank,
+            datapath,
+            node_addresses,
+            built: Notify::new(),
+            followed: watch::Sender::new(0),
+            is_informed: watch::Sender::new(false),
+        };
+        Ok(Self(Arc::new(shared)))
+    }
+
+    /// The rules as they are now.
+    pub fn repository(&self) -> Arc<Repository> {
+        lock(&self.0.repository).clone()
+    }
+
+    /// When policy is enforced, and what is set beside.
+    pub fn settings(&self) -> PolicySettings {
+        self.0.settings
+    }
+
+    /// Imports the policies of a text in YAML or JSON, all or none, and keeps them across restarts. Returns what was
+    /// done, and the new revision; [`Self::in_force`] waits until endpoints follow it.
+    pub fn import(&self, text: &str) -> Result<(Imported, u64), EnforceError> {
+        // Reading megabytes holds nobody else up.
+        let policies = parse(text)?;
+        self.change(|repository| Ok(repository.insert(policies)))
+    }
+
+    /// Deletes policies by name. One that is not there is an error, and nothing is deleted.
+    pub fn delete(&self, name: &PolicyName) -> Result<u64, EnforceError> {
+        let deleted = self.change(|repository| match repository.delete(name) {
+            true => Ok(()),
+            false => Err(EnforceError::NoPolicy(name.clone())),
+        });
+        deleted.map(|((), revision)| revision)
+    }
+
+    /// Deletes the policies that have a rule with all of these labels; with none, all policies.
+    pub fn delete_labelled(
+        &self,
+        labels: &[Label],
+    ) -> Result<(Vec<PolicyName>, u64), EnforceError> {
+        self.change(|repository| Ok(repository.delete_labelled(labels)))
+    }
+
+    /// Waits until endpoints follow a revision, for up to `patience`. Returns whether they do.
+    pub async fn in_force(&self, revision: u64, patience: Duration) -> bool {
+        let mut followed = self.0.followed.subscribe();
+        let reached = followed.wait_for(|followed| *followed >= revision);
+        tokio::time::timeout(patience, reached).await.is_ok()
+    }
+
+    /// Why a packet passes or does not.
+    pub fn trace(&self, request: &TraceRequest<'_>) -> Trace {
+        self.repository().trace(request, self.0.settings)
+    }
+
+    /// All identities that are known.
+    pub fn identities(&self) -> Arc<Identities> {
+        self.0.identities.borrow().clone()
+    }
+
+    /// The identity that packets of an address are judged by.
+    pub fn identity_of(&self, ip: IpAddr) -> Identity {
+        let entries = lock(&self.0.ipcache);
+        let covering = entries.entries().filter(|(prefix, _)| prefix.contains(&ip));
+        let longest = covering.max_by_key(|(prefix, _)| prefix.prefix_len());
+        longest.map_or(Identity::WORLD, |(_, entry)| Identity(entry.identity))
+    }
+
+    /// Makes a change that is kept before it counts.
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&mut Repository) -> Result<T, EnforceError>,
+    ) -> Result<(T, u64), EnforceError> {
+        let mut current = lock(&self.0.repository);
+        let mut changed = Repository::clone(&current);
+        let result = change(&mut changed)?;
+        let revision = changed.revision();
+        if revision != current.revision() {
+            self.0.store.save(&changed)?;
+            *current = Arc::new(changed);
+            self.0.revision.send_replace(revision);
+        }
+        Ok((result, revision))
+    }
+
+    /// What verdicts follow from now.
+    fn generation(&self) -> Generation {
+        let mut latest = lock(&self.0.generation);
+        let now = Generation {
+            number: latest.number + 1,
+            repository: self.repository(),
+            settings: self.0.settings,
+            identities: self.0.identities.borrow().labels.clone(),
+        };
+        if !now.is_same(&latest) {
+            *latest = now;
+        }
+        latest.clone()
+    }
+
+    fn subjects(&self) -> MutexGuard<'_, Subjects> {
+        lock(&self.0.subjects)
+    }
+
+    /// Builds an endpoint. May take its time.
+    fn build(&self, endpoint: &Regeneration) -> Result<Realized, NotRegenerated> {
+        let in_words = |error: &dyn std::error::Error| NotRegenerated(error.to_string());
+        let generation = self.generation();
+        let labels = subject_labels(endpoint.identity, &endpoint.labels);
+        let realized = self
+            .subjects()
+            .plan(endpoint.id, endpoint.identity, &labels, &generation)
+            .map_err(|error| in_words(&error))?;
+        let set = lock(&self.0.datapath).set_workload(workload(endpoint, realized));
+        match set {
+            Ok(()) => {
+                let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
+                // Packets that it sends at once are judged by who it is.
+                self.tell_ipcache(endpoint)
+                    .map_err(|error| in_words(&error))?;
+                self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
+                self.announce(endpoint);
+                self.0.built.notify_one();
+                Ok(realized)
+            }
+            Err(error) => {
+                self.subjects().abandon(endpoint.id);
+                Err(in_words(&error))
+            }
+        }
+    }
+
+    fn tell_ipcache(&self, endpoint: &Regeneration) -> Result<(), IpcacheError> {
+        let entry = IpcacheEntry {
+            identity: endpoint.identity.0,
+            ..IpcacheEntry::default()
+        };
+        let mut ipcache = lock(&self.0.ipcache);
+        let mut addresses = endpoint.addresses.iter();
+        addresses.try_for_each(|address| ipcache.set(IpNet::from(*address), entry))
+    }
+
+    fn take_away(&self, id: u16) -> Result<(), NotRegenerated> {
+        let removed = lock(&self.0.datapath).remove_workload(id);
+        removed.map_err(|error| NotRegenerated(error.to_string()))?;
+        let addresses = self.subjects().forget(id);
+        self.withdraw(addresses.iter());
+        self.0.built.notify_one();
+        Ok(())
+    }
+
+    /// Tells the other nodes whose the addresses of an endpoint are.
+    fn announce(&self, endpoint: &Regeneration) {
+        for ip in &endpoint.addresses {
+            let of_family = |node: &&IpAddr| node.is_ipv4() == ip.is_ipv4();
+            let nodes = &self.0.node_addresses;
+            if let Some(node) = nodes.iter().find(of_family).or(nodes.first()) {
+                self.0.allocator.announce(*ip, endpoint.identity, *node);
+            }
+        }
+    }
+
+    fn withdraw<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) {
+        for ip in addresses {
+            self.0.allocator.withdraw(*ip);
+        }
+    }
+
+    /// Waits until the identities of the cluster are known: tables without them would drop what those before let
+    /// pass. An endpoint of the agent before this one keeps its table meanwhile, a new one goes on without.
+    async fn wait_informed(&self, id: u16) -> Result<(), NotRegenerated> {
+        let mut informed = self.0.is_informed.subscribe();
+        let known = tokio::time::timeout(PATIENCE, informed.wait_for(|known| *known)).await;
+        if known.is_err() && self.subjects().is_former(id) {
+            let stale = self.0.identities.borrow().stale.clone();
+            let reason = stale.map_or_else(String::new, |stale| format!(": {}", stale.reason));
+            return Err(NotRegenerated(format!(
+                "the identities of the cluster are not known yet{reason}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Does something where it may take its time.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, NotRegenerated> + Send + 'static,
+    ) -> Result<T, NotRegenerated> {
+        let enforcer = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&enforcer)).await;
+        done.map_err(|error| NotRegenerated(error.to_string()))?
+    }
+}
+
+impl Regenerator for Enforcer {
+    fn regenerate<'a>(
+        &'a self,
+        endpoint: &'a Regeneration,
+    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
+        let endpoint = endpoint.clone();
+        Box::pin(async move {
+            self.wait_informed(endpoint.id).await?;
+            self.blocking(move |enforcer| enforcer.build(&endpoint))
+                .await
+        })
+    }
+
+    fn remove(
+        &self,
+        id: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
+        Box::pin(self.blocking(move |enforcer| enforcer.take_away(id)))
+    }
+}
+
+/// Tells whose the addresses of taken over endpoints are, so that those built first know those built later.
+fn tell_of_former(ipcache: &mut Ipcache, former: &[Workload]) -> Result<(), IpcacheError> {
+    for workload in former {
+        let entry = IpcacheEntry {
+            identity: workload.info.identity,
+            ..IpcacheEntry::default()
+        };
+        for address in &workload.addresses {
+            ipcache.set(IpNet::from(*address), entry)?;
+        }
+    }
+    Ok(())
+}
+
+/// The labels that policy selects an endpoint by. Until it has an identity of its own those are the label of
+/// the reserved one, whatever it is called.
+fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
+    identity.reserved_labels().unwrap_or_else(|| labels.clone())
+}
+
+/// An endpoint as the programs are told of it.
+fn workload(endpoint: &Regeneration, realized: Realized) -> Workload {
+    let flag = |is_set, flag| if is_set { flag } else { 0 };
+    Workload {
+        device: endpoint.device.clone(),
+        addresses: endpoint.addresses.clone(),
+        info: EndpointInfo {
+            ifindex: endpoint.ifindex,
+            identity: endpoint.identity.0,
+            flags: flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
+                | flag(realized.enforces_egress, ENDPOINT_ENFORCE_EGRESS),
+            policy: realized.policy,
+            id: endpoint.id,
+            mac: endpoint.mac.0,
+            host_mac: endpoint.host_mac.0,
+            pad: 0,
+        },
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,413 @@
+//! The node's health endpoint: a network namespace behind a veth pair, whose host side is
+//! `lxc_health`. [`HealthEndpoint::ensure`] makes, adopts or repairs it, [`HealthEndpoint::check`]
+//! tells whether that is needed, [`cleanup()`] removes it.
+//!
+//! Its gateway is on no device: the programs on `lxc_health` answer for it.
+
+mod cleanup;
+mod error;
+mod fault;
+mod inspect;
+mod pair;
+mod plan;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
+use health_common::identity;
+use health_model::ipam::{AddressRange, Family};
+use health_net::link;
+use health_net::mac::MacAddr;
+use health_net::netlink::{self, Handle};
+use health_net::netns::{self, NetNs};
+use ipnet::IpNet;
+use socket2::{Domain, Protocol, Socket, Type};
+use tracing::{info, warn};
+
+pub use self::cleanup::{Cleanup, Removed, cleanup};
+pub use self::error::HealthError;
+pub use self::fault::{End, Fault, Repair};
+pub use self::pair::ALIAS_PREFIX;
+pub use self::state::{ENDPOINT_IDS, State};
+
+use self::pair::{Blueprint, Found, Pair};
+use self::plan::{Past, Plan};
+use self::state::StateFile;
+
+/// Name of the veth pair's end on the host.
+pub const DEVICE: &str = "lxc_health";
+/// Name of the veth pair's end in the endpoint's namespace.
+pub const INNER_DEVICE: &str = "health0";
+
+/// Connections that may wait to be accepted.
+const LISTEN_BACKLOG: i32 = 1024;
+
+/// What to make a health endpoint from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthEndpointSpec {
+    /// The agent's instance.
+    pub instance: String,
+    /// The node's own addresses.
+    pub node_addresses: Vec<IpAddr>,
+    /// Those of them that are on no device for now, so that nothing can be sent from them. The others
+    /// must be this host's.
+    pub unusable_addresses: Vec<IpAddr>,
+    /// Prefixes that endpoints' addresses come from. The endpoint has an address of each family
+    /// that occurs here.
+    pub pod_cidrs: Vec<IpNet>,
+    /// Addresses that it must have, at most one a family. Of a family without, one is allocated.
+    pub fixed_addresses: Vec<IpAddr>,
+    /// Addresses that it must not have.
+    pub excluded: Vec<AddressRange>,
+    /// Ids that are other endpoints'.
+    pub taken_ids: BTreeSet<u16>,
+    /// The device whose MTU it takes; `None` takes the smallest of all that are up, the loopback
+    /// aside.
+    pub mtu_device: Option<String>,
+    /// Devices that lead to other nodes, between which and the endpoint the host forwards. Empty:
+    /// those that carry the node's addresses.
+    pub uplinks: Vec<String>,
+    /// Folder of what must survive a reboot.
+    pub state_dir: PathBuf,
+}
+
+/// A health endpoint as [`HealthEndpoint::ensure`] left it.
+#[derive(Debug)]
+pub struct HealthEndpoint {
+    instance: String,
+    host: Handle,
+    pair: Pair,
+    plan: Plan,
+    state: State,
+    mtu_device: Option<String>,
+}
+
+impl HealthEndpoint {
+    /// Sees to it that the endpoint is there and in order, and tells what had to be repaired, which
+    /// is nothing the first time. One that is in order is not touched. After a failure nothing is
+    /// left that was not there before.
+    pub async fn ensure(spec: &HealthEndpointSpec) -> Result<(Self, Vec<Repair>), HealthError> {
+        let host = netlink::open().map_err(HealthError::Netlink)?;
+        let file = StateFile::in_dir(&spec.state_dir);
+        let saved = file.load();
+        let Survey {
+            living,
+            past,
+            mut faults,
+        } = survey(&host, &spec.instance, saved.as_ref()).await?;
+        let plan = Plan::make(&host, spec, &past).await?;
+        let living = living.filter(|_| {
+            let outdated = outdated(&past, &plan);
+            faults.extend_from_slice(&outdated);
+            outdated.is_empty()
+        });
+
+        // Before the first change, so that it can be undone whatever happens.
+        let state = state(&plan, spec, saved.as_ref())?;
+        if saved.as_ref() != Some(&state) {
+            file.save(&state)?;
+        }
+        let adopted = living.is_some();
+        match Self::establish(host.clone(), spec, plan, &state, living).await {
+            Ok((endpoint, repaired)) => {
+                // Of a new pair everything is missing at first, which is no fault.
+                faults.extend(repaired.into_iter().filter(|_| adopted));
+                endpoint.log(adopted);
+                Ok((endpoint, faults.into_iter().map(Repair).collect()))
+            }
+            Err(error) => {
+                if !adopted {
+                    undo(&host, &spec.instance, &file, saved.as_ref(), &state).await;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn establish(
+        host: Handle,
+        spec: &HealthEndpointSpec,
+        plan: Plan,
+        state: &State,
+        living: Option<Pair>,
+    ) -> Result<(Self, Vec<Fault>), HealthError> {
+        let instance = &spec.instance;
+        let pair = match living {
+            Some(pair) => pair,
+            None => {
+                pair::remove(&host, instance).await?;
+                let blueprint = Blueprint {
+                    mac: plan.mac,
+                    host_mac: plan.host_mac,
+                    mtu: plan.mtu,
+                    ipv6: plan.stack(Family::V6).is_some(),
+                };
+                pair::create(&host, instance, &blueprint).await?
+            }
+        };
+        let endpoint = Self {
+            instance: instance.clone(),
+            host,
+            pair,
+            plan,
+            state: state.clone(),
+            mtu_device: spec.mtu_device.clone(),
+        };
+        let repaired = endpoint.put_in_order().await?;
+        Ok((endpoint, repaired))
+    }
+
+    /// Opens a non-blocking listener on each of the endpoint's addresses, inside its namespace.
+    pub fn listen(&self, port: u16) -> Result<Vec<TcpListener>, HealthError> {
+        self.pair.netns.run_in(|| {
+            self.plan
+                .addresses()
+                .map(|address| {
+                    let address = SocketAddr::new(address, port);
+                    listener(address).map_err(|source| HealthError::Listen { address, source })
+                })
+                .collect()
+        })?
+    }
+
+    /// Endpoint id, one of [`ENDPOINT_IDS`].
+    pub fn id(&self) -> u16 {
+        self.state.id
+    }
+
+    /// IPv4 address.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        self.state.ipv4
+    }
+
+    /// IPv6 address.
+    pub fn ipv6(&self) -> Option<Ipv6Addr> {
+        self.state.ipv6
+    }
+
+    /// The IPv4 gateway, which is on no device.
+    pub fn gateway4(&self) -> Option<Ipv4Addr> {
+        self.plan
+            .stack(Family::V4)
+            .and_then(|stack| v4(stack.gateway))
+    }
+
+    /// The IPv6 gateway, which is on no device.
+    pub fn gateway6(&self) -> Option<Ipv6Addr> {
+        self.plan
+            .stack(Family::V6)
+            .and_then(|stack| v6(stack.gateway))
+    }
+
+    /// The endpoint's own hardware address.
+    pub fn mac(&self) -> MacAddr {
+        self.state.mac
+    }
+
+    /// What the programs are told of it.
+    pub fn info(&self) -> EndpointInfo {
+        EndpointInfo {
+            ifindex: self.ifindex(),
+            identity: identity::HEALTH,
+            flags: ENDPOINT_HEALTH,
+            policy: 0,
+            id: self.id(),
+            mac: self.mac().0,
+            host_mac: self.host_mac().0,
+            pad: 0,
+        }
+    }
+
+    /// The host side's hardware address, which is the gateway's.
+    pub fn host_mac(&self) -> MacAddr {
+        self.state.host_mac
+    }
+
+    /// Number of the host's end of the veth pair. Another one after that was made anew.
+    pub fn ifindex(&self) -> u32 {
+        self.pair.outer.index
+    }
+
+    /// Name of the host's end of the veth pair.
+    pub fn ifname(&self) -> &'static str {
+        DEVICE
+    }
+
+    /// The endpoint's network namespace. Another one after that was made anew.
+    pub fn netns(&self) -> &NetNs {
+        &self.pair.netns
+    }
+
+    /// Largest packet that it sends, bytes.
+    pub fn mtu(&self) -> u32 {
+        self.plan.mtu
+    }
+
+    /// What is kept of it across restarts.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    fn log(&self, adopted: bool) {
+        info!(
+            id = self.id(),
+            ipv4 = self.ipv4().map(tracing::field::display),
+            ipv6 = self.ipv6().map(tracing::field::display),
+            ifindex = self.ifindex(),
+            netns = %self.netns().path().display(),
+            "health endpoint {}",
+            if adopted { "adopted" } else { "created" },
+        );
+    }
+}
+
+/// What there is before anything is done.
+struct Survey {
+    living: Option<Pair>,
+    past: Past,
+    /// What is wrong with an endpoint that is not living.
+    faults: Vec<Fault>,
+}
+
+async fn survey(
+    host: &Handle,
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<Survey, HealthError> {
+    let mut past = saved.map(Past::of_state).unwrap_or_default();
+    let (living, fault) = match pair::find(host, instance, saved).await? {
+        Found::Living(pair) => {
+            past.device_stands = true;
+            (Some(pair), None)
+        }
+        Found::Remains {
+            fault,
+            device_stands,
+        } => {
+            past.device_stands = device_stands;
+            (None, Some(fault))
+        }
+        Found::Nothing => (None, saved.map(|_| Fault::VethGone)),
+    };
+    if let (None, Some(pair)) = (saved, &living) {
+        past.macs = pair.inner.mac.zip(pair.outer.mac);
+        past.addresses = link::addresses(&pair.inside)
+            .await?
+            .into_iter()
+            .filter(|address| address.index == pair.inner.index)
+            .map(|address| address.address)
+            .collect();
+    }
+    Ok(Survey {
+        living,
+        past,
+        faults: fault.into_iter().collect(),
+    })
+}
+
+/// The addresses that a living endpoint may not keep or does not have yet. If there are any, it
+/// takes a new pair.
+fn outdated(past: &Past, plan: &Plan) -> Vec<Fault> {
+    let old: BTreeSet<_> = past.addresses.iter().copied().collect();
+    let new: BTreeSet<_> = plan.addresses().collect();
+    let gone = old.difference(&new).copied().map(Fault::AddressOutdated);
+    let added = new.difference(&old).copied().map(Fault::AddressMissing);
+    gone.chain(added).collect()
+}
+
+fn state(
+    plan: &Plan,
+    spec: &HealthEndpointSpec,
+    saved: Option<&State>,
+) -> Result<State, HealthError> {
+    let mut sysctls = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
+    for setting in plan.host_settings()? {
+        sysctls.remember(&setting)?;
+    }
+    let address = |family| plan.stack(family).map(|stack| stack.address);
+    Ok(State {
+        id: plan.id,
+        ipv4: address(Family::V4).and_then(v4),
+        ipv6: address(Family::V6).and_then(v6),
+        mac: plan.mac,
+        host_mac: plan.host_mac,
+        netns: netns::path_of(&pair::netns_name(&spec.instance))?,
+        sysctls,
+    })
+}
+
+/// What is kept of the endpoint in a state folder, if anything is.
+pub fn saved_state(state_dir: &Path) -> Option<State> {
+    StateFile::in_dir(state_dir).load()
+}
+
+/// Takes back an endpoint that [`HealthEndpoint::ensure`] made where there was none, for a start that
+/// fails later. What was `saved` before is kept again.
+pub async fn take_back(spec: &HealthEndpointSpec, saved: Option<&State>) {
+    let file = StateFile::in_dir(&spec.state_dir);
+    match (netlink::open(), file.load()) {
+        (Ok(host), Some(made)) => undo(&host, &spec.instance, &file, saved, &made).await,
+        (Err(error), _) => warn!(%error, "cannot undo the making of the health endpoint"),
+        (Ok(_), None) => {}
+    }
+}
+
+/// Takes back what a failed attempt to make an endpoint has done so far.
+async fn undo(
+    host: &Handle,
+    instance: &str,
+    file: &StateFile,
+    saved: Option<&State>,
+    attempted: &State,
+) {
+    if let Err(error) = pair::remove(host, instance).await {
+        warn!(%error, "cannot undo the making of the health endpoint");
+    }
+    let before = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
+    let (_, failed) = attempted.sysctls.since(&before).restore();
+    for error in failed {
+        warn!(%error, "cannot undo a setting");
+    }
+    let restored = match saved {
+        Some(state) => file.save(state),
+        None => file.remove().map(drop),
+    };
+    if let Err(error) = restored {
+        warn!(%error, "cannot undo the state file");
+    }
+}
+
+fn listener(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+fn v4(address: IpAddr) -> Option<Ipv4Addr> {
+    match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }
+}
+
+fn v6(address: IpAddr) -> Option<Ipv6Addr> {
+    match address {
+        IpAddr::V6(address) => Some(address),
+        IpAddr::V4(_) => None,
+    }
+}

@@ -1,0 +1,227 @@
+//! The namespace and the veth pair: finding, making and removing them, as one thing.
+
+use std::os::fd::AsFd;
+
+use health_net::link::{self, Link, VethPair};
+use health_net::mac::MacAddr;
+use health_net::netlink::Handle;
+use health_net::netns::{self, NetNs};
+use health_net::sysctl::{self, Setting, SysctlError};
+
+use super::{DEVICE, Fault, HealthError, INNER_DEVICE, State};
+
+/// A namespace with one end of a veth pair, the other end of which is on the host.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) netns: NetNs,
+    /// Netlink in the namespace.
+    pub(super) inside: Handle,
+    /// The host's end.
+    pub(super) outer: Link,
+    /// The endpoint's end.
+    pub(super) inner: Link,
+}
+
+/// What there is of a pair.
+pub(super) enum Found {
+    Nothing,
+    /// Parts of one, of which no pair can be made any more.
+    Remains {
+        /// What is wrong with it.
+        fault: Fault,
+        /// Whether there is still a device, so that its addresses are in use by itself.
+        device_stands: bool,
+    },
+    Living(Pair),
+}
+
+/// What a new pair shall be.
+pub(super) struct Blueprint {
+    pub(super) mac: MacAddr,
+    pub(super) host_mac: MacAddr,
+    pub(super) mtu: u32,
+    pub(super) ipv6: bool,
+}
+
+/// How the mark of every agent's device starts.
+pub const ALIAS_PREFIX: &str = "health-agent/";
+
+/// What marks the host's end as this instance's.
+pub(super) fn alias(instance: &str) -> String {
+    format!("{ALIAS_PREFIX}{instance}")
+}
+
+/// Whether a device is of an endpoint of any agent.
+pub(super) fn is_an_agents(link: &Link) -> bool {
+    let alias = link.alias.as_deref().unwrap_or_default();
+    link.name == DEVICE || alias.starts_with(ALIAS_PREFIX)
+}
+
+/// Name of this instance's namespace.
+pub(super) fn netns_name(instance: &str) -> String {
+    format!("health-{instance}")
+}
+
+/// The host's end, if there is one and it is this instance's.
+pub(super) async fn own_device(host: &Handle, instance: &str) -> Result<Option<Link>, HealthError> {
+    match link::by_name(host, DEVICE).await? {
+        Some(device) if device.alias.as_deref() != Some(&alias(instance)) => {
+            let alias = device.alias.unwrap_or_default();
+            Err(HealthError::ForeignDevice { alias })
+        }
+        own => Ok(own),
+    }
+}
+
+/// Looks for this instance's pair.
+pub(super) async fn find(
+    host: &Handle,
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<Found, HealthError> {
+    let outer = own_device(host, instance).await?;
+    let name = netns_name(instance);
+    if !netns::is_alive(&name) {
+        return Ok(match outer {
+            None => Found::Nothing,
+            Some(_) => Found::Remains {
+                fault: Fault::NetnsGone(netns::path_of(&name)?),
+                device_stands: true,
+            },
+        });
+    }
+    let netns = NetNs::open(&name)?;
+    let inside = netns::netlink_in(&netns)?;
+    let inner = link::by_name(&inside, INNER_DEVICE).await?;
+    if !is_ours(&netns, inner.as_ref(), saved) {
+        return Err(HealthError::ForeignNetns(netns.path().to_owned()));
+    }
+    Ok(match (outer, inner) {
+        (Some(outer), Some(inner)) if are_peers(&inner, &outer) => Found::Living(Pair {
+            netns,
+            inside,
+            outer,
+            inner,
+        }),
+        (Some(_), _) => Found::Remains {
+            fault: Fault::PeerGone,
+            device_stands: true,
+        },
+        // An end alone cannot be: the host's has another name by now, and is in use under that.
+        (None, inner) => Found::Remains {
+            fault: Fault::VethGone,
+            device_stands: inner.is_some(),
+        },
+    })
+}
+
+/// Whether a namespace with our name is one of ours. The state is written before one is made.
+fn is_ours(netns: &NetNs, inner: Option<&Link>, saved: Option<&State>) -> bool {
+    inner.is_some() || saved.is_some_and(|state| state.netns == netns.path())
+}
+
+/// Whether somebody else's namespace has our name.
+pub(super) async fn netns_is_foreign(
+    instance: &str,
+    saved: Option<&State>,
+) -> Result<bool, HealthError> {
+    let name = netns_name(instance);
+    if !netns::is_alive(&name) {
+        return Ok(false);
+    }
+    let netns = NetNs::open(&name)?;
+    let inner = link::by_name(&netns::netlink_in(&netns)?, INNER_DEVICE).await?;
+    Ok(!is_ours(&netns, inner.as_ref(), saved))
+}
+
+fn are_peers(a: &Link, b: &Link) -> bool {
+    let leads_to = |from: &Link, to: &Link| from.peer.is_some_and(|peer| peer.index == to.index);
+    leads_to(a, b) && leads_to(b, a)
+}
+
+/// Makes the namespace and the pair, both ends down. What it made before a failure is left to
+/// [`remove`].
+///
+/// Both ends are made inside the namespace; the host's gets its name and mark there and is then
+/// moved out. So the host never sees it without the mark, and a crash before that leaves only a
+/// namespace.
+pub(super) async fn create(
+    host: &Handle,
+    instance: &str,
+    blueprint: &Blueprint,
+) -> Result<Pair, HealthError> {
+    let netns = NetNs::create(&netns_name(instance))?;
+    netns.run_in(|| configure_namespace(blueprint.ipv6))??;
+    let inside = netns::netlink_in(&netns)?;
+    // The peer gets the lower number, 2, which the host's end then hardly ever gets. Were both
+    // equal, the kernel would take its time, up to a second, to let packets pass.
+    let pair = VethPair {
+        name: DEVICE,
+        mac: blueprint.host_mac,
+        peer_name: INNER_DEVICE,
+        peer_mac: blueprint.mac,
+        mtu: blueprint.mtu,
+    };
+    link::create_veth(&inside, &pair).await?;
+    let outer = existing(&inside, DEVICE).await?;
+    link::set_alias(&inside, &outer, &alias(instance)).await?;
+    link::move_to_netns(&inside, &outer, netns::own()?.as_fd()).await?;
+    Ok(Pair {
+        outer: existing(host, DEVICE).await?,
+        inner: existing(&inside, INNER_DEVICE).await?,
+        netns,
+        inside,
+    })
+}
+
+async fn existing(handle: &Handle, name: &'static str) -> Result<Link, HealthError> {
+    link::by_name(handle, name)
+        .await?
+        .ok_or_else(|| HealthError::NoSuchDevice(name.to_owned()))
+}
+
+/// Settings that the namespace's devices start with.
+fn configure_namespace(ipv6: bool) -> Result<(), SysctlError> {
+    let disable = if ipv6 { "0" } else { "1" };
+    for setting in [
+        Setting::new("ipv6/conf/default/disable_ipv6", disable),
+        // Mode 1 makes no link-local address, for which there is no use.
+        Setting::new("ipv6/conf/default/addr_gen_mode", "1"),
+    ] {
+        // A kernel without IPv6 has neither.
+        if sysctl::read(&setting.key)?.is_some() {
+            setting.apply()?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes whatever there is of this instance's pair.
+pub(super) async fn remove(host: &Handle, instance: &str) -> Result<(), HealthError> {
+    // The device first: the namespace may live on for a while, as long as a socket is in it.
+    let device = remove_device(host, instance).await;
+    let inner = remove_inner_device(instance).await;
+    netns::remove(&netns_name(instance))?;
+    device.map(drop).and(inner)
+}
+
+/// Removes the endpoint's end, and with it a host's end that has another name by now.
+async fn remove_inner_device(instance: &str) -> Result<(), HealthError> {
+    let name = netns_name(instance);
+    if !netns::is_alive(&name) {
+        return Ok(());
+    }
+    let inside = netns::netlink_in(&NetNs::open(&name)?)?;
+    if let Some(inner) = link::by_name(&inside, INNER_DEVICE).await? {
+        link::delete(&inside, &inner).await?;
+    }
+    Ok(())
+}
+
+/// Removes the host's end, and with it the other. Returns whether it was there.
+pub(super) async fn remove_device(host: &Handle, instance: &str) -> Result<bool, HealthError> {
+    match own_device(host, instance).await? {
+        Some(device) => Ok(link::delete(host, &device).await?),
+        None => Ok(false),
+    }
+}

@@ -1,0 +1,13 @@
+//! Endpoints of this node, and the routes that lead to other nodes' endpoints.
+
+pub mod enforcement;
+pub mod error;
+pub mod health;
+pub mod identities;
+pub mod lifecycle;
+pub mod log;
+pub mod manager;
+pub mod peer_routes;
+pub mod queue;
+pub mod regenerate;
+pub mod workload;

@@ -1,0 +1,110 @@
+//! Regenerating endpoints: several at a time, each until it succeeds.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::Manager;
+use crate::lifecycle::{Side, State};
+use crate::log::Status;
+use crate::regenerate::Regeneration;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+impl Manager {
+    /// Begins what is to be regenerated as soon as it may be.
+    pub(super) async fn build_forever(self) {
+        loop {
+            let begun = self.table().queue.begin();
+            match begun {
+                Some((id, reason)) => {
+                    tokio::spawn(self.clone().build(id, reason));
+                }
+                None => self.0.work.notified().await,
+            }
+        }
+    }
+
+    async fn build(self, id: u16, reason: String) {
+        if let Some(endpoint) = self.begin_to_build(id, &reason) {
+            self.note_change();
+            let begun = Instant::now();
+            let built = self.0.regenerator.regenerate(&endpoint).await;
+            let took = begun.elapsed();
+            let now = self.now();
+            let failures = {
+                let mut table = self.table();
+                table.note_regeneration(built.is_ok(), took);
+                table.entries.get_mut(&id).map(|entry| match built {
+                    Ok(realized) => {
+                        entry.realized = Some(realized);
+                        entry.failures = 0;
+                        entry.problem = None;
+                        let message = format!("regenerated in {took:.1?}: {reason}");
+                        // Superseded where the next build is asked for already.
+                        let _ = entry.set(Side::Builder, State::Ready, now, &message);
+                        0
+                    }
+                    Err(error) => {
+                        warn!(id, %error, "an endpoint cannot be regenerated; what was in force still is");
+                        entry.failures += 1;
+                        let message = format!("not regenerated, what was in force still is: {error}");
+                        entry.problem = Some(error.to_string());
+                        entry.note(now, Status::Failure, message);
+                        if entry.state() == State::Regenerating {
+                            let to = State::WaitingToRegenerate;
+                            let _ = entry.set(Side::Manager, to, now, "to be tried again");
+                        }
+                        entry.failures
+                    }
+                })
+            };
+            match failures {
+                Some(0) => self.release_former(id).await,
+                Some(failures) => {
+                    tokio::spawn(self.clone().try_again(id, failures));
+                }
+                None => {}
+            }
+        }
+        self.table().queue.end(id);
+        self.note_change();
+        self.0.work.notify_one();
+    }
+
+    /// The endpoint as it is to be built, if it is to be.
+    fn begin_to_build(&self, id: u16, reason: &str) -> Option<Regeneration> {
+        let now = self.now();
+        let mut table = self.table();
+        let entry = table.living(id).ok()?;
+        if let Err(refused) = entry.set(Side::Builder, State::Regenerating, now, reason) {
+            debug!(id, %refused, "not regenerated");
+            return None;
+        }
+        let saved = &entry.saved;
+        Some(Regeneration {
+            id,
+            identity: saved.identity,
+            labels: saved.labels.clone(),
+            addresses: saved.addresses().collect(),
+            device: saved.device.clone(),
+            ifindex: saved.ifindex?,
+            mac: saved.mac,
+            host_mac: saved.host_mac,
+        })
+    }
+
+    async fn try_again(self, id: u16, failures: u32) {
+        let doublings = failures.saturating_sub(1).min(8);
+        sleep((FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE)).await;
+        let is_wanted = self.with(id, |entry, _| {
+            entry.failures == failures && entry.state() == State::WaitingToRegenerate
+        });
+        if is_wanted.unwrap_or(false) {
+            self.table().queue.push(id, "tried again");
+            self.0.work.notify_one();
+        }
+    }
+}

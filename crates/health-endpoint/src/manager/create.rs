@@ -1,0 +1,263 @@
+//! Making an endpoint, step by step; each failure takes back what the steps before it did.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use health_model::api::Endpoint;
+use health_model::identity::Identity;
+use health_model::ipam::{Family, IpamError, Owner};
+use health_net::mac::MacAddr;
+use health_net::netns::NetNsId;
+use jiff::Timestamp;
+use tracing::{info, warn};
+
+use super::table::Entry;
+use super::{Manager, NewEndpoint, broken_off};
+use crate::error::EndpointError;
+use crate::lifecycle::{Lifecycle, Side, State};
+use crate::regenerate::NotRegenerated;
+use crate::workload::{Blueprint, DEFAULT_IFNAME, Saved, Stack, device_name};
+
+impl Manager {
+    pub(super) async fn make(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {
+        let netns_id = self.0.devices.look_at(&new.netns)?;
+        let asked = [new.ipv4.map(IpAddr::from), new.ipv6.map(IpAddr::from)];
+        let id = self.reserve(new, netns_id)?;
+        self.note_change();
+        match self.make_reserved(id, asked).await {
+            Ok(endpoint) => Ok(endpoint),
+            Err(error) => {
+                warn!(id, %error, "an endpoint cannot be made");
+                self.clear_away(id).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes an id, under which nobody else makes the same endpoint.
+    fn reserve(&self, new: NewEndpoint, netns_id: NetNsId) -> Result<u16, EndpointError> {
+        let mut rng = rand::rng();
+        let now = self.now();
+        let mut table = self.table();
+        let ifname = new.ifname.unwrap_or_else(|| DEFAULT_IFNAME.to_owned());
+        for Entry { saved, .. } in table.entries.values() {
+            if let Some(container_id) = &new.container_id
+                && saved.container_id.as_ref() == Some(container_id)
+                && (saved.ifname == ifname || saved.netns_id != netns_id)
+            {
+                return Err(EndpointError::ContainerTaken {
+                    container_id: container_id.clone(),
+                    ifname: saved.ifname.clone(),
+                    id: saved.id,
+                });
+            }
+            if saved.netns_id == netns_id && saved.ifname == ifname {
+                return Err(EndpointError::DeviceTaken {
+                    netns: new.netns,
+                    ifname,
+                    id: saved.id,
+                });
+            }
+        }
+        let id = table.free_id(&mut rng)?;
+        let saved = Saved {
+            id,
+            name: new.name,
+            container_id: new.container_id,
+            network: new.network,
+            labels: new.labels,
+            identity: Identity::INIT,
+            ipv4: None,
+            ipv6: None,
+            mac: MacAddr::random(&mut rng),
+            host_mac: MacAddr::random(&mut rng),
+            mtu: *self.0.mtu.borrow(),
+            netns: new.netns,
+            netns_id,
+            ifname,
+            device: device_name(id),
+            ifindex: None,
+            created: now,
+        };
+        let lifecycle = Lifecycle::created(now, "created");
+        let entry = Entry::new(saved, lifecycle, &table.ipam);
+        table.entries.insert(id, entry);
+        Ok(id)
+    }
+
+    async fn make_reserved(
+        &self,
+        id: u16,
+        asked: [Option<IpAddr>; 2],
+    ) -> Result<Arc<Endpoint>, EndpointError> {
+        self.take_addresses(id, asked).await?;
+        // The intent, so that whatever follows can be undone by the next agent too.
+        self.save(id).await?;
+        self.first_identity(id).await?;
+        let blueprint = self.blueprint(id)?;
+        let ifindex = self.0.devices.create(&blueprint).await?;
+        self.with(id, |entry, now| {
+            entry.saved.ifindex = Some(ifindex);
+            // Until an identity is there, that of the beginning serves.
+            entry.set(
+                Side::Manager,
+                State::WaitingToRegenerate,
+                now,
+                "devices made",
+            )
+        })?
+        .map_err(|refused| EndpointError::Refused { id, refused })?;
+        self.table().queue.push(id, "created");
+        self.0.work.notify_one();
+        self.wait_built(id).await?;
+        self.0.devices.activate(&blueprint, ifindex).await?;
+        let shown = self.with(id, |entry, _| {
+            entry.is_complete = true;
+            entry.touch();
+            entry.shown()
+        })?;
+        self.save(id).await?;
+        self.resolve_if_needed(id);
+        self.note_change();
+        info!(
+            id,
+            name = shown.name,
+            ipv4 = shown.ipv4.map(tracing::field::display),
+            ipv6 = shown.ipv6.map(tracing::field::display),
+            netns = shown.netns,
+            "endpoint created"
+        );
+        Ok(shown)
+    }
+
+    async fn take_addresses(
+        &self,
+        id: u16,
+        asked: [Option<IpAddr>; 2],
+    ) -> Result<(), EndpointError> {
+        let families: Vec<Family> = self.table().ipam.families().collect();
+        for (family, asked) in Family::ALL.into_iter().zip(asked) {
+            let address = match asked {
+                Some(address) => self.claim(id, address).await?,
+                None if families.contains(&family) => self.allocate(id, family).await?,
+                None => continue,
+            };
+            self.with(id, |entry, _| match address {
+                IpAddr::V4(address) => entry.saved.ipv4 = Some(address),
+                IpAddr::V6(address) => entry.saved.ipv6 = Some(address),
+            })?;
+        }
+        Ok(())
+    }
+
+    async fn claim(&self, id: u16, address: IpAddr) -> Result<IpAddr, EndpointError> {
+        let owner = self.owner(id)?;
+        self.table().ipam.claim(address, owner)?;
+        if self.0.devices.is_in_use(address).await? {
+            return Err(IpamError::Taken(address).into());
+        }
+        Ok(address)
+    }
+
+    async fn allocate(&self, id: u16, family: Family) -> Result<IpAddr, EndpointError> {
+        let owner = self.owner(id)?;
+        loop {
+            let address = self.table().ipam.allocate(
+                family,
+                owner.clone(),
+                Instant::now(),
+                &mut rand::rng(),
+            )?;
+            if !self.0.devices.is_in_use(address).await? {
+                return Ok(address);
+            }
+            warn!(%address, "an address of the pod CIDR is in use by somebody else");
+            self.table().ipam.set_aside(address, Instant::now());
+        }
+    }
+
+    fn owner(&self, id: u16) -> Result<Owner, EndpointError> {
+        self.with(id, |entry, _| Owner {
+            endpoint: id,
+            name: entry.saved.name.clone().unwrap_or_default(),
+        })
+    }
+
+    /// What the devices of an endpoint shall be.
+    pub(super) fn blueprint(&self, id: u16) -> Result<Blueprint, EndpointError> {
+        let mut table = self.table();
+        let saved = table.living(id)?.saved.clone();
+        let stacks = saved.addresses().filter_map(|address| {
+            let of_family = |node: &&IpAddr| Family::of(**node) == Family::of(address);
+            Some(Stack {
+                address,
+                gateway: table.ipam.gateway(Family::of(address))?,
+                node: self.0.node_addresses.iter().find(of_family).copied(),
+            })
+        });
+        let stacks = stacks.collect();
+        Ok(Blueprint {
+            id,
+            device: saved.device,
+            ifname: saved.ifname,
+            netns: saved.netns,
+            mac: saved.mac,
+            host_mac: saved.host_mac,
+            mtu: saved.mtu,
+            stacks,
+        })
+    }
+
+    /// Waits for the first build.
+    async fn wait_built(&self, id: u16) -> Result<(), EndpointError> {
+        self.wait_until(|table| match table.living(id) {
+            Err(error) => Some(Err(error)),
+            Ok(entry) if entry.realized.is_some() => Some(Ok(())),
+            Ok(entry) => {
+                let problem = entry.problem.clone()?;
+                let source = NotRegenerated(problem);
+                Some(Err(EndpointError::Regenerate { id, source }))
+            }
+        })
+        .await
+    }
+
+    /// Does something with a living endpoint.
+    pub(super) fn with<T>(
+        &self,
+        id: u16,
+        work: impl FnOnce(&mut Entry, Timestamp) -> T,
+    ) -> Result<T, EndpointError> {
+        let now = self.now();
+        let mut table = self.table();
+        table.living(id).map(|entry| work(entry, now))
+    }
+
+    /// Writes down what is to be kept of an endpoint, as it is when its turn comes: of one that is deleted by then,
+    /// nothing.
+    pub(super) async fn save(&self, id: u16) -> Result<(), EndpointError> {
+        self.at_files(move |manager| {
+            let saved = manager.with(id, |entry, _| Saved {
+                // Before it is complete there is only the intent.
+                ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
+                ..entry.saved.clone()
+            })?;
+            Ok(manager.0.states.save(&saved)?)
+        })
+        .await
+    }
+
+    /// Does something with files of endpoints while nobody else does.
+    pub(super) async fn at_files(
+        &self,
+        work: impl FnOnce(&Self) -> Result<(), EndpointError> + Send + 'static,
+    ) -> Result<(), EndpointError> {
+        let manager = self.clone();
+        let done = tokio::task::spawn_blocking(move || {
+            let _files = manager.0.files.lock();
+            work(&manager)
+        });
+        done.await.unwrap_or_else(|error| Err(broken_off(&error)))
+    }
+}

@@ -1,0 +1,193 @@
+//! Taking an endpoint away.
+
+use std::time::Instant;
+
+use health_model::identity::Identity;
+use tracing::{error, info, warn};
+
+use super::Manager;
+use crate::error::EndpointError;
+use crate::lifecycle::{Side, State};
+use crate::log::Status;
+use crate::workload::{Found, WorkloadError};
+
+/// What is to be done to delete an endpoint.
+enum Way {
+    /// It is not there.
+    Gone,
+    /// Whoever is at it takes it away.
+    Wait,
+    /// To take it away.
+    Remove,
+}
+
+impl Manager {
+    /// Deletes an endpoint. Returns whether it was there.
+    pub(super) async fn unmake(&self, id: u16) -> Result<bool, EndpointError> {
+        let mut was_there = false;
+        loop {
+            match self.begin_to_delete(id) {
+                Way::Gone => return Ok(was_there),
+                Way::Wait => {
+                    was_there = true;
+                    self.note_change();
+                    self.wait_until(|table| match table.entries.get(&id) {
+                        Some(entry) if entry.is_being_removed || !entry.is_complete => None,
+                        _ => Some(()),
+                    })
+                    .await;
+                }
+                Way::Remove => {
+                    self.note_change();
+                    self.remove(id).await?;
+                    info!(id, "endpoint deleted");
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    fn begin_to_delete(&self, id: u16) -> Way {
+        let now = self.now();
+        let mut table = self.table();
+        let Some(entry) = table.entries.get_mut(&id) else {
+            return Way::Gone;
+        };
+        if !entry.state().is_ending() {
+            // From all other states that is allowed.
+            let _ = entry.set(Side::Manager, State::Disconnecting, now, "deleted");
+        }
+        let way = match entry.is_being_removed || !entry.is_complete {
+            true => Way::Wait,
+            false => {
+                entry.is_being_removed = true;
+                Way::Remove
+            }
+        };
+        table.queue.forget(id);
+        way
+    }
+
+    /// Takes away what there is of an endpoint that could not be made.
+    pub(super) async fn clear_away(&self, id: u16) {
+        let now = self.now();
+        if let Some(entry) = self.table().entries.get_mut(&id) {
+            let _ = entry.set(Side::Manager, State::Disconnecting, now, "not made");
+            entry.is_being_removed = true;
+        }
+        self.table().queue.forget(id);
+        self.note_change();
+        if let Err(error) = self.remove(id).await {
+            error!(id, %error, "cannot take back an endpoint that was not made; the next start does");
+        }
+    }
+
+    /// Removes an endpoint and all of it. After a failure it is still there, disconnecting, and can be
+    /// deleted again.
+    async fn remove(&self, id: u16) -> Result<(), EndpointError> {
+        let removed = self.remove_parts(id).await;
+        let held = self.note_removal(id, &removed);
+        self.note_change();
+        for identity in held {
+            self.0.identities.release(identity).await;
+        }
+        removed
+    }
+
+    /// What is still held for it of the source of identities.
+    fn note_removal(&self, id: u16, removed: &Result<(), EndpointError>) -> Vec<Identity> {
+        let now = self.now();
+        let mut table = self.table();
+        match removed {
+            Ok(()) => {
+                table.ipam.release(id, Instant::now());
+                let Some(mut entry) = table.entries.remove(&id) else {
+                    return Vec::new();
+                };
+                // From there that is allowed.
+                let _ = entry.set(Side::Manager, State::Disconnected, now, "deleted");
+                entry.held
+            }
+            Err(error) => {
+                if let Some(entry) = table.entries.get_mut(&id) {
+                    entry.is_being_removed = false;
+                    // What is left of one that was not made is deleted like any other.
+                    entry.is_complete = true;
+                    entry.note(now, Status::Failure, format!("cannot be deleted: {error}"));
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// The device first, so that nothing passes that no policy holds for; the file last, which tells the
+    /// next agent what there may still be.
+    async fn remove_parts(&self, id: u16) -> Result<(), EndpointError> {
+        self.wait_until(|table| (!table.queue.is_running(id)).then_some(()))
+            .await;
+        // Without a number there is none: whoever cannot make one takes it back.
+        let device = self.table().entries.get(&id).and_then(|entry| {
+            let is_there = entry.saved.ifindex.is_some();
+            is_there.then(|| entry.saved.device.clone())
+        });
+        if let Some(device) = device {
+            match self.0.devices.remove(&device).await {
+                // Made by somebody else since ours went.
+                Err(WorkloadError::ForeignDevice { .. }) => {
+                    warn!(
+                        id,
+                        device, "a device of this name is somebody else's: left alone"
+                    );
+                }
+                removed => {
+                    removed?;
+                }
+            }
+        }
+        let removed = self.0.regenerator.remove(id).await;
+        removed.map_err(|source| EndpointError::Regenerate { id, source })?;
+        self.at_files(move |manager| Ok(manager.0.states.remove(id).map(drop)?))
+            .await
+    }
+
+    /// Drops endpoints whose device is gone, as that of a namespace that has ended, and addresses that
+    /// nobody has.
+    pub(super) async fn look(&self) {
+        let known = self.known_devices();
+        if known.is_empty() {
+            return;
+        }
+        let found = match self.0.devices.list().await {
+            Ok(found) => found,
+            Err(error) => return warn!(%error, "cannot look after the endpoints"),
+        };
+        for (id, ifindex) in known {
+            let is_there = |found: &Found| (found.endpoint, found.ifindex) == (id, ifindex);
+            if found.iter().any(is_there) {
+                continue;
+            }
+            warn!(
+                id,
+                "the device of an endpoint is gone, and its namespace with it; dropped"
+            );
+            if let Err(error) = self.unmake(id).await {
+                warn!(id, %error, "an endpoint cannot be dropped");
+            }
+        }
+    }
+
+    /// The endpoints with devices, and those devices' numbers. On the way, takes back what leaked.
+    fn known_devices(&self) -> Vec<(u16, u32)> {
+        let mut table = self.table();
+        for (address, owner) in table.take_back_leaks(Instant::now()) {
+            warn!(%address, %owner, "an address had an owner that is gone");
+        }
+        let complete = table
+            .entries
+            .values()
+            .filter(|entry| entry.is_complete && !entry.is_being_removed);
+        complete
+            .filter_map(|entry| Some((entry.saved.id, entry.saved.ifindex?)))
+            .collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! What there is of the endpoints of an agent before this one, and taking them over.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use health_model::ipam::Owner;
+use tracing::{info, warn};
+
+use super::Manager;
+use super::table::Entry;
+use crate::lifecycle::Lifecycle;
+use crate::log::Status;
+use crate::workload::{Damaged, Devices, Found, Saved, StateDir, WorkloadError};
+
+/// What an agent before this one has left.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// The endpoints that live.
+    pub living: Vec<Saved>,
+    /// Those that do not, and why. Nothing is left of them but what programs may know.
+    pub dropped: Vec<(u16, &'static str)>,
+}
+
+/// Looks what there is, and removes what belongs to no living endpoint: what was half made, endpoints
+/// whose device or namespace is gone, and devices that nothing is kept of.
+pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
+    let (saved, damaged) = states.load()?;
+    for Damaged { path, problem } in damaged {
+        warn!(file = %path.display(), problem, "an unreadable endpoint was set aside");
+    }
+    let found: BTreeMap<u16, Found> = devices
+        .list()
+        .await?
+        .into_iter()
+        .map(|found| (found.endpoint, found))
+        .collect();
+    let mut survey = Survey::default();
+    let mut kept = BTreeSet::new();
+    for saved in saved {
+        match fate(&saved, found.get(&saved.id), devices) {
+            None => {
+                kept.insert(saved.id);
+                let device = found.get(&saved.id).map(|found| found.device.clone());
+                survey.living.push(Saved {
+                    device: device.unwrap_or_else(|| saved.device.clone()),
+                    ..saved
+                });
+            }
+            Some(why) => {
+                warn!(id = saved.id, netns = %saved.netns.display(), why, "endpoint dropped");
+                remove_device(devices, &saved.device).await?;
+                states.remove(saved.id)?;
+                survey.dropped.push((saved.id, why));
+            }
+        }
+    }
+    for orphan in found
+        .values()
+        .filter(|found| !kept.contains(&found.endpoint))
+    {
+        if remove_device(devices, &orphan.device).await? {
+            warn!(
+                id = orphan.endpoint,
+                device = orphan.device,
+                "removed a device of no endpoint"
+            );
+        }
+    }
+    Ok(survey)
+}
+
+/// Why an endpoint is not to live on; `None` if it is.
+fn fate(saved: &Saved, found: Option<&Found>, devices: &dyn Devices) -> Option<&'static str> {
+    let Some(ifindex) = saved.ifindex else {
+        return Some("it was half made");
+    };
+    if found.is_none_or(|found| found.ifindex != ifindex) {
+        return Some("its device is gone");
+    }
+    let is_gone = match devices.look_at(&saved.netns) {
+        Ok(id) => id != saved.netns_id,
+        Err(WorkloadError::Netns(error)) => error.is_gone(),
+        Err(_) => false,
+    };
+    is_gone.then_some("its network namespace is gone")
+}
+
+async fn remove_device(devices: &dyn Devices, device: &str) -> Result<bool, WorkloadError> {
+    match devices.remove(device).await {
+        Err(WorkloadError::ForeignDevice { .. }) => Ok(false),
+        removed => removed,
+    }
+}
+
+impl Manager {
+    /// Takes over living endpoints. Packets meet what the former agent built until they are regenerated.
+    pub(super) fn take_over(&self, survey: Survey) {
+        let now = self.now();
+        let mut table = self.table();
+        for saved in survey.living {
+            let id = saved.id;
+            let owner = Owner {
+                endpoint: id,
+                name: saved.name.clone().unwrap_or_default(),
+            };
+            let mut entry = Entry::new(
+                saved,
+                Lifecycle::restored(now, "restored from its state file"),
+                &table.ipam,
+            );
+            entry.is_complete = true;
+            for address in entry.saved.addresses() {
+                if let Err(error) = table.ipam.claim(address, owner.clone()) {
+                    warn!(id, %error, "an endpoint keeps an address that is not this node's to give");
+                    entry.note(now, Status::Warning, error.to_string());
+                }
+            }
+            info!(id, identity = %entry.saved.identity, "endpoint restored");
+            table.entries.insert(id, entry);
+            table.queue.push(id, "restored");
+        }
+        let ids: Vec<u16> = table.entries.keys().copied().collect();
+        drop(table);
+        for id in ids {
+            self.resolve_if_needed(id);
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! What the manager knows of its endpoints, under one lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
+use health_model::identity::Identity;
+use health_model::ipam::{Family, IpamError, NodeIpam, Owner};
+use jiff::Timestamp;
+
+use super::Selector;
+use crate::error::EndpointError;
+use crate::health::ENDPOINT_IDS;
+use crate::lifecycle::{Lifecycle, Refused, Side, State};
+use crate::log::{LogEntry, Status};
+use crate::queue::RegenerationQueue;
+use crate::regenerate::Realized;
+use crate::workload::Saved;
+
+/// Upper bounds of the histogram of regenerations, seconds.
+pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
+
+/// What the health endpoint is called as an owner of addresses.
+const HEALTH: &str = "health";
+
+/// How many endpoints are in which state, and what became of regenerations since the start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Endpoints in each state.
+    pub states: BTreeMap<State, u64>,
+    /// Regenerations that came to their end.
+    pub succeeded: u64,
+    /// Regenerations that failed.
+    pub failed: u64,
+    /// How long they took in all.
+    pub duration: Duration,
+    /// How many took how long: by the bounds 1, 5, 10, 50, 100, 500 ms, 1 and 5 s, and the rest.
+    pub durations: [u64; DURATION_BOUNDS.len() + 1],
+}
+
+/// An endpoint.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) saved: Saved,
+    pub(super) lifecycle: Lifecycle,
+    /// What is in force.
+    pub(super) realized: Option<Realized>,
+    /// Regenerations that failed one after the other.
+    pub(super) failures: u32,
+    /// Why the last one did.
+    pub(super) problem: Option<String>,
+    /// Whether it was made to the end.
+    pub(super) is_complete: bool,
+    /// Whether somebody takes it away.
+    pub(super) is_being_removed: bool,
+    /// Whether somebody asks for its identity.
+    pub(super) is_resolving: bool,
+    /// Whether its labels have another identity than the one that was acquired last.
+    pub(super) is_renumbered: bool,
+    /// Whether a regeneration was asked for while there was no identity.
+    pub(super) is_outdated: bool,
+    /// What is held of the source of identities: the one in use, and those that packets may still meet.
+    pub(super) held: Vec<Identity>,
+    /// Where its packets go first, IPv4's gateway and IPv6's.
+    gateways: [Option<IpAddr>; 2],
+    /// As it is shown, until it changes.
+    shown: OnceLock<Arc<Endpoint>>,
+}
+
+impl Entry {
+    pub(super) fn new(saved: Saved, lifecycle: Lifecycle, ipam: &NodeIpam) -> Self {
+        Self {
+            saved,
+            gateways: Family::ALL.map(|family| ipam.gateway(family)),
+            lifecycle,
+            realized: None,
+            failures: 0,
+            problem: None,
+            is_complete: false,
+            is_being_removed: false,
+            is_resolving: false,
+            is_renumbered: false,
+            is_outdated: false,
+            held: Vec::new(),
+            shown: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.lifecycle.state()
+    }
+
+    /// Changes the state; a refusal that means something is in the log.
+    pub(super) fn set(
+        &mut self,
+        side: Side,
+        to: State,
+        now: Timestamp,
+        reason: &str,
+    ) -> Result<(), Refused> {
+        self.touch();
+        self.lifecycle.set(side, to, now, reason)
+    }
+
+    pub(super) fn note(&mut self, now: Timestamp, status: Status, message: impl Into<String>) {
+        self.lifecycle.note(now, status, message);
+    }
+
+    /// To be called when something of it changes that is shown.
+    pub(super) fn touch(&mut self) {
+        self.shown = OnceLock::new();
+    }
+
+    pub(super) fn shown(&self) -> Arc<Endpoint> {
+        self.shown.get_or_init(|| Arc::new(self.show())).clone()
+    }
+
+    fn show(&self) -> Endpoint {
+        let saved = &self.saved;
+        let enforcement = |enforces: fn(&Realized) -> bool| match &self.realized {
+            Some(realized) if enforces(realized) => Enforcement::Enabled,
+            Some(_) => Enforcement::Disabled,
+            None => Enforcement::Unknown,
+        };
+        let labels = match saved.labels.is_empty() {
+            true => Identity::INIT.reserved_labels().unwrap_or_default(),
+            false => saved.labels.clone(),
+        };
+        Endpoint {
+            id: saved.id,
+            name: saved.name.clone(),
+            container_id: saved.container_id.clone(),
+            network: saved.network.clone(),
+            identity: saved.identity.0,
+            labels: labels.iter().map(ToString::to_string).collect(),
+            policy_ingress: enforcement(|realized| realized.enforces_ingress),
+            policy_egress: enforcement(|realized| realized.enforces_egress),
+            ipv4: saved.ipv4.map(IpAddr::from),
+            ipv6: saved.ipv6.map(IpAddr::from),
+            gateway4: self.gateways[0].filter(|_| saved.ipv4.is_some()),
+            gateway6: self.gateways[1].filter(|_| saved.ipv6.is_some()),
+            state: self.state().text().to_owned(),
+            interface: saved.device.clone(),
+            ifindex: saved.ifindex.unwrap_or_default(),
+            inner_interface: saved.ifname.clone(),
+            mac: saved.mac.to_string(),
+            host_mac: saved.host_mac.to_string(),
+            netns: saved.netns.display().to_string(),
+            repairs: BTreeMap::new(),
+        }
+    }
+
+    fn health(&self) -> EndpointHealth {
+        let policy = match &self.realized {
+            Some(realized) if realized.enforces_ingress || realized.enforces_egress => {
+                HealthState::Ok
+            }
+            Some(_) => HealthState::Disabled,
+            None => HealthState::Bootstrap,
+        };
+        let (overall, bpf, policy) = match (self.state(), &self.problem, &self.realized) {
+            (State::Disconnecting | State::Disconnected, ..) => (
+                HealthState::Disabled,
+                HealthState::Disabled,
+                HealthState::Disabled,
+            ),
+            (_, Some(_), Some(_)) => (HealthState::Warning, HealthState::Warning, policy),
+            (_, Some(_), None) => (HealthState::Failure, HealthState::Failure, policy),
+            (State::Ready, ..) => (HealthState::Ok, HealthState::Ok, policy),
+            (State::Restoring, ..) => (HealthState::Bootstrap, HealthState::Bootstrap, policy),
+            (_, None, _) => (HealthState::Pending, HealthState::Pending, policy),
+        };
+        EndpointHealth {
+            overall_health: overall,
+            bpf,
+            policy,
+            connected: self.is_complete && !self.state().is_ending(),
+        }
+    }
+}
+
+/// All endpoints, their addresses and their regenerations.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) entries: BTreeMap<u16, Entry>,
+    pub(super) ipam: NodeIpam,
+    pub(super) queue: RegenerationQueue,
+    /// Id of the health endpoint, which is not managed here.
+    health: u16,
+    counts: Counts,
+}
+
+impl Table {
+    pub(super) fn new(ipam: NodeIpam, health: (u16, Vec<IpAddr>), parallel: usize) -> Self {
+        let (id, addresses) = health;
+        let mut table = Self {
+            entries: BTreeMap::new(),
+            ipam,
+            queue: RegenerationQueue::new(parallel),
+            health: id,
+            counts: Counts::default(),
+        };
+        for address in addresses {
+            // One outside of the pools, as a registry may fix it, is nobody else's to have.
+            let _ = table.ipam.claim(address, health_owner(id));
+        }
+        table
+    }
+
+    pub(super) fn set_health(
+        &mut self,
+        id: u16,
+        addresses: &[IpAddr],
+        now: Instant,
+    ) -> Result<(), IpamError> {
+        self.ipam.release(self.health, now);
+        self.health = id;
+        for address in addresses {
+            self.ipam.claim(*address, health_owner(id))?;
+        }
+        Ok(())
+    }
+
+    /// An id that nobody has.
+    pub(super) fn free_id(&self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
+        let is_free = |id: &u16| *id != self.health && !self.entries.contains_key(id);
+        let count = ENDPOINT_IDS.filter(is_free).count();
+        if count == 0 {
+            return Err(EndpointError::NoIds);
+        }
+        let place = rng.random_range(0..count);
+        let id = ENDPOINT_IDS.filter(is_free).nth(place);
+        id.ok_or(EndpointError::NoIds)
+    }
+
+    /// Ids of the endpoints that are meant.
+    pub(super) fn matching(&self, selector: &Selector) -> Result<Vec<u16>, EndpointError> {
+        let is_meant = |entry: &&Entry| match selector {
+            Selector::Id(id) => entry.saved.id == *id,
+            Selector::Container(id) => entry.saved.container_id.as_ref() == Some(id),
+            Selector::Netns(path) => entry.saved.netns == *path,
+        };
+        match selector {
+            Selector::Id(id) if *id == self.health => Err(EndpointError::Health(*id)),
+            _ => {
+                let meant = self.entries.values().filter(is_meant);
+                Ok(meant.map(|entry| entry.saved.id).collect())
+            }
+        }
+    }
+
+    /// The endpoint of this id, which is there and not about to go.
+    pub(super) fn living(&mut self, id: u16) -> Result<&mut Entry, EndpointError> {
+        if id == self.health {
+            return Err(EndpointError::Health(id));
+        }
+        match self.entries.get_mut(&id) {
+            Some(entry) if entry.state().is_ending() => Err(EndpointError::Deleted(id)),
+            Some(entry) => Ok(entry),
+            None => Err(EndpointError::NotFound(id)),
+        }
+    }
+
+    /// Asks for regenerations.
+    pub(super) fn request(&mut self, ids: Option<&BTreeSet<u16>>, now: Timestamp, reason: &str) {
+        let is_meant = |id: u16| ids.is_none_or(|ids| ids.contains(&id));
+        for (id, entry) in &mut self.entries {
+            if !is_meant(*id) || !entry.is_complete {
+                continue;
+            }
+            match entry.state() {
+                State::WaitingForIdentity => entry.is_outdated = true,
+                State::Disconnecting | State::Disconnected => {}
+                // The former agent's programs serve; the first build takes over.
+                State::Restoring => self.queue.push(*id, reason),
+                _ => {
+                    // That it waits already is as good.
+                    let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);
+                    self.queue.push(*id, reason);
+                }
+            }
+        }
+    }
+
+    pub(super) fn note_regeneration(&mut self, succeeded: bool, took: Duration) {
+        let counts = &mut self.counts;
+        match succeeded {
+            true => counts.succeeded += 1,
+            false => counts.failed += 1,
+        }
+        counts.duration += took;
+        let seconds = took.as_secs_f64();
+        let bucket = DURATION_BOUNDS.iter().position(|bound| seconds <= *bound);
+        counts.durations[bucket.unwrap_or(DURATION_BOUNDS.len())] += 1;
+    }
+
+    pub(super) fn shown(&self) -> Vec<Arc<Endpoint>> {
+        self.entries.values().map(Entry::shown).collect()
+    }
+
+    pub(super) fn log(&self, id: u16) -> Option<Vec<LogEntry>> {
+        let entry = self.entries.get(&id)?;
+        Some(entry.lifecycle.log().iter().cloned().collect())
+    }
+
+    pub(super) fn health(&self, id: u16) -> Option<EndpointHealth> {
+        self.entries.get(&id).map(Entry::health)
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let mut counts = self.counts.clone();
+        for state in State::ALL {
+            counts.states.insert(state, 0);
+        }
+        for entry in self.entries.values() {
+            *counts.states.entry(entry.state()).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Takes back addresses whose endpoint is gone, and tells whose they were.
+    pub(super) fn take_back_leaks(&mut self, now: Instant) -> Vec<(IpAddr, Owner)> {
+        let (entries, health) = (&self.entries, self.health);
+        let leaks = self
+            .ipam
+            .leaks(|id| id == health || entries.contains_key(&id));
+        for (address, _) in &leaks {
+            self.ipam.set_aside(*address, now);
+        }
+        leaks
+    }
+}
+
+fn health_owner(id: u16) -> Owner {
+    Owner {
+        endpoint: id,
+        name: HEALTH.to_owned(),
+    }
+}

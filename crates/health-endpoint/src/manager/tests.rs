@@ -1,0 +1,672 @@
+//! The manager on devices, identities and programs of the test's making.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use health_model::identity::Identity;
+use health_net::netns::{NetNsError, NetNsId};
+use health_registry::identity::Held;
+use tempfile::TempDir;
+
+use super::*;
+use crate::identities::IdentityUnavailable;
+use crate::log::Status;
+use crate::regenerate::{NotRegenerated, Realized, Regeneration};
+use crate::workload::{Blueprint, Found, Saved, Task, WorkloadError};
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// All that a manager works with, and what it did with it.
+#[derive(Default)]
+struct World {
+    devices: Mutex<BTreeMap<String, (u16, u32)>>,
+    /// Namespaces that there are, by their files.
+    namespaces: Mutex<BTreeMap<PathBuf, u64>>,
+    in_use: Mutex<BTreeSet<IpAddr>>,
+    /// Of each device.
+    mtus: Mutex<BTreeMap<String, u32>>,
+    /// Which step fails, if one does.
+    failing: Mutex<Option<&'static str>>,
+    identities: Mutex<HashMap<LabelSet, Identity>>,
+    held: Mutex<BTreeMap<Identity, i32>>,
+    held_by_labels: watch::Sender<Arc<Held>>,
+    is_store_away: Mutex<bool>,
+    built: Mutex<Vec<Regeneration>>,
+    served: Mutex<BTreeSet<u16>>,
+    running: AtomicUsize,
+    most_running: AtomicUsize,
+    /// Builds wait until this is true.
+    may_build: watch::Sender<bool>,
+}
+
+impl World {
+    fn fails(&self, step: &'static str) -> bool {
+        *self.failing.lock().unwrap() == Some(step)
+    }
+
+    fn fail(step: &str) -> WorkloadError {
+        WorkloadError::NotRunning(step.to_owned())
+    }
+
+    /// Gives labels an identity, as a store does that lost the one they had.
+    fn number(&self, labels: &LabelSet, identity: Identity) {
+        let mut identities = self.identities.lock().unwrap();
+        identities.insert(labels.clone(), identity);
+        let held = identities.iter();
+        let held = held.map(|(labels, identity)| (Arc::new(labels.clone()), *identity));
+        self.held_by_labels.send_replace(Arc::new(held.collect()));
+    }
+}
+
+impl Devices for World {
+    fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError> {
+        match self.namespaces.lock().unwrap().get(netns) {
+            Some(ino) => Ok(NetNsId { dev: 4, ino: *ino }),
+            None => Err(NetNsError::NotANamespace(netns.to_owned()).into()),
+        }
+    }
+
+    fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
+        Box::pin(async move { Ok(self.in_use.lock().unwrap().contains(&address)) })
+    }
+
+    fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
+        Box::pin(async {
+            if self.fails("create") {
+                return Err(Self::fail("create"));
+            }
+            let mut mtus = self.mtus.lock().unwrap();
+            mtus.insert(blueprint.device.clone(), blueprint.mtu);
+            drop(mtus);
+            let ifindex = 100 + u32::from(blueprint.id);
+            let device = blueprint.device.clone();
+            let mut devices = self.devices.lock().unwrap();
+            devices.insert(device, (blueprint.id, ifindex));
+            Ok(ifindex)
+        })
+    }
+
+    fn activate<'a>(&'a self, _: &'a Blueprint, _: u32) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(async {
+            match self.fails("activate") {
+                true => Err(Self::fail("activate")),
+                false => Ok(()),
+            }
+        })
+    }
+
+    fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(async {
+            if self.fails("set_mtu") {
+                return Err(Self::fail("set_mtu"));
+            }
+            let mut mtus = self.mtus.lock().unwrap();
+            mtus.insert(blueprint.device.clone(), blueprint.mtu);
+            Ok(())
+        })
+    }
+
+    fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
+        Box::pin(async move {
+            if self.fails("remove") {
+                return Err(Self::fail("remove"));
+            }
+            Ok(self.devices.lock().unwrap().remove(device).is_some())
+        })
+    }
+
+    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
+        Box::pin(async {
+            let devices = self.devices.lock().unwrap();
+            let found = devices.iter().map(|(device, (endpoint, ifindex))| Found {
+                device: device.clone(),
+                ifindex: *ifindex,
+                endpoint: *endpoint,
+            });
+            Ok(found.collect())
+        })
+    }
+}
+
+impl IdentitySource for World {
+    fn acquire<'a>(
+        &'a self,
+        labels: &'a LabelSet,
+    ) -> Answer<'a, Result<Identity, IdentityUnavailable>> {
+        Box::pin(async {
+            if *self.is_store_away.lock().unwrap() {
+                return Err(IdentityUnavailable("the store is away".to_owned()));
+            }
+            let mut identities = self.identities.lock().unwrap();
+            let next = Identity(300 + u32::try_from(identities.len()).unwrap());
+            let identity = *identities.entry(labels.clone()).or_insert(next);
+            *self.held.lock().unwrap().entry(identity).or_default() += 1;
+            Ok(identity)
+        })
+    }
+
+    fn release(&self, identity: Identity) -> Answer<'_, ()> {
+        *self.held.lock().unwrap().entry(identity).or_default() -= 1;
+        Box::pin(std::future::ready(()))
+    }
+
+    fn held(&self) -> watch::Receiver<Arc<Held>> {
+        self.held_by_labels.subscribe()
+    }
+}
+
+impl Regenerator for World {
+    fn regenerate<'a>(
+        &'a self,
+        endpoint: &'a Regeneration,
+    ) -> Answer<'a, Result<Realized, NotRegenerated>> {
+        Box::pin(async {
+            let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most_running.fetch_max(running, Ordering::SeqCst);
+            let mut may_build = self.may_build.subscribe();
+            may_build.wait_for(|may| *may).await.unwrap();
+            self.running.fetch_sub(1, Ordering::SeqCst);
+            self.built.lock().unwrap().push(endpoint.clone());
+            if self.fails("regenerate") {
+                return Err(NotRegenerated("the verifier refused it".to_owned()));
+            }
+            self.served.lock().unwrap().insert(endpoint.id);
+            Ok(Realized {
+                policy: 1,
+                enforces_ingress: true,
+                enforces_egress: false,
+            })
+        })
+    }
+
+    fn remove(&self, id: u16) -> Answer<'_, Result<(), NotRegenerated>> {
+        self.served.lock().unwrap().remove(&id);
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+struct Bed {
+    world: Arc<World>,
+    manager: Manager,
+    dir: TempDir,
+}
+
+impl Bed {
+    async fn start() -> Self {
+        let world = World::default();
+        world.may_build.send_replace(true);
+        for n in 0..20 {
+            let path = PathBuf::from(format!("/n{n}"));
+            world.namespaces.lock().unwrap().insert(path, 1000 + n);
+        }
+        Self::with(Arc::new(world), tempfile::tempdir().unwrap()).await
+    }
+
+    async fn with(world: Arc<World>, dir: TempDir) -> Self {
+        let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
+        let options = ManagerOptions {
+            states: StateDir::of(dir.path()),
+            ipam: NodeIpam::new(&cidrs, &[], &[], Duration::from_secs(60)).unwrap(),
+            node_addresses: Vec::new(),
+            health: (7, vec!["10.0.0.7".parse().unwrap()]),
+            mtu: 1500,
+            parallel: 2,
+        };
+        let parts = Parts {
+            devices: world.clone(),
+            identities: world.clone(),
+            regenerator: world.clone(),
+            clock: || Timestamp::UNIX_EPOCH,
+        };
+        let survey = survey(&options.states, &*world).await.unwrap();
+        let manager = Manager::start(options, parts, survey);
+        Self {
+            world,
+            manager,
+            dir,
+        }
+    }
+
+    /// The same machine, after the agent was killed and started again.
+    async fn restarted(self) -> Self {
+        Self::with(self.world, self.dir).await
+    }
+
+    async fn create(&self, n: u16, labels: &[&str]) -> Result<Arc<Endpoint>, EndpointError> {
+        self.manager.create(new(n, labels)).await
+    }
+
+    /// Waits until an endpoint is ready, with nothing more to do.
+    async fn ready(&self, id: u16) -> Arc<Endpoint> {
+        let wait = self.manager.wait_until(|table| {
+            let is_busy = table.queue.is_running(id) || table.queue.waiting() > 0;
+            let entry = table.entries.get(&id)?;
+            (entry.shown().state == "ready" && !is_busy).then(|| entry.shown())
+        });
+        tokio::time::timeout(Duration::from_secs(3600), wait)
+            .await
+            .unwrap()
+    }
+
+    fn states(&self, id: u16) -> Vec<String> {
+        let mut states: Vec<String> = Vec::new();
+        for entry in self.manager.log(id).unwrap() {
+            let state = entry.state.to_string();
+            if states.last() != Some(&state) {
+                states.push(state);
+            }
+        }
+        states
+    }
+
+    fn held(&self) -> Vec<(Identity, i32)> {
+        let held = self.world.held.lock().unwrap();
+        held.iter()
+            .filter(|(_, n)| **n != 0)
+            .map(|(id, n)| (*id, *n))
+            .collect()
+    }
+
+    /// Whether nothing of any endpoint is left.
+    fn assert_empty(&self) {
+        assert_eq!(self.manager.endpoints(), []);
+        assert!(self.world.devices.lock().unwrap().is_empty());
+        assert!(self.world.served.lock().unwrap().is_empty());
+        assert_eq!(self.held(), []);
+        let (saved, _) = StateDir::of(self.dir.path()).load().unwrap();
+        assert_eq!(saved, []);
+        assert_eq!(self.manager.table().ipam.leaks(|id| id == 7), []);
+    }
+}
+
+fn new(n: u16, labels: &[&str]) -> NewEndpoint {
+    NewEndpoint {
+        netns: format!("/n{n}").into(),
+        labels: LabelSet::new(labels.iter().map(|label| label.parse().unwrap())).unwrap(),
+        name: Some(format!("w{n}")),
+        container_id: Some(format!("c{n}")),
+        ..NewEndpoint::default()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_is_made_changed_and_deleted_and_leaves_nothing() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    assert_eq!((made.state.as_str(), made.identity), ("ready", 300));
+    assert_eq!(made.policy_ingress.text(), "Enabled");
+    assert_eq!(made.policy_egress.text(), "Disabled");
+    assert!(made.ipv4.is_some() && made.ipv6.is_some());
+    assert_eq!(
+        bed.states(made.id),
+        [
+            "waiting-for-identity",
+            "waiting-to-regenerate",
+            "regenerating",
+            "ready"
+        ]
+    );
+    let add = vec!["app=b".parse().unwrap()];
+    bed.manager
+        .change_labels(made.id, add, vec![])
+        .await
+        .unwrap();
+    let changed = bed.ready(made.id).await;
+    assert_eq!(
+        (changed.identity, &changed.labels[..]),
+        (301, &["unspec:app=b".to_owned()][..])
+    );
+    assert_eq!(
+        bed.states(made.id)[3..],
+        [
+            "ready",
+            "waiting-for-identity",
+            "waiting-to-regenerate",
+            "regenerating",
+            "ready"
+        ]
+    );
+    // The former identity is given back once no packet meets it any more.
+    assert_eq!(bed.held(), [(Identity(301), 1)]);
+    let deleted = bed.manager.delete(&Selector::Container("c1".into())).await;
+    assert_eq!(deleted.unwrap(), [made.id]);
+    assert_eq!(
+        bed.manager.delete(&Selector::Id(made.id)).await.unwrap(),
+        [0; 0]
+    );
+    bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_step_fails_nothing_is_left() {
+    for step in ["create", "regenerate", "activate"] {
+        let bed = Bed::start().await;
+        *bed.world.failing.lock().unwrap() = Some(step);
+        let error = bed.create(1, &["app=a"]).await.unwrap_err().to_string();
+        let naming = if step == "regenerate" {
+            "the verifier refused it"
+        } else {
+            step
+        };
+        assert!(error.contains(naming), "{error}");
+        bed.assert_empty();
+        *bed.world.failing.lock().unwrap() = None;
+        bed.create(1, &["app=a"]).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_deleted_is_told_and_deleted_later() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    *bed.world.failing.lock().unwrap() = Some("remove");
+    bed.manager
+        .delete(&Selector::Id(made.id))
+        .await
+        .unwrap_err();
+    assert_eq!(bed.manager.endpoints()[0].state, "disconnecting");
+    let log = bed.manager.log(made.id).unwrap();
+    assert_eq!(log.last().unwrap().status, Status::Failure);
+    *bed.world.failing.lock().unwrap() = None;
+    assert_eq!(
+        bed.manager.delete(&Selector::Id(made.id)).await.unwrap(),
+        [made.id]
+    );
+    bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn contradictions_are_refused_by_name() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    let id = made.id;
+    let told = |new: NewEndpoint| {
+        let manager = bed.manager.clone();
+        async move { manager.create(new).await.unwrap_err().to_string() }
+    };
+    let container = NewEndpoint {
+        container_id: Some("c1".into()),
+        ..new(2, &[])
+    };
+    assert_eq!(
+        told(container).await,
+        format!("eth0 of container c1 is endpoint {id} already: delete that first")
+    );
+    let device = NewEndpoint {
+        container_id: None,
+        ..new(1, &[])
+    };
+    assert_eq!(
+        told(device).await,
+        format!("device eth0 in /n1 is of endpoint {id} already")
+    );
+    let health = NewEndpoint {
+        ipv4: Some([10, 0, 0, 7].into()),
+        ..new(2, &[])
+    };
+    assert_eq!(
+        told(health).await,
+        "address 10.0.0.7 is of endpoint 7 (health): ask for another, or delete that endpoint"
+    );
+    bed.world
+        .in_use
+        .lock()
+        .unwrap()
+        .insert("10.0.0.9".parse().unwrap());
+    let foreign = NewEndpoint {
+        ipv4: Some([10, 0, 0, 9].into()),
+        ..new(2, &[])
+    };
+    assert_eq!(
+        told(foreign).await,
+        "address 10.0.0.9 is already in use on this host"
+    );
+    assert_eq!(bed.manager.endpoints().len(), 1);
+    let error = bed.manager.delete(&Selector::Id(7)).await.unwrap_err();
+    assert_eq!(error.kind(), crate::error::ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_when_their_labels_get_another_identity() {
+    let bed = Bed::start().await;
+    let labels = new(1, &["app=a"]).labels;
+    bed.world.number(&labels, Identity(300));
+    let [one, two] = [1, 2].map(|n| bed.create(n, &["app=a"]));
+    let (one, two) = (one.await.unwrap(), two.await.unwrap());
+    let other = bed.create(3, &["app=b"]).await.unwrap();
+    assert_eq!((one.identity, two.identity), (300, 300));
+    bed.world.built.lock().unwrap().clear();
+
+    *bed.world.is_store_away.lock().unwrap() = true;
+    bed.world.number(&labels, Identity(777));
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(bed.states(one.id).last().unwrap(), "waiting-for-identity");
+    // Another one, before anybody could ask.
+    bed.world.number(&labels, Identity(778));
+    *bed.world.is_store_away.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    for id in [one.id, two.id] {
+        assert_eq!(bed.ready(id).await.identity, 778);
+        let log = bed.manager.log(id).unwrap();
+        let told = |entry: &&LogEntry| entry.message == "the identity of its labels has changed";
+        assert_eq!(log.iter().filter(told).count(), 1);
+    }
+    let built = bed.world.built.lock().unwrap().clone();
+    assert!(built.iter().all(|one| one.id != other.id));
+    assert_eq!(
+        bed.held(),
+        [(Identity(other.identity), 1), (Identity(778), 2)]
+    );
+    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
+    let of_two = saved.iter().filter(|saved| saved.identity == Identity(778));
+    assert_eq!(of_two.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_store_an_endpoint_is_init_until_it_is_back() {
+    let bed = Bed::start().await;
+    *bed.world.is_store_away.lock().unwrap() = true;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    assert_eq!((made.state.as_str(), made.identity), ("ready", 5));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let log = bed.manager.log(made.id).unwrap();
+    let told = log
+        .iter()
+        .filter(|entry| entry.message.contains("the store is away"));
+    assert!(
+        (1..=2).contains(&told.count()),
+        "told once, not at each attempt"
+    );
+    *bed.world.is_store_away.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.ready(made.id).await.identity, 300);
+    assert_eq!(bed.held(), [(Identity(300), 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_regeneration_leaves_what_was_in_force_and_is_tried_again() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    *bed.world.failing.lock().unwrap() = Some("regenerate");
+    bed.manager.regenerate(None, "policy changed");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let shown = bed.manager.endpoints()[0].clone();
+    assert_eq!(shown.state, "waiting-to-regenerate");
+    assert_eq!(shown.policy_ingress.text(), "Enabled");
+    let health = bed.manager.health(made.id).unwrap();
+    assert_eq!(health.overall_health.text(), "Warning");
+    let log = bed.manager.log(made.id).unwrap();
+    let failures = log.iter().filter(|entry| entry.status == Status::Failure);
+    assert!(failures.count() >= 3);
+    *bed.world.failing.lock().unwrap() = None;
+    bed.ready(made.id).await;
+    assert_eq!(
+        bed.manager.health(made.id).unwrap().overall_health.text(),
+        "OK"
+    );
+    let counts = bed.manager.counts();
+    assert!(counts.failed >= 3 && counts.succeeded == 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn regenerations_are_coalesced_and_no_more_than_the_limit_at_a_time() {
+    let bed = Bed::start().await;
+    for n in 0..8 {
+        bed.create(n, &[]).await.unwrap();
+    }
+    bed.world.built.lock().unwrap().clear();
+    bed.world.may_build.send_replace(false);
+    for _ in 0..5 {
+        bed.manager.regenerate(None, "policy changed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(bed.world.running.load(Ordering::SeqCst), 2);
+    bed.world.may_build.send_replace(true);
+    for endpoint in bed.manager.endpoints() {
+        bed.ready(endpoint.id).await;
+    }
+    assert_eq!(bed.world.most_running.load(Ordering::SeqCst), 2);
+    // Each once; those two that were under way once more.
+    assert_eq!(bed.world.built.lock().unwrap().len(), 10);
+    let one = bed.manager.endpoints()[0].id;
+    bed.manager
+        .regenerate(Some(&BTreeSet::from([one])), "policy changed");
+    bed.ready(one).await;
+    assert_eq!(bed.world.built.lock().unwrap().len(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
+    let bed = Bed::start().await;
+    let kept = bed.create(1, &["app=a"]).await.unwrap();
+    let no_device = bed.create(2, &[]).await.unwrap();
+    let no_netns = bed.create(3, &[]).await.unwrap();
+    let half = bed.create(4, &[]).await.unwrap();
+    let orphan = bed.create(5, &[]).await.unwrap();
+    bed.world
+        .devices
+        .lock()
+        .unwrap()
+        .remove(&no_device.interface);
+    bed.world
+        .namespaces
+        .lock()
+        .unwrap()
+        .remove(Path::new("/n3"));
+    let states = StateDir::of(bed.dir.path());
+    let (saved, _) = states.load().unwrap();
+    let intent = saved.into_iter().find(|saved| saved.id == half.id).unwrap();
+    states
+        .save(&Saved {
+            ifindex: None,
+            ..intent
+        })
+        .unwrap();
+    states.remove(orphan.id).unwrap();
+    // The former agent's references end with its lease.
+    bed.world.held.lock().unwrap().clear();
+    bed.world.served.lock().unwrap().clear();
+
+    let bed = bed.restarted().await;
+    let restored = bed.ready(kept.id).await;
+    assert_eq!(restored, kept);
+    assert_eq!(bed.manager.endpoints().len(), 1);
+    assert_eq!(bed.states(kept.id)[..2], ["restoring", "regenerating"]);
+    let devices: Vec<_> = bed.world.devices.lock().unwrap().keys().cloned().collect();
+    assert_eq!(devices, std::slice::from_ref(&kept.interface));
+    assert_eq!(states.load().unwrap().0.len(), 1);
+    for gone in [no_netns, half, orphan] {
+        let Some(IpAddr::V4(address)) = gone.ipv4 else {
+            panic!("an IPv4 address");
+        };
+        assert_eq!(bed.manager.table().ipam.owner(address.into()), None);
+    }
+    bed.manager.delete(&Selector::Id(kept.id)).await.unwrap();
+    bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_follow_the_mtu_of_the_node_across_restarts_too() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    let mtu_of = |bed: &Bed, device: &str| bed.world.mtus.lock().unwrap().get(device).copied();
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1500));
+    *bed.world.failing.lock().unwrap() = Some("set_mtu");
+    bed.manager.set_mtu(1400);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1500));
+    *bed.world.failing.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(mtu_of(&bed, &made.interface), Some(1400));
+    let later = bed.create(2, &[]).await.unwrap();
+    assert_eq!(mtu_of(&bed, &later.interface), Some(1400));
+    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
+    assert!(saved.iter().all(|saved| saved.mtu == 1400));
+
+    // Changed back while there was no agent.
+    let bed = bed.restarted().await;
+    bed.ready(made.id).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for endpoint in [&made, &later] {
+        assert_eq!(mtu_of(&bed, &endpoint.interface), Some(1500));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endpoint_whose_device_goes_is_dropped() {
+    let bed = Bed::start().await;
+    bed.create(1, &["app=a"]).await.unwrap();
+    bed.world.devices.lock().unwrap().clear();
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
+    bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_deleted_while_it_is_made_is_gone_for_both() {
+    let bed = Bed::start().await;
+    bed.world.may_build.send_replace(false);
+    let manager = bed.manager.clone();
+    let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let id = bed.manager.endpoints()[0].id;
+    let manager = bed.manager.clone();
+    let deleting = tokio::spawn(async move { manager.delete(&Selector::Id(id)).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bed.world.may_build.send_replace(true);
+    assert!(matches!(
+        making.await.unwrap(),
+        Err(EndpointError::Deleted(_))
+    ));
+    assert_eq!(deleting.await.unwrap().unwrap(), [id]);
+    bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    let [holder, relabels, deletes] = [(); 3].map(|()| bed.manager.clone());
+    let (told_held, held) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let holder = thread::spawn(move || {
+        let _files = holder.0.files.lock();
+        told_held.send(()).unwrap();
+        // Until the other end is dropped.
+        let _ = released.recv();
+    });
+    held.recv().unwrap();
+    let (id, add) = (made.id, vec!["app=b".parse().unwrap()]);
+    let relabelling = tokio::spawn(async move { relabels.change_labels(id, add, vec![]).await });
+    let deleting = tokio::spawn(async move { deletes.delete(&Selector::Id(id)).await });
+    let is_ending = |table: &mut Table| table.living(id).is_err().then_some(());
+    bed.manager.wait_until(is_ending).await;
+    drop(release);
+    holder.join().unwrap();
+    assert_eq!(deleting.await.unwrap().unwrap(), [id]);
+    let _ = relabelling.await.unwrap();
+    bed.assert_empty();
+}

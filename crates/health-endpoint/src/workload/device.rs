@@ -1,0 +1,315 @@
+//! Veth pairs into namespaces of others.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd as _;
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use health_net::link::{self, Link, LinkError, VethPair};
+use health_net::neighbour;
+use health_net::netlink::Handle;
+use health_net::netns::{self, NetNs, NetNsId};
+use health_net::route::{self, Route, RouteError};
+use health_net::sysctl::Setting;
+use ipnet::IpNet;
+use tokio::time::{self, Instant};
+use tracing::warn;
+
+use super::{Blueprint, Devices, Found, Stack, Task, WorkloadError};
+use crate::health::ALIAS_PREFIX;
+
+/// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
+const CARRIER_POLL: Duration = Duration::from_millis(1);
+
+/// The devices of this host.
+#[derive(Clone, Debug)]
+pub struct HostDevices {
+    host: Handle,
+    mark: String,
+}
+
+impl HostDevices {
+    /// Those of an instance, by a netlink connection in the host's namespace.
+    pub fn new(host: Handle, instance: &str) -> Self {
+        let mark = format!("{ALIAS_PREFIX}{instance}/");
+        Self { host, mark }
+    }
+
+    /// The endpoint that a device was made for, if this instance made it.
+    fn endpoint_of(&self, link: &Link) -> Option<u16> {
+        let alias = link.alias.as_deref()?;
+        alias.strip_prefix(&self.mark)?.parse().ok()
+    }
+
+    async fn make(&self, blueprint: &Blueprint) -> Result<u32, WorkloadError> {
+        let netns = NetNs::at(&blueprint.netns)?;
+        let pair = VethPair {
+            name: &blueprint.device,
+            mac: blueprint.host_mac,
+            peer_name: &blueprint.ifname,
+            peer_mac: blueprint.mac,
+            mtu: blueprint.mtu,
+        };
+        let inside = netns::netlink_in(&netns)?;
+        if let Err(error) = link::create_veth_into(&self.host, &pair, netns.file().as_fd()).await {
+            return Err(self.explain(error, blueprint, &inside).await);
+        }
+        let made = self.complete(blueprint, &netns, &inside).await;
+        if made.is_err() {
+            self.undo(&blueprint.device).await;
+        }
+        made
+    }
+
+    /// Which of both names is taken, if that is what the kernel says.
+    async fn explain(
+        &self,
+        error: LinkError,
+        blueprint: &Blueprint,
+        inside: &Handle,
+    ) -> WorkloadError {
+        if error.os_code() != Some(libc::EEXIST) {
+            return error.into();
+        }
+        match link::by_name(inside, &blueprint.ifname).await {
+            Ok(Some(_)) => WorkloadError::IfnameTaken {
+                netns: blueprint.netns.clone(),
+                ifname: blueprint.ifname.clone(),
+            },
+            _ => WorkloadError::ForeignDevice {
+                device: blueprint.device.clone(),
+            },
+        }
+    }
+
+    /// Marks and sets up the host's end, and finishes the inner one.
+    async fn complete(
+        &self,
+        blueprint: &Blueprint,
+        netns: &NetNs,
+        inside: &Handle,
+    ) -> Result<u32, WorkloadError> {
+        let (outer, inner) = tokio::try_join!(
+            existing(&self.host, &blueprint.device),
+            existing(inside, &blueprint.ifname)
+        )?;
+        let mark = format!("{}{}", self.mark, blueprint.id);
+        link::set_alias(&self.host, &outer, &mark).await?;
+        for setting in outer_settings(blueprint) {
+            setting.apply()?;
+        }
+        let settings = inner_settings(blueprint);
+        netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
+        // The kernel does them in the order in which they are sent; nobody waits for the answers in
+        // between.
+        let addresses = blueprint
+            .stacks
+            .iter()
+            .map(|stack| link::add_address(inside, &inner, stack.address));
+        let (_, _) = tokio::try_join!(link::set_up(inside, &inner), try_join_all(addresses))?;
+        let routes = inner_routes(blueprint, inner.index);
+        try_join_all(routes.iter().map(|route| route::replace(inside, route))).await?;
+        Ok(outer.index)
+    }
+
+    async fn bring_up(&self, blueprint: &Blueprint, ifindex: u32) -> Result<(), WorkloadError> {
+        let outer = Link {
+            name: blueprint.device.clone(),
+            index: ifindex,
+            ..Link::default()
+        };
+        link::set_up(&self.host, &outer).await?;
+        let neighbours = blueprint.stacks.iter().map(|stack| {
+            neighbour::set_permanent(&self.host, &outer, stack.address, blueprint.mac)
+        });
+        try_join_all(neighbours).await?;
+        let routes = blueprint
+            .stacks
+            .iter()
+            .map(|stack| self.route_to(stack, ifindex));
+        try_join_all(routes).await?;
+        self.wait_until_running(&blueprint.device, ifindex).await
+    }
+
+    async fn resize(&self, blueprint: &Blueprint) -> Result<(), WorkloadError> {
+        let inside = netns::netlink_in(&NetNs::at(&blueprint.netns)?)?;
+        let (outer, inner) = tokio::try_join!(
+            existing(&self.host, &blueprint.device),
+            existing(&inside, &blueprint.ifname)
+        )?;
+        if self.endpoint_of(&outer) != Some(blueprint.id) {
+            let device = blueprint.device.clone();
+            return Err(WorkloadError::ForeignDevice { device });
+        }
+        tokio::try_join!(
+            link::set_mtu(&self.host, &outer, blueprint.mtu),
+            link::set_mtu(&inside, &inner, blueprint.mtu)
+        )?;
+        let routes = inner_routes(blueprint, inner.index);
+        try_join_all(routes.iter().map(|route| route::replace(&inside, route))).await?;
+        Ok(())
+    }
+
+    /// Without the node's address as the source, where that is on no device for now.
+    async fn route_to(&self, stack: &Stack, ifindex: u32) -> Result<(), RouteError> {
+        let route = Route {
+            device: Some(ifindex),
+            prefsrc: stack.node,
+            ..Route::to(stack.address.into())
+        };
+        match route::replace(&self.host, &route).await {
+            Err(error) if error.os_code() == Some(libc::EINVAL) && route.prefsrc.is_some() => {
+                let prefsrc = None;
+                route::replace(&self.host, &Route { prefsrc, ..route }).await
+            }
+            done => done,
+        }
+    }
+
+    async fn wait_until_running(&self, device: &str, ifindex: u32) -> Result<(), WorkloadError> {
+        let deadline = Instant::now() + CARRIER_PATIENCE;
+        let mut poll = time::interval(CARRIER_POLL);
+        loop {
+            poll.tick().await;
+            match link::by_index(&self.host, ifindex).await? {
+                Some(link) if link.running => return Ok(()),
+                Some(_) if Instant::now() < deadline => {}
+                Some(_) => return Err(WorkloadError::NotRunning(device.to_owned())),
+                None => return Err(WorkloadError::DeviceGone(device.to_owned())),
+            }
+        }
+    }
+
+    async fn undo(&self, device: &str) {
+        if let Err(error) = self.take_away(device).await {
+            warn!(%error, device, "cannot undo the making of an endpoint");
+        }
+    }
+
+    async fn take_away(&self, device: &str) -> Result<bool, WorkloadError> {
+        let Some(found) = link::by_name(&self.host, device).await? else {
+            return Ok(false);
+        };
+        // Between its making and its marking it has no alias.
+        let is_ours = match found.alias {
+            Some(_) => self.endpoint_of(&found).is_some(),
+            None => found.peer.is_some() && !found.up,
+        };
+        if !is_ours {
+            let device = device.to_owned();
+            return Err(WorkloadError::ForeignDevice { device });
+        }
+        Ok(link::delete(&self.host, &found).await?)
+    }
+}
+
+impl Devices for HostDevices {
+    fn look_at(&self, netns: &Path) -> Result<NetNsId, WorkloadError> {
+        let id = NetNs::at(netns)?.id()?;
+        if id == netns::own_id()? {
+            return Err(WorkloadError::OwnNetns(netns.to_owned()));
+        }
+        Ok(id)
+    }
+
+    fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
+        Box::pin(async move {
+            let route = route::matching(&self.host, address).await?;
+            Ok(route.is_some_and(|route| route.destination == IpNet::from(address)))
+        })
+    }
+
+    fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
+        Box::pin(self.make(blueprint))
+    }
+
+    fn activate<'a>(
+        &'a self,
+        blueprint: &'a Blueprint,
+        ifindex: u32,
+    ) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(self.bring_up(blueprint, ifindex))
+    }
+
+    fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(self.resize(blueprint))
+    }
+
+    fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
+        Box::pin(self.take_away(device))
+    }
+
+    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
+        Box::pin(async {
+            let links = link::list(&self.host).await?;
+            let ours = links.into_iter().filter_map(|link| {
+                Some(Found {
+                    endpoint: self.endpoint_of(&link)?,
+                    ifindex: link.index,
+                    device: link.name,
+                })
+            });
+            Ok(ours.collect())
+        })
+    }
+}
+
+async fn existing(handle: &Handle, name: &str) -> Result<Link, WorkloadError> {
+    let found = link::by_name(handle, name).await?;
+    found.ok_or_else(|| WorkloadError::DeviceGone(name.to_owned()))
+}
+
+/// Settings of the host's end, which end with it.
+fn outer_settings(blueprint: &Blueprint) -> Vec<Setting> {
+    let device = &blueprint.device;
+    let mut settings = vec![Setting::new(format!("ipv4/conf/{device}/rp_filter"), "0")];
+    for stack in &blueprint.stacks {
+        if stack.address.is_ipv4() {
+            settings.push(Setting::new(format!("ipv4/conf/{device}/forwarding"), "1"));
+        } else {
+            settings.extend([
+                Setting::new(format!("ipv6/conf/{device}/disable_ipv6"), "0"),
+                // No link-local address: it would take part in duplicate address detection first.
+                Setting::new(format!("ipv6/conf/{device}/addr_gen_mode"), "1"),
+                Setting::new(format!("ipv6/conf/{device}/forwarding"), "1"),
+            ]);
+        }
+    }
+    settings
+}
+
+/// Settings of the inner end. Runtimes disable IPv6 in new namespaces.
+fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
+    let ifname = &blueprint.ifname;
+    let has_ipv6 = blueprint.stacks.iter().any(|stack| stack.address.is_ipv6());
+    let enabled = || Setting::new(format!("ipv6/conf/{ifname}/disable_ipv6"), "0");
+    has_ipv6.then(enabled).into_iter().collect()
+}
+
+/// Everything goes to the gateway.
+fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
+    let routes = blueprint.stacks.iter().flat_map(|stack| {
+        let gateway = Route {
+            device: Some(inner),
+            ..Route::to(stack.gateway.into())
+        };
+        let default = Route {
+            gateway: Some(stack.gateway),
+            device: Some(inner),
+            mtu: Some(blueprint.mtu),
+            ..Route::to(everywhere(stack.gateway))
+        };
+        [gateway, default]
+    });
+    routes.collect()
+}
+
+fn everywhere(family_of: IpAddr) -> IpNet {
+    let any: IpAddr = match family_of {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    IpNet::new_assert(any, 0)
+}

@@ -1,0 +1,250 @@
+//! What is kept of each endpoint across restarts: one file for each, written before its devices are made,
+//! and again when they are there. Devices end with the machine, and so does the use of these files: they are not
+//! waited for to be on the disk.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use health_model::durable;
+use health_model::identity::Identity;
+use health_model::labels::LabelSet;
+use health_net::mac::MacAddr;
+use health_net::netns::NetNsId;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::WorkloadError;
+use crate::health::ENDPOINT_IDS;
+
+/// Name of the folder in the state folder.
+const FOLDER: &str = "endpoints";
+const EXTENSION: &str = "json";
+
+/// What is kept of an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Saved {
+    /// Endpoint id.
+    pub id: u16,
+    /// What it is called.
+    pub name: Option<String>,
+    /// The container that it is of.
+    pub container_id: Option<String>,
+    /// The runtime's network that it is for.
+    #[serde(default)]
+    pub network: Option<String>,
+    /// Its labels. Empty: not known.
+    pub labels: LabelSet,
+    /// The identity that they had last.
+    pub identity: Identity,
+    /// IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// The endpoint's own hardware address.
+    pub mac: MacAddr,
+    /// The host side's hardware address.
+    pub host_mac: MacAddr,
+    /// MTU of both ends, bytes.
+    pub mtu: u32,
+    /// File of its network namespace.
+    pub netns: PathBuf,
+    /// Which namespace that was.
+    pub netns_id: NetNsId,
+    /// Name of the device in it.
+    pub ifname: String,
+    /// Name of the host's end of the pair.
+    pub device: String,
+    /// Number of the host's end; `None` until it was complete.
+    pub ifindex: Option<u32>,
+    /// When it was created.
+    pub created: Timestamp,
+}
+
+impl Saved {
+    /// Its addresses, IPv4 first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let v4 = self.ipv4.map(IpAddr::from);
+        v4.into_iter().chain(self.ipv6.map(IpAddr::from))
+    }
+}
+
+/// A state file that cannot be read, and was set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damaged {
+    /// Where it is now.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+/// The folder of the state files.
+#[derive(Clone, Debug)]
+pub struct StateDir(PathBuf);
+
+impl StateDir {
+    /// That of an agent with this state folder.
+    pub fn of(state_dir: &Path) -> Self {
+        Self(state_dir.join(FOLDER))
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Writes an endpoint's file, so that whenever the agent is killed there is the old or the new one.
+    pub fn save(&self, saved: &Saved) -> Result<(), WorkloadError> {
+        let path = self.file(saved.id);
+        let written = serde_json::to_vec_pretty(saved)
+            .map_err(io::Error::from)
+            .and_then(|mut text| {
+                text.push(b'\n');
+                durable::replace(&path, &text)
+            });
+        written.map_err(|source| error("write", path, source))
+    }
+
+    /// Removes an endpoint's file. Returns whether it was there.
+    pub fn remove(&self, id: u16) -> Result<bool, WorkloadError> {
+        let path = self.file(id);
+        durable::remove(&path).map_err(|source| error("remove", path, source))
+    }
+
+    /// Reads all files. What cannot be read is set aside, so that the id is free.
+    pub fn load(&self) -> Result<(Vec<Saved>, Vec<Damaged>), WorkloadError> {
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok((Vec::new(), Vec::new()));
+            }
+            entries => entries.map_err(|source| error("list", self.0.clone(), source))?,
+        };
+        let (mut endpoints, mut damaged) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let path = entry
+                .map_err(|source| error("list", self.0.clone(), source))?
+                .path();
+            // What a killed agent was writing.
+            if path
+                .extension()
+                .is_some_and(|found| found == durable::UNFINISHED)
+            {
+                durable::remove(&path).map_err(|source| error("remove", path.clone(), source))?;
+            }
+            if path.extension().is_none_or(|found| found != EXTENSION) {
+                continue;
+            }
+            match read(&path) {
+                Ok(saved) => endpoints.push(saved),
+                Err(problem) => damaged.push(set_aside(path, &problem)?),
+            }
+        }
+        endpoints.sort_unstable_by_key(|saved: &Saved| saved.id);
+        Ok((endpoints, damaged))
+    }
+
+    fn file(&self, id: u16) -> PathBuf {
+        self.0.join(format!("{id}.{EXTENSION}"))
+    }
+}
+
+fn read(path: &Path) -> io::Result<Saved> {
+    let saved: Saved = serde_json::from_slice(&fs::read(path)?)?;
+    let is_its_own = path
+        .file_stem()
+        .and_then(|stem| stem.to_str()?.parse().ok())
+        == Some(saved.id);
+    if is_its_own && ENDPOINT_IDS.contains(&saved.id) {
+        Ok(saved)
+    } else {
+        let problem = format!("endpoint id {} is not that of the file", saved.id);
+        Err(io::Error::new(io::ErrorKind::InvalidData, problem))
+    }
+}
+
+fn set_aside(path: PathBuf, problem: &io::Error) -> Result<Damaged, WorkloadError> {
+    let aside = path.with_extension("damaged");
+    fs::rename(&path, &aside).map_err(|source| error("rename", path, source))?;
+    Ok(Damaged {
+        path: aside,
+        problem: problem.to_string(),
+    })
+}
+
+fn error(attempt: &'static str, path: PathBuf, source: io::Error) -> WorkloadError {
+    WorkloadError::State {
+        attempt,
+        path,
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn saved(id: u16) -> Saved {
+        Saved {
+            id,
+            name: Some("web-1".to_owned()),
+            container_id: None,
+            network: None,
+            labels: LabelSet::new(["app=web".parse().unwrap()]).unwrap(),
+            identity: Identity::INIT,
+            ipv4: Some(Ipv4Addr::new(10, 244, 1, 9)),
+            ipv6: None,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            mtu: 1500,
+            netns: "/run/netns/a".into(),
+            netns_id: NetNsId { dev: 4, ino: 77 },
+            ifname: "eth0".to_owned(),
+            device: "lxc9".to_owned(),
+            ifindex: Some(12),
+            created: Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded_in_order_until_it_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let states = StateDir::of(dir.path());
+        assert_eq!(states.load().unwrap().0, []);
+        states.save(&saved(900)).unwrap();
+        states.save(&saved(9)).unwrap();
+        assert_eq!(states.load().unwrap(), (vec![saved(9), saved(900)], vec![]));
+        assert!(states.remove(9).unwrap() && !states.remove(9).unwrap());
+        assert_eq!(states.load().unwrap().0, [saved(900)]);
+    }
+
+    #[test]
+    fn damaged_files_are_set_aside_and_the_rest_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let states = StateDir::of(dir.path());
+        states.save(&saved(9)).unwrap();
+        let good = fs::read_to_string(states.file(9)).unwrap();
+        fs::write(states.file(10), &good).unwrap();
+        fs::write(states.file(11), &good[..good.len() / 2]).unwrap();
+        let (endpoints, mut damaged) = states.load().unwrap();
+        damaged.sort_by(|a, b| a.path.cmp(&b.path));
+        assert_eq!(endpoints, [saved(9)]);
+        let names: Vec<_> = damaged
+            .iter()
+            .map(|one| one.path.file_name().unwrap())
+            .collect();
+        assert_eq!(names, ["10.damaged", "11.damaged"]);
+        assert_eq!(states.load().unwrap(), (vec![saved(9)], vec![]));
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let states = StateDir::of(dir.path());
+        states.save(&saved(9)).unwrap();
+        let good = fs::read_to_string(states.file(9)).unwrap();
+        let later = good.replacen('{', "{ \"later\": 1,", 1);
+        fs::write(states.file(9), later).unwrap();
+        assert_eq!(states.load().unwrap().0, [saved(9)]);
+    }
+}

@@ -1,0 +1,117 @@
+//! Echo requests of chosen sizes that are not to be fragmented: the probes of a path's MTU.
+//!
+//! They have an identifier and a key of their own, so no programs on uplinks, here or there, take them
+//! for probes of reachability: neither round-trip times nor losses are counted of them.
+
+use std::io;
+use std::net::IpAddr;
+
+use nix::errno::Errno;
+
+use super::super::failure::IcmpError;
+use super::socket::IcmpSocket;
+use super::wire::{Family, Mark, Message};
+
+/// What came in answer to requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SizedEvent {
+    /// The reply came.
+    Answered {
+        /// From where.
+        from: IpAddr,
+        /// Its sequence number, host byte order.
+        sequence: u16,
+    },
+    /// A reply came that has not the payload of a request.
+    Unmarked,
+    /// An error came that quotes it.
+    Error {
+        /// Where the request went.
+        destination: IpAddr,
+        /// Its sequence number, host byte order.
+        sequence: u16,
+        /// The error.
+        error: IcmpError,
+        /// Where it was too big: the MTU of the sender's next hop, bytes; 0 if it does not say.
+        next_hop_mtu: Option<u32>,
+    },
+}
+
+/// The sockets that such requests go out by and are answered on.
+#[derive(Debug)]
+pub(crate) struct SizedSockets {
+    v4: Option<IcmpSocket>,
+    v6: Option<IcmpSocket>,
+}
+
+impl SizedSockets {
+    /// Opens the sockets; needs `CAP_NET_RAW`. `icmp_id` is in host byte order. A family that this host
+    /// lacks is left out.
+    pub(crate) fn open(icmp_id: u16) -> io::Result<Self> {
+        let mark = Mark {
+            icmp_id,
+            session: rand::random(),
+            key: rand::random(),
+            one_way: false,
+        };
+        let open = |family| {
+            let opened = IcmpSocket::open(family, mark);
+            match opened.and_then(IcmpSocket::unfragmented) {
+                Ok(socket) => Ok(Some(socket)),
+                Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        Ok(Self {
+            v4: open(Family::V4)?,
+            v6: open(Family::V6)?,
+        })
+    }
+
+    /// Sends a request as an IP packet of `size` bytes. `EMSGSIZE`: the device has a lower MTU.
+    pub(crate) fn send(&self, address: IpAddr, sequence: u16, size: u32) -> Result<(), Errno> {
+        let socket = match Family::of(address) {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        };
+        let socket = socket.as_ref().ok_or(Errno::EAFNOSUPPORT)?;
+        socket.send_sized(address, sequence, size as usize)
+    }
+
+    /// Waits until something has come since the last wait; [`Self::receive`] must follow.
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        let wait = async |socket: &Option<IcmpSocket>| match socket {
+            Some(socket) => socket.readable().await,
+            None => std::future::pending().await,
+        };
+        tokio::select! {
+            ready = wait(&self.v4) => ready,
+            ready = wait(&self.v6) => ready,
+        }
+    }
+
+    /// Receives all that is there.
+    pub(crate) fn receive(&self, mut handle: impl FnMut(SizedEvent)) -> io::Result<()> {
+        for socket in [&self.v4, &self.v6].into_iter().flatten() {
+            socket.drain(|received| match received.message {
+                Message::Reply { number } => handle(SizedEvent::Answered {
+                    from: received.from,
+                    sequence: number.sequence,
+                }),
+                Message::Unmarked => handle(SizedEvent::Unmarked),
+                Message::Error {
+                    sequence,
+                    destination,
+                    error,
+                    next_hop_mtu,
+                } => handle(SizedEvent::Error {
+                    destination,
+                    sequence,
+                    error,
+                    next_hop_mtu,
+                }),
+            })?;
+        }
+        Ok(())
+    }
+}
