@@ -1,0 +1,38 @@
+//! What the agent says of itself.
+
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1beta/healthz`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HealthzResponse {
+    /// State of the agent.
+    pub cilium: AgentState,
+    /// How long the agent runs, as a Go duration.
+    pub uptime: String,
+    /// The machine's load averages.
+    #[serde(rename = "system-load")]
+    pub system_load: LoadAverage,
+}
+
+/// State of the agent as a whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentState {
+    /// `Ok`, `Warning` or `Failure`.
+    pub state: String,
+    /// What is wrong, if something is.
+    pub msg: String,
+}
+
+/// Load averages, as decimal text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoadAverage {
+    /// Over one minute.
+    #[serde(rename = "last1min")]
+    pub last_1_min: String,
+    /// Over five minutes.
+    #[serde(rename = "last5min")]
+    pub last_5_min: String,
+    /// Over fifteen minutes.
+    #[serde(rename = "last15min")]
+    pub last_15_min: String,
+}

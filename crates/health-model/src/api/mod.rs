@@ -1,0 +1,37 @@
+//! What the API speaks. Everything under `/v1beta` but `status/path-mtu` has the paths, field names and
+//! types of Cilium's health API (`api/v1/health/openapi.yaml`); fields that Cilium lacks are optional
+//! additions.
+
+mod agent;
+mod endpoint;
+mod history;
+mod nodes;
+mod path;
+mod policy;
+mod status;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::agent::{AgentState, HealthzResponse, LoadAverage};
+pub use self::endpoint::{
+    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, Enforcement, HealthState,
+    IdentityEntry, LabelChange, TakenAddress,
+};
+pub use self::history::{HistoryWindow, TargetHistory};
+pub use self::nodes::{
+    ClusterNodeStatus, NodeAddressing, NodeAddressingElement, NodeElement, NodeEntry, NodeList,
+    RegistryState, RejectedEntry,
+};
+pub use self::path::{
+    AddressGroupStatus, ConnectivityStatus, LargerPackets, PathKind, PathMtuEntry, PathMtuStatus,
+    PathStatus, Protocol, Reachability, RttSource,
+};
+pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+pub use self::status::{Diagnosis, FullMap, HealthStatus, NodeStatus, ProbeEvent, SelfStatus};
+
+/// Body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// What failed, on what.
+    pub error: String,
+}

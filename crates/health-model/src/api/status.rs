@@ -1,0 +1,133 @@
+//! What is known of all nodes.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::path::{AddressGroupStatus, Reachability, worst};
+
+/// `GET /v1beta/status` and `PUT /v1beta/status/probe`. Of very many nodes, `N` may be something that
+/// is written down node by node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HealthStatus<N = Vec<NodeStatus>> {
+    /// When the newest result in this report was taken (RFC 3339); absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub timestamp: Option<Timestamp>,
+    /// Time between two probes of one address, as a Go duration (`10s`): the shortest one set, or
+    /// longer where the probe rate allows no more.
+    #[serde(rename = "probeInterval")]
+    pub probe_interval: String,
+    /// The interval that was set, where the probe rate does not allow it.
+    #[serde(
+        rename = "configuredInterval",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub configured_interval: Option<String>,
+    /// The node that reports.
+    pub local: SelfStatus,
+    /// All known nodes, this one included, sorted by name.
+    pub nodes: N,
+}
+
+impl<N> HealthStatus<N> {
+    /// What it says besides the nodes.
+    pub fn head(self) -> HealthStatus<()> {
+        let Self {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: _,
+        } = self;
+        HealthStatus {
+            timestamp,
+            probe_interval,
+            configured_interval,
+            local,
+            nodes: (),
+        }
+    }
+}
+
+/// The node that reports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfStatus {
+    /// `cluster/node`.
+    pub name: String,
+    /// What is wrong with this node, where most others fail at once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub diagnosis: Option<Diagnosis>,
+    /// Its conntrack and NAT maps that are nearly full.
+    #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
+    pub full_maps: Vec<FullMap>,
+}
+
+/// A map that is over 80 % full.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullMap {
+    /// Its name.
+    pub map: String,
+    /// Entries in it, about.
+    pub entries: u64,
+    /// Entries that it has room for.
+    pub capacity: u64,
+}
+
+/// What is wrong, and how that is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// What is wrong, in a word such as `agent-down`.
+    pub cause: String,
+    /// The same in a sentence.
+    pub message: String,
+    /// The facts that it rests on.
+    pub evidence: Vec<String>,
+}
+
+/// One node as the local one sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// `cluster/node`.
+    pub name: String,
+    /// The node's own addresses.
+    pub host: AddressGroupStatus,
+    /// The node's health endpoint; absent while its address is not known.
+    #[serde(
+        rename = "health-endpoint",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub health_endpoint: Option<AddressGroupStatus>,
+    /// What is wrong with it, if something is.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub diagnosis: Option<Diagnosis>,
+}
+
+/// One line of the answer to `PUT /v1beta/status/probe?stream=true`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProbeEvent {
+    /// All results of a node are there.
+    Node(Box<NodeStatus>),
+    /// So many of all targets have a result; sent at most ten times a second.
+    Progress {
+        /// Targets with a result.
+        done: usize,
+        /// All targets.
+        total: usize,
+    },
+    /// The last line: what is known at the end.
+    Done(HealthStatus),
+}
+
+impl NodeStatus {
+    /// The host and the health endpoint together. An endpoint whose address is not known yet leaves
+    /// the node unknown.
+    pub fn reachability(&self) -> Reachability {
+        let endpoint = self
+            .health_endpoint
+            .as_ref()
+            .map_or(Reachability::Unknown, AddressGroupStatus::reachability);
+        worst([self.host.reachability(), endpoint])
+    }
+}
