@@ -3,6 +3,7 @@
 mod aarch64;
 mod arch;
 mod bench;
+mod crates;
 mod debian;
 mod features;
 mod fuzz;
@@ -48,6 +49,8 @@ enum Command {
     Vm(vm::CommandArgs),
     /// Compile all for aarch64, and run nothing
     CheckAarch64,
+    /// Check that each crate uses only those that docs/architecture.md puts above it
+    CheckCrates,
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&workspace, &args).map(success),
         Command::Vm(args) => vm::command(&workspace, &args),
         Command::CheckAarch64 => aarch64::check(&workspace).map(success),
+        Command::CheckCrates => crates::check(&workspace).map(success),
     });
     match result {
         Ok(code) => code,
