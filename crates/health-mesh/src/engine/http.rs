@@ -1,0 +1,158 @@
+//! HTTP probes: those that run, those that wait for a place, and what came of them.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use health_common::arrivals::Prober;
+use health_common::probe::Path;
+use nix::sys::resource::{Resource, getrlimit};
+use tokio::task::{JoinError, JoinSet};
+
+use super::Engine;
+use super::exchange::WayCounts;
+use crate::accounts::nanos;
+use crate::failure::Failure;
+use crate::http::{self, Hello};
+use crate::results::{Answer, HttpTimes};
+use crate::target::{TargetId, TargetKey};
+
+/// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
+/// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
+/// delay the living.
+const HTTP_CONCURRENCY: (usize, usize) = (64, 4096);
+const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
+
+/// The end of an HTTP probe.
+#[derive(Debug)]
+pub(super) struct HttpDone {
+    id: TargetId,
+    key: TargetKey,
+    sent: Duration,
+    /// What was counted of the node's ways as it was sent.
+    counts: Option<Box<WayCounts>>,
+    answer: Result<Hello, Failure>,
+}
+
+/// HTTP probes that run or wait.
+pub(super) struct HttpProbes {
+    pub(super) running: JoinSet<HttpDone>,
+    places: usize,
+    /// Due, while there is no place.
+    waiting: VecDeque<TargetId>,
+    /// The targets in `waiting`.
+    queued: HashSet<TargetId>,
+}
+
+impl HttpProbes {
+    /// None, and as many places as this process may have.
+    pub(super) fn new() -> Self {
+        Self {
+            running: JoinSet::new(),
+            places: places(),
+            waiting: VecDeque::new(),
+            queued: HashSet::new(),
+        }
+    }
+
+    /// Queues a probe, unless one waits already.
+    pub(super) fn queue(&mut self, id: TargetId) {
+        if self.queued.insert(id) {
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// The probe that is begun next, if there is a place for it.
+    fn next(&mut self) -> Option<TargetId> {
+        if self.running.len() >= self.places {
+            return None;
+        }
+        let id = self.waiting.pop_front()?;
+        self.queued.remove(&id);
+        Some(id)
+    }
+}
+
+impl Engine {
+    pub(super) fn begin_http(&mut self) {
+        while let Some(id) = self.http.next() {
+            let Some(target) = self.targets.get(id) else {
+                continue;
+            };
+            let (key, node) = (target.key, target.node);
+            let sent = self.now();
+            let counts = self.way_counts(node);
+            let expiry = sent + self.options.timeout;
+            self.confirmation.sent(id, sent, expiry);
+            let peer = SocketAddr::new(key.address, self.options.port);
+            let deadline = self.shared.start + expiry;
+            let prober = Prober {
+                session: self.options.session,
+                icmp_id_be: self.options.icmp_id.to_be(),
+                pad: 0,
+            };
+            self.http.running.spawn(async move {
+                let answer = http::get_hello(peer, prober, deadline).await;
+                HttpDone {
+                    id,
+                    key,
+                    sent,
+                    counts,
+                    answer,
+                }
+            });
+        }
+    }
+
+    pub(super) fn http_done(&mut self, done: Result<HttpDone, JoinError>) {
+        let HttpDone {
+            id,
+            key,
+            sent,
+            counts,
+            answer,
+        } = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "an HTTP probe ended without a result");
+                return;
+            }
+        };
+        let Some(&target) = self.targets.get(id) else {
+            return;
+        };
+        match answer {
+            Ok(hello) => {
+                let (rtt, source) = self.accounts.connected(key, &hello);
+                let answer = Answer {
+                    rtt,
+                    source,
+                    http: Some(HttpTimes {
+                        connect_ns: nanos(hello.connect),
+                        total_ns: nanos(hello.total),
+                    }),
+                };
+                self.exchange(target.node, sent, counts.as_deref(), &hello);
+                let reachable = self.answered(id, sent, answer);
+                let all_told = key.path != Path::Host
+                    || self.learn(target, hello.told.health_endpoint.as_deref());
+                if reachable && all_told {
+                    let now = self.now();
+                    self.schedule.settle(id, now);
+                }
+            }
+            Err(failure) => {
+                self.accounts.lost_untracked(key);
+                self.failed(id, sent, failure);
+            }
+        }
+    }
+}
+
+/// How many HTTP probes may run at a time under the limit on open files.
+fn places() -> usize {
+    let (fewest, most) = HTTP_CONCURRENCY;
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(fewest, |(soft, _)| {
+        usize::try_from(soft / HTTP_DESCRIPTORS_DIVISOR).map_or(most, |n| n.clamp(fewest, most))
+    })
+}

@@ -1,0 +1,94 @@
+//! Echo probes, and what came of them.
+
+use std::time::Duration;
+
+use super::Engine;
+use crate::failure::Failure;
+use crate::icmp::{IcmpEvent, Probe};
+use crate::results::Answer;
+use crate::target::TargetId;
+
+/// Pause before a probe that found no room in the socket is tried again.
+const DEFERRED_RETRY: Duration = Duration::from_millis(10);
+
+impl Engine {
+    pub(super) fn begin_icmp(&mut self, id: TargetId) {
+        if let Some(target) = self.targets.get(id) {
+            let now = self.now();
+            let expiry = now + self.options.timeout;
+            let probe = Probe::new(id, target.key, now, expiry);
+            self.confirmation.sent(id, now, expiry);
+            self.relief.forget(id);
+            self.icmp.push(probe, &mut self.icmp_events);
+        }
+    }
+
+    pub(super) fn receive_icmp(&mut self) {
+        let now = self.now();
+        if let Err(error) = self.icmp.receive(now, &mut self.icmp_events) {
+            tracing::warn!(%error, "cannot receive ICMP replies");
+        }
+        self.take_icmp_events();
+    }
+
+    pub(super) fn take_icmp_events(&mut self) {
+        let mut events = std::mem::take(&mut self.icmp_events);
+        for event in events.drain(..) {
+            match event {
+                IcmpEvent::Answered { probe, rtt } => {
+                    let (rtt, source) = self.accounts.answered(&probe, rtt);
+                    let answer = Answer {
+                        rtt,
+                        source,
+                        http: None,
+                    };
+                    if self.answered(probe.id, probe.sent, answer) {
+                        let now = self.now();
+                        self.schedule.settle(probe.id, now);
+                    }
+                    self.note_remote(&probe);
+                }
+                IcmpEvent::Failed { probe, failure } => {
+                    self.lost(&probe, &failure);
+                    self.failed(probe.id, probe.sent, failure);
+                }
+                IcmpEvent::Deferred { id } => {
+                    let at = self.now() + DEFERRED_RETRY;
+                    self.confirmation.withdrawn(id, at);
+                    self.schedule.pull_in(id, at);
+                }
+            }
+        }
+        self.icmp_events = events;
+    }
+
+    /// Counts a lost probe, and where it was lost if that was in this host.
+    pub(super) fn lost(&self, probe: &Probe, failure: &Failure) {
+        let unseen = !self.accounts.lost(probe);
+        let unsent = matches!(failure, Failure::Os(_) | Failure::NoFamily);
+        if !unseen && !unsent {
+            return;
+        }
+        let mut results = self.shared.results_mut();
+        if !results.ways().is_empty()
+            && let Some(target) = self.targets.get(probe.id)
+            && let Some(way) = results.way_of(target.node, target.key)
+        {
+            let ways = results.ways();
+            if unsent {
+                ways.unsent(way);
+            } else {
+                ways.unseen(way);
+            }
+        }
+    }
+
+    /// Where the time of a latency shift goes, the peer's programs tell.
+    pub(super) fn note_remote(&self, probe: &Probe) {
+        if self.shared.results().is_shifted(probe.id)
+            && let Some(row) = self.accounts.row(probe.key)
+        {
+            self.shared.results_mut().note_remote(probe.id, row.remote);
+        }
+    }
+}

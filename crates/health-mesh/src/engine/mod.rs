@@ -1,0 +1,343 @@
+//! The one task that owns the mesh's state: it sends what is due, takes in what comes back, and
+//! follows the registry.
+
+mod exchange;
+mod http;
+mod icmp;
+mod outcome;
+mod request;
+mod targets;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_datapath::rtt_store::RttStore;
+use health_registry::nodes::NodeSet;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::sleep_until;
+
+use self::http::HttpProbes;
+use crate::accounts::Accounts;
+use crate::budget::Budget;
+use crate::confirm::{Confirmation, Due};
+use crate::handle::{MeshError, MeshOptions, Shared};
+use crate::icmp::{IcmpEvent, IcmpProber, Mark};
+use crate::learned::Learned;
+use crate::path_mtu::{PathMtuOptions, PathMtuProber};
+use crate::relief::Relief;
+use crate::schedule::{DueTarget, Schedule};
+use crate::sweep::{Sweep, SweepEvent};
+use crate::target::{Protocol, TargetId, Targets};
+
+/// Time between two turns of the engine, at least. What comes in between is dealt with together, for a
+/// fraction of the cost; no measurement depends on when it is dealt with.
+const TURN: Duration = Duration::from_millis(5);
+/// Scheduled probes go out so many at a time, if that takes no longer than the time below to gather.
+const BATCH: u32 = 16;
+const MAX_GATHER: Duration = Duration::from_millis(50);
+/// They gather for this part of the shortest interval at most.
+const GATHER_DIVISOR: u32 = 8;
+/// Nothing is due: the engine comes round nevertheless, so that others see it alive.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What the engine is asked to do.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// Probe all targets.
+    Probe(mpsc::UnboundedSender<SweepEvent>),
+    /// Find the MTU of the paths to this node, by its full name, or to all; `done` is dropped then.
+    ProbePathMtu {
+        node: Option<String>,
+        done: oneshot::Sender<()>,
+    },
+    /// End.
+    Shutdown(oneshot::Sender<()>),
+}
+
+pub(super) struct Engine {
+    options: MeshOptions,
+    shared: Arc<Shared>,
+    nodes: watch::Receiver<Arc<NodeSet>>,
+    local_health: watch::Receiver<Vec<IpAddr>>,
+    accounts: Accounts,
+    learned: Learned,
+    schedule: Schedule,
+    confirmation: Confirmation,
+    budget: Budget,
+    relief: Relief,
+    /// The nodes that `targets` was made of.
+    set: Arc<NodeSet>,
+    targets: Targets,
+    /// When the targets are to be made anew.
+    rebuild_at: Option<Duration>,
+    /// How long that took last.
+    rebuild_took: Duration,
+    icmp: IcmpProber,
+    /// Taken in after each batch; kept for its memory.
+    icmp_events: Vec<IcmpEvent>,
+    path_mtu: PathMtuProber,
+    http: HttpProbes,
+    /// When scheduled probes are sent next, at the earliest.
+    send_at: Duration,
+    sweep: Option<Sweep>,
+    /// When those who wait for the sweep are told how far it is.
+    progress_at: Duration,
+}
+
+impl Engine {
+    /// An engine that knows the nodes of today and has probed none.
+    pub(super) fn new(
+        options: MeshOptions,
+        shared: Arc<Shared>,
+        nodes: watch::Receiver<Arc<NodeSet>>,
+        store: Arc<dyn RttStore>,
+        local_health: watch::Receiver<Vec<IpAddr>>,
+    ) -> Result<Self, MeshError> {
+        let icmp = IcmpProber::open(
+            Mark {
+                icmp_id: options.icmp_id,
+                session: options.session,
+                key: options.probe_key,
+                one_way: options.one_way,
+            },
+            rand::random(),
+            shared.ignored.clone(),
+        )
+        .map_err(MeshError::RawSocket)?;
+        let path_mtu = PathMtuProber::open(
+            &options.local,
+            PathMtuOptions {
+                interval: options.path_mtu_interval,
+                rate: options.rate,
+                timeout: options.timeout,
+            },
+            other_id(options.icmp_id),
+            shared.ignored.clone(),
+        )
+        .map_err(MeshError::RawSocket)?;
+        let mut engine = Self {
+            schedule: Schedule::new(&options.local, options.rate),
+            confirmation: Confirmation::default(),
+            budget: Budget::new(options.rate),
+            relief: Relief::new(options.passive_relief),
+            learned: Learned::load(&options.state_dir),
+            accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
+            options,
+            shared,
+            nodes,
+            local_health,
+            set: Arc::default(),
+            targets: Targets::default(),
+            rebuild_at: None,
+            rebuild_took: Duration::ZERO,
+            icmp,
+            icmp_events: Vec::new(),
+            path_mtu,
+            http: HttpProbes::new(),
+            send_at: Duration::ZERO,
+            sweep: None,
+            progress_at: Duration::ZERO,
+        };
+        engine.rebuild();
+        if !engine.set.nodes.is_empty() {
+            let known = engine.targets.iter().map(|(_, target)| target.key);
+            engine
+                .accounts
+                .keep_only(known)
+                .map_err(MeshError::RttStore)?;
+        }
+        Ok(engine)
+    }
+
+    /// Probes until it is told to end, or nobody is left to tell it.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut finished = None;
+        loop {
+            let turned = self.now();
+            self.turn();
+            let wake = self.shared.start + self.next_wake();
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Probe(waiter)) => self.sweep(waiter),
+                    Some(Command::ProbePathMtu { node, done }) => {
+                        self.probe_path_mtu(node.as_deref(), done);
+                    }
+                    Some(Command::Shutdown(done)) => {
+                        finished = Some(done);
+                        break;
+                    }
+                    None => break,
+                },
+                // A source that has gone leaves what it said last.
+                Ok(()) = self.nodes.changed() => self.rebuild(),
+                Ok(()) = self.local_health.changed() => self.rebuild(),
+                _ = self.icmp.readable() => {}
+                () = self.path_mtu.ready() => {}
+                Some(done) = self.http.running.join_next() => self.http_done(done),
+                () = sleep_until(wake) => {}
+            }
+            sleep_until(self.shared.start + turned + TURN).await;
+        }
+        self.learned.close().await;
+        if let Some(done) = finished {
+            // The asker may have gone.
+            let _ = done.send(());
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.shared.now()
+    }
+
+    /// Takes in all that has come, then does all that is due.
+    fn turn(&mut self) {
+        // First: nothing that has come counts as missing, even if the agent itself was held up.
+        self.receive_icmp();
+        while let Some(done) = self.http.running.try_join_next() {
+            self.http_done(done);
+        }
+        let now = self.now();
+        self.shared.turned(now);
+        if self.rebuild_at.is_some_and(|at| at <= now) {
+            self.rebuild();
+        }
+        self.icmp.expire(now, &mut self.icmp_events);
+        self.take_icmp_events();
+        self.send_what_is_due();
+        self.icmp.flush(&mut self.icmp_events);
+        self.take_icmp_events();
+        self.begin_http();
+        self.look_at_paths();
+        self.end_sweep();
+    }
+
+    /// Begins confirming and scheduled probes by turns, so that none of them starves the others.
+    fn send_what_is_due(&mut self) {
+        let scheduled = self.send_at <= self.now();
+        let mut sent = false;
+        loop {
+            let now = self.now();
+            let due = self.confirmation.poll(now, &mut self.budget);
+            let confirms = due.is_some();
+            match due {
+                Some(Due::Reprobe(id)) => {
+                    if let Some(since) = self.confirmation.first_doubt(id) {
+                        self.probe_siblings(id, since);
+                    }
+                    self.begin(id);
+                }
+                Some(Due::Unreachable { id, sent, failure }) => {
+                    self.schedule.retry(id, now);
+                    self.record_failure(id, sent, failure);
+                }
+                Some(Due::NotRecovered(id)) => self.schedule.retry(id, now),
+                None => {}
+            }
+            let next = scheduled.then(|| self.schedule.pop_due(now, &mut self.budget));
+            match next.flatten() {
+                Some(due) => {
+                    sent = true;
+                    if !self.is_left_out(due) {
+                        self.begin(due.id);
+                    }
+                }
+                None if !confirms => break,
+                None => {}
+            }
+        }
+        if sent {
+            self.send_at = self.now() + self.gather_time();
+        }
+    }
+
+    /// How long scheduled probes gather until they are sent. Somebody waits for those of a sweep.
+    fn gather_time(&self) -> Duration {
+        if self.sweep.is_some() {
+            return TURN;
+        }
+        let shortest = self.options.intervals.iter().min().unwrap_or(MAX_GATHER);
+        self.schedule
+            .pace()
+            .saturating_mul(BATCH)
+            .min(MAX_GATHER)
+            .min(shortest / GATHER_DIVISOR)
+            .max(TURN)
+    }
+
+    fn next_wake(&mut self) -> Duration {
+        let sweep = self
+            .sweep
+            .as_ref()
+            .map(|sweep| sweep.deadline().min(self.progress_at));
+        [
+            self.schedule
+                .next_due(&self.budget)
+                .map(|due| due.max(self.send_at)),
+            self.confirmation.next_due(&self.budget),
+            self.icmp.next_expiry(),
+            self.path_mtu.next_due(&self.budget),
+            self.rebuild_at,
+            sweep,
+        ]
+        .into_iter()
+        .flatten()
+        .fold(self.now() + IDLE, Duration::min)
+    }
+
+    /// The other targets of the node are due at once, unless they were probed since then: what is wrong
+    /// with a node is told by all of them together.
+    fn probe_siblings(&mut self, id: TargetId, since: Duration) {
+        let Some(target) = self.targets.get(id) else {
+            return;
+        };
+        let now = self.now();
+        let results = self.shared.results();
+        for sibling in results.targets_of(target.node) {
+            if self.confirmation.not_probed_since(sibling, since) {
+                self.schedule.pull_in(sibling, now);
+                // They do not wait for others to gather.
+                self.send_at = self.send_at.min(now);
+            }
+        }
+    }
+
+    /// Whether a probe that is due is not needed: connections to its address were answered within the
+    /// last interval, and nothing is wrong with the node. HTTP tells of the agent, which they do not.
+    fn is_left_out(&mut self, due: DueTarget) -> bool {
+        let Some(&target) = self.targets.get(due.id) else {
+            return false;
+        };
+        if !due.routine || target.key.protocol != Protocol::Icmp || self.sweep.is_some() {
+            return false;
+        }
+        let Self {
+            relief,
+            accounts,
+            confirmation,
+            shared,
+            ..
+        } = self;
+        let key = target.key;
+        let interval = self.options.intervals.get(key.path, key.protocol);
+        let interval = self.schedule.effective(interval.unwrap_or_default());
+        relief.leave_out(due.id, || {
+            let results = shared.results();
+            let is_well = |id| results.is_reachable(id) == Some(true) && !confirmation.in_doubt(id);
+            results.targets_of(target.node).all(is_well) && accounts.had_traffic(key, interval)
+        })
+    }
+
+    fn begin(&mut self, id: TargetId) {
+        match self.targets.get(id).map(|target| target.key.protocol) {
+            Some(Protocol::Icmp) => self.begin_icmp(id),
+            Some(Protocol::Http) => self.http.queue(id),
+            None => {}
+        }
+    }
+}
+
+/// A random ICMP identifier other than `id`.
+fn other_id(id: u16) -> u16 {
+    id.wrapping_add(rand::random_range(1..=u16::MAX))
+}

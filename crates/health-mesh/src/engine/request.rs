@@ -1,0 +1,94 @@
+//! What others ask for: probes of all targets, and the MTU of paths.
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::Engine;
+use crate::path_mtu::{Looked, PathMtu};
+use crate::sweep::{Sweep, SweepEvent};
+use crate::target::Target;
+
+/// Time between two reports of progress to those who wait for a sweep.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+impl Engine {
+    /// Begins to probe all targets for the sake of `waiter`, who may also join those who wait already.
+    pub(super) fn sweep(&mut self, waiter: mpsc::UnboundedSender<SweepEvent>) {
+        let now = self.now();
+        if self.sweep.is_none() {
+            let spread = self.rate_time(self.targets.len());
+            self.schedule.pull_in_all(now, spread);
+            self.send_at = self.send_at.min(now);
+            let targets = self.targets.iter().map(|(id, target)| (id, target.node));
+            let nodes = self.set.nodes.len();
+            let timeout = self.options.timeout;
+            self.sweep = Some(Sweep::new(targets, nodes, now, spread, timeout));
+            self.progress_at = now + PROGRESS_PERIOD;
+        }
+        if let Some(sweep) = &mut self.sweep {
+            sweep.join(waiter);
+        }
+    }
+
+    pub(super) fn end_sweep(&mut self) {
+        let now = self.now();
+        let Some(sweep) = &mut self.sweep else {
+            return;
+        };
+        if sweep.is_over(now) {
+            // Closes the channels of those who wait.
+            self.sweep = None;
+        } else if self.progress_at <= now {
+            self.progress_at = now + PROGRESS_PERIOD;
+            if !sweep.tell_progress() {
+                self.sweep = None;
+            }
+        }
+    }
+
+    /// Finds the MTU of the paths to a node or to all for the sake of whoever holds the other end of `done`.
+    pub(super) fn probe_path_mtu(&mut self, node: Option<&str>, done: oneshot::Sender<()>) {
+        let is_wanted = |target: &Target| {
+            node.is_none_or(|name| {
+                let known = self.set.nodes.get(target.node);
+                known.is_some_and(|known| known.full_name() == name)
+            })
+        };
+        let targets = self.targets.iter();
+        let ids: Vec<_> = targets
+            .filter(|(id, target)| self.path_mtu.has(*id) && is_wanted(target))
+            .map(|(id, _)| id)
+            .collect();
+        let now = self.now();
+        self.path_mtu.request(&ids, now, done);
+        self.shared.results_mut().await_paths(&ids);
+    }
+
+    /// Goes on finding the MTU of paths.
+    pub(super) fn look_at_paths(&mut self) {
+        let now = self.now();
+        let looked = self.path_mtu.turn(now, &mut self.budget);
+        for Looked { id, found } in looked {
+            let mut results = self.shared.results_mut();
+            let was_reduced = results.path_mtu(id).is_some_and(PathMtu::is_reduced);
+            if let Some(found) = &found
+                && found.is_reduced() != was_reduced
+                && let Some(target) = self.targets.get(id)
+            {
+                let node = self.node_name(target);
+                let address = target.key.address;
+                let (mtu, local_mtu) = (found.mtu, found.way.mtu);
+                if was_reduced {
+                    tracing::info!(node, %address, mtu, "full path MTU again");
+                } else {
+                    let told_by = found.told.map(|told| told.from.to_string());
+                    tracing::info!(node, %address, mtu, local_mtu, told_by, "reduced path MTU");
+                }
+            }
+            results.path_looked_at(id, found);
+            drop(results);
+            self.path_mtu.end_wait(id);
+        }
+    }
+}

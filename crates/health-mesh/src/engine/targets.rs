@@ -1,0 +1,143 @@
+//! What is probed: made of the registry, the local health endpoint and what peers told.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use health_common::probe::Path;
+
+use super::Engine;
+use crate::target::{NodePaths, Protocol, Target, TargetId, TargetKey};
+
+/// Time over which the first probes of new targets are spread, at least.
+const FIRST_SPREAD: Duration = Duration::from_millis(100);
+/// Time in which changes of learned addresses are gathered before the targets are made anew: this at
+/// least, and so many times what that took last.
+const LEARN_DELAY: Duration = Duration::from_millis(50);
+const LEARN_DELAY_FACTOR: u32 = 20;
+
+impl Engine {
+    /// Takes what a node tells of its health endpoint, where the registry does not say. Returns
+    /// whether nothing more is to be told: a node that starts may not know yet.
+    pub(super) fn learn(&mut self, target: Target, told: Option<&[IpAddr]>) -> bool {
+        let Some(node) = self.set.nodes.get(target.node) else {
+            return true;
+        };
+        let registry_says = !node.health_addresses.is_empty();
+        if registry_says || node.full_name() == self.options.local {
+            return true;
+        }
+        let Some(told) = told else {
+            return node.pod_cidrs.is_empty() || !self.learned.get(node).is_empty();
+        };
+        if self.learned.learn(node, told) && self.rebuild_at.is_none() {
+            let delay = LEARN_DELAY.max(self.rebuild_took * LEARN_DELAY_FACTOR);
+            self.rebuild_at = Some(self.now() + delay);
+        }
+        true
+    }
+
+    /// Makes the targets anew from the registry, the local endpoint and what was learned.
+    pub(super) fn rebuild(&mut self) {
+        let begun = self.now();
+        self.rebuild_at = None;
+        self.set = self.nodes.borrow_and_update().clone();
+        let local_health = self.local_health.borrow_and_update().clone();
+        let mut paths = Vec::with_capacity(self.set.nodes.len());
+        for node in &self.set.nodes {
+            let local = node.full_name() == self.options.local;
+            let learned;
+            let endpoint = if local && !local_health.is_empty() {
+                &local_health
+            } else if local || !node.health_addresses.is_empty() {
+                &node.health_addresses
+            } else {
+                learned = self.learned.get(node);
+                &learned
+            };
+            paths.push(NodePaths::new(node, local, endpoint));
+        }
+
+        let intervals = self.options.intervals;
+        let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
+        let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
+            node.targets()
+                .filter(is_probed)
+                .map(move |key| Target { key, node: index })
+        });
+        let changes = self.targets.replace(wanted);
+        self.drop_targets(&changes.gone);
+        self.add_targets(&changes.fresh);
+        let leaves_this_host = |target: &Target| {
+            let TargetKey {
+                address,
+                path,
+                protocol,
+            } = target.key;
+            // An endpoint's packets go the way of its host's.
+            (path, protocol) == (Path::Host, Protocol::Icmp)
+                && paths.get(target.node).is_some_and(|node| !node.local)
+                && !self.options.local_addresses.contains(&address)
+        };
+        let paths_out = self.targets.iter();
+        let paths_out = paths_out
+            .filter(|(_, target)| leaves_this_host(target))
+            .map(|(id, target)| (id, target.key.address));
+        self.path_mtu.set_paths(paths_out, begun);
+        if let Some(sweep) = &mut self.sweep {
+            let targets = &self.targets;
+            sweep.renumber(paths.len(), |id| targets.get(id).map(|target| target.node));
+        }
+
+        // No nodes at all is what a registry says that has not been reached yet.
+        if !self.set.nodes.is_empty() {
+            let names: HashSet<&str> = paths.iter().map(|node| node.name.as_str()).collect();
+            self.learned.retain(|name| names.contains(name));
+        }
+        let schedule = &self.schedule;
+        self.shared
+            .results_mut()
+            .set_nodes(self.set.clone(), paths, &self.targets, |interval| {
+                schedule.effective(interval)
+            });
+        self.rebuild_took = self.now().saturating_sub(begun);
+    }
+
+    pub(super) fn drop_targets(&mut self, gone: &[(TargetId, TargetKey)]) {
+        let mut results = self.shared.results_mut();
+        for (id, key) in gone {
+            self.schedule.remove(*id);
+            self.confirmation.remove(*id);
+            self.relief.forget(*id);
+            if let Some(sweep) = &mut self.sweep {
+                sweep.remove(*id);
+            }
+            results.remove(*id);
+            self.accounts.close(*key);
+        }
+        if !gone.is_empty() {
+            self.icmp.retain(|id| self.targets.get(id).is_some());
+        }
+    }
+
+    pub(super) fn add_targets(&mut self, fresh: &[(TargetId, TargetKey)]) {
+        let now = self.now();
+        let spread = self.rate_time(fresh.len()).max(FIRST_SPREAD);
+        self.accounts.open(fresh.iter().map(|(_, key)| *key));
+        // Room for these alone: growing by itself takes up to twice as much.
+        self.schedule.reserve(self.targets.len());
+        self.confirmation.reserve(self.targets.len());
+        for (id, key) in fresh {
+            let interval = self.options.intervals.get(key.path, key.protocol);
+            if let Some(interval) = interval {
+                self.schedule.insert(*id, key, interval, now, spread);
+                self.confirmation.insert(*id);
+            }
+        }
+    }
+
+    /// The time that probes of so many targets take at the probe rate.
+    pub(super) fn rate_time(&self, targets: usize) -> Duration {
+        Duration::from_secs(targets as u64) / self.options.rate.max(1)
+    }
+}
