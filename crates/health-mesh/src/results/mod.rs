@@ -1,36 +1,35 @@
 //! What is known of each target, and what it is judged by.
 
+mod diagnose;
+mod follow;
+mod latency;
 mod report;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use health_common::arrivals::{self, WAYS};
+use health_common::arrivals;
 use health_common::probe::Path;
-use health_common::rtt::RemoteTime;
 use health_datapath::conntrack::Fill;
 use health_model::api::{self, RttSource};
-use health_net::carrier;
 use health_registry::config::ProbeIntervals;
-use health_registry::nodes::{Node, NodeSet};
+use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
 use slotmap::{SecondaryMap, SparseSecondaryMap};
 use tokio::sync::watch;
 
-use super::diagnosis::isolation::{Isolation, Survey};
-use super::diagnosis::{
-    Context, Degraded, PeerFacts, ShiftWatch, TargetFacts, Thresholds, Verdict,
-};
-use super::direction::{self, Passage, Ways};
-use super::failure::Failure;
-use super::handle::MeshOptions;
-use super::history::{History, Trend, most_results};
-use super::path_mtu::PathMtu;
-use super::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
+use crate::diagnosis::isolation::Isolation;
+use crate::diagnosis::{Degraded, ShiftWatch, TargetFacts, Thresholds, Verdict};
+use crate::direction::Ways;
+use crate::failure::Failure;
+use crate::handle::MeshOptions;
+use crate::history::{History, Trend, most_results};
+use crate::path_mtu::PathMtu;
+use crate::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 
 /// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
 const UNUSUAL: (u32, u32) = (3, 2);
@@ -308,91 +307,6 @@ impl Results {
         }
     }
 
-    /// What a target is judged by, trend and all.
-    fn judged(&self, id: TargetId, now: Duration) -> Option<TargetFacts<'_>> {
-        let known = self.known.get(id)?;
-        Some(TargetFacts {
-            trend: known.trend(now),
-            shift: self.shifts.get(id).map(ShiftWatch::shift),
-            ..known.facts(now)
-        })
-    }
-
-    /// Begins or ends to look where the time of a latency shift goes.
-    fn watch_shift(&mut self, id: TargetId, now: Duration) {
-        let watch = self.shifts.get(id);
-        if watch.is_some_and(|watch| watch.is_outdated(now)) {
-            self.shifts.remove(id);
-        }
-        let shifted = self
-            .judged(id, now)
-            .and_then(|facts| self.context().shifted(&facts));
-        let (Some((_, usual)), Some(known)) = (shifted, self.known.get(id)) else {
-            self.shifts.remove(id);
-            return;
-        };
-        if self.is_shifted(id) {
-            return;
-        }
-        let since = known.history.risen_since(usual.p90).unwrap_or(now);
-        let wall_clock = Timestamp::now();
-        let since = wall_clock.checked_sub(now.saturating_sub(since));
-        let watch = ShiftWatch::new(since.unwrap_or(wall_clock), now, usual);
-        self.shifts.insert(id, watch);
-    }
-
-    /// Whether the target's latency has shifted.
-    pub(super) fn is_shifted(&self, id: TargetId) -> bool {
-        self.shifts.contains_key(id)
-    }
-
-    /// Takes in the time that a target whose latency has shifted spends in the peer's host.
-    pub(super) fn note_remote(&mut self, id: TargetId, remote: RemoteTime) {
-        if let Some(watch) = self.shifts.get_mut(id) {
-            watch.note(remote);
-        }
-    }
-
-    /// The ways that are followed.
-    pub(super) fn ways(&mut self) -> &mut Ways {
-        &mut self.ways
-    }
-
-    /// The ICMP targets on a way to the node with this index in the set in force; the first one stands
-    /// for the way.
-    pub(super) fn way(&self, node: usize, way: usize) -> impl Iterator<Item = TargetId> {
-        let node = self.nodes.get(node).into_iter();
-        node.flat_map(move |node| node.way(way))
-    }
-
-    /// The target that stands for a target's way.
-    pub(super) fn way_of(&self, node: usize, key: TargetKey) -> Option<TargetId> {
-        let way = arrivals::way(key.address.is_ipv4(), key.path as u8);
-        self.way(node, way).next()
-    }
-
-    /// Whether any way to the node is followed.
-    pub(super) fn is_followed(&self, node: usize) -> bool {
-        let of_node = |node| self.is_node_followed(node);
-        !self.ways.is_empty() && self.nodes.get(node).is_some_and(of_node)
-    }
-
-    fn is_node_followed(&self, node: &NodeTargets) -> bool {
-        let followed = |way| {
-            let first = node.way(way).next();
-            first.is_some_and(|first| self.ways.is_followed(first))
-        };
-        !self.ways.is_empty() && (0..WAYS).any(followed)
-    }
-
-    /// Whether probes on a way were lost of late.
-    pub(super) fn is_lossy(&self, node: usize, way: usize, now: Duration) -> bool {
-        self.way(node, way).any(|id| {
-            let known = self.known.get(id);
-            known.is_some_and(|known| known.history.has_losses(now, direction::WINDOWS[0]))
-        })
-    }
-
     /// Whether the target answers; `None` without a result.
     pub(super) fn is_reachable(&self, id: TargetId) -> Option<bool> {
         let result = self.known.get(id)?.result.as_ref()?;
@@ -517,187 +431,6 @@ impl Results {
             told,
             outcome,
         });
-    }
-
-    fn context(&self) -> Context<'_> {
-        Context {
-            port: self.port,
-            local_addresses: &self.local_addresses,
-            thresholds: self.thresholds,
-        }
-    }
-
-    /// Whether it is this node that is cut off.
-    fn isolation(&self, now: Duration) -> Option<Arc<Isolation>> {
-        let mut last = self
-            .last_survey
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(last) = &*last {
-            // Of a node that is cut off, the devices are looked at as well.
-            let stands = last.isolation.is_none() && last.revision == self.revision;
-            if stands || now.saturating_sub(last.at) < SURVEY_AGE {
-                return last.isolation.clone();
-            }
-        }
-        let context = self.context();
-        let mut survey = Survey::default();
-        let mut facts = Vec::new();
-        for (index, node) in self.nodes.iter().enumerate() {
-            self.facts(node, now, &mut facts);
-            survey.add(&context, &self.peer(index, node, &facts));
-        }
-        // The devices are only looked at when it matters.
-        let isolation = survey
-            .diagnose(&context, &self.local, &[])
-            .and_then(|_| {
-                let without_carrier = carrier::without(&self.uplinks);
-                survey.diagnose(&context, &self.local, &without_carrier)
-            })
-            .map(Arc::new);
-        *last = Some(LastSurvey {
-            at: now,
-            revision: self.revision,
-            isolation: isolation.clone(),
-        });
-        isolation
-    }
-
-    /// Whether each verdict on the node's targets rests on a probe since the last one of them began to
-    /// change, or had the time to: one from before says nothing of what has happened.
-    fn is_settled(&self, node: &NodeTargets, now: Duration) -> bool {
-        let results = || {
-            let known = node.targets().filter_map(|id| self.known.get(id));
-            known.filter_map(|known| known.result.as_ref())
-        };
-        let failing = results().any(|result| result.outcome.is_err());
-        let turned = results().map(|result| result.turned).max();
-        let probed = results().map(|result| result.sent).min();
-        !failing || probed >= turned || turned.is_none_or(|turned| now >= turned + SETTLING)
-    }
-
-    /// What the node's diagnosis rests on; `None` before all its targets are known.
-    fn revision(&self, node: &NodeTargets) -> Option<u64> {
-        let mut revisions = node.targets().map(|id| Some(self.known.get(id)?.revision));
-        revisions.try_fold(0, |newest, revision| Some(revision?.max(newest)))
-    }
-
-    /// What is wrong with the node with this index.
-    fn diagnosis(
-        &self,
-        index: usize,
-        node: &NodeTargets,
-        isolation: Option<&Isolation>,
-        now: Duration,
-    ) -> Option<api::Diagnosis> {
-        let revision = self.revision(node);
-        let mut last = node
-            .last_diagnosis
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        // What peers tell of losses changes from exchange to exchange.
-        let lasts = isolation.is_none() && !self.is_node_followed(node);
-        if lasts
-            && let Some(last) = &*last
-            && Some(last.revision) == revision
-        {
-            return last.diagnosis.clone();
-        }
-        *last = None;
-        if !self.is_settled(node, now) {
-            return None;
-        }
-        let mut facts = Vec::new();
-        self.facts(node, now, &mut facts);
-        let peer = self.peer(index, node, &facts);
-        let diagnosis = self.context().diagnose(&peer, isolation);
-        let diagnosis = diagnosis.map(report::shown);
-        // Of a degraded target is told what became of its probes of late.
-        if lasts
-            && !self.is_degraded(node)
-            && let Some(revision) = revision
-        {
-            *last = Some(LastDiagnosis {
-                revision,
-                diagnosis: diagnosis.clone(),
-            });
-        }
-        diagnosis
-    }
-
-    fn is_degraded(&self, node: &NodeTargets) -> bool {
-        let mut known = node.targets().filter_map(|id| self.known.get(id));
-        known.any(|known| known.degraded.is_some())
-    }
-
-    /// Sets `facts` to what a node's targets are judged by.
-    fn facts<'a>(&'a self, node: &NodeTargets, now: Duration, facts: &mut Vec<TargetFacts<'a>>) {
-        facts.clear();
-        for (addresses, path) in [(&node.host, Path::Host), (&node.endpoint, Path::Endpoint)] {
-            for targets in addresses {
-                for (protocol, id) in targets.protocols() {
-                    let known = id.and_then(|id| Some((id, self.known.get(id)?)));
-                    facts.push(match known {
-                        Some((id, known)) => TargetFacts {
-                            passages: self.passages(node, known, now),
-                            shift: self.shifts.get(id).map(ShiftWatch::shift),
-                            path_mtu: self.path_mtu(id),
-                            ..known.facts(now)
-                        },
-                        None => TargetFacts {
-                            key: TargetKey {
-                                address: targets.address,
-                                path,
-                                protocol,
-                            },
-                            verdict: Verdict::Off,
-                            trend: Trend::default(),
-                            passages: Default::default(),
-                            shift: None,
-                            path_mtu: None,
-                        },
-                    });
-                }
-            }
-        }
-    }
-
-    /// What became of a target's echo probes since its verdict stands, in each window.
-    fn passages(
-        &self,
-        node: &NodeTargets,
-        known: &Known,
-        now: Duration,
-    ) -> [Option<Passage>; direction::WINDOWS.len()] {
-        let key = known.key;
-        let way = arrivals::way(key.address.is_ipv4(), key.path as u8);
-        let followed = || {
-            let first = (!self.ways.is_empty()).then(|| node.way(way).next())??;
-            Some((first, known.result.as_ref()?.turned))
-        };
-        let Some((first, turned)) = followed().filter(|_| key.protocol == Protocol::Icmp) else {
-            return Default::default();
-        };
-        direction::WINDOWS.map(|window| {
-            let from = now.saturating_sub(window).max(turned);
-            self.ways.passage(first, from)
-        })
-    }
-
-    fn peer<'a>(
-        &'a self,
-        index: usize,
-        node: &'a NodeTargets,
-        targets: &'a [TargetFacts<'a>],
-    ) -> PeerFacts<'a> {
-        let expects_endpoint =
-            |node: &Node| !node.pod_cidrs.is_empty() || !node.health_addresses.is_empty();
-        PeerFacts {
-            name: &node.paths.name,
-            local: node.paths.local,
-            endpoint_expected: self.set.nodes.get(index).is_some_and(expects_endpoint),
-            targets,
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use health_common::siphash::SipKey;
 use health_model::api::Reachability;
+use health_registry::nodes::Node;
 use nix::errno::Errno;
 
 use super::super::failure::IcmpError;

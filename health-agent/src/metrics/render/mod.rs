@@ -1,34 +1,35 @@
 //! One scrape's metrics as a scraper reads them.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod agent;
+mod nodes;
+mod rows;
+
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io};
 
-use health_common::metrics::{Direction, Reason};
 use health_datapath::conntrack::Counts;
 use health_datapath::dump::MetricRow;
 use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
-use health_model::api::{Reachability, RegistryState};
+use health_model::api::RegistryState;
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode, encode_eof, encode_registry};
 use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NativeHistogram,
-    NativeHistogramBuckets, NoLabelSet, prometheus_protobuf,
+    DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet,
+    prometheus_protobuf,
 };
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::histogram::DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHOLD;
 use prometheus_client::registry::Registry;
-use prost::Message;
+use prost::Message as _;
 
-use super::format::{ClassicWriter, Format};
-use super::histogram::{Histogram, SCHEMA};
-use super::recent::Quantiles;
-use super::summaries::SummaryFamily;
-use super::summary::{Address, Peer, Summary, Target};
-use super::totals::{Class, Probes};
-use super::{collections, endpoints, events};
+use crate::metrics::format::{ClassicWriter, Format};
+use crate::metrics::histogram::Histogram;
+use crate::metrics::summaries::SummaryFamily;
+use crate::metrics::summary::{Address, Peer, Summary, Target};
+use crate::metrics::totals::{Class, Probes};
+use crate::metrics::{collections, endpoints, events};
 
 const PREFIX: &str = "health_agent";
 
@@ -143,205 +144,12 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
-    fn encode_agent(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        encoder
-            .encode_descriptor("build", "The agent's version", None, MetricType::Info)?
-            .encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
-        gauge(
-            encoder,
-            "uptime_seconds",
-            "Time since the agent started",
-            &self.uptime.as_secs_f64(),
-        )?;
-        gauge(
-            encoder,
-            "healthy",
-            "1 unless the agent fails a check of its own",
-            &u64::from(self.healthy),
-        )?;
-        gauge(
-            encoder,
-            "datapath_maps_readable",
-            "1 if this scrape could read the maps, else 0",
-            &u64::from(self.maps_readable),
-        )?;
-        let mut repairs = family(
-            encoder,
-            "repairs",
-            "Repairs of the health endpoint and the datapath",
-            MetricType::Counter,
-        )?;
-        for (cause, count) in &self.repairs {
-            counter(&mut repairs, &[("cause", cause)], *count)?;
-        }
-        let interval = self.summary.interval.unwrap_or(self.configured_interval);
-        gauge(
-            encoder,
-            "probe_interval_seconds",
-            "Time between two probes of a target",
-            &interval.as_secs_f64(),
-        )?;
-        gauge(
-            encoder,
-            "configured_probe_interval_seconds",
-            "Time between two probes of a target as it was set",
-            &self.configured_interval.as_secs_f64(),
-        )?;
-        gauge(
-            encoder,
-            "probe_rate_limit",
-            "Most probes a second",
-            &u64::from(self.probe_rate),
-        )
-    }
-
-    fn encode_registries(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        type Value = fn(&RegistryState, Timestamp) -> f64;
-        let families: [(&'static str, &str, Value); 3] = [
-            (
-                "registry_stale",
-                "1 if the registry cannot be read and its last good nodes are used, else 0",
-                |registry, _| f64::from(u8::from(registry.stale.is_some())),
-            ),
-            (
-                "registry_age_seconds",
-                "Time since the registry's nodes were known to be right",
-                |registry, now| {
-                    let since = registry.stale_since.unwrap_or(now);
-                    now.duration_since(since).as_secs_f64().max(0.0)
-                },
-            ),
-            (
-                "registry_rejected_entries",
-                "Entries of the registry that cannot be used",
-                |registry, _| registry.rejected.len() as f64,
-            ),
-        ];
-        for (name, help, value) in families {
-            let mut family = family(encoder, name, help, MetricType::Gauge)?;
-            for registry in &self.registries {
-                let labels = [
-                    ("registry", registry.registry.as_str()),
-                    ("cluster", registry.cluster.as_str()),
-                ];
-                family
-                    .encode_family(&labels)?
-                    .encode_gauge(&value(registry, self.now))?;
-            }
-        }
-        let help = "Known nodes, this one included";
-        let mut nodes = family(encoder, "registry_nodes", help, MetricType::Gauge)?;
-        for (cluster, count) in &self.summary.nodes {
-            nodes
-                .encode_family(&[("cluster", cluster.as_str())])?
-                .encode_gauge(count)?;
-        }
-        Ok(())
-    }
-
     /// The labels of the node that reports.
     fn source(&self) -> [Label<'_>; 2] {
         [
             ("source_cluster", &self.summary.cluster),
             ("source_node_name", &self.summary.name),
         ]
-    }
-
-    fn encode_nodes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let (hosts, endpoints) = (&self.summary.hosts, &self.summary.endpoints);
-        let mut statuses = family(
-            encoder,
-            "node_health_connectivity_status",
-            "Probed addresses by what is known of them",
-            MetricType::Gauge,
-        )?;
-        for (path, summary) in [("node", hosts), ("endpoint", endpoints)] {
-            for (status, count) in summary.addresses.iter() {
-                let [cluster, name] = self.source();
-                let labels = [cluster, name, ("type", path), ("status", status)];
-                statuses.encode_family(&labels)?.encode_gauge(&count)?;
-            }
-        }
-        for (name, help, count) in [
-            (
-                "unreachable_nodes",
-                "Nodes of which an own address does not answer",
-                hosts.unreachable,
-            ),
-            (
-                "unreachable_health_endpoints",
-                "Health endpoints of which an address does not answer",
-                endpoints.unreachable,
-            ),
-            (
-                "degraded_nodes",
-                "Nodes whose own addresses answer, one of them with losses or late",
-                hosts.degraded,
-            ),
-            (
-                "degraded_health_endpoints",
-                "Health endpoints whose addresses answer, one of them with losses or late",
-                endpoints.degraded,
-            ),
-        ] {
-            gauge(encoder, name, help, &count)?;
-        }
-        Ok(())
-    }
-
-    fn encode_diagnoses(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "Nodes by what is wrong with them";
-        let mut diagnoses = family(encoder, "node_diagnosis", help, MetricType::Gauge)?;
-        for (cause, count) in &self.summary.causes {
-            diagnoses
-                .encode_family(&[("cause", cause.as_str())])?
-                .encode_gauge(count)?;
-        }
-        let help = "What is wrong with a node";
-        let mut diagnoses = family(encoder, "target_diagnosis", help, MetricType::Info)?;
-        for peer in &self.summary.peers {
-            if let Some(cause) = &peer.cause {
-                let [cluster, name, _] = peer.target();
-                diagnoses.encode_info(&[cluster, name, ("cause", cause)])?;
-            }
-        }
-        let help = "What is wrong with this node, where most others fail at once";
-        let mut diagnosis = family(encoder, "local_diagnosis", help, MetricType::Info)?;
-        match &self.summary.cause {
-            Some(cause) => diagnosis.encode_info(&[("cause", cause.as_str())]),
-            None => Ok(()),
-        }
-    }
-
-    fn encode_failing(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        for (name, help, shown) in [
-            (
-                "node_health_failing",
-                "1 for each address and protocol whose last probe failed",
-                Reachability::Unreachable,
-            ),
-            (
-                "node_health_degraded",
-                "1 for each address and protocol that answers with losses or late",
-                Reachability::Degraded,
-            ),
-        ] {
-            let mut failing = family(encoder, name, help, MetricType::Gauge)?;
-            for (peer, address, target) in self.targets() {
-                if target.reachability == Some(shown) {
-                    let [cluster, name, _] = peer.target();
-                    let labels = [
-                        cluster,
-                        name,
-                        ("type", address.path),
-                        ("protocol", target.protocol),
-                        ("address", &address.ip.to_string()),
-                    ];
-                    failing.encode_family(&labels)?.encode_gauge(&1_u64)?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// All that is probed of the nodes with series of their own.
@@ -352,327 +160,6 @@ impl Snapshot {
                 targets.map(move |target| (peer, address, target))
             })
         })
-    }
-
-    fn encode_peers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let mut statuses = family(
-            encoder,
-            "node_connectivity_status",
-            "1 if all of a node's addresses answer, 0 if one does not",
-            MetricType::Gauge,
-        )?;
-        for peer in &self.summary.peers {
-            for (path, reachability) in &peer.groups {
-                let answers = match reachability {
-                    Reachability::Reachable | Reachability::Degraded => 1_u64,
-                    Reachability::Unreachable => 0,
-                    Reachability::Unknown => continue,
-                };
-                let [source_cluster, source_name] = self.source();
-                let [cluster, name, kind] = peer.target();
-                let path = ("type", *path);
-                let labels = [source_cluster, source_name, cluster, name, kind, path];
-                statuses.encode_family(&labels)?.encode_gauge(&answers)?;
-            }
-        }
-        let mut latencies = family(
-            encoder,
-            "node_connectivity_latency_seconds",
-            "Round trip of the last probe, if it was answered",
-            MetricType::Gauge,
-        )?;
-        for (peer, address, target) in self.targets() {
-            if let Some(latency_ns) = target.latency_ns {
-                let labels = self.target_labels(peer, address, target);
-                let labels = labels
-                    .each_ref()
-                    .map(|(name, value)| (*name, value.as_str()));
-                latencies
-                    .encode_family(&labels)?
-                    .encode_gauge(&(latency_ns as f64 / 1e9))?;
-            }
-        }
-        self.encode_path_mtus(encoder)?;
-        let mut probes = family(
-            encoder,
-            "node_connectivity_probes",
-            "Ended probes of a target by result",
-            MetricType::Counter,
-        )?;
-        for (peer, address, target) in self.targets() {
-            let Some((answered, lost)) = target.counts else {
-                continue;
-            };
-            let labels = self.target_labels(peer, address, target);
-            for (result, count) in [("answered", answered), ("lost", lost)] {
-                let mut labels: Vec<Label<'_>> = labels
-                    .iter()
-                    .map(|(name, value)| (*name, value.as_str()))
-                    .collect();
-                labels.push(("result", result));
-                counter(&mut probes, &labels, count)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn encode_path_mtus(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        for (index, name, help) in [
-            (
-                0,
-                "node_path_mtu_bytes",
-                "The largest packet that gets through to an address, where this host sends larger ones",
-            ),
-            (
-                1,
-                "node_local_mtu_bytes",
-                "The largest packet that this host sends to such an address",
-            ),
-        ] {
-            let mut mtus = family(encoder, name, help, MetricType::Gauge)?;
-            for peer in &self.summary.peers {
-                for address in &peer.addresses {
-                    let Some(mtu) = address.path_mtu.map(|mtus| mtus[index]) else {
-                        continue;
-                    };
-                    let [cluster, name, _] = peer.target();
-                    let labels = [cluster, name, ("address", &address.ip.to_string())];
-                    mtus.encode_family(&labels)?.encode_gauge(&u64::from(mtu))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn target_labels(
-        &self,
-        peer: &Peer,
-        address: &Address,
-        target: &Target,
-    ) -> [(&'static str, String); 9] {
-        let [source_cluster, source_name] = self.source();
-        let [cluster, name, kind] = peer.target();
-        let ip = address.ip.to_string();
-        [
-            source_cluster,
-            source_name,
-            cluster,
-            name,
-            kind,
-            ("target_node_ip", &ip),
-            ("type", address.path),
-            ("protocol", target.protocol),
-            ("address_type", address.address_type),
-        ]
-        .map(|(name, value)| (name, value.to_owned()))
-    }
-
-    fn encode_latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        for (name, help, is_probed) in [
-            (
-                "node_health_connectivity_latency_seconds",
-                "Round trips of answered probes",
-                true,
-            ),
-            (
-                "node_tcp_latency_seconds",
-                "Round trips of TCP connections that there are",
-                false,
-            ),
-        ] {
-            let mut latency = family(encoder, name, help, MetricType::Histogram)?;
-            let probes = self.probes.iter();
-            for (class, probes) in probes.filter(|(class, _)| class.is_probed() == is_probed) {
-                let labels = [
-                    ("source_cluster", self.summary.cluster.as_str()),
-                    ("source_node_name", self.summary.name.as_str()),
-                    ("type", class.path),
-                    ("protocol", class.protocol),
-                    ("address_type", class.address_type),
-                ];
-                histogram(&mut latency, &labels, probes)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// By path and protocol, primary and secondary addresses together.
-    fn by_target(&self) -> BTreeMap<(&'static str, &'static str), (Probes, Histogram)> {
-        let mut by_target: BTreeMap<_, (Probes, Histogram)> = BTreeMap::new();
-        for (class, probes) in &self.probes {
-            let target = (class.path, class.protocol);
-            let (sum, recent) = by_target.entry(target).or_default();
-            sum.add(probes);
-            recent.add(&match self.before.get(class) {
-                Some(before) => probes.histogram.since(before),
-                None => probes.histogram.clone(),
-            });
-        }
-        by_target
-    }
-
-    fn summaries(&self) -> impl Iterator<Item = SummaryFamily<'_>> {
-        let all = self.by_target().into_iter();
-        let all = all.map(|((path, protocol), (probes, recent))| {
-            let labels = vec![("type", path.to_owned()), ("protocol", protocol.to_owned())];
-            let quantiles = Quantiles::of(&recent, probes.sum_ns, probes.answered);
-            (labels, quantiles)
-        });
-        let of_targets = self.targets().filter_map(|(peer, address, target)| {
-            let quantiles = target.quantiles.clone()?;
-            let labels = self.target_labels(peer, address, target).to_vec();
-            Some((labels, quantiles))
-        });
-        [
-            SummaryFamily {
-                name: format!("{PREFIX}_node_health_rtt_seconds"),
-                help: "Round trips to all nodes, quantiles of the last ten minutes",
-                summaries: Box::new(all),
-            },
-            SummaryFamily {
-                name: format!("{PREFIX}_node_connectivity_rtt_seconds"),
-                help: "Round trips to a target as the pinned map holds them",
-                summaries: Box::new(of_targets),
-            },
-        ]
-        .into_iter()
-    }
-
-    fn write_summaries(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        self.summaries()
-            .try_for_each(|family| family.write_text(out))
-    }
-
-    fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let by_target = self.by_target();
-        let probed = || {
-            let probed = self.probes.iter().filter(|(class, _)| class.is_probed());
-            let targets: BTreeSet<_> = probed
-                .map(|(class, _)| (class.path, class.protocol))
-                .collect();
-            let targets = targets.into_iter();
-            targets.filter_map(|target| Some((target, &by_target.get(&target)?.0)))
-        };
-        let mut results = family(
-            encoder,
-            "node_health_probes",
-            "Ended probes by result",
-            MetricType::Counter,
-        )?;
-        for ((path, protocol), probes) in probed() {
-            for (result, count) in [("answered", probes.answered), ("lost", probes.lost)] {
-                let labels = [("type", path), ("protocol", protocol), ("result", result)];
-                counter(&mut results, &labels, count)?;
-            }
-        }
-        type Count = fn(&Probes) -> u64;
-        let counts: [(&'static str, &str, Count); 2] = [
-            (
-                "node_health_late_replies",
-                "Replies to probes that were given up",
-                |probes| probes.late,
-            ),
-            (
-                "node_health_duplicate_replies",
-                "More replies to probes that were answered",
-                |probes| probes.duplicates,
-            ),
-        ];
-        for (name, help, count) in counts {
-            let mut replies = family(encoder, name, help, MetricType::Counter)?;
-            for ((path, protocol), probes) in probed() {
-                let labels = [("type", path), ("protocol", protocol)];
-                counter(&mut replies, &labels, count(probes))?;
-            }
-        }
-        let times: [(&'static str, &str, Count); 2] = [
-            (
-                "node_health_remote_seconds",
-                "Time that probes spent in the hosts of peers, as far as these tell it",
-                |probes| probes.remote_ns,
-            ),
-            (
-                "node_health_remote_known_rtt_seconds",
-                "Round trips of the probes of which that time is known",
-                |probes| probes.remote_rtt_ns,
-            ),
-        ];
-        for (name, help, ns) in times {
-            let mut times = family(encoder, name, help, MetricType::Counter)?;
-            for ((path, protocol), probes) in probed().filter(|(_, p)| p.remote_rtt_ns > 0) {
-                let labels = [("type", path), ("protocol", protocol)];
-                counter(&mut times, &labels, ns(probes) as f64 / 1e9)?;
-            }
-        }
-        let mut ignored = family(
-            encoder,
-            "ignored_icmp_replies",
-            "ICMP messages with the agent's identifier that answer no probe",
-            MetricType::Counter,
-        )?;
-        let counts = &self.ignored_replies;
-        for (reason, count) in [
-            ("unexpected", counts.unexpected),
-            ("wrong-source", counts.wrong_source),
-            ("wrong-payload", counts.wrong_payload),
-            ("unmatched-error", counts.unmatched_error),
-        ] {
-            counter(&mut ignored, &[("reason", reason)], count)?;
-        }
-        let mut malformed = family(
-            encoder,
-            "malformed_hello_headers",
-            "Headers of GET /hello about echo probes that cannot be read",
-            MetricType::Counter,
-        )?;
-        let counts = &self.malformed_headers;
-        for (of, count) in [("request", counts.requests), ("answer", counts.answers)] {
-            counter(&mut malformed, &[("of", of)], count)?;
-        }
-        Ok(())
-    }
-
-    fn encode_packets(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let packets = |row: &MetricRow| row.packets;
-        let bytes = |row: &MetricRow| row.bytes;
-        self.encode_rows(
-            encoder,
-            "forward_count",
-            "Packets let through",
-            false,
-            packets,
-        )?;
-        self.encode_rows(encoder, "forward_bytes", "Bytes let through", false, bytes)?;
-        self.encode_rows(encoder, "drop_count", "Packets dropped", true, packets)?;
-        self.encode_rows(encoder, "drop_bytes", "Bytes dropped", true, bytes)
-    }
-
-    fn encode_rows(
-        &self,
-        encoder: &mut DescriptorEncoder<'_>,
-        name: &'static str,
-        help: &str,
-        drops: bool,
-        count: fn(&MetricRow) -> u64,
-    ) -> fmt::Result {
-        let mut packets = family(encoder, name, help, MetricType::Counter)?;
-        for row in &self.counters {
-            let reason = Reason::ALL
-                .into_iter()
-                .find(|&reason| reason as u8 == row.reason);
-            let direction = match row.direction {
-                d if d == Direction::Ingress as u8 => "INGRESS",
-                d if d == Direction::Egress as u8 => "EGRESS",
-                _ => continue,
-            };
-            // Another version's reason has no name here; events that are lost are no packets.
-            let reason = reason.filter(|reason| *reason != Reason::EventLost);
-            if let Some(reason) = reason.filter(|reason| reason.is_drop() == drops) {
-                let labels = [("reason", reason.text()), ("direction", direction)];
-                counter(&mut packets, &labels, count(row))?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -715,36 +202,11 @@ pub(super) fn counter(
         .encode_counter::<NoLabelSet, _, u64>(&count, None)
 }
 
-/// With native buckets where the format can hold them, and classic ones everywhere.
-fn histogram(family: &mut MetricEncoder<'_>, labels: &[Label<'_>], probes: &Probes) -> fmt::Result {
-    const NONE: NativeHistogramBuckets = NativeHistogramBuckets {
-        spans: &[],
-        deltas: &[],
-    };
-    let native = probes.histogram.native();
-    family
-        .encode_family(&labels)?
-        .encode_histogram_with_native::<NoLabelSet>(
-            probes.sum_ns as f64 / 1e9,
-            probes.answered,
-            &probes.histogram.classic(),
-            None,
-            NativeHistogram {
-                schema: SCHEMA,
-                zero_threshold: DEFAULT_NATIVE_HISTOGRAM_ZERO_THRESHOLD,
-                zero_count: 0,
-                negative: NONE,
-                positive: NativeHistogramBuckets {
-                    spans: &native.spans,
-                    deltas: &native.deltas,
-                },
-                created: None,
-            },
-        )
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use health_common::metrics::{Direction, Reason};
     use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
     use health_model::api::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
     use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
@@ -1092,7 +554,7 @@ mod tests {
 
     /// Names in a column of code spans, such as "| `a`, `b` | ...", at the start of a line.
     fn documented() -> BTreeSet<String> {
-        let page = include_str!("../../../docs/metrics.md");
+        let page = include_str!("../../../../docs/metrics.md");
         let (page, _) = page.split_once("\n## ").unwrap();
         let cells = page.lines().filter_map(|line| {
             let (first, _) = line.strip_prefix("| `")?.split_once("` |")?;
