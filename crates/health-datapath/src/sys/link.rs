@@ -1,0 +1,80 @@
+//! Links of programs to devices.
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use super::{bpf, bpf_open, object_info, open_pin};
+
+const BPF_LINK_CREATE: u32 = 28;
+const BPF_LINK_UPDATE: u32 = 29;
+const BPF_LINK_TYPE_TCX: u32 = 11;
+
+/// The beginning of `struct bpf_link_info` of a TCX link.
+#[repr(C)]
+#[derive(Default)]
+struct TcxLinkInfo {
+    kind: u32,
+    id: u32,
+    program_id: u32,
+    pad: u32,
+    ifindex: u32,
+    attach_type: u32,
+}
+
+/// `union bpf_attr` for making a TCX link, at the end of those that a device has.
+#[repr(C)]
+#[derive(Default)]
+struct LinkAttr {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    pad: u32,
+    expected_revision: u64,
+}
+
+/// `union bpf_attr` for giving a link another program.
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdateAttr {
+    link: u32,
+    program: u32,
+    flags: u32,
+    former: u32,
+}
+
+/// Puts a program on a device, behind those that are there. The link goes with its last descriptor or pin.
+pub(crate) fn create_tcx_link(
+    program: BorrowedFd<'_>,
+    device: u32,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkAttr {
+        program: program.as_raw_fd() as u32,
+        ifindex: device,
+        attach_type,
+        ..LinkAttr::default()
+    };
+    bpf_open(BPF_LINK_CREATE, &mut attr)
+}
+
+/// Gives a link another program: each packet meets the one or the other.
+pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdateAttr {
+        link: link.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        ..LinkUpdateAttr::default()
+    };
+    bpf(BPF_LINK_UPDATE, &mut attr)
+}
+
+/// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
+/// the device is gone.
+pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
+    let link = open_pin(path)?;
+    let mut info = TcxLinkInfo::default();
+    object_info(link.as_fd(), &mut info)?;
+    Ok((info.kind == BPF_LINK_TYPE_TCX && info.ifindex != 0).then_some(info.ifindex))
+}

@@ -1,0 +1,280 @@
+//! Maps of any layout: single elements, and many at once.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::{fs, io};
+
+use super::{bpf, bpf_open, object_info, open_pin};
+
+const BPF_MAP_CREATE: u32 = 0;
+const BPF_MAP_LOOKUP_ELEM: u32 = 1;
+const BPF_MAP_UPDATE_ELEM: u32 = 2;
+const BPF_MAP_DELETE_ELEM: u32 = 3;
+const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+const BPF_MAP_FREEZE: u32 = 22;
+const BPF_MAP_LOOKUP_BATCH: u32 = 24;
+const BPF_MAP_UPDATE_BATCH: u32 = 26;
+const BPF_MAP_DELETE_BATCH: u32 = 27;
+/// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
+const MAP_LINK: &str = "anon_inode:bpf-map";
+
+/// `union bpf_attr` for single elements.
+#[repr(C)]
+#[derive(Default)]
+struct ElementAttr {
+    map_fd: u32,
+    pad: u32,
+    key: u64,
+    value_or_next_key: u64,
+    flags: u64,
+}
+
+/// `union bpf_attr` for batches.
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// The beginning of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MapInfo {
+    /// A number of `enum bpf_map_type`.
+    pub(crate) kind: u32,
+    pub(crate) id: u32,
+    /// Bytes.
+    pub(crate) key_size: u32,
+    /// Bytes; in per-CPU maps of one CPU's value.
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+    flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    vmlinux_value_type: u32,
+    netns_device: u64,
+    netns_inode: u64,
+    /// Of the BTF object that describes its types; 0 for none.
+    pub(crate) btf: u32,
+    /// Type of its keys there; 0 for none.
+    pub(crate) btf_key_type: u32,
+    /// Type of its values there; 0 for none.
+    pub(crate) btf_value_type: u32,
+    vmlinux_btf: u32,
+}
+
+/// `union bpf_attr` for making a map.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct CreateAttr {
+    /// A number of `enum bpf_map_type`.
+    pub(crate) kind: u32,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+    pub(crate) flags: u32,
+    pub(crate) inner_map: u32,
+    pub(crate) numa_node: u32,
+    pub(crate) name: [u8; 16],
+    pub(crate) ifindex: u32,
+    pub(crate) btf: u32,
+    pub(crate) btf_key_type: u32,
+    pub(crate) btf_value_type: u32,
+}
+
+/// Makes a map.
+pub(crate) fn create_map(mut attr: CreateAttr) -> io::Result<OwnedFd> {
+    bpf_open(BPF_MAP_CREATE, &mut attr)
+}
+
+/// Opens the map pinned at `path`; `None` when that is the pin of something else.
+pub(crate) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
+    let map = open_pin(path)?;
+    let link = fs::read_link(format!("/proc/self/fd/{}", map.as_raw_fd()))?;
+    if link.as_os_str() != MAP_LINK {
+        return Ok(None);
+    }
+    let info = map_info(map.as_fd())?;
+    Ok(Some((map, info)))
+}
+
+/// What the kernel says of a map.
+pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    let mut info = MapInfo::default();
+    object_info(map, &mut info)?;
+    Ok(info)
+}
+
+/// Asks a map for many entries at once: those after `cursor`, the first ones without. Returns how many
+/// have been copied to `keys` and `values`, and whether these were the last. `next` is the next call's cursor.
+///
+/// Cursors are opaque and as long as a key, 4 bytes at least. `ENOSPC`: not even the next bucket of a hash fits.
+pub(crate) fn lookup_batch(
+    map: BorrowedFd<'_>,
+    cursor: Option<&[u8]>,
+    next: &mut [u8],
+    keys: &mut [u8],
+    values: &mut [u8],
+    room: u32,
+) -> io::Result<(u32, bool)> {
+    let mut attr = BatchAttr {
+        in_batch: cursor.map_or(0, |cursor| cursor.as_ptr() as u64),
+        out_batch: next.as_mut_ptr() as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: room,
+        map_fd: map.as_raw_fd() as u32,
+        ..BatchAttr::default()
+    };
+    let Err(error) = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) else {
+        return Ok((attr.count, false));
+    };
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok((attr.count, true)),
+        // The next bucket's lock was not to be had: the batch ends before it.
+        Some(libc::EBUSY | libc::EDEADLK | libc::ETIMEDOUT) => Ok((attr.count, false)),
+        _ => Err(error),
+    }
+}
+
+/// Writes many entries, one after the other: keys and values as they lie in memory. On an error, the number of
+/// those that were written comes with it.
+pub(crate) fn update_batch(
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    values: &[u8],
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    let values = values.as_ptr() as u64;
+    change_batch(BPF_MAP_UPDATE_BATCH, map, keys, values, count)
+}
+
+/// Deletes many entries, one after the other. On an error, such as `ENOENT`, the number of those that were deleted
+/// comes with it.
+pub(crate) fn delete_batch(
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    change_batch(BPF_MAP_DELETE_BATCH, map, keys, 0, count)
+}
+
+fn change_batch(
+    command: u32,
+    map: BorrowedFd<'_>,
+    keys: &[u8],
+    values: u64,
+    count: u32,
+) -> Result<(), (u32, io::Error)> {
+    let mut attr = BatchAttr {
+        keys: keys.as_ptr() as u64,
+        values,
+        count,
+        map_fd: map.as_raw_fd() as u32,
+        ..BatchAttr::default()
+    };
+    let Err(error) = bpf(command, &mut attr) else {
+        return Ok(());
+    };
+    // Where it refuses the call as a whole, the kernel leaves the count as it was.
+    let done = if attr.count == count { 0 } else { attr.count };
+    Err((done, error))
+}
+
+/// Waits until no program runs any more that may hold what was read from a map before (`synchronize_rcu`).
+pub(crate) fn wait_for_programs() -> io::Result<()> {
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: takes no pointers.
+    let result = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Copies the key after `key`, or the first one without, to `next`. `false` when there is none.
+pub(crate) fn next_key(
+    map: BorrowedFd<'_>,
+    key: Option<&[u8]>,
+    next: &mut [u8],
+) -> io::Result<bool> {
+    let key = key.map_or(0, |key| key.as_ptr() as u64);
+    element(BPF_MAP_GET_NEXT_KEY, map, key, next.as_mut_ptr() as u64)
+}
+
+/// Copies the value of `key` to `value`. `false` when there is no such key.
+pub(crate) fn lookup(map: BorrowedFd<'_>, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
+    element(
+        BPF_MAP_LOOKUP_ELEM,
+        map,
+        key.as_ptr() as u64,
+        value.as_mut_ptr() as u64,
+    )
+}
+
+/// Deletes `key`. `false` when there is no such key.
+pub(crate) fn delete(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<bool> {
+    element(BPF_MAP_DELETE_ELEM, map, key.as_ptr() as u64, 0)
+}
+
+/// Writes an entry, in place of one of the same key.
+pub(crate) fn set(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<()> {
+    let (key, value) = (key.as_ptr() as u64, value.as_ptr() as u64);
+    element(BPF_MAP_UPDATE_ELEM, map, key, value).map(drop)
+}
+
+/// Adds an entry. `false` when there is one of this key, which stays as it is.
+pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
+    const BPF_NOEXIST: u64 = 1;
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        key: key.as_ptr() as u64,
+        value_or_next_key: value.as_ptr() as u64,
+        flags: BPF_NOEXIST,
+        ..ElementAttr::default()
+    };
+    match bpf(BPF_MAP_UPDATE_ELEM, &mut attr) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// `false` when the kernel finds no such element.
+fn element(
+    command: u32,
+    map: BorrowedFd<'_>,
+    key: u64,
+    value_or_next_key: u64,
+) -> io::Result<bool> {
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        key,
+        value_or_next_key,
+        ..ElementAttr::default()
+    };
+    match bpf(command, &mut attr) {
+        Ok(()) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the one value of an array and has nobody change it any more.
+pub(crate) fn fill_and_freeze(map: BorrowedFd<'_>, value: &[u8]) -> io::Result<()> {
+    let key = 0_u32;
+    let key = std::ptr::from_ref(&key) as u64;
+    element(BPF_MAP_UPDATE_ELEM, map, key, value.as_ptr() as u64)?;
+    let mut attr = ElementAttr {
+        map_fd: map.as_raw_fd() as u32,
+        ..ElementAttr::default()
+    };
+    bpf(BPF_MAP_FREEZE, &mut attr)
+}
