@@ -35,6 +35,7 @@
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
 
+mod address;
 pub(super) mod isolation;
 mod path_mtu;
 mod peer;

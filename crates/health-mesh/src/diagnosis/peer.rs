@@ -5,96 +5,11 @@ use std::net::IpAddr;
 use health_common::probe::Path;
 use nix::errno::Errno;
 
-use super::super::failure::{Failure, IcmpError};
-use super::super::target::Protocol;
+use super::address::{Address, Finding, join, list, pick, without_silent_family};
 use super::reason::Reason;
 use super::{Cause, Context, Diagnosis, PeerFacts, TargetFacts, Verdict};
-
-/// Most addresses that a message lists.
-const LISTED: usize = 4;
-
-/// What one protocol says of an address.
-#[derive(Clone, Copy, Debug)]
-enum Finding<'a> {
-    /// Nothing: switched off, or this host could not probe.
-    None,
-    Up,
-    Down(Reason, &'a Failure),
-}
-
-impl Finding<'_> {
-    fn is_up(self) -> bool {
-        matches!(self, Self::Up)
-    }
-
-    fn is_some(self) -> bool {
-        !matches!(self, Self::None)
-    }
-
-    fn reason(self) -> Option<Reason> {
-        match self {
-            Self::Down(reason, _) => Some(reason),
-            _ => None,
-        }
-    }
-
-    fn is(self, reasons: &[Reason]) -> bool {
-        self.reason()
-            .is_some_and(|reason| reasons.contains(&reason))
-    }
-}
-
-/// What both protocols say of an address.
-#[derive(Clone, Copy, Debug)]
-struct Address<'a> {
-    address: IpAddr,
-    path: Path,
-    icmp: Finding<'a>,
-    http: Finding<'a>,
-}
-
-impl<'a> Address<'a> {
-    /// Lets one protocol shed light on the other.
-    fn resolve(&mut self) {
-        let Finding::Down(reason, failure) = self.http else {
-            return;
-        };
-        let resolved = match (reason, self.icmp) {
-            (Reason::Unreachable, Finding::Up) => Reason::Rejected(None),
-            (Reason::Unreachable, Finding::Down(Reason::Silent | Reason::NextHopSilent, _)) => {
-                Reason::Silent
-            }
-            (Reason::Unreachable, Finding::Down(of_icmp, _)) => of_icmp,
-            // A firewall that rejects all, connections with a reset.
-            (Reason::Refused, Finding::Down(of_icmp @ Reason::Rejected(_), _)) => of_icmp,
-            _ => reason,
-        };
-        self.http = Finding::Down(resolved, failure);
-    }
-
-    fn reasons(&self) -> impl Iterator<Item = Reason> {
-        [self.icmp, self.http]
-            .into_iter()
-            .filter_map(Finding::reason)
-    }
-
-    fn is_up(&self) -> bool {
-        self.reasons().next().is_none()
-    }
-
-    /// Whether nothing at all came from it.
-    fn is_unheard(&self) -> bool {
-        !self.icmp.is_up()
-            && !self.http.is_up()
-            && !self.reasons().any(|reason| reason.is_heard(self.address))
-    }
-
-    /// Whether nothing at all came back, from it or of it.
-    fn is_silent(&self) -> bool {
-        let silent = |reason| matches!(reason, Reason::Silent | Reason::NextHopSilent);
-        self.is_unheard() && self.reasons().all(silent)
-    }
-}
+use crate::failure::{Failure, IcmpError};
+use crate::target::Protocol;
 
 /// All there is to know of a peer that has failures.
 pub(super) struct Picture<'a> {
@@ -560,23 +475,6 @@ struct Told<'a> {
     what: String,
 }
 
-/// The addresses of a family that is silent while the other is heard, and the others.
-fn without_silent_family<'a>(all: &[Address<'a>]) -> (Vec<Address<'a>>, Vec<Address<'a>>) {
-    for ipv4 in [true, false] {
-        let (family, rest): (Vec<_>, Vec<_>) =
-            all.iter().partition(|a| a.address.is_ipv4() == ipv4);
-        let silent = !family.is_empty() && family.iter().all(Address::is_silent);
-        // Where an endpoint alone has the family, it is the endpoint's trouble, unless it is heard by
-        // the other family.
-        let host = family.iter().any(|a| a.path == Path::Host);
-        let path = if host { Path::Host } else { Path::Endpoint };
-        if silent && rest.iter().any(|a| a.path == path && !a.is_unheard()) {
-            return (family, rest);
-        }
-    }
-    (Vec::new(), all.to_vec())
-}
-
 /// Whether it adds to a cause where echo probes got lost.
 fn may_be_told(cause: Cause) -> bool {
     matches!(
@@ -604,30 +502,4 @@ fn is_loop(failure: &Failure) -> bool {
             }
         )
     )
-}
-
-fn pick<'a>(addresses: &[Address<'a>], is: impl Fn(&Address<'a>) -> bool) -> Vec<Address<'a>> {
-    addresses.iter().filter(|a| is(a)).copied().collect()
-}
-
-/// `a, b and c`, or `a, b, c, d and 7 more`.
-fn list(addresses: &[Address<'_>]) -> String {
-    let shown = addresses.len().min(LISTED);
-    let mut items: Vec<String> = addresses[..shown]
-        .iter()
-        .map(|a| a.address.to_string())
-        .collect();
-    if addresses.len() > shown {
-        items.push(format!("{} more", addresses.len() - shown));
-    }
-    join(&items)
-}
-
-/// `a, b and c`.
-fn join(items: &[String]) -> String {
-    match items {
-        [] => String::new(),
-        [item] => item.clone(),
-        [items @ .., last] => format!("{} and {last}", items.join(", ")),
-    }
 }
