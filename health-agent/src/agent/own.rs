@@ -9,9 +9,8 @@ use anyhow::Context as _;
 use health_net::netlink::{self, Handle};
 use health_net::{link, route};
 use health_registry::config::{Config, RegistrySpec};
-use health_registry::nodes::etcd::{self, EtcdSpec};
 use health_registry::nodes::validate::{Claims, Entry};
-use health_registry::nodes::{Node, NodeSet, Registry};
+use health_registry::nodes::{self, Node, NodeSet, Registry};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
@@ -25,7 +24,7 @@ const ELSEWHERE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 /// This node as the flags describe it, for registries in which nodes register themselves; `None` for
 /// the others.
 pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node>> {
-    if EtcdSpec::of(&config.registry).is_none() {
+    if !config.registry.is_written_by_nodes() {
         return Ok(None);
     }
     anyhow::ensure!(
@@ -187,7 +186,7 @@ struct Registered {
 
 /// Notes that this node is going to be registered, for [`forget`].
 pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
-    if EtcdSpec::of(&config.registry).is_none() {
+    if !config.registry.is_written_by_nodes() {
         return Ok(());
     }
     let registered = Registered {
@@ -212,16 +211,14 @@ pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
     let registered: Registered = serde_json::from_slice(&json)
         .with_context(|| format!("{} is damaged; delete it", path.display()))?;
     let mut removed = Vec::new();
-    if let Some(spec) = EtcdSpec::of(&registered.registry) {
-        let name = format!("{}/{}", registered.cluster, registered.node);
-        match etcd::deregister(&spec, &registered.cluster, &registered.node).await {
-            Ok(true) => removed.push(format!("record of {name} in {}", registered.registry)),
-            Ok(false) => {}
-            Err(reason) => anyhow::bail!(
-                "the record of {name} stays in {}; repeat when it is back: {reason}",
-                registered.registry
-            ),
-        }
+    let name = format!("{}/{}", registered.cluster, registered.node);
+    match nodes::deregister(&registered.registry, &registered.cluster, &registered.node).await {
+        Ok(true) => removed.push(format!("record of {name} in {}", registered.registry)),
+        Ok(false) => {}
+        Err(reason) => anyhow::bail!(
+            "the record of {name} stays in {}; repeat when it is back: {reason}",
+            registered.registry
+        ),
     }
     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
     removed.push(format!("file {}", path.display()));

@@ -22,6 +22,13 @@ pub enum RegistrySpec {
     Kubernetes(Option<PathBuf>),
 }
 
+impl RegistrySpec {
+    /// Whether nodes register themselves in it: etcd.
+    pub const fn is_written_by_nodes(&self) -> bool {
+        matches!(self, Self::Etcd(_) | Self::EtcdConfig(_))
+    }
+}
+
 impl fmt::Display for RegistrySpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -11,8 +11,20 @@ mod cidr;
 mod etcd;
 mod file;
 mod ipcache;
+#[cfg_attr(
+    not(feature = "etcd"),
+    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+)]
 mod lasting;
+#[cfg_attr(
+    not(feature = "etcd"),
+    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+)]
 mod view;
+#[cfg_attr(
+    not(feature = "etcd"),
+    allow(dead_code, reason = "the store in etcd alone asks for all of it")
+)]
 mod wants;
 
 /// Name of the file in the state folder that holds the identities of a machine by itself.

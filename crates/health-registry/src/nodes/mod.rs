@@ -188,6 +188,25 @@ fn open_one(
     })
 }
 
+/// Deletes a node's record from a registry in which nodes register themselves, trying each member once. Returns
+/// whether there was one; of other registries there is none. The error says why it may still be there.
+pub async fn deregister(spec: &RegistrySpec, cluster: &str, node: &str) -> Result<bool, String> {
+    match spec {
+        RegistrySpec::File(_) | RegistrySpec::Kubernetes(_) => Ok(false),
+        #[cfg(feature = "etcd")]
+        RegistrySpec::Etcd(urls) => etcd::deregister(&EtcdSpec::members(urls), cluster, node).await,
+        #[cfg(feature = "etcd")]
+        RegistrySpec::EtcdConfig(path) => {
+            etcd::deregister(&EtcdSpec::config(path), cluster, node).await
+        }
+        #[cfg(not(feature = "etcd"))]
+        RegistrySpec::Etcd(_) | RegistrySpec::EtcdConfig(_) => {
+            let _ = (cluster, node);
+            Err(OpenError::NotBuilt(spec.clone()).to_string())
+        }
+    }
+}
+
 /// Whether a registry is elsewhere, and may be away.
 fn is_remote(spec: &RegistrySpec) -> bool {
     !matches!(spec, RegistrySpec::File(_))

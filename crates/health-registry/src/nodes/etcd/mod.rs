@@ -47,14 +47,6 @@ pub struct EtcdSpec {
 }
 
 impl EtcdSpec {
-    /// What the settings say; `None` where they mean another kind of registry.
-    pub fn of(spec: &RegistrySpec) -> Option<Self> {
-        Source::of(spec).map(|source| Self {
-            source,
-            shown: spec.to_string(),
-        })
-    }
-
     /// A cluster with members at these URLs.
     pub fn members(urls: &[String]) -> Self {
         Self {
@@ -143,7 +135,7 @@ impl Registry for EtcdRegistry {
 }
 
 /// Deletes a node's record, trying each member once. Returns whether there was one.
-pub async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Result<bool, String> {
+pub(super) async fn deregister(spec: &EtcdSpec, cluster: &str, node: &str) -> Result<bool, String> {
     let access = spec.source.access().map_err(|error| error.to_string())?;
     let mut failures = Vec::new();
     for endpoint in &access.endpoints {
