@@ -123,8 +123,8 @@ pub fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Atta
 
 #[cfg(test)]
 mod tests {
-    use super::super::probe::{Feature, Need};
     use super::*;
+    use crate::probe::{Feature, Need};
 
     /// What an agent does on a kernel that lacks these.
     fn on(missing: &[&str], mode: AttachMode) -> Result<Attachments, String> {

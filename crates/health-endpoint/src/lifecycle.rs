@@ -341,7 +341,7 @@ mod tests {
                 prop_assert_eq!(lifecycle.state(), model);
                 prop_assert_eq!(
                     lifecycle.log().iter().len(),
-                    lines.min(super::super::log::LOG_ENTRIES)
+                    lines.min(crate::log::LOG_ENTRIES)
                 );
                 // Nothing leads back from the end, and nothing back to the beginning.
                 prop_assert!(!ended || model.is_ending());

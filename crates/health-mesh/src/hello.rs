@@ -258,14 +258,13 @@ fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue>
 
 #[cfg(test)]
 mod tests {
+    use health_common::arrivals::{Arrivals, Prober, WayCounts};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tokio::time::{Instant, timeout};
 
-    use health_common::arrivals::{Arrivals, Prober, WayCounts};
-
-    use super::super::http::get_hello;
     use super::*;
+    use crate::http::get_hello;
 
     const PROBER: Prober = Prober {
         session: 0x1a2b_3c4d,

@@ -288,8 +288,8 @@ mod tests {
     use proptest::prelude::*;
     use slotmap::KeyData;
 
-    use super::super::target::Protocol;
     use super::*;
+    use crate::target::Protocol;
 
     const INTERVAL: Duration = Duration::from_secs(10);
     const SPREAD: Duration = Duration::from_millis(100);

@@ -66,10 +66,10 @@ pub(super) fn os_error(error: rtnetlink::Error) -> io::Error {
 mod tests {
     use nix::sched::{CloneFlags, unshare};
 
-    use super::super::link::{self, LinkError, VethPair};
-    use super::super::mac::MacAddr;
-    use super::super::route;
     use super::*;
+    use crate::link::{self, LinkError, VethPair};
+    use crate::mac::MacAddr;
+    use crate::route;
 
     #[test]
     fn listings_at_the_same_time_all_succeed() {

@@ -288,8 +288,8 @@ mod tests {
     use health_model::policy::{Direction, L4};
     use serde_json::json;
 
-    use super::super::{Peer, PolicySettings, Repository, Verdict};
     use super::*;
+    use crate::{Peer, PolicySettings, Repository, Verdict};
 
     const INIT_YAML: &str = r#"
 apiVersion: "cilium.io/v2"

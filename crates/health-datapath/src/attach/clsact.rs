@@ -14,9 +14,9 @@ use aya::programs::SchedClassifier;
 use health_net::tc::{Filter, Place, Side, Socket};
 use nix::net::if_::{if_indextoname, if_nametoindex};
 
-use super::super::loader::{make_folder, set_aside};
-use super::super::{DatapathError, layout};
 use super::{Direction, Hook};
+use crate::loader::{make_folder, set_aside};
+use crate::{DatapathError, layout};
 
 /// Before those of others: a filter that lets packets pass for good hides them from all behind it, which ours
 /// does not.

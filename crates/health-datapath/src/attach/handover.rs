@@ -6,21 +6,20 @@
 //! `cb`, which the hook's programs alone see, and goes on with ours; the one behind leaves packets with the mark
 //! alone and goes on with ours for all others. So whichever of them goes, each packet has met ours once.
 
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use aya::programs::SchedClassifier;
 use nix::net::if_::if_nametoindex;
 
-use super::super::asm::{
-    R0, R1, R2, R3, call, exit, load_map, load_word, mov, mov32, skip_if_equal, store_word,
-};
-use super::super::sys::{self, CreateAttr};
-use super::super::{DatapathError, link_pin};
 use super::clsact::Clsact;
 use super::{Direction, Hook, tcx};
+use crate::asm::{
+    R0, R1, R2, R3, call, exit, load_map, load_word, mov, mov32, skip_if_equal, store_word,
+};
+use crate::sys::{self, CreateAttr};
+use crate::{DatapathError, link_pin};
 
 const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_TAIL_CALL: i32 = 12;

@@ -10,8 +10,8 @@ use aya::programs::{ProgramError, SchedClassifier};
 use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
-use super::super::{DatapathError, link_pin, sys};
 use super::Hook;
+use crate::{DatapathError, link_pin, sys};
 
 /// Puts a program on its device: by the link that a former one of its name has there, if one is among these
 /// pins.

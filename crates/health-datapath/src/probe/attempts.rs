@@ -11,11 +11,11 @@ use health_net::netlink;
 use health_net::tc::{Place, Side, Socket};
 use nix::sched::{CloneFlags, unshare};
 
-use super::super::asm::{R0, R2, R3, R4, R5, call, exit, mov};
-use super::super::attach::attach_type;
-use super::super::sys::{self, CreateAttr};
-use super::super::{Direction, kernel};
 use super::{CLSACT, Feature, Need, TCX};
+use crate::asm::{R0, R2, R3, R4, R5, call, exit, mov};
+use crate::attach::attach_type;
+use crate::sys::{self, CreateAttr};
+use crate::{Direction, kernel};
 
 const TC_ACT_UNSPEC: i32 = -1;
 const BPF_L4_CSUM_REPLACE: i32 = 11;

@@ -2,10 +2,10 @@
 
 use health_common::probe::Path;
 
-use super::super::failure::Failure;
-use super::super::target::{Protocol, TargetKey};
 use super::reason::Reason;
 use super::{Cause, Context, Diagnosis, PeerFacts, TargetFacts, Verdict};
+use crate::failure::Failure;
+use crate::target::{Protocol, TargetKey};
 
 /// The node is isolated when it fails to reach so many of its peers, and such a part of them.
 const ISOLATED_PEERS: u32 = 3;

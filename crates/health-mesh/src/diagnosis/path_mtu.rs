@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::super::path_mtu::PathMtu;
 use super::{Cause, Diagnosis, PeerFacts};
+use crate::path_mtu::PathMtu;
 
 /// Whether a router tells the sender of a packet that it is too big.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

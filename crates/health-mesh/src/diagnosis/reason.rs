@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::super::failure::{Failure, IcmpError};
-use super::super::target::{Protocol, TargetKey};
 use super::Context;
+use crate::failure::{Failure, IcmpError};
+use crate::target::{Protocol, TargetKey};
 
 /// What a failed probe says, seen by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,9 +7,9 @@ use health_common::probe::Path;
 use health_common::rtt::RemoteTime;
 use jiff::Timestamp;
 
-use super::super::history::{LONGEST, Latency};
-use super::super::target::Protocol;
 use super::{Context, PeerFacts, SHIFT_FACTOR, SHIFT_SAMPLES, TargetFacts, Verdict};
+use crate::history::{LONGEST, Latency};
+use crate::target::Protocol;
 
 /// Fewest round trips since a shift that tell where its time went.
 const SHIFT_TOLD_BY: u32 = 4;

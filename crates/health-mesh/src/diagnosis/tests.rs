@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use nix::errno::Errno;
 use proptest::prelude::*;
 
-use super::super::failure::IcmpError;
-use super::super::history::Latency;
-use super::super::path_mtu::TooBig;
 use super::isolation::{Scope, Survey};
 use super::*;
+use crate::failure::IcmpError;
+use crate::history::Latency;
+use crate::path_mtu::TooBig;
 
 const HOST4: &str = "172.30.0.3";
 const ENDPOINT4: &str = "10.244.3.7";

@@ -1,8 +1,8 @@
 //! Where echo probes got lost, in words.
 
-use super::super::direction::Passage;
-use super::super::history::Loss;
 use super::exceeds;
+use crate::direction::Passage;
+use crate::history::Loss;
 
 /// A part of the way to a peer and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

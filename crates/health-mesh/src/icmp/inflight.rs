@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use health_common::probe::ProbeId;
 
-use super::super::target::TargetKey;
 use super::Probe;
+use crate::target::TargetKey;
 
 /// The probes of one socket that wait for their answer.
 #[derive(Debug)]
@@ -115,8 +115,8 @@ mod tests {
 
     use health_common::probe::Path;
 
-    use super::super::super::target::{Protocol, TargetId, TargetKey};
     use super::*;
+    use crate::target::{Protocol, TargetId, TargetKey};
 
     fn probe(expires_ms: u64) -> Probe {
         Probe {

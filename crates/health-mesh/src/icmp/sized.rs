@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use nix::errno::Errno;
 
-use super::super::failure::IcmpError;
 use super::socket::IcmpSocket;
 use super::wire::{Family, Mark, Message};
+use crate::failure::IcmpError;
 
 /// What came in answer to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

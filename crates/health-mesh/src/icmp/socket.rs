@@ -198,8 +198,8 @@ fn realtime() -> Result<Duration, Errno> {
 mod tests {
     use std::io::Read as _;
 
-    use super::super::super::testing::Namespace;
     use super::*;
+    use crate::testing::Namespace;
 
     #[test]
     fn a_socket_gets_the_replies_to_its_own_requests_alone() {

@@ -6,7 +6,7 @@ use health_common::checksum;
 use health_common::probe::{ASK_ONE_WAY, PROBE_LEN, Path, ProbeId, ProbePayload};
 use health_common::siphash::SipKey;
 
-use super::super::failure::IcmpError;
+use crate::failure::IcmpError;
 
 /// Length of a request: ICMP header and probe payload, bytes.
 pub(super) const REQUEST_LEN: usize = ICMP_HEADER_LEN + PROBE_LEN;

@@ -12,12 +12,12 @@ use health_model::api::{
 use health_model::duration::duration_text;
 use health_registry::nodes::SourceState;
 
-use super::super::diagnosis::Diagnosis;
-use super::super::diagnosis::isolation::Isolation;
-use super::super::history::{WINDOWS, Window};
-use super::super::path_mtu::PathMtu;
-use super::super::target::{Protocol, TargetId};
 use super::{AddressTargets, Known, NodeTargets, Results};
+use crate::diagnosis::Diagnosis;
+use crate::diagnosis::isolation::Isolation;
+use crate::history::{WINDOWS, Window};
+use crate::path_mtu::PathMtu;
+use crate::target::{Protocol, TargetId};
 
 /// Results that a history lists one by one.
 pub(super) const LISTED_RESULTS: usize = 20;

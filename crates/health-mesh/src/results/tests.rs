@@ -5,10 +5,10 @@ use health_model::api::Reachability;
 use health_registry::nodes::Node;
 use nix::errno::Errno;
 
-use super::super::failure::IcmpError;
-use super::super::target::Target;
 use super::report::LISTED_RESULTS;
 use super::*;
+use crate::failure::IcmpError;
+use crate::target::Target;
 
 const SECOND: Duration = Duration::from_secs(1);
 
