@@ -24,12 +24,17 @@ pub(super) fn of_tests(long: bool) -> Vec<String> {
         handed_on.then(|| format!("{name}={value}"))
     }));
     if long {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        // Any number will do, and its lower half changes most.
-        let seed = now.map_or(0, |now| now.as_nanos() as u64);
+        let seed = new_seed();
         println!("random numbers begin with {SEED}={seed}");
         // The last one of a name counts.
         variables.extend([format!("{LONG}=1"), format!("{SEED}={seed}")]);
     }
     variables
+}
+
+/// A number that no earlier run had.
+pub(super) fn new_seed() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    // Its lower half changes most.
+    now.map_or(0, |now| now.as_nanos() as u64)
 }

@@ -3,6 +3,7 @@
 mod environment;
 pub(crate) mod events;
 pub(crate) mod job;
+mod long;
 mod pool;
 pub(crate) mod programs;
 pub(crate) mod report;
@@ -22,6 +23,7 @@ use crate::{features, packages, setup, vm};
   cargo xtask test                      all tests on this machine's kernel
   cargo xtask test masquerade kill      those of tests/tests/beds/masquerade.rs, and all with `kill` in their names
   cargo xtask test health_agent::mesh   those of a module
+  cargo xtask test --long               long runs too: churn, kills, random packets, a cluster on aarch64
   cargo xtask test --vm all --ci        CI's share in virtual machines of all tested kernels")]
 pub(crate) struct Args {
     /// Run only tests whose name contains one of these, or those of a file or crate of that name
@@ -41,8 +43,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let environment = environment::of_tests(args.long);
     if args.vm.wanted() {
-        return vm::test(workspace, &args.vm, &args.filters, args.ci);
+        return vm::test(workspace, &args.vm, &args.filters, &environment, args.ci);
     }
     setup::setup(workspace)?;
     packages::require(packages::TESTS)?;
@@ -63,7 +66,6 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
 
     let start = Instant::now();
     let width = args.jobs.map_or_else(pool::width, usize::from);
-    let environment = environment::of_tests(args.long);
     pool::run(workspace, &environment, jobs(chosen), width, &mut report)?;
     let ran = start.elapsed();
 
@@ -83,6 +85,9 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     if report.counts.passed == 0 && skipped.is_empty() {
         bail!("no test matches {}", args.filters.join(", "));
+    }
+    if args.long && args.filters.is_empty() {
+        long::run_all()?;
     }
     Ok(())
 }
