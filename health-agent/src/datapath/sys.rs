@@ -17,6 +17,7 @@ const BPF_PROG_LOAD: u32 = 5;
 const BPF_OBJ_PIN: u32 = 6;
 const BPF_OBJ_GET: u32 = 7;
 const BPF_PROG_TEST_RUN: u32 = 10;
+const BPF_MAP_GET_FD_BY_ID: u32 = 14;
 const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 const BPF_BTF_LOAD: u32 = 18;
 const BPF_BTF_GET_FD_BY_ID: u32 = 19;
@@ -116,7 +117,7 @@ pub(super) struct MapInfo {
     pub(super) value_size: u32,
     pub(super) max_entries: u32,
     flags: u32,
-    name: [u8; 16],
+    pub(super) name: [u8; 16],
     ifindex: u32,
     vmlinux_value_type: u32,
     netns_device: u64,
@@ -404,6 +405,15 @@ pub(super) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
     }
     let info = map_info(map.as_fd())?;
     Ok(Some((map, info)))
+}
+
+/// Opens the map of this id.
+pub(super) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    bpf_open(BPF_MAP_GET_FD_BY_ID, &mut attr)
 }
 
 /// What the kernel says of a map.

@@ -140,7 +140,7 @@ fn program_figures() -> anyhow::Result<Vec<Figure>> {
         ("IPv4", packet4, Some(Target::AtMost(90.0))),
         ("IPv6", packet6, None),
     ] {
-        let mut bed = TestRun::load();
+        let mut bed = TestRun::load_alone();
         bed.set_health_endpoint((health4, health6), MAC, HOST_MAC, DatapathConfig::default());
         let mut cost = ProgramCost::new(&bed, &[packet])?;
         let program = bed.program("to_endpoint");

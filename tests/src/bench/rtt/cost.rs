@@ -39,7 +39,7 @@ const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let mut bed = TestRun::load();
+    let mut bed = TestRun::load_alone();
     bed.datapath.configure(settings())?;
     let mut figures = Vec::new();
     for probe in [Probe::V4, Probe::V6] {

@@ -25,7 +25,7 @@ const LISTING_LIMIT_MS: f64 = 150.0;
 const TABLE_LIMIT_MS: f64 = 1_000.0;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let bed = TestRun::load();
+    let bed = TestRun::load_alone();
     fill(&bed)?;
     let maps = bed.maps().maps()?;
     let map = maps.iter().find(|map| map.name == layout::RTT.name);

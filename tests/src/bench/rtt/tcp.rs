@@ -52,7 +52,7 @@ const CONNECTIONS: [Connection; 3] = [
 /// What passive round trips cost segments that are not timed themselves, which is all of a connection but
 /// a hundred a second.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let mut bed = TestRun::load();
+    let mut bed = TestRun::load_alone();
     bed.datapath.configure(settings())?;
     let rows = bed.datapath.rtt()?;
     for connection in CONNECTIONS.iter().filter(|known| known.is_followed) {
