@@ -10,4 +10,5 @@ mod packets;
 mod policy_packets;
 mod policy_verdicts;
 mod tcp_rtt;
+mod testrun;
 mod verifier;

@@ -12,7 +12,7 @@ const LONG: &str = "HEALTH_AGENT_LONG";
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Variables that are handed on, by how their names begin.
-const HANDED_ON: &[&str] = &["HEALTH_AGENT_", "PROPTEST_"];
+const HANDED_ON: &[&str] = &["HEALTH_", "PROPTEST_"];
 
 /// `NAME=VALUE`, each.
 pub(super) fn of_tests(long: bool) -> Vec<String> {
