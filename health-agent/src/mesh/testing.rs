@@ -22,6 +22,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::exchange::ArrivalStore;
 use super::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 
+/// How long a test waits for what must come, however busy the machine is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
 /// How many times as long everything takes on this machine.
 pub(super) fn slowness() -> u32 {
     let times = std::env::var("HEALTH_AGENT_SLOWNESS");
