@@ -74,7 +74,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             kernel.extend(answers.iter().map(|answer| answer.kernel));
             user.extend(answers.iter().map(|answer| answer.user));
             let capture = line.capture(2 * PROBES)?;
-            prober.probe_all(&[FAR; PROBES], gap)?;
+            prober.probe(&[FAR; PROBES], gap)?;
             tcpdump.extend(round_trips(&capture.finish()?).into_values());
             prober.detach()?;
             by_fping.extend(fping(line.near(), gap)?);

@@ -64,7 +64,8 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
         ..
     } in &probed
     {
-        let answer = answer.with_context(|| format!("{peer} did not answer"))?;
+        let answer =
+            answer.with_context(|| format!("{peer} did not answer, or no program matched it"))?;
         let [near, far] = [&near, &far].map(|captured| captured.get(&(*peer, *sequence)));
         let (near, far) = near
             .zip(far)

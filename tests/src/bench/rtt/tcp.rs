@@ -15,7 +15,7 @@ use crate::testrun::{GO_ON, TestRun};
 /// Runs of each program, taking turns with the empty one.
 const ROUNDS: u32 = 201;
 /// Against the run of the empty program.
-const RATIO: f64 = 99.0;
+const RATIO: f64 = 1.8;
 /// Bytes of data in each segment.
 const DATA_LEN: u32 = 100;
 const ACK: u8 = 0x10;
