@@ -26,7 +26,7 @@ const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (
         Duration::from_micros(100),
         Halting::Prevented,
-        Some(Target::RatioAtMost(1.0)),
+        Some(Target::RatioAtMost(1.1)),
     ),
     (Duration::from_millis(1), Halting::Prevented, None),
     (Duration::from_micros(100), Halting::Allowed, None),

@@ -31,8 +31,8 @@ const GAP: Duration = Duration::from_millis(1);
 const WARM_UP: usize = 100;
 
 /// Against the difference between both ends of the veth pair.
-const MEDIAN_RATIO: f64 = 1.0;
-const P99_RATIO: f64 = 1.0;
+const MEDIAN_RATIO: f64 = 0.42;
+const P99_RATIO: f64 = 0.9;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let mut line = Line::relayed(Handling::hold(Duration::ZERO))?;
