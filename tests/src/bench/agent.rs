@@ -27,7 +27,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 3;
 const MEMORY_LIMIT_MIB: f64 = 25.0;
 /// Against a process of `ping` for each probe.
-const CPU_RATIO: f64 = 99.0;
+const CPU_RATIO: f64 = 7.0;
 
 const INSTANCE: &str = "bench-agent";
 /// Checks that are timed, each beside a single list of devices.
