@@ -304,8 +304,9 @@ fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Opti
 fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
     let count = outcomes.len();
     let mut figures = Vec::new();
-    type Time = fn(&Outcome) -> Duration;
-    let measured: [(&str, Time, Option<(f64, f64)>); 3] = [
+    /// What it is, the time itself, and the agent's timer with the limit of the ratio to it.
+    type Measured = (&'static str, fn(&Outcome) -> Duration, Option<(f64, f64)>);
+    let measured: [Measured; 3] = [
         (
             "confirmed after the first lost probe (other: the agent's timer)",
             |o| o.confirmed,

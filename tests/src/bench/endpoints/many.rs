@@ -201,8 +201,8 @@ fn nft_rules(port: u16) -> String {
     let devices = devices.join(", ");
     rules
         + &format!(
-            "map devices {{\ntype ifname : verdict\nelements = {{ {devices} }}\n}}\n\
-             chain forward {{\ntype filter hook forward priority 0\noifname vmap @devices\n}}\n}}\n"
+            "map rules {{\ntype ifname : verdict\nelements = {{ {devices} }}\n}}\n\
+             chain forward {{\ntype filter hook forward priority 0\noifname vmap @rules\n}}\n}}\n"
         )
 }
 
