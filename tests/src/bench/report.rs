@@ -64,8 +64,11 @@ impl Figure {
 impl Figure {
     /// Prints it on standard error: a run may take minutes, and what is known so far is told on the way.
     pub(super) fn tell(&self) {
+        let other = self.other.map_or(String::new(), |other| {
+            format!(", other {other:.2} {}", self.unit)
+        });
         tell(format_args!(
-            "  {}: {:.2} {}",
+            "  {}: {:.2} {}{other}",
             self.name, self.ours, self.unit
         ));
     }
