@@ -48,8 +48,8 @@ const WINDOW: Duration = INTERVAL;
 const ROUNDS: u32 = 3;
 
 /// Against a bare server with the same body: latencies, p99.
-const STATUS_RATIO: f64 = 99.0;
-const HEALTHZ_RATIO: f64 = 99.0;
+const STATUS_RATIO: f64 = 6.0;
+const HEALTHZ_RATIO: f64 = 10.0;
 const MEMORY_LIMIT_MIB: f64 = 96.0;
 const FPING_RATIO: f64 = 1.0;
 const BLACKBOX_RATIO: f64 = 1.0 / 3.0;
