@@ -27,7 +27,7 @@ const LISTINGS: usize = 21;
 const ADD_API_LIMIT: Target = Target::RatioAtMost(1.0);
 const ADD_CNI_LIMIT: Target = Target::RatioAtMost(1.5);
 /// Against `ip link show` of the same devices.
-const LISTING_LIMIT: Target = Target::RatioAtMost(3.0);
+const LISTING_LIMIT: Target = Target::RatioAtMost(1.5);
 const POLICY_CHANGES: u16 = 21;
 /// Against `nft` and a rule for as many devices.
 const POLICY_LIMIT: Target = Target::RatioAtMost(3.0);
