@@ -34,9 +34,6 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("RUST_BACKTRACE", "1"),
     // Tests wait longer: under software emulation all takes ten times as long.
     ("HEALTH_AGENT_SLOWNESS", "3"),
-    // As cargo had it when it built this program: in the guest there is none.
-    ("PROPTEST_RNG_SEED", env!("PROPTEST_RNG_SEED")),
-    ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1"),
 ];
 
 /// The guest's end of the serial line. Frames of several threads never mix.
