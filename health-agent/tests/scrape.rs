@@ -32,7 +32,7 @@ impl io::Write for Slow {
                 exporter.scrape(Format::Classic, &mut text).unwrap();
                 ended.send(text).unwrap();
             });
-            let text = end.recv_timeout(Duration::from_secs(10)).unwrap();
+            let text = end.recv_timeout(Duration::from_secs(120)).unwrap();
             assert!(text.starts_with(b"# HELP "));
         }
         Ok(bytes.len())

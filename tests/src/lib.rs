@@ -25,4 +25,4 @@ pub mod wait;
 pub use bed::{Bed, Node};
 pub use member::Member;
 pub use snapshot::Snapshot;
-pub use wait::{PATIENCE, slowness, wait_for};
+pub use wait::{PATIENCE, is_long, slowness, wait_for};

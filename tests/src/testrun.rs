@@ -1,9 +1,17 @@
 //! The datapath's programs run on crafted packets with `BPF_PROG_TEST_RUN`: no device, no traffic.
 
-use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
+pub mod contents;
+mod pool;
 
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{process, thread};
+
+use anyhow::Context as _;
 use aya::TestRunOptions;
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
 use health_common::config::DatapathConfig;
@@ -14,6 +22,9 @@ use health_datapath::dump::Pinned;
 use health_datapath::loader::{Datapath, ProgramLog};
 use health_model::settings::Location;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+pub use self::pool::Pool;
+use self::pool::{SHARED, Set};
 
 /// Return value for a packet that goes on (`TC_ACT_UNSPEC`).
 pub const GO_ON: i32 = -1;
@@ -132,36 +143,139 @@ pub fn run_program(
     })
 }
 
-/// The loaded datapath of one test.
-pub struct TestRun {
+/// A bpffs that is nowhere mounted any more, and goes with the process that has it open, however that ends.
+#[derive(Debug)]
+struct DetachedBpffs {
+    path: PathBuf,
+    _root: File,
+}
+
+impl DetachedBpffs {
+    fn open() -> Self {
+        let mounted = Bpffs::mount();
+        let root = File::open(mounted.path()).expect("the folder of the bpffs");
+        // By this path other processes find it, too.
+        let path = format!("/proc/{}/fd/{}", process::id(), root.as_raw_fd());
+        Self {
+            path: path.into(),
+            _root: root,
+        }
+    }
+}
+
+/// Programs and maps, loaded and pinned.
+pub struct Loaded {
     /// For its typed maps.
     pub datapath: Datapath,
     /// Where its pins are.
     pub location: Location,
-    _bpffs: Bpffs,
+    _bpffs: DetachedBpffs,
 }
 
-impl TestRun {
-    /// Loads the programs into a bpffs of their own.
-    pub fn load() -> Self {
-        Self::load_sized(MapSizes::default())
-    }
-
-    /// As [`load`](Self::load), with maps of these sizes.
-    pub fn load_sized(sizes: MapSizes) -> Self {
-        let bpffs = Bpffs::mount();
+impl Loaded {
+    fn new(sizes: MapSizes) -> Self {
+        let bpffs = DetachedBpffs::open();
         let location = Location {
             instance: "packets".to_owned(),
             runtime_dir: PathBuf::from("/nonexistent"),
             state_dir: PathBuf::from("/nonexistent"),
-            bpf_root: bpffs.path().to_owned(),
+            bpf_root: bpffs.path.clone(),
         };
         let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn);
-        let datapath = datapath.expect("the programs load");
         Self {
-            datapath,
+            datapath: datapath.expect("the programs load"),
             location,
             _bpffs: bpffs,
+        }
+    }
+}
+
+/// Whose programs a test has.
+enum Owner {
+    /// They are the test's alone.
+    Alone(Box<Loaded>),
+    /// They are a pool's.
+    Pool(Box<Set>, Arc<Pool>),
+    /// They have been given back.
+    Nobody,
+}
+
+/// The loaded datapath of one test. Other tests of the process had the same before, and will have it: when it is
+/// dropped, its maps are made what they were after loading. A test that panics leaves nothing to others.
+pub struct TestRun(Owner);
+
+impl Deref for TestRun {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        match &self.0 {
+            Owner::Alone(loaded) => loaded,
+            Owner::Pool(set, _) => &set.loaded,
+            Owner::Nobody => unreachable!("programs are given back last"),
+        }
+    }
+}
+
+impl DerefMut for TestRun {
+    fn deref_mut(&mut self) -> &mut Loaded {
+        match &mut self.0 {
+            Owner::Alone(loaded) => loaded,
+            Owner::Pool(set, _) => &mut set.loaded,
+            Owner::Nobody => unreachable!("programs are given back last"),
+        }
+    }
+}
+
+impl Drop for TestRun {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            return;
+        }
+        if let Err(error) = self.return_to_pool() {
+            panic!("{error:#}");
+        }
+    }
+}
+
+impl TestRun {
+    /// Takes loaded programs that no other test has, or loads them. What is in their maps is as after loading.
+    ///
+    /// Tests that do more than run programs and change what is in maps need [`load_alone`](Self::load_alone): those
+    /// that attach programs, add or remove pins, or depend on the order in which a full map makes room.
+    pub fn load() -> Self {
+        Self::of_pool(&SHARED)
+    }
+
+    /// As [`load`](Self::load), from another pool than that of the process.
+    pub fn of_pool(pool: &Arc<Pool>) -> Self {
+        let set = pool.take().unwrap_or_else(|| {
+            let loaded = Loaded::new(MapSizes::default());
+            Set::new(loaded).expect("the contents of the maps")
+        });
+        Self(Owner::Pool(Box::new(set), Arc::clone(pool)))
+    }
+
+    /// Loads the programs for this test alone.
+    pub fn load_alone() -> Self {
+        Self::load_sized(MapSizes::default())
+    }
+
+    /// As [`load_alone`](Self::load_alone), with maps of these sizes.
+    pub fn load_sized(sizes: MapSizes) -> Self {
+        Self(Owner::Alone(Box::new(Loaded::new(sizes))))
+    }
+
+    /// Gives the programs back, as dropping does. After an error, nobody gets them any more.
+    pub fn give_back(mut self) -> anyhow::Result<()> {
+        self.return_to_pool()
+    }
+
+    fn return_to_pool(&mut self) -> anyhow::Result<()> {
+        match std::mem::replace(&mut self.0, Owner::Nobody) {
+            Owner::Pool(set, pool) => pool.give_back(*set).context(
+                "cannot give the programs to the next test, which `TestRun::load_alone` need not do",
+            ),
+            Owner::Alone(_) | Owner::Nobody => Ok(()),
         }
     }
 

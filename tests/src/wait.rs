@@ -15,6 +15,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// In the environment: how many times as long to wait on a slow machine.
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
+/// In the environment: `1` where tests may take their time.
+const LONG: &str = "HEALTH_AGENT_LONG";
 
 /// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
 /// `what` it waited for and the last error of `look`, if it had one. Where the environment has
@@ -50,4 +52,9 @@ pub fn slowness() -> u32 {
         .ok()
         .and_then(|times| times.parse().ok())
         .unwrap_or(1)
+}
+
+/// Whether tests are to do more of what they do anyway.
+pub fn is_long() -> bool {
+    env::var_os(LONG).is_some_and(|value| value == "1")
 }

@@ -1,8 +1,13 @@
-//! What a virtual machine and the program that started it say to each other: the plan that stands in the
-//! initramfs, and frames on a serial line.
+//! What first processes of machines share, and what a virtual machine and the program that started it say to
+//! each other: the plan that stands in the initramfs, and frames on a serial line.
 
 use std::io::{self, Read, Write};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, ExitStatus};
 
+use nix::errno::Errno;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 /// Where the plan stands in the initramfs: JSON of [`Plan`].
@@ -52,6 +57,41 @@ pub enum Ended {
     Code(i32),
     /// By this signal.
     Signal(i32),
+}
+
+impl Ended {
+    /// The exit code by which shells tell it.
+    pub fn exit_code(self) -> u8 {
+        let code = match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        };
+        u8::try_from(code).unwrap_or(u8::MAX)
+    }
+}
+
+impl From<ExitStatus> for Ended {
+    fn from(status: ExitStatus) -> Self {
+        status
+            .code()
+            .map_or_else(|| Self::Signal(status.signal().unwrap_or(0)), Self::Code)
+    }
+}
+
+/// Waits for a child of a machine's first process, and for all orphans that end meanwhile: they count as running
+/// until somebody waits for them.
+pub fn wait_reaping(child: &Child) -> nix::Result<Ended> {
+    let child = Pid::from_raw(child.id().cast_signed());
+    loop {
+        match waitpid(None, Some(WaitPidFlag::__WALL)) {
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(Ended::Code(code)),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                return Ok(Ended::Signal(signal as i32));
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// What the guest says besides its programs' output.

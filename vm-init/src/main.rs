@@ -8,12 +8,10 @@ use std::env;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
-use nix::errno::Errno;
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpid};
-use vm_init::{Frame, Report};
+use vm_init::{Ended, Frame, Report, wait_reaping};
 
 use crate::runner::Line;
 
@@ -67,16 +65,8 @@ fn first_process() -> anyhow::Result<()> {
         .arg(RUN)
         .spawn()
         .context("cannot start the second self")?;
-    // Programs leave children behind, and those count as running until somebody waits for them.
-    let runner = Pid::from_raw(runner.id().cast_signed());
-    loop {
-        match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::Exited(pid, 0)) if pid == runner => return Ok(()),
-            Ok(status) if status.pid() == Some(runner) => {
-                anyhow::bail!("the second self ended: {status:?}")
-            }
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno).context("cannot wait for processes"),
-        }
+    match wait_reaping(&runner).context("cannot wait for processes")? {
+        Ended::Code(0) => Ok(()),
+        ended => anyhow::bail!("the second self ended: {ended:?}"),
     }
 }

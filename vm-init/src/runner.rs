@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -157,9 +157,7 @@ fn run_one(command: &PlannedCommand, line: &Line, state: &SharedState) -> anyhow
     let status = relay(&mut child, line);
     locked(state).running = None;
     let status = status.with_context(|| format!("cannot follow {program}"))?;
-    Ok(status
-        .code()
-        .map_or_else(|| Ended::Signal(status.signal().unwrap_or(0)), Ended::Code))
+    Ok(status.into())
 }
 
 /// Passes output on until the command has ended and all that it wrote is read. What it left running may keep

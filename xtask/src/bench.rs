@@ -43,11 +43,14 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
         "--release",
         "--package=health-agent",
         "--package=tests",
+        "--package=vm-init",
         "--bin=health-agent",
         "--bin=bench",
+        "--bin=machine",
     ]))?;
 
-    let mut bench = as_root(workspace.release_binary("bench"), "benchmarks")?;
+    let mut bench = as_root(workspace.release_binary("machine"), "benchmarks")?;
+    bench.arg(workspace.release_binary("bench"));
     bench.args(&args.name);
     if args.json {
         bench.arg("--json");

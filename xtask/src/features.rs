@@ -1,11 +1,9 @@
 //! Tests of what this machine's kernel may lack. In virtual machines they all run.
 
-use anyhow::Context as _;
-
 use crate::privilege::as_root;
 use crate::process::output;
-use crate::test::{LIST, listed};
-use crate::workspace::Workspace;
+use crate::test::is_below;
+use crate::test::programs::TestProgram;
 
 /// Something that tests need of the kernel.
 struct Feature {
@@ -39,45 +37,31 @@ const FEATURES: &[Feature] = &[
     },
 ];
 
-/// A test that can't run on this machine.
-pub(crate) struct Skipped {
-    /// `FILE::TEST`.
-    pub(crate) test: String,
-    /// What the kernel lacks.
-    pub(crate) feature: &'static str,
-}
+/// Tests of programs.
+type Chosen<'a> = [(&'a TestProgram, Vec<&'a str>)];
 
-impl Skipped {
-    /// Its name in its file.
-    pub(crate) fn name(&self) -> &str {
-        self.test
-            .split_once("::")
-            .map_or(&self.test, |(_, test)| test)
-    }
-
-    /// Whether a filter of `cargo xtask test` means it: by its file, or by a part of its name.
-    pub(crate) fn matches(&self, filter: &str) -> bool {
-        self.test.strip_suffix(self.name()) == Some(&format!("{filter}::"))
-            || self.name().contains(filter)
-    }
-}
-
-/// The tests of files that this machine's kernel can't run, and why.
-pub(crate) fn skipped(workspace: &Workspace) -> anyhow::Result<Vec<Skipped>> {
+/// Takes out the tests that this machine's kernel can't run, and returns their names, with what it lacks.
+pub(crate) fn without(chosen: &mut Chosen) -> anyhow::Result<Vec<(String, &'static str)>> {
     let mut skipped = Vec::new();
     for feature in FEATURES {
-        if has(feature)? {
+        let needs = |name: &str| is_below(name, feature.file) && name.contains(feature.tests);
+        let is_needed = chosen.iter().any(|(program, tests)| {
+            let mut names = tests.iter().map(|test| program.name_of(test));
+            names.any(|name| needs(&name))
+        });
+        if !is_needed || has(feature)? {
             continue;
         }
-        let tests = list(workspace, feature.file)?;
-        let lacking = tests
-            .iter()
-            .filter(|test| test.contains(feature.tests))
-            .map(|test| Skipped {
-                test: format!("{}::{test}", feature.file),
-                feature: feature.name,
+        for (program, tests) in chosen.iter_mut() {
+            tests.retain(|test| {
+                let name = program.name_of(test);
+                let lacks = needs(&name);
+                if lacks {
+                    skipped.push((name, feature.name));
+                }
+                !lacks
             });
-        skipped.extend(lacking);
+        }
     }
     Ok(skipped)
 }
@@ -88,15 +72,4 @@ fn has(feature: &Feature) -> anyhow::Result<bool> {
         .args(["--net", "--"])
         .args(feature.attempt.split(' '));
     Ok(output(&mut attempt)?.is_some())
-}
-
-/// The names of a file's tests.
-fn list(workspace: &Workspace, file: &str) -> anyhow::Result<Vec<String>> {
-    let mut cargo = workspace.cargo()?;
-    cargo
-        .args(["test", "--quiet", "--package=tests", "--test", file])
-        .arg("--")
-        .args(LIST);
-    let printed = output(&mut cargo)?.with_context(|| format!("{file} does not list its tests"))?;
-    Ok(listed(&printed))
 }

@@ -132,6 +132,32 @@ impl Datapath {
         Ok(datapath)
     }
 
+    /// Whether nothing but the contents of maps has changed since the programs were loaded.
+    pub fn is_as_loaded(&self) -> bool {
+        // All fields by name, so that a new one is thought of here. Maps and programs are handles.
+        let Self {
+            pins: _,
+            ebpf: _,
+            hooks,
+            attachments,
+            attached,
+            clsact: _,
+            may_have_filters,
+            resizing,
+            endpoints: _,
+            workloads,
+            config: _,
+            masquerade: _,
+            lock: _,
+        } = self;
+        hooks.is_empty()
+            && *attachments == Attachments::all(Attachment::Tcx)
+            && attached.is_empty()
+            && *may_have_filters
+            && resizing.is_none()
+            && *workloads == Workloads::default()
+    }
+
     /// Tells programs which others they go on with.
     pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
         let mut calls = typed(&self.pins, &layout::CALLS, ProgramArray::try_from)?;

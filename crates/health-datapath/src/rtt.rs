@@ -1,12 +1,11 @@
 //! Rows of round-trip times: read from the map, each as of one moment, and written by asking a kernel
 //! program to.
 
-use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::{io, thread};
 
 use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData, MapError};

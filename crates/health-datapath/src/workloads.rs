@@ -36,7 +36,7 @@ impl Workload {
 }
 
 /// Those there are, by id, and who is looked at next.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Workloads {
     known: BTreeMap<u16, Workload>,
     next: u16,

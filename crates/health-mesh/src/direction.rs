@@ -5,6 +5,10 @@
 //! against what arrived there. What is on its way while counts are read is told apart by bounds: a loss that
 //! is told is at least as large. Counts that contradict each other tell nothing.
 //!
+//! The peer counts packets, not probes, so a duplicate is one reply more that may be on its way back. How
+//! many were is known when they have come. So an exchange counts as the end of a passage as soon as a later
+//! one tells what came after it.
+//!
 //! A *way* is a path by one IP version. Ways are followed from their first exchange after a loss, while
 //! there are losses. Pure: times are durations since the mesh's start.
 
@@ -25,6 +29,8 @@ const MOST_TRACKS: usize = 2048;
 const MOST_POINTS: usize = 20;
 /// Of three exchanges closer together than this, the one in the middle is not kept.
 const DENSE: Duration = Duration::from_secs(2);
+/// A reply that has left the peer comes within this, or counts as lost.
+const SETTLING: Duration = Duration::from_secs(1);
 
 /// What this side counts of the echo probes of a way. The counts wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub(super) struct OwnCounts {
     pub(super) in_flight: u32,
     /// Replies that came back to the uplink: in time, late, or once more.
     pub(super) returned: u32,
+    /// Those of them for which no probe waited: late, or once more.
+    pub(super) surplus: u32,
 }
 
 /// Counts of both sides.
@@ -101,6 +109,8 @@ struct Point {
     counts: WayCounts,
     sent: (u32, u32),
     returned: (u32, u32),
+    /// Replies for which no probe waited, when the peer was asked.
+    surplus: u32,
     unseen: u32,
 }
 
@@ -150,13 +160,19 @@ impl Ways {
 
     /// What became of the probes since the first exchange after `from`; `None` where that is not known.
     pub(super) fn passage(&self, way: TargetId, from: Duration) -> Option<Passage> {
-        let points = &self.0.get(way)?.points;
-        let (first, last) = (points.iter().find(|p| p.asked >= from)?, points.back()?);
-        first.passage(last)
+        self.0.get(way)?.passage(from)
     }
 }
 
 impl Track {
+    fn passage(&self, from: Duration) -> Option<Passage> {
+        let first = self.points.iter().find(|p| p.asked >= from)?;
+        let later = self.points.back()?;
+        let is_settled = |p: &&Point| p.told + SETTLING <= later.asked;
+        let last = self.points.iter().rev().find(is_settled)?;
+        first.passage(last, later)
+    }
+
     fn exchanged(&mut self, exchange: &Exchange) {
         let Exchange {
             asked,
@@ -181,6 +197,7 @@ impl Track {
                 before.returned,
                 after.returned.wrapping_add(after.in_flight),
             ),
+            surplus: before.surplus,
             unseen: self.unseen,
         };
         if let Some(last) = self.points.back() {
@@ -227,10 +244,12 @@ impl Point {
             && increase(self.counts.replied, later.counts.replied).is_some()
             && increase(self.sent.0, later.sent.0).is_some()
             && increase(self.returned.0, later.returned.0).is_some()
+            && increase(self.surplus, later.surplus).is_some()
     }
 
-    /// What became of the probes since then; `None` where the counts contradict each other.
-    fn passage(&self, last: &Self) -> Option<Passage> {
+    /// What became of the probes from this exchange to the last one; `None` where the counts contradict
+    /// each other. All replies that were on their way at the last one have come when the later one begins.
+    fn passage(&self, last: &Self, later: &Self) -> Option<Passage> {
         if last.asked < self.told || !self.precedes(last) {
             return None;
         }
@@ -238,12 +257,16 @@ impl Point {
         let replied = increase(self.counts.replied, last.counts.replied)?;
         let sent_most = increase(self.sent.0, last.sent.1)?;
         let sent_least = increase(self.sent.1, last.sent.0).unwrap_or(0);
-        let returned_most = increase(self.returned.0, last.returned.1)?;
+        // Of the replies that came after the last exchange, each may be one that had left the peer by then.
+        let surplus = increase(last.surplus, later.surplus)?;
+        let returned_most = increase(self.returned.0, last.returned.1)?.saturating_add(surplus);
         let returned_least = increase(self.returned.1, last.returned.0).unwrap_or(0);
-        // More arrived than was sent: duplicates, or another's.
-        if arrived > sent_most
-            || replied > arrived + self.unsure()
-            || returned_least > replied + self.unsure()
+        // No more can arrive, leave or come than there was before, but for duplicates, which come as surplus.
+        let duplicates = increase(self.surplus, later.surplus)?;
+        let unsure = self.unsure().saturating_add(duplicates);
+        if arrived > sent_most.saturating_add(duplicates)
+            || replied > arrived.saturating_add(unsure)
+            || returned_least > replied.saturating_add(unsure)
         {
             return None;
         }
@@ -254,7 +277,9 @@ impl Point {
             replied,
             returned: returned_most.min(replied),
             lost_there: sent_least.saturating_sub(arrived),
-            lost_in_peer: arrived.saturating_sub(replied + last.unsure()),
+            lost_in_peer: arrived
+                .saturating_sub(replied + last.unsure())
+                .saturating_sub(surplus),
             lost_back: replied.saturating_sub(returned_most),
             lost_here: increase(self.unseen, last.unseen)?,
         })
@@ -289,37 +314,84 @@ mod tests {
         LostInPeer,
         LostBack,
         Returned,
-        /// Twice.
-        Duplicated,
+        /// When it had been given up.
+        Late,
+        /// Twice, from the way there on.
+        DuplicatedThere,
+        /// Twice, from the peer's host on.
+        DuplicatedInPeer,
+        /// Twice, from the way back on.
+        DuplicatedBack,
         /// Not to the agent.
         Unseen,
         /// This host did not let it out.
         Unsent,
     }
-    use Fate::{Duplicated, LostBack, LostInPeer, LostThere, Returned, Unseen, Unsent};
+    use Fate::{
+        DuplicatedBack, DuplicatedInPeer, DuplicatedThere, Late, LostBack, LostInPeer, LostThere,
+        Returned, Unseen, Unsent,
+    };
 
     const TIMEOUT: u64 = 1000;
+    const _: () = assert!(TIMEOUT as u128 == SETTLING.as_millis());
 
     #[derive(Clone, Copy, Debug)]
     struct Probe {
         /// When, in milliseconds.
         sent: u64,
-        /// One way, in milliseconds; below half the time-out.
+        /// One way, in milliseconds. This and the next two are below a quarter of the time-out.
         delay: u64,
+        /// In the peer's host.
+        stay: u64,
+        /// By which a duplicate comes after the first.
+        lag: u64,
         fate: Fate,
     }
 
     impl Probe {
+        /// Without a stay.
+        fn new(sent: u64, delay: u64, fate: Fate) -> Self {
+            Self {
+                sent,
+                delay,
+                stay: 0,
+                lag: delay,
+                fate,
+            }
+        }
+
         fn arrived(&self, at: u64) -> bool {
             !matches!(self.fate, LostThere | Unsent) && at >= self.sent + self.delay
         }
 
+        fn arrived_again(&self, at: u64) -> bool {
+            self.fate == DuplicatedThere && self.arrived(at.saturating_sub(self.lag))
+        }
+
         fn replied(&self, at: u64) -> bool {
-            self.arrived(at) && self.fate != LostInPeer
+            self.arrived(at.saturating_sub(self.stay)) && self.fate != LostInPeer
+        }
+
+        fn replied_again(&self, at: u64) -> bool {
+            matches!(self.fate, DuplicatedThere | DuplicatedInPeer)
+                && self.replied(at.saturating_sub(self.lag))
         }
 
         fn returned(&self, at: u64) -> bool {
-            self.replied(at) && self.fate != LostBack && at >= self.sent + 2 * self.delay
+            let delay = if self.fate == Late {
+                TIMEOUT
+            } else {
+                self.delay
+            };
+            self.replied(at.saturating_sub(delay)) && self.fate != LostBack
+        }
+
+        fn returned_again(&self, at: u64) -> bool {
+            let is_twice = matches!(
+                self.fate,
+                DuplicatedThere | DuplicatedInPeer | DuplicatedBack
+            );
+            is_twice && self.returned(at.saturating_sub(self.lag))
         }
 
         fn is_settled(&self, at: u64) -> bool {
@@ -344,13 +416,14 @@ mod tests {
         }
 
         fn own(&self, at: u64) -> OwnCounts {
-            let again = self.count(|p| p.fate == Duplicated && p.returned(at));
+            let surplus = self.count(|p| p.returned_again(at))
+                + self.count(|p| p.fate == Late && p.returned(at));
+            let answered = self.count(|p| p.fate != Late && p.returned(at));
             OwnCounts {
                 settled: self.base.wrapping_add(self.count(|p| p.is_settled(at))),
                 in_flight: self.count(|p| p.sent <= at && !p.is_settled(at)),
-                returned: self
-                    .base
-                    .wrapping_add(self.count(|p| p.returned(at)) + again),
+                returned: self.base.wrapping_add(answered + surplus),
+                surplus: self.base.wrapping_add(surplus),
             }
         }
 
@@ -358,12 +431,11 @@ mod tests {
             let since = self.restarts.iter().copied().filter(|&at| at <= read).max();
             let since = since.unwrap_or(0);
             let base = if since == 0 { self.base } else { 0 };
-            let again = self.count(|p| p.fate == Duplicated && p.replied(read));
-            let before = self.count(|p| p.fate == Duplicated && p.replied(since));
-            let grown = |is: &dyn Fn(&Probe, u64) -> bool| {
+            let counted = |is: &dyn Fn(&Probe, u64) -> bool| {
                 self.count(|p| is(p, read)) - self.count(|p| since > 0 && is(p, since))
             };
-            let again = again - if since > 0 { before } else { 0 };
+            let arrived = counted(&Probe::arrived) + counted(&Probe::arrived_again);
+            let replied = counted(&Probe::replied) + counted(&Probe::replied_again);
             Exchange {
                 asked: millis(asked),
                 before: self.own(asked),
@@ -371,8 +443,8 @@ mod tests {
                 after: self.own(told),
                 since_ns: since,
                 counts: WayCounts {
-                    arrived: base.wrapping_add(grown(&Probe::arrived)),
-                    replied: base.wrapping_add(grown(&Probe::replied) + again),
+                    arrived: base.wrapping_add(arrived),
+                    replied: base.wrapping_add(replied),
                 },
             }
         }
@@ -405,14 +477,13 @@ mod tests {
 
     /// One probe a second, of which one in `each` has this fate.
     fn regular(fate: Fate, each: usize) -> Model {
-        let probe = |number: usize| Probe {
-            sent: number as u64 * 1000 + 100,
-            delay: 20,
-            fate: if number.is_multiple_of(each) {
-                fate
-            } else {
-                Returned
-            },
+        let probe = |number: usize| {
+            let is_one = number.is_multiple_of(each);
+            Probe::new(
+                number as u64 * 1000 + 100,
+                20,
+                if is_one { fate } else { Returned },
+            )
         };
         Model {
             probes: (0..700).map(probe).collect(),
@@ -459,6 +530,8 @@ mod tests {
         assert_eq!((none.sent, none.arrived), (none.replied, none.returned));
         let own = passage(&regular(Unsent, 4), 60, 600).unwrap();
         assert_eq!((own.lost_there, own.sent), (0, own.arrived));
+        let late = passage(&regular(Late, 4), 60, 600).unwrap();
+        assert_eq!((late.sent, late.arrived), (late.replied, late.returned));
     }
 
     #[test]
@@ -479,6 +552,7 @@ mod tests {
                 settled: own,
                 in_flight: 0,
                 returned: own,
+                surplus: 0,
             };
             Exchange {
                 asked: Duration::from_secs(1) * second,
@@ -494,8 +568,51 @@ mod tests {
             let mut track = Track::default();
             track.exchanged(&exchange(1, 0, 0, 0));
             track.exchanged(&exchange(60, arrived, replied, 60));
-            let (first, last) = (track.points[0], track.points[track.points.len() - 1]);
-            assert_eq!(first.passage(&last), None, "{arrived} {replied}");
+            track.exchanged(&exchange(65, arrived, replied, 60));
+            assert_eq!(track.passage(millis(0)), None, "{arrived} {replied}");
+        }
+    }
+
+    /// Whatever the exchange in the middle leaves under way, the last one sees come.
+    #[test]
+    fn a_duplicate_on_its_way_is_no_loss() {
+        for duplicated in [DuplicatedThere, DuplicatedInPeer, DuplicatedBack] {
+            let model = |duplicated| Model {
+                probes: vec![
+                    Probe::new(4184, 0, LostThere),
+                    Probe::new(95_470, 225, duplicated),
+                ],
+                restarts: Vec::new(),
+                base: 0,
+            };
+            let exchanges = [
+                (4513, 4514, 4514),
+                (95_332, 95_695, 95_695),
+                (97_000, 97_000, 97_000),
+            ];
+            let of = |fate, count| {
+                let passage = model(fate).track(&exchanges[..count]).passage(millis(0));
+                passage.map(|p| (p.lost_there, p.lost_in_peer, p.lost_back))
+            };
+            // Not told before it is known.
+            assert_eq!(of(duplicated, 2), None);
+            assert_eq!(of(duplicated, 3), Some((0, 0, 0)), "{duplicated:?}");
+            // A reply that does not come is a loss, though its probe is waited for no more.
+            assert_eq!(of(LostBack, 3), Some((0, 0, 0)));
+        }
+    }
+
+    #[test]
+    fn duplicates_hide_no_losses_elsewhere() {
+        for duplicated in [DuplicatedThere, DuplicatedInPeer, DuplicatedBack] {
+            let mut model = regular(LostThere, 4);
+            for probe in model.probes.iter_mut().skip(1).step_by(40) {
+                probe.fate = duplicated;
+            }
+            let passage = passage(&model, 60, 600).unwrap();
+            assert!(passage.lost_there > 100, "{duplicated:?}: {passage:?}");
+            let elsewhere = (passage.lost_in_peer, passage.lost_back);
+            assert_eq!(elsewhere, (0, 0), "{duplicated:?}: {passage:?}");
         }
     }
 
@@ -521,17 +638,26 @@ mod tests {
 
     fn any_fate() -> impl Strategy<Value = Fate> {
         prop::sample::select(vec![
-            LostThere, LostInPeer, LostBack, Returned, Duplicated, Unseen, Unsent,
+            LostThere,
+            LostInPeer,
+            LostBack,
+            Returned,
+            Late,
+            DuplicatedThere,
+            DuplicatedInPeer,
+            DuplicatedBack,
+            Unseen,
+            Unsent,
         ])
     }
 
     proptest! {
-        /// Whatever is lost elsewhere, whoever starts anew, wherever the counts wrap and in whatever order
+        /// Whatever is lost or doubled elsewhere, whoever starts anew, wherever the counts wrap and in whatever order
         /// answers come: no more is told to be lost on a part of the way than was.
         #[test]
         fn no_loss_is_told_where_there_is_none(
             probes in prop::collection::vec(
-                (1_u64..100_000, 0_u64..TIMEOUT / 2, any_fate()),
+                (1_u64..100_000, prop::array::uniform3(0_u64..TIMEOUT / 4), any_fate()),
                 0..150,
             ),
             spared in any_fate(),
@@ -541,9 +667,11 @@ mod tests {
             is_in_order: bool,
             from in 0_u64..50_000,
         ) {
-            let probes = probes.into_iter().map(|(sent, delay, fate)| Probe {
+            let probes = probes.into_iter().map(|(sent, [delay, stay, lag], fate)| Probe {
                 sent,
                 delay,
+                stay,
+                lag,
                 fate: if fate == spared { Returned } else { fate },
             });
             let model = Model { probes: probes.collect(), restarts, base };
@@ -554,11 +682,7 @@ mod tests {
             if is_in_order {
                 exchanges.sort_by_key(|&(_, _, told)| told);
             }
-            let track = model.track(&exchanges);
-            let points = &track.points;
-            let first = points.iter().find(|point| point.asked >= millis(from));
-            let passage = first.and_then(|first| first.passage(points.back()?));
-            if let Some(passage) = passage {
+            if let Some(passage) = model.track(&exchanges).passage(millis(from)) {
                 let most = |is: Fate| model.count(|p| p.fate == is);
                 prop_assert!(passage.lost_there <= most(LostThere), "{passage:?}");
                 prop_assert!(passage.lost_in_peer <= most(LostInPeer), "{passage:?}");

@@ -265,6 +265,7 @@ mod tests {
 
     use super::*;
     use crate::http::get_hello;
+    use crate::testing::PATIENCE;
 
     const PROBER: Prober = Prober {
         session: 0x1a2b_3c4d,
@@ -308,7 +309,7 @@ mod tests {
         let (listener, address) = loopback();
         let (sender, receiver) = watch::channel(Vec::new());
         let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
-        let ask = || get_hello(address, PROBER, Instant::now() + Duration::from_secs(2));
+        let ask = || get_hello(address, PROBER, Instant::now() + PATIENCE);
         assert_eq!(ask().await.unwrap().told.health_endpoint, None);
         let told: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         sender.send_replace(told.clone());
@@ -332,7 +333,7 @@ mod tests {
         let (listener, address) = loopback();
         let (_sender, receiver) = watch::channel(Vec::new());
         let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + PATIENCE;
         let hello = get_hello(address, PROBER, deadline).await.unwrap();
         let told = hello.told.arrivals.unwrap();
         assert_eq!((told.since_ns, told.ways[1].arrived), (7, 46));
@@ -363,7 +364,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /hello HT").await.unwrap();
         let mut rest = Vec::new();
-        let closed = timeout(HEAD_TIMEOUT * 3, stream.read_to_end(&mut rest)).await;
+        let closed = timeout(PATIENCE, stream.read_to_end(&mut rest)).await;
         assert!(closed.is_ok(), "still open");
     }
 
@@ -373,12 +374,12 @@ mod tests {
         let (second, second_address) = loopback();
         let (_sender, receiver) = watch::channel(Vec::new());
         let responder = Responder::start(vec![first], receiver, arrivals()).unwrap();
-        let ask = |address| get_hello(address, PROBER, Instant::now() + Duration::from_secs(2));
+        let ask = |address| get_hello(address, PROBER, Instant::now() + PATIENCE);
         assert!(ask(first_address).await.is_ok());
         responder.replace(vec![second]).unwrap();
         assert!(ask(second_address).await.is_ok());
         // The old listener closes when its task has been told.
-        timeout(Duration::from_secs(2), async {
+        timeout(PATIENCE, async {
             while ask(first_address).await.is_ok() {
                 tokio::task::yield_now().await;
             }

@@ -145,6 +145,7 @@ mod tests {
     use proptest::prelude::*;
     use tokio::net::TcpListener;
 
+    use super::super::testing::PATIENCE;
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_millis(300);
@@ -155,7 +156,7 @@ mod tests {
     };
 
     /// A server that answers one connection with the given bytes and keeps it open.
-    async fn ask(response: &'static [u8]) -> Result<Hello, Failure> {
+    async fn ask(response: &'static [u8], timeout: Duration) -> Result<Hello, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = listener.local_addr().unwrap();
         let server = tokio::spawn(async move {
@@ -167,37 +168,50 @@ mod tests {
             // Until the client goes.
             let _ = stream.read(&mut request).await;
         });
-        let answer = get_hello(peer, PROBER, Instant::now() + TIMEOUT).await;
+        let answer = get_hello(peer, PROBER, Instant::now() + timeout).await;
         server.await.unwrap();
         answer
     }
 
     #[tokio::test]
     async fn answers_are_judged_by_their_status() {
-        let hello = ask(b"HTTP/1.1 200 OK\r\nHealth-Endpoint: 10.1.0.7, fd00::7\r\n\r\n")
-            .await
-            .unwrap();
+        let hello = ask(
+            b"HTTP/1.1 200 OK\r\nHealth-Endpoint: 10.1.0.7, fd00::7\r\n\r\n",
+            PATIENCE,
+        )
+        .await
+        .unwrap();
         let told = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
         assert_eq!(hello.told.health_endpoint.as_deref(), Some(&told[..]));
         assert!(hello.connect > Duration::ZERO && hello.total > hello.connect);
         assert_eq!(
-            ask(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap().told,
+            ask(b"HTTP/1.1 200 OK\r\n\r\n", PATIENCE)
+                .await
+                .unwrap()
+                .told,
             Told::default()
         );
         // What cannot be read costs the answer nothing.
-        let hello = ask(b"HTTP/1.1 200 OK\r\nHealth-Arrivals: 1 2 3\r\n\r\n").await;
+        let hello = ask(
+            b"HTTP/1.1 200 OK\r\nHealth-Arrivals: 1 2 3\r\n\r\n",
+            PATIENCE,
+        )
+        .await;
         let told = hello.unwrap().told;
         assert!(told.malformed && told.arrivals.is_none());
         assert_eq!(
-            ask(b"HTTP/1.1 503 Service Unavailable\r\n\r\n").await,
+            ask(b"HTTP/1.1 503 Service Unavailable\r\n\r\n", PATIENCE).await,
             Err(Failure::UnexpectedStatus(503))
         );
-        assert_eq!(ask(b"SSH-2.0-OpenSSH\r\n").await, Err(Failure::Malformed));
         assert_eq!(
-            ask(b"HTTP/1.1 200 OK\r\n").await,
+            ask(b"SSH-2.0-OpenSSH\r\n", PATIENCE).await,
+            Err(Failure::Malformed)
+        );
+        assert_eq!(
+            ask(b"HTTP/1.1 200 OK\r\n", TIMEOUT).await,
             Err(Failure::ResponseTimedOut)
         );
-        assert_eq!(ask(&[b'x'; 4096]).await, Err(Failure::Malformed));
+        assert_eq!(ask(&[b'x'; 4096], PATIENCE).await, Err(Failure::Malformed));
     }
 
     /// Ten thousand dead peers wait for a connection at a time.
@@ -213,7 +227,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = listener.local_addr().unwrap();
         drop(listener);
-        let answer = get_hello(peer, PROBER, Instant::now() + TIMEOUT).await;
+        let answer = get_hello(peer, PROBER, Instant::now() + PATIENCE).await;
         assert_eq!(answer.unwrap_err().to_string(), "Connection refused");
     }
 

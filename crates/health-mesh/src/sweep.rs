@@ -146,3 +146,43 @@ impl Sweep {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use slotmap::SlotMap;
+
+    use super::*;
+
+    #[test]
+    fn a_sweep_ends_with_the_last_result_or_when_the_last_probe_has_timed_out() {
+        let mut ids = SlotMap::<TargetId, ()>::with_key();
+        let [a, b, c] = std::array::from_fn(|_| ids.insert(()));
+        let [begun, spread, timeout] = [5_u64, 2, 1].map(Duration::from_secs);
+        let targets = [(a, 0), (b, 0), (c, 1)];
+        let start = || Sweep::new(targets.into_iter(), 2, begun, spread, timeout);
+        let silent = start();
+        let end = begun + spread + timeout + MARGIN;
+        assert_eq!(silent.deadline(), end);
+        assert!(!silent.is_over(end - Duration::from_nanos(1)) && silent.is_over(end));
+
+        let mut sweep = start();
+        let [(first, mut to_first), (late, mut to_late)] =
+            std::array::from_fn(|_| mpsc::unbounded_channel());
+        sweep.join(first);
+        // A probe from before tells nothing.
+        sweep.result(c, begun - Duration::from_nanos(1));
+        for id in [a, b] {
+            sweep.result(id, begun);
+        }
+        sweep.join(late);
+        assert!(!sweep.is_over(begun));
+        sweep.result(c, begun);
+        // Who comes late shares the probes, and the end.
+        assert!(sweep.is_over(begun));
+        drop(sweep);
+        for events in [&mut to_first, &mut to_late] {
+            let events: Vec<_> = std::iter::from_fn(|| events.try_recv().ok()).collect();
+            assert_eq!(events, [SweepEvent::Node(0), SweepEvent::Node(1)]);
+        }
+    }
+}

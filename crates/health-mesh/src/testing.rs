@@ -21,6 +21,9 @@ use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
 
+/// How long a test waits for what must come, however busy the machine is.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+
 /// How many times as long everything takes on this machine.
 pub(super) fn slowness() -> u32 {
     let times = std::env::var("HEALTH_AGENT_SLOWNESS");

@@ -8,7 +8,9 @@ use std::time::Duration;
 use health_common::probe::{DEFAULT_KEY, Path};
 use health_common::rtt::RttKey;
 use health_datapath::rtt_store::RttStore;
-use health_model::api::{HealthStatus, PathStatus, Reachability, RttSource};
+use health_model::api::{
+    ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, Reachability, RttSource,
+};
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch;
@@ -16,11 +18,13 @@ use tokio::time::Instant;
 
 use super::hello::{self, Responder};
 use super::target::{Protocol, TargetKey};
-use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, slowness};
+use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, PATIENCE, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};
 
 const PORT: u16 = 4240;
 const TIMEOUT: Duration = Duration::from_millis(400);
+/// An interval that no test outlasts: what comes nevertheless comes early.
+const ENDLESS: Duration = Duration::from_secs(24 * 3600);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -109,10 +113,16 @@ impl Bed {
         }
     }
 
+    /// As [`Self::start`], with no regular probe after the first.
+    fn start_endless(nodes: Vec<Node>) -> Self {
+        Self::start_with(nodes, |options| {
+            options.intervals = ProbeIntervals::all(ENDLESS);
+        })
+    }
+
     /// Waits until the report is as wanted.
     async fn until(&self, what: &str, wanted: impl Fn(&HealthStatus) -> bool) -> HealthStatus {
-        // Kernels send few ICMP errors a second: where some come too late, it takes more rounds.
-        let deadline = Instant::now() + Duration::from_secs(5) * slowness().pow(2);
+        let deadline = Instant::now() + PATIENCE * slowness();
         loop {
             let report = self.mesh.report();
             if wanted(&report) {
@@ -236,7 +246,7 @@ fn the_local_node_is_probed_at_the_socket() {
             let path = path(&report, address);
             let icmp = path.icmp.as_ref().unwrap();
             assert_eq!(icmp.rtt_source, Some(RttSource::Socket));
-            assert!((1..10_000_000).contains(&icmp.latency), "{icmp:?}");
+            assert!(icmp.latency > 0, "{icmp:?}");
             let http = path.http.as_ref().unwrap();
             assert_eq!(http.connect_latency, Some(http.latency));
             assert!(http.latency < http.total_latency.unwrap(), "{http:?}");
@@ -291,14 +301,9 @@ fn each_failure_says_what_is_broken() {
             ("prohibited", &["172.31.0.6", "fd00:31::6"]),
             ("unroutable", &["172.31.0.7"]),
         ];
-        let bed = Bed::start(nodes.iter().map(|(name, ips)| node(name, ips)).collect());
-        let begun = Instant::now();
+        let nodes = nodes.iter().map(|(name, ips)| node(name, ips));
+        let bed = Bed::start_endless(nodes.collect());
         let report = bed.until("complete", is_complete).await;
-        assert!(
-            begun.elapsed() < Duration::from_secs(1),
-            "{:?}",
-            begun.elapsed()
-        );
         for address in ["172.30.0.2", "fd00:30::2"] {
             assert_eq!(
                 path(&report, address).reachability(),
@@ -338,7 +343,7 @@ fn a_failure_and_a_recovery_are_seen_early() {
     };
     here.block_on(async || {
         let _responder = respond(&there, &["172.30.0.2"], &[]);
-        let bed = Bed::start(vec![node("b", &["172.30.0.2"])]);
+        let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"])]);
         let is =
             |wanted| move |report: &HealthStatus| report.nodes[0].host.reachability() == wanted;
         bed.until("reachable", is(Reachability::Reachable)).await;
@@ -349,15 +354,8 @@ fn a_failure_and_a_recovery_are_seen_early() {
             Reachability::Unreachable
         );
         there.ip("link set eth0 up");
-        let begun = Instant::now();
         bed.until("reachable again", is(Reachability::Reachable))
             .await;
-        // Far below the interval of 10 s.
-        assert!(
-            begun.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            begun.elapsed()
-        );
         bed.mesh.shutdown().await;
     });
 }
@@ -489,8 +487,29 @@ fn a_peer_tells_its_health_endpoint_and_that_is_remembered() {
     });
 }
 
+/// Probes on request until one request has a new result of each target: on a busy machine a probe may leave
+/// too late for its request.
+async fn probed_anew(bed: &Bed) -> HealthStatus {
+    let deadline = Instant::now() + PATIENCE * slowness();
+    loop {
+        let asked = jiff::Timestamp::now();
+        let report = bed.mesh.probe_now().await;
+        let is_new = |status: &ConnectivityStatus| status.last_probed >= asked;
+        let of_node = |node| host_statuses(node).into_iter().all(is_new);
+        if report.nodes.iter().all(of_node) {
+            return report;
+        }
+        assert!(Instant::now() < deadline, "never all anew: {report:#?}");
+    }
+}
+
+fn host_statuses(node: &NodeStatus) -> [&ConnectivityStatus; 2] {
+    let path = &node.host.primary_address;
+    [path.icmp.as_ref().unwrap(), path.http.as_ref().unwrap()]
+}
+
 #[test]
-fn probing_on_request_ends_in_time_and_tells_the_dead_from_the_living() {
+fn probing_on_request_ends_and_tells_the_dead_from_the_living() {
     let Some((here, there)) = two_namespaces() else {
         return;
     };
@@ -508,19 +527,10 @@ fn probing_on_request_ends_in_time_and_tells_the_dead_from_the_living() {
         }
         let bed = Bed::start(nodes);
         bed.until("complete", is_complete).await;
-        // The requests share the probes; one that comes late ends no later.
-        let begun = Instant::now();
-        let wall = jiff::Timestamp::now();
-        let (first, second) = tokio::join!(bed.mesh.probe_now(), bed.mesh.probe_now());
-        let took = begun.elapsed();
-        // The time that the probes take at the probe rate is part of the margin.
-        let limit = (TIMEOUT + Duration::from_millis(100)) * slowness();
-        assert!(took <= limit, "{took:?}");
+        let (first, second) = tokio::join!(probed_anew(&bed), probed_anew(&bed));
         for report in [&first, &second] {
             for node in &report.nodes {
-                let path = &node.host.primary_address;
-                for status in [path.icmp.as_ref().unwrap(), path.http.as_ref().unwrap()] {
-                    assert!(status.last_probed >= wall, "{}: {status:?}", node.name);
+                for status in host_statuses(node) {
                     assert_eq!(status.is_ok(), node.name == "default/b");
                 }
             }
@@ -543,13 +553,8 @@ fn probing_on_request_has_a_new_result_of_each_of_few_targets() {
         let bed = Bed::start(names.map(|(name, ip)| node(&name, &[&ip])).collect());
         bed.until("complete", is_complete).await;
         for _ in 0..10 {
-            let wall = jiff::Timestamp::now();
-            for node in bed.mesh.probe_now().await.nodes {
-                let path = &node.host.primary_address;
-                for status in [path.icmp.as_ref().unwrap(), path.http.as_ref().unwrap()] {
-                    assert!(status.last_probed >= wall, "{}: {status:?}", node.name);
-                }
-            }
+            let report = probed_anew(&bed).await;
+            assert_eq!(report.nodes.len(), 10);
         }
         bed.mesh.shutdown().await;
     });
@@ -569,9 +574,11 @@ fn late_and_duplicate_replies_change_nothing() {
         }
     });
     here.block_on(async || {
-        let bed = Bed::start(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
+        let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
         bed.until("complete", is_complete).await;
-        tokio::time::sleep(late * 2).await;
+        // Two too many from one, and at least two that are late.
+        let ignored = || bed.mesh.ignored_replies().unexpected;
+        bed.until("late", |_| ignored() >= 4).await;
         let report = bed.mesh.probe_now().await;
         assert_eq!(icmp_text(&report, "172.30.0.2"), "Connection timed out");
         assert_eq!(icmp_text(&report, "172.30.0.3"), "");
@@ -613,7 +620,8 @@ fn a_reply_that_waits_for_a_busy_agent_is_neither_late_nor_slow() {
         let icmp = path(&report, "172.30.0.2").icmp.as_ref().unwrap();
         assert_eq!(icmp.status, "");
         let rtt = Duration::from_nanos(icmp.latency as u64);
-        assert!(rtt >= delay && rtt < TIMEOUT / 2, "{rtt:?}");
+        // By the agent's own clock it would be twice the time-out.
+        assert!(rtt >= delay && rtt < TIMEOUT, "{rtt:?}");
         bed.mesh.shutdown().await;
     });
 }
@@ -677,13 +685,11 @@ fn all_hosts_are(report: &HealthStatus, wanted: Reachability) -> bool {
 }
 
 #[test]
-fn outages_are_confirmed_and_recoveries_seen_within_a_second() {
+fn outages_are_confirmed_and_recoveries_seen() {
     let Some((here, there)) = two_namespaces() else {
         return;
     };
     let interval = Duration::from_millis(100);
-    // The first lost probe is sent so long after the fault at the latest.
-    let first_loss = interval * 3 / 2;
     let responder = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
     here.block_on(async || {
         let told = watch::channel(Vec::new()).1;
@@ -706,14 +712,7 @@ fn outages_are_confirmed_and_recoveries_seen_within_a_second() {
                 (icmp.is_ok(), icmp.last_change, icmp.consecutive_failures)
             };
             there.ip(fault);
-            let begun = Instant::now();
             let report = bed.until(fault, |report| !change(report).0).await;
-            let took = begun.elapsed();
-            eprintln!("{fault}: confirmed after {took:?}");
-            assert!(
-                took < first_loss + Duration::from_secs(1),
-                "{fault}: {took:?}"
-            );
             let (_, since, failures) = change(&report);
             assert!(since.is_some() && failures >= 2, "{report:#?}");
             bed.until(fault, |report| {
@@ -721,27 +720,19 @@ fn outages_are_confirmed_and_recoveries_seen_within_a_second() {
             })
             .await;
             there.ip(repair);
-            let begun = Instant::now();
             let report = bed
                 .until(repair, |report| {
                     all_hosts_are(report, Reachability::Reachable)
                 })
                 .await;
-            let took = begun.elapsed();
-            eprintln!("{repair}: seen after {took:?}");
-            assert!(took < Duration::from_secs(2), "{repair}: {took:?}");
             assert!(change(&report).1 > since && change(&report).2 == 0);
         }
         responder.shutdown().await;
-        let begun = Instant::now();
         let report = bed
             .until("refused", |report| {
                 all_hosts_are(report, Reachability::Unreachable)
             })
             .await;
-        let took = begun.elapsed();
-        eprintln!("port closed: confirmed after {took:?}");
-        assert!(took < first_loss + Duration::from_secs(1), "{took:?}");
         assert_eq!(http_text(&report, "172.30.0.2"), "Connection refused");
         assert_eq!(icmp_text(&report, "172.30.0.2"), "");
         bed.mesh.shutdown().await;
@@ -766,31 +757,39 @@ fn lost_probes_and_a_restart_of_the_agent_are_no_outage() {
         let mut hello = respond(&there, &["172.30.0.2"], &[]);
         let interval = Duration::from_millis(10);
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
-        let begun = Instant::now();
-        let mut restarts = 0;
-        while begun.elapsed() < Duration::from_secs(4) {
-            if begun.elapsed() > Duration::from_secs(1) * (restarts + 1) {
-                restarts += 1;
-                hello.shutdown().await;
-                tokio::time::sleep(Duration::from_millis(300)).await;
-                hello = respond(&there, &["172.30.0.2"], &[]);
-            }
-            let report = bed.mesh.report();
-            assert!(no_host_is_unreachable(&report), "{report:#?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
+        let requests = || requests.load(Ordering::Relaxed) as u64;
+        let until_requests = async |count: u64| {
+            bed.until("requests", |report| {
+                assert!(no_host_is_unreachable(report), "{report:#?}");
+                requests() >= count
+            })
+            .await;
+        };
+        let refused = || {
+            let row = bed.store.get(key("172.30.0.2", Path::Host, Protocol::Http));
+            row.unwrap().lost
+        };
+        for restart in 1..=3 {
+            until_requests(restart * 100).await;
+            let before = refused();
+            hello.shutdown().await;
+            bed.until("refused", |_| refused() > before).await;
+            hello = respond(&there, &["172.30.0.2"], &[]);
         }
-        assert!(restarts >= 2);
-        let row = bed
-            .store
-            .get(key("172.30.0.2", Path::Host, Protocol::Icmp))
-            .unwrap();
-        let requests = requests.load(Ordering::Relaxed) as u64;
-        eprintln!("{requests} requests, {row:?}");
-        // Each loss once; those of the last second are still waited for.
-        let lost = requests / 20;
-        assert!(lost >= 10, "{requests}");
-        assert!((lost / 2..=lost).contains(&row.lost), "{row:?}");
-        assert!(row.samples <= requests - lost, "{row:?}");
+        until_requests(400).await;
+        // Each loss counts once, when its probe is given up.
+        let row = || {
+            let row = bed.store.get(key("172.30.0.2", Path::Host, Protocol::Icmp));
+            row.unwrap()
+        };
+        let lost = requests() / 20;
+        bed.until("counted losses", |_| row().lost >= lost).await;
+        let (row, requests) = (row(), requests());
+        assert!(row.lost <= requests / 20, "{requests}: {row:?}");
+        assert!(
+            row.samples <= requests - requests / 20,
+            "{requests}: {row:?}"
+        );
         bed.mesh.shutdown().await;
     });
 }
@@ -804,13 +803,12 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
     here.block_on(async || {
         let mut peer = node("b", &["172.30.0.2"]);
         peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
-        let bed = Bed::start(vec![peer]);
+        let bed = Bed::start_endless(vec![peer]);
         bed.until("complete", is_complete).await;
         // It answers before it knows its health endpoint, and that answers last.
         let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
         let (endpoint, told) = watch::channel(Vec::new());
         let _hello = Responder::start(listeners, told, Arc::new(NoArrivals)).unwrap();
-        let begun = Instant::now();
         bed.until("answered", |report| {
             all_hosts_are(report, Reachability::Reachable)
         })
@@ -825,9 +823,6 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
             report.nodes[0].reachability() == Reachability::Reachable
         })
         .await;
-        let took = begun.elapsed();
-        eprintln!("found and heard after {took:?}");
-        assert!(took < Duration::from_secs(3), "{took:?}");
         bed.mesh.shutdown().await;
     });
 }
@@ -849,20 +844,19 @@ fn random_loss_is_no_outage() {
         let _responder = respond(&there, &["172.30.0.2"], &[]);
         let interval = Duration::from_millis(10);
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(4) {
-            let report = bed.mesh.report();
-            assert!(no_host_is_unreachable(&report), "{report:#?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        for protocol in [Protocol::Icmp, Protocol::Http] {
-            let row = bed
-                .store
-                .get(key("172.30.0.2", Path::Host, protocol))
-                .unwrap();
-            eprintln!("{protocol:?}: {} samples, {} lost", row.samples, row.lost);
-            assert!(row.lost > 0, "{row:?}");
-        }
+        let row = |protocol| {
+            let row = bed.store.get(key("172.30.0.2", Path::Host, protocol));
+            row.unwrap()
+        };
+        let is_enough = |protocol| {
+            let row = row(protocol);
+            row.lost > 0 && row.samples + row.lost >= 200
+        };
+        bed.until("losses of both kinds", |report| {
+            assert!(no_host_is_unreachable(report), "{report:#?}");
+            is_enough(Protocol::Icmp) && is_enough(Protocol::Http)
+        })
+        .await;
         bed.mesh.shutdown().await;
     });
 }

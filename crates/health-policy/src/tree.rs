@@ -10,7 +10,7 @@ use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 use super::error::{PolicyError, Problem};
 
 /// Most bytes of a text.
-pub(super) const TEXT_MAX: usize = 10 << 20;
+const TEXT_MAX: usize = 10 << 20;
 /// Most values of a document, aliases expanded: what bounds the memory, some hundred bytes each.
 const VALUES_MAX: usize = 500_000;
 

@@ -12,7 +12,7 @@ use health_registry::identity::{Identities, IdentityAllocator, IdentityError, On
 use tokio::sync::watch;
 
 /// Longest wait for something that takes a tenth of a second on a machine at rest.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn set(labels: &[&str]) -> LabelSet {
     LabelSet::new(labels.iter().map(|label| label.parse().expect("a label"))).expect("a set")
@@ -193,9 +193,18 @@ async fn what_is_released_is_collected_and_what_is_announced_is_known_until_it_i
     until(&mut addresses, "no address", |now| now.0.is_empty()).await;
 
     let mut identities = b.identities();
+    a.acquire(&app(9), OnOutage::Wait).await.unwrap();
+    until(&mut identities, "another identity", |now| {
+        has(now, &app(9)).is_some()
+    })
+    .await;
     a.release(&app(1));
+    a.release(&app(9));
+    until(&mut identities, "the collection of the other one", |now| {
+        has(now, &app(9)).is_none()
+    })
+    .await;
     // It is in use once more.
-    tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(
         has(&identities.borrow_and_update(), &app(1)),
         Some(identity)

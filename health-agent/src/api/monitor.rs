@@ -238,7 +238,9 @@ mod tests {
         let (monitor, address) = started();
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET /pa").await.unwrap();
-        timeout(LIMITS.head * 2, monitor.shutdown()).await.unwrap();
+        timeout(Duration::from_secs(120), monitor.shutdown())
+            .await
+            .unwrap();
     }
 
     #[tokio::test]

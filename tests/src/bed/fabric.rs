@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,12 +59,16 @@ fn decimal_group(index: u8) -> u16 {
 }
 
 /// Fails if the machine's neighbour tables, which all namespaces share, are too small for every node
-/// to know every other one, its own endpoint and its endpoint's gateway.
+/// to know every other one, its own endpoint and its endpoint's gateway. The limit is shown in the machine's first
+/// namespace only; elsewhere there is nothing to check.
 pub(super) fn check_neighbour_tables(nodes: u8, ipv6: bool) -> anyhow::Result<()> {
     let needed = u64::from(nodes) * (u64::from(nodes) + 2);
     for family in ["ipv4", "ipv6"].into_iter().take(1 + usize::from(ipv6)) {
         let path = format!("/proc/sys/net/{family}/neigh/default/gc_thresh3");
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            text => text.with_context(|| format!("cannot read {path}"))?,
+        };
         let limit: u64 = text
             .trim()
             .parse()

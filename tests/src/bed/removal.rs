@@ -61,8 +61,13 @@ fn agents() -> anyhow::Result<Vec<i32>> {
     Ok(pids)
 }
 
-/// Whether the process runs an agent whose runtime folder is one of a bed's.
+/// Whether the process runs an agent whose runtime folder is one of a bed's on this machine: those of machines
+/// made of namespaces show here too.
 fn is_agent(pid: i32) -> bool {
+    let processes_of = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    if processes_of(&pid.to_string()) != processes_of("self") {
+        return false;
+    }
     // A process may end at any time; a zombie has an empty command line.
     let Ok(cmdline) = fs::read(format!("/proc/{pid}/cmdline")) else {
         return false;

@@ -1,12 +1,14 @@
 //! Benchmarks: each measures figures and compares them with a peer's or a floor's.
 
 mod agent;
+mod bare;
 mod cluster;
 mod ct;
 mod detection;
 mod echo;
 mod endpoint;
 mod endpoints;
+mod lookups;
 mod mesh;
 mod parts;
 mod program_cost;
@@ -14,11 +16,12 @@ mod report;
 mod requests;
 mod responder;
 mod rtt;
+mod sent;
 mod tap;
 mod usage;
 pub mod verifier;
 
-pub use report::{Figure, Machine, Report, Target};
+pub use report::{Figure, MIB, Machine, Report, Target};
 
 /// A benchmark by its name.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,8 @@ use aya::{Ebpf, EbpfLoader, TestRunOptions};
 use health_common::probe::MESSAGE_LEN;
 use health_datapath::BENCH_PROGRAMS;
 
+use super::parts::median;
+use super::{Figure, Target};
 use crate::testrun::TestRun;
 
 /// Bytes of a packet that the front program restores: those of an ICMPv6 probe.
@@ -24,6 +26,76 @@ const OWN_PROGRAMS: [&str; 4] = [
     "bench_echo_stateless",
     "bench_clock",
 ];
+
+const EMPTY: &str = "bench_empty";
+const CLOCK: &str = "bench_clock";
+/// What both return.
+const OWN_CODE: u32 = 0;
+
+/// A whole run, that of the front included, which costs are held against.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Floor {
+    /// Behind the front comes the empty program.
+    Empty,
+    /// Behind the front comes a program that only reads the clock.
+    Clock,
+}
+
+/// What a program costs by several rounds, and what the floor costs in the same ones.
+pub(super) struct NetCosts {
+    floor: Floor,
+    net: Vec<f64>,
+    beside: Vec<f64>,
+}
+
+impl NetCosts {
+    /// Nothing is measured yet.
+    pub(super) fn beside(floor: Floor) -> Self {
+        Self {
+            floor,
+            net: Vec::new(),
+            beside: Vec::new(),
+        }
+    }
+
+    /// Measures a program for one round of `passes`, and right before it what it is held against.
+    pub(super) fn measure(
+        &mut self,
+        cost: &mut ProgramCost,
+        program: &SchedClassifier,
+        passes: u32,
+        expected: u32,
+    ) -> anyhow::Result<()> {
+        let empty = cost.measure_own(EMPTY, passes, OWN_CODE)?;
+        self.beside.push(match self.floor {
+            Floor::Empty => empty,
+            Floor::Clock => cost.measure_own(CLOCK, passes, OWN_CODE)?,
+        });
+        let full = cost.measure(program, passes, expected)?;
+        self.net.push(full - empty);
+        Ok(())
+    }
+
+    /// Medians of all rounds but the first so many, which warm up; the limit is one of the ratio.
+    pub(super) fn figure(
+        mut self,
+        what: &str,
+        warm_up: usize,
+        limit: Option<f64>,
+    ) -> anyhow::Result<Figure> {
+        let floor = match self.floor {
+            Floor::Empty => "the empty run",
+            Floor::Clock => "a run that reads the clock",
+        };
+        Ok(Figure {
+            name: format!("{what}, net (other: {floor})"),
+            unit: "ns",
+            ours: median(self.net.split_off(warm_up))?,
+            other: Some(median(self.beside.split_off(warm_up))?),
+            target: limit.map(Target::RatioAtMost),
+        })
+    }
+}
 
 /// The benchmark programs, on the maps of a loaded datapath.
 pub(super) struct ProgramCost {

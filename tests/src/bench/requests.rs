@@ -52,12 +52,12 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Asks for `path`, waits for `pause`, and so on. `look` sees each body and when it was there.
+    /// Asks for `path`, waits for `pause`, and so on, until `look` fails, which sees each body and when it was there.
     pub(super) fn start(
         socket: PathBuf,
         path: &'static str,
         pause: Duration,
-        mut look: impl FnMut(&str, Instant) + Send + 'static,
+        mut look: impl FnMut(&str, Instant) -> anyhow::Result<()> + Send + 'static,
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
@@ -68,7 +68,7 @@ impl Asker {
                 let body = get(&socket, path)?;
                 let answered = Instant::now();
                 latencies.push(answered - asked);
-                look(&body, answered);
+                look(&body, answered)?;
                 // How often it asks; there is nothing to wait for.
                 thread::sleep(pause);
             }

@@ -4,6 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike as _;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
@@ -13,6 +15,13 @@ pub(super) fn cpu_time(pid: Pid) -> anyhow::Result<Duration> {
     let time = ClockId::pid_cpu_clock_id(pid).and_then(clock_gettime);
     time.map(Duration::from)
         .with_context(|| format!("cannot read the CPU time of process {pid}"))
+}
+
+/// User and system time of all processes that this one started and that have ended.
+pub(super) fn cpu_time_of_ended() -> anyhow::Result<Duration> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the CPU time")?;
+    let micros = (usage.user_time() + usage.system_time()).num_microseconds();
+    Ok(Duration::from_micros(micros.try_into()?))
 }
 
 /// Memory of a process, MiB.

@@ -55,8 +55,14 @@ impl<'a> Kernel<'a> {
     /// The entries of flows with this host.
     pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
         let family = if host.is_ipv4() { "ipv4" } else { "ipv6" };
+        let name = host.to_string();
         let list = self.node.exec(&format!("conntrack -L -f {family}"))?;
-        let entries = list.lines().map(|line| {
+        // There are many others, of flows before.
+        let names_host = |line: &&str| {
+            let mut words = line.split_ascii_whitespace();
+            words.any(|word| word.split_once('=').is_some_and(|(_, value)| value == name))
+        };
+        let entries = list.lines().filter(names_host).map(|line| {
             entry(line).with_context(|| format!("conntrack printed no entry: {line:?}"))
         });
         let entries: Vec<Entry> = entries.collect::<anyhow::Result<_>>()?;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -13,7 +14,6 @@ use super::archive::Archive;
 use super::kernel::Kernel;
 use super::machine::{Accelerator, Machine, Said};
 use super::root::{Origin, Root};
-use crate::arch::Arch;
 use crate::workspace::Workspace;
 
 /// Has the agent try out what the kernel can do.
@@ -35,10 +35,19 @@ struct Feature {
 /// A guest that is being prepared.
 pub(crate) struct Guest<'a> {
     pub(crate) root: Root<BufWriter<File>>,
+    /// The program of the first process.
+    init: PathBuf,
     workspace: &'a Workspace,
     kernel: &'a Kernel,
     limit: Option<Duration>,
     initramfs: File,
+}
+
+/// What a command prints, and how it ends.
+pub(crate) enum Heard<'a> {
+    Stdout(&'a [u8]),
+    Stderr(&'a [u8]),
+    Ended(Ended),
 }
 
 /// How a guest ended that ended in order.
@@ -55,15 +64,17 @@ impl<'a> Guest<'a> {
         workspace: &'a Workspace,
         kernel: &'a Kernel,
         limit: Option<Duration>,
+        init: PathBuf,
     ) -> anyhow::Result<Self> {
         let origin = Origin::new(workspace, kernel.arch)?;
-        let (mut root, initramfs) = begin(workspace, kernel.arch, origin)?;
+        let (mut root, initramfs) = begin(workspace, &init, origin)?;
         root.base()?;
         if let Some(modules) = &kernel.modules {
             root.modules(modules, &kernel.release)?;
         }
         Ok(Self {
             root,
+            init,
             workspace,
             kernel,
             limit,
@@ -71,13 +82,13 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Boots, says what the kernel lacks if `probe`, and runs the commands. Their output goes to ours, and
-    /// standard output to `heard` too, with the index of its command.
+    /// Boots, says what the kernel lacks if `probe`, and runs the commands. What they print and how they end goes to
+    /// `heard`, with the index of the command.
     pub(crate) fn run(
         mut self,
         probe: bool,
         commands: &[PlannedCommand],
-        mut heard: impl FnMut(usize, &[u8]) -> anyhow::Result<()>,
+        mut heard: impl FnMut(usize, Heard) -> anyhow::Result<()>,
     ) -> anyhow::Result<Outcome> {
         let mut all = vec![PlannedCommand::new(["ip", "link", "set", "lo", "up"])];
         let probing = probe.then_some(all.len());
@@ -92,7 +103,7 @@ impl<'a> Guest<'a> {
         self.root.finish()?;
 
         let accelerator = accelerator::find(self.workspace, self.kernel, || {
-            let (mut root, initramfs) = begin(self.workspace, self.kernel.arch, Origin::Machine)?;
+            let (mut root, initramfs) = begin(self.workspace, &self.init, Origin::Machine)?;
             let json = serde_json::to_vec(&Plan::default()).context("cannot write the plan")?;
             root.file(PLAN.as_ref(), &json)?;
             root.finish()?;
@@ -130,23 +141,22 @@ impl<'a> Guest<'a> {
                 }
                 Said::Stdout(bytes) if probing == Some(running) => probed.extend(bytes),
                 Said::Stderr(_) if probing == Some(running) => {}
-                Said::Stdout(bytes) => {
-                    let mut stdout = io::stdout().lock();
-                    stdout
-                        .write_all(bytes)
-                        .and_then(|()| stdout.flush())
-                        .context("cannot print")?;
-                    if running >= first {
-                        heard(running - first, bytes)?;
-                    }
+                Said::Stdout(bytes) if running >= first => {
+                    heard(running - first, Heard::Stdout(bytes))?;
                 }
-                Said::Stderr(bytes) => io::stderr().write_all(bytes).context("cannot print")?,
+                Said::Stderr(bytes) if running >= first => {
+                    heard(running - first, Heard::Stderr(bytes))?;
+                }
+                Said::Stdout(bytes) | Said::Stderr(bytes) => {
+                    io::stderr().write_all(bytes).context("cannot print")?;
+                }
                 Said::Ended(index, ended) => {
                     if probing == Some(index) {
                         say_what_is_missing(&probed);
                     }
                     running = index + 1;
                     if index >= first {
+                        heard(index - first, Heard::Ended(ended))?;
                         all_ended.push(ended);
                     }
                 }
@@ -176,7 +186,7 @@ fn say_what_is_missing(probed: &[u8]) {
 /// with this process, whatever ends it.
 fn begin(
     workspace: &Workspace,
-    arch: Arch,
+    init: &Path,
     origin: Origin,
 ) -> anyhow::Result<(Root<BufWriter<File>>, File)> {
     let folder = workspace.vm()?;
@@ -187,7 +197,6 @@ fn begin(
     let (writer, initramfs) =
         open().with_context(|| format!("cannot make a file in {}", folder.display()))?;
     let archive = Archive::new(BufWriter::new(writer));
-    let init = workspace.static_binary(arch, "vm-init");
-    let root = Root::new(archive, &init, origin)?;
+    let root = Root::new(archive, init, origin)?;
     Ok((root, initramfs))
 }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -102,9 +103,7 @@ impl Machine<'_> {
     ) -> anyhow::Result<bool> {
         let (events, incoming) = channel();
         let signals = SignalThread::start(events.clone())?;
-        let (console, console_of_qemu) = socket_pair()?;
-        let (line, line_of_qemu) = socket_pair()?;
-        let mut qemu = Qemu::start(self.command([console_of_qemu, line_of_qemu])?)?;
+        let (mut qemu, console, line) = self.start()?;
         let orders = line.try_clone().context("cannot share a socket")?;
         thread::spawn({
             let events = events.clone();
@@ -131,6 +130,17 @@ impl Machine<'_> {
             Ok(End::Interrupted) => Ok(false),
             Err(error) => Err(qemu.why().unwrap_or(error)),
         }
+    }
+
+    /// Starts qemu, and returns it with our ends of the console and the line. One at a time: another one that starts
+    /// meanwhile would hold these ends open too.
+    fn start(&self) -> anyhow::Result<(Qemu, UnixStream, UnixStream)> {
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let (console, console_of_qemu) = socket_pair()?;
+        let (line, line_of_qemu) = socket_pair()?;
+        let qemu = Qemu::start(self.command([console_of_qemu, line_of_qemu])?)?;
+        Ok((qemu, console, line))
     }
 
     fn command(&self, sockets: [OwnedFd; 2]) -> anyhow::Result<QemuCommand> {

@@ -11,6 +11,7 @@ mod needs;
 mod root;
 mod suite;
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use vm_init::{Ended, PlannedCommand};
 
-use self::guest::{Guest, Outcome};
+use self::guest::{Guest, Heard, Outcome};
 use self::kernel::{Kernel, TESTED};
 use crate::arch::Arch;
 use crate::process::run as run_command;
@@ -154,7 +155,12 @@ fn in_each(
     build_static(workspace, arch, programs)?;
     let mut code = 0;
     for kernel in &kernels {
-        let mut guest = Guest::new(workspace, kernel, choice.limit())?;
+        let mut guest = Guest::new(
+            workspace,
+            kernel,
+            choice.limit(),
+            workspace.static_binary(arch, "vm-init"),
+        )?;
         guest.root.tools(SMALL_TOOLS.iter().copied())?;
         for program in programs {
             guest.root.program_at(
@@ -163,14 +169,32 @@ fn in_each(
             )?;
         }
         let probe = programs.contains(&"health-agent");
-        let outcome = guest.run(probe, std::slice::from_ref(command), |_, _| Ok(()))?;
+        let outcome = guest.run(probe, std::slice::from_ref(command), |_, heard| {
+            pass_on(heard)
+        })?;
         code = match outcome {
-            Outcome::Done(ended) => ended.into_iter().map(exit_code).fold(code, first_failure),
-            Outcome::Interrupted(Some(ended)) => return Ok(ExitCode::from(exit_code(ended))),
+            Outcome::Done(ended) => ended
+                .into_iter()
+                .map(Ended::exit_code)
+                .fold(code, first_failure),
+            Outcome::Interrupted(Some(ended)) => return Ok(ExitCode::from(ended.exit_code())),
             Outcome::Interrupted(None) => bail!("interrupted"),
         };
     }
     Ok(ExitCode::from(code))
+}
+
+/// Prints what a guest prints.
+fn pass_on(heard: Heard) -> anyhow::Result<()> {
+    let printed = match heard {
+        Heard::Stdout(bytes) => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(bytes).and_then(|()| stdout.flush())
+        }
+        Heard::Stderr(bytes) => io::stderr().write_all(bytes),
+        Heard::Ended(_) => Ok(()),
+    };
+    printed.context("cannot print")
 }
 
 /// Of the tools of the tests, those that are of use by hand.
@@ -189,15 +213,6 @@ const SMALL_TOOLS: &[&str] = &[
 
 fn first_failure(first: u8, next: u8) -> u8 {
     if first == 0 { next } else { first }
-}
-
-/// As shells tell it.
-fn exit_code(ended: Ended) -> u8 {
-    let code = match ended {
-        Ended::Code(code) => code,
-        Ended::Signal(signal) => 128 + signal,
-    };
-    u8::try_from(code).unwrap_or(u8::MAX)
 }
 
 /// Builds the first process of guests, and programs for them, each one static file.

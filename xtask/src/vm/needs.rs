@@ -1,5 +1,7 @@
 //! Tests that can't run in a guest, or not with each kernel, and what is missing there.
 
+use crate::test::is_below;
+
 /// Tests, or files of tests, and what they need.
 struct Need {
     /// `FILE` or `FILE::TEST`, by which their names begin.
@@ -41,12 +43,6 @@ pub(crate) fn missing(name: &str, release: &str) -> Option<&'static str> {
         .map(|need| need.feature)
 }
 
-/// Whether a name is this one, or of this file or module.
-pub(crate) fn is_below(name: &str, above: &str) -> bool {
-    name.strip_prefix(above)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-}
-
 /// Major and minor number.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
@@ -56,14 +52,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_below, missing};
-
-    #[test]
-    fn names_are_compared_by_whole_parts() {
-        assert!(is_below("vm", "vm") && is_below("vm::a", "vm") && is_below("vm::a", "vm::a"));
-        assert!(!is_below("vm_init::a", "vm") && !is_below("vm::ab", "vm::a"));
-        assert!(missing("vm::a", "6.12.1").is_some() && missing("vm_init::a", "6.12.1").is_none());
-    }
+    use super::missing;
 
     #[test]
     fn newer_kernels_miss_less() {

@@ -184,7 +184,9 @@ impl<W: Write> Root<W> {
             archive.file(Path::new(path), content.as_bytes())?;
         }
         archive.program(Path::new("/init"), &read(init)?)?;
-        Ok(Self { archive, origin })
+        let mut root = Self { archive, origin };
+        root.libraries_of(init)?;
+        Ok(root)
     }
 
     /// Adds what a shell script calls.
@@ -232,6 +234,11 @@ impl<W: Write> Root<W> {
     /// libraries added otherwise.
     pub(crate) fn program_at(&mut self, place: &Path, source: &Path) -> anyhow::Result<()> {
         self.archive.program(place, &read(source)?)
+    }
+
+    /// Adds a link to a file there.
+    pub(crate) fn link(&mut self, place: &Path, target: &Path) -> anyhow::Result<()> {
+        self.archive.link(place, &target.to_string_lossy())
     }
 
     /// Adds the libraries that a program needs.

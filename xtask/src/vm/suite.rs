@@ -1,47 +1,37 @@
-//! `cargo xtask test --vm`: the tests of the workspace in guests. They are those that run on this machine,
-//! built in the same way; the agent is the static one.
+//! `cargo xtask test --vm`: the tests of the workspace in guests, the same programs that run on this machine.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::thread;
 
 use anyhow::{Context as _, bail};
-use serde::Deserialize;
-use vm_init::{Ended, PlannedCommand};
+use vm_init::PlannedCommand;
 
-use super::guest::{Guest, Outcome};
+use super::guest::{Guest, Heard, Outcome};
 use super::kernel::Kernel;
-use super::needs::{is_below, missing};
-use super::{CLUSTER, Choice, PROGRAMS, build_static};
-use crate::process::{cannot_run, output, run};
-use crate::test::{Counts, LIST, ON_BED, UNITS, listed};
+use super::needs::missing;
+use super::{Choice, PROGRAMS};
+use crate::process::run;
+use crate::test::events::{self, Ended, Event};
+use crate::test::job::{Job, Record};
+use crate::test::programs::{self, TestProgram};
+use crate::test::report::Report;
+use crate::test::{Filter, is_below, jobs};
 use crate::workspace::Workspace;
 use crate::{packages, setup};
 
-/// CI's share, by names: load and attach of every program, health, RTT, conntrack, restart. Few of each: what
-/// takes seconds with a processor takes minutes without.
+/// CI's share, by names: load and attach of every program, what the verifier looks at, health, restart. Few of each:
+/// what takes seconds with a processor takes minutes without.
 const CI: &[&str] = &[
-    "attachment::from_one_kind_to_the_other_every_packet_is_handled_once",
     "attachment::no_echo_is_lost_through_kills_and_restarts_with_clsact",
     "attachment::no_echo_is_lost_through_kills_and_restarts_with_tcx",
-    "conntrack_gc::what_has_expired_goes_with_both_entries_of_its_translation",
-    "conntrack_settings::a_start_with_other_settings_keeps_the_flows_that_there_are",
-    "devices",
-    "echo::echo_is_answered_without_an_agent",
-    "echo::killing_and_starting_the_agent_loses_nothing",
-    "mesh::endpoints_keep_their_address_over_a_restart",
     "mesh::three_nodes_reach_each_other_soon_and_peers_are_timed_in_the_kernel",
-    "netem",
     "packets::a_probe_and_its_reply_make_a_round_trip",
     "packets::an_echo_request_of_any_size_becomes_its_reply",
     "packets::each_exchange_is_in_conntrack",
-    "repair::a_detached_link",
-    "repair::removed_pins",
-    "rtt::samples_losses_and_probes_in_flight_are_all_that_were_sent",
-    "stack",
-    "startup::what_a_killed_agent_left_is_taken_over",
-    "traffic::connections_to_peers_are_timed_in_the_kernel",
     "verifier",
 ];
 
@@ -63,28 +53,15 @@ const READ_BY_TOOLS: &[&str] = &[
 /// Tools that others call, where they are.
 const CALLED_BY_TOOLS: &[&str] = &["conmon", "iptables", "ip6tables", "catatonit", "ldconfig"];
 
-/// A program with tests, as `cargo test` builds it.
-struct TestProgram {
-    /// Name of its file or crate.
-    name: String,
-    path: PathBuf,
-    /// Folder of its package, where cargo runs it.
-    package: PathBuf,
-    tests: Vec<String>,
-}
+/// Programs that tests call, beside the agent.
+const HELPERS: &[&str] = &["machine", "bed", "connections"];
 
-impl TestProgram {
-    /// A test's name among all tests.
-    fn name_of(&self, test: &str) -> String {
-        format!("{}::{test}", self.name)
-    }
-}
-
-/// Runs the tests in a machine of each kernel, and says what they counted to.
+/// Runs the tests in a machine of each kernel, all kernels side by side, and says what they counted to.
 pub(crate) fn test(
     workspace: &Workspace,
     choice: &Choice,
     filters: &[String],
+    environment: &[String],
     ci: bool,
 ) -> anyhow::Result<()> {
     let arch = choice.arch()?;
@@ -96,37 +73,68 @@ pub(crate) fn test(
     packages::require(packages::TESTS)?;
     setup::setup(workspace)?;
     let kernels = choice.kernels(workspace)?;
-    build_static(workspace, arch, CLUSTER)?;
-    let programs = test_programs(workspace)?;
+    let programs = programs::build(workspace)?;
     if ci {
         require_all_of_ci(&programs)?;
     }
+    let filter = Filter::new(filters, &programs);
+    let selections: Vec<_> = kernels
+        .iter()
+        .map(|kernel| Selection::new(&programs, &kernel.release, &filter, ci))
+        .collect();
+    if selections
+        .iter()
+        .all(|selection| selection.jobs.is_empty() && selection.skipped.is_empty())
+    {
+        bail!("no test matches {}", filters.join(", "));
+    }
+
+    let results: Vec<_> = thread::scope(|scope| {
+        let guests: Vec<_> = kernels
+            .iter()
+            .zip(&selections)
+            .map(|(kernel, selection)| {
+                scope.spawn(move || {
+                    let mut report = Report::default();
+                    let ran = run_on(
+                        workspace,
+                        kernel,
+                        choice,
+                        environment,
+                        selection,
+                        &mut report,
+                    );
+                    (report, ran)
+                })
+            })
+            .collect();
+        guests.into_iter().map(|guest| guest.join()).collect()
+    });
 
     let mut summary = Vec::new();
     let mut problems = Vec::new();
-    for kernel in &kernels {
-        let selection = Selection::new(&programs, &kernel.release, filters, ci);
-        if selection.chosen.is_empty() && selection.skipped.is_empty() {
-            bail!("no test matches {}", filters.join(", "));
-        }
-        let mut counts = Counts::default();
-        counts.skipped += selection.skipped.len() as u64;
-        let ran = run_on(workspace, kernel, choice, &selection, &mut counts);
-        println!();
+    for ((kernel, selection), result) in kernels.iter().zip(&selections).zip(results) {
+        let Ok((mut report, ran)) = result else {
+            bail!("the thread of {} panicked", kernel.name);
+        };
+        println!("\nLinux {}", kernel.release);
+        report.print();
         for (test, feature) in &selection.skipped {
             println!("skipped {test}: it needs {feature}");
         }
-        summary.push(format!("Linux {}: {counts}", kernel.release));
+        report.counts.skipped += selection.skipped.len() as u64;
+        summary.push(format!("Linux {}: {}", kernel.release, report.counts));
         match ran {
-            Ok(true) if counts.failed == 0 => {}
-            Ok(true) => problems.push(format!("{} tests failed on {}", counts.failed, kernel.name)),
-            Ok(false) => {
-                problems.push("interrupted".to_owned());
-                break;
+            Ok(true) if report.counts.failed == 0 => {}
+            Ok(true) => {
+                let failed = report.counts.failed;
+                problems.push(format!("{failed} tests failed on {}", kernel.name));
             }
+            Ok(false) => problems.push("interrupted".to_owned()),
             Err(error) => problems.push(format!("{error:#}")),
         }
     }
+    println!();
     for line in summary {
         println!("{line}");
     }
@@ -151,56 +159,53 @@ fn require_all_of_ci(programs: &[TestProgram]) -> anyhow::Result<()> {
     }
 }
 
-/// Which tests run in a guest, program by program, and which can't.
+/// What runs in a guest, process by process, and which tests can't.
 struct Selection<'a> {
-    chosen: Vec<(&'a TestProgram, Vec<&'a str>)>,
+    jobs: Vec<Job<'a>>,
     /// Each with the feature that is missing.
     skipped: BTreeMap<String, &'static str>,
 }
 
 impl<'a> Selection<'a> {
-    fn new(programs: &'a [TestProgram], release: &str, filters: &[String], ci: bool) -> Self {
-        let (files, parts): (Vec<_>, Vec<_>) = filters
-            .iter()
-            .partition(|filter| programs.iter().any(|program| program.name == **filter));
-        let mut selection = Self {
-            chosen: Vec::new(),
-            skipped: BTreeMap::new(),
-        };
-        for program in programs {
-            let mut chosen = Vec::new();
+    fn new(programs: &'a [TestProgram], release: &str, filter: &Filter, ci: bool) -> Self {
+        let mut chosen = Vec::new();
+        let mut skipped = BTreeMap::new();
+        // This tool's own tests are for machines with cargo.
+        for program in programs.iter().filter(|program| program.name != "xtask") {
+            let mut tests = Vec::new();
             for test in &program.tests {
                 let name = program.name_of(test);
-                let wanted = filters.is_empty()
-                    || files.contains(&&program.name)
-                    || parts.iter().any(|part| test.contains(*part));
+                let wanted = filter.wants(program, test);
                 if !wanted || ci && !CI.iter().any(|above| is_below(&name, above)) {
                     continue;
                 }
                 match missing(&name, release) {
                     Some(feature) => {
-                        selection.skipped.insert(name, feature);
+                        skipped.insert(name, feature);
                     }
-                    None => chosen.push(test.as_str()),
+                    None => tests.push(test.as_str()),
                 }
             }
-            if !chosen.is_empty() {
-                selection.chosen.push((program, chosen));
-            }
+            chosen.push((program, tests));
         }
-        selection
+        Self {
+            jobs: jobs(chosen),
+            skipped,
+        }
     }
 }
 
-/// Runs the tests in one machine, and adds what they count to. False if that was interrupted.
+/// Runs the tests in one machine, and reports how they ended. False if that was interrupted.
 fn run_on(
     workspace: &Workspace,
     kernel: &Kernel,
     choice: &Choice,
+    environment: &[String],
     selection: &Selection,
-    counts: &mut Counts,
+    report: &mut Report,
 ) -> anyhow::Result<bool> {
-    let mut guest = Guest::new(workspace, kernel, choice.limit())?;
+    let built = |name: &str| stripped(workspace, &workspace.dev_binary(name));
+    let mut guest = Guest::new(workspace, kernel, choice.limit(), built("vm-init")?)?;
     guest
         .root
         .tools(packages::TESTS.iter().filter_map(packages::Tool::program))?;
@@ -219,147 +224,83 @@ fn run_on(
         guest.root.tree(&workspace.root().join(folder))?;
     }
     // Tests look for the agent beside themselves.
-    let agent = workspace.static_binary(kernel.arch, "health-agent");
+    let agent = workspace.dev_binary("health-agent");
+    guest.root.program_at(&agent, &built("health-agent")?)?;
+    guest.root.libraries_of(&agent)?;
     guest
         .root
-        .program_at(&Path::new(PROGRAMS).join("health-agent"), &agent)?;
-    guest
-        .root
-        .program_at(&workspace.dev_binary("health-agent"), &agent)?;
-    for helper in ["bed", "connections"] {
-        let path = workspace.dev_binary(helper);
-        guest.root.program_at(&path, &stripped(workspace, &path)?)?;
+        .link(&Path::new(PROGRAMS).join("health-agent"), &agent)?;
+    for helper in HELPERS {
+        guest
+            .root
+            .program_at(&workspace.dev_binary(helper), &built(helper)?)?;
     }
 
+    let machine = workspace.dev_binary("machine");
     let mut commands = Vec::new();
-    for (program, tests) in &selection.chosen {
+    for job in &selection.jobs {
+        let program = job.program;
         guest
             .root
             .program_at(&program.path, &stripped(workspace, &program.path)?)?;
         guest.root.libraries_of(&program.path)?;
         guest.root.folder(&program.package)?;
-        commands.push(planned(program, tests));
+        let mut words = vec![machine.to_string_lossy().into_owned(), "env".to_owned()];
+        words.extend_from_slice(environment);
+        words.push(program.path.to_string_lossy().into_owned());
+        words.extend(job.arguments().into_iter().map(str::to_owned));
+        let mut command = PlannedCommand::new(words);
+        command.folder = program.package.to_string_lossy().into_owned();
+        commands.push(command);
     }
-    let total: usize = selection.chosen.iter().map(|(_, tests)| tests.len()).sum();
-    eprintln!("{total} tests of {} programs", commands.len());
+    let total: usize = selection.jobs.iter().map(|job| job.tests.len()).sum();
+    eprintln!("{total} tests on Linux {}", kernel.release);
 
-    let mut line = Vec::new();
-    let outcome = guest.run(true, &commands, |_, bytes| {
-        for &byte in bytes {
-            if byte == b'\n' {
-                counts.add(&String::from_utf8_lossy(&line));
-                line.clear();
-            } else {
-                line.push(byte);
+    let name = &kernel.name;
+    let mut record = Record::default();
+    let mut lines = [Vec::new(), Vec::new()];
+    let outcome = guest.run(true, &commands, |index, heard| {
+        let job = &selection.jobs[index];
+        let (stream, bytes) = match heard {
+            Heard::Stdout(bytes) => (0, bytes),
+            Heard::Stderr(bytes) => (1, bytes),
+            Heard::Ended(ended) => {
+                let why = format!("its process ended with {ended:?}");
+                for ended in std::mem::take(&mut record).close(&job.tests, &why) {
+                    let test = job.program.name_of(&ended.test);
+                    if let Some(said) = ended.outcome.failure() {
+                        println!("[{name}] FAILED {test}\n{said}");
+                    }
+                    report.add(test, &ended);
+                }
+                return Ok(());
             }
+        };
+        for &byte in bytes {
+            if byte != b'\n' {
+                lines[stream].push(byte);
+                continue;
+            }
+            let line = String::from_utf8_lossy(&lines[stream]).into_owned();
+            lines[stream].clear();
+            if let (0, Some(Event::Ended(ended))) = (stream, events::read(&line)) {
+                tell(name, job, &ended)?;
+            }
+            record.hear(stream == 0, line);
         }
         Ok(())
     })?;
-    let Outcome::Done(all_ended) = outcome else {
-        return Ok(false);
-    };
-    for ((program, _), ended) in selection.chosen.iter().zip(all_ended) {
-        // What failed tests end with.
-        if !matches!(ended, Ended::Code(0 | 101)) {
-            bail!("the tests of {} ended with {ended:?}", program.name);
-        }
+    Ok(matches!(outcome, Outcome::Done(_)))
+}
+
+/// Tells that a test has passed; those that failed are told with all that their process printed.
+fn tell(kernel: &str, job: &Job, ended: &Ended) -> anyhow::Result<()> {
+    if ended.outcome.failure().is_some() {
+        return Ok(());
     }
-    Ok(true)
-}
-
-fn planned(program: &TestProgram, tests: &[&str]) -> PlannedCommand {
-    let path = program.path.to_string_lossy();
-    let mut command = PlannedCommand::new([&path, "--include-ignored", "--test-threads=1"]);
-    command.folder = program.package.to_string_lossy().into_owned();
-    if tests.len() < program.tests.len() {
-        command.words.push("--exact".to_owned());
-        command
-            .words
-            .extend(tests.iter().map(|&test| test.to_owned()));
-    }
-    command
-}
-
-/// What cargo tells of each thing that it built; more of it is not looked at.
-#[derive(Deserialize)]
-struct Message {
-    executable: Option<PathBuf>,
-    manifest_path: Option<PathBuf>,
-    profile: Option<Profile>,
-    target: Option<Target>,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-}
-
-/// Builds all programs with tests, and lists their tests.
-fn test_programs(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
-    let mut programs = Vec::new();
-    for selection in [UNITS, ON_BED] {
-        build_tests(workspace, selection, &mut programs)?;
-    }
-    programs.sort_by(|first, second| first.name.cmp(&second.name));
-    Ok(programs)
-}
-
-fn build_tests(
-    workspace: &Workspace,
-    selection: &[&str],
-    programs: &mut Vec<TestProgram>,
-) -> anyhow::Result<()> {
-    let mut cargo = workspace.cargo()?;
-    cargo
-        .args([
-            "test",
-            "--no-run",
-            "--message-format=json-render-diagnostics",
-        ])
-        .args(selection)
-        .stderr(Stdio::inherit());
-    let built = cargo
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| cannot_run(&cargo, error))?;
-    if !built.status.success() {
-        bail!("cannot build the tests");
-    }
-    for line in String::from_utf8_lossy(&built.stdout).lines() {
-        let message: Message =
-            serde_json::from_str(line).context("cannot read what cargo says of its build")?;
-        let (Some(path), Some(target), Some(manifest)) =
-            (message.executable, message.target, message.manifest_path)
-        else {
-            continue;
-        };
-        // Programs of this tool's package are for machines with cargo.
-        if message.profile.is_none_or(|profile| !profile.test) || target.name == "xtask" {
-            continue;
-        }
-        let tests = list(&path)?;
-        let package = manifest.parent().context("a manifest in no folder")?;
-        programs.push(TestProgram {
-            name: target.name,
-            path,
-            package: package.to_owned(),
-            tests,
-        });
-    }
-    Ok(())
-}
-
-fn list(program: &Path) -> anyhow::Result<Vec<String>> {
-    let mut command = Command::new(program);
-    command.args(LIST);
-    let printed = output(&mut command)?
-        .with_context(|| format!("{} does not list its tests", program.display()))?;
-    Ok(listed(&printed))
+    let test = job.program.name_of(&ended.test);
+    let took = ended.took.as_secs_f64();
+    writeln!(io::stdout(), "[{kernel}] ok {test} ({took:.1} s)").context("cannot print")
 }
 
 /// A copy without debug symbols, which are most of a program: all of them would not fit into a guest.

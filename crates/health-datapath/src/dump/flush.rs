@@ -98,8 +98,7 @@ impl Flush {
     }
 
     fn delete<K: Pod>(&mut self, key: &K) -> Result<(), DumpError> {
-        let is_deleted = sys::delete(self.map.fd(), sys::bytes_of(key))
-            .map_err(|source| self.map.cannot("delete from", source))?;
+        let is_deleted = self.map.delete_raw(sys::bytes_of(key))?;
         self.deleted += u64::from(is_deleted);
         Ok(())
     }

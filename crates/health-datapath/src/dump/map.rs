@@ -134,6 +134,24 @@ impl OpenMap {
         })
     }
 
+    /// Opens a map that is not pinned, by its kernel id. Its name stands for its pin.
+    pub fn open_id(id: u32) -> Result<Self, DumpError> {
+        let failed = |source| DumpError::Kernel {
+            what: "open",
+            path: format!("map {id}").into(),
+            source,
+        };
+        let map = sys::map_by_id(id).map_err(failed)?;
+        let info = sys::map_info(map.as_fd()).map_err(failed)?;
+        let name = info.name.split(|&byte| byte == 0).next();
+        let pin = String::from_utf8_lossy(name.unwrap_or_default()).into_owned();
+        Ok(Self {
+            map,
+            info,
+            pin: pin.into(),
+        })
+    }
+
     /// Opens a pin of one of our own maps. Fails when another version made it.
     pub(super) fn open_as(dir: &Path, layout: &MapLayout) -> Result<Self, DumpError> {
         let map = Self::open(&dir.join(layout.name))?;

@@ -4,6 +4,7 @@ mod flow;
 mod flush;
 mod map;
 mod objects;
+mod raw;
 mod rtt_rows;
 
 use std::collections::HashMap;

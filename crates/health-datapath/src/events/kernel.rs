@@ -1,8 +1,7 @@
 //! `HEALTH_EVENTS` and `HEALTH_MONITOR` from user space.
 
 use std::io;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use health_common::events::{Event, MonitorFilter};

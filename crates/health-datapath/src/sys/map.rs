@@ -4,13 +4,14 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{fs, io};
 
-use super::{bpf, bpf_open, object_info, open_pin};
+use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
 
 const BPF_MAP_CREATE: u32 = 0;
 const BPF_MAP_LOOKUP_ELEM: u32 = 1;
 const BPF_MAP_UPDATE_ELEM: u32 = 2;
 const BPF_MAP_DELETE_ELEM: u32 = 3;
 const BPF_MAP_GET_NEXT_KEY: u32 = 4;
+const BPF_MAP_GET_FD_BY_ID: u32 = 14;
 const BPF_MAP_FREEZE: u32 = 22;
 const BPF_MAP_LOOKUP_BATCH: u32 = 24;
 const BPF_MAP_UPDATE_BATCH: u32 = 26;
@@ -56,7 +57,7 @@ pub(crate) struct MapInfo {
     pub(crate) value_size: u32,
     pub(crate) max_entries: u32,
     flags: u32,
-    name: [u8; 16],
+    pub(crate) name: [u8; 16],
     ifindex: u32,
     vmlinux_value_type: u32,
     netns_device: u64,
@@ -103,6 +104,15 @@ pub(crate) fn open_map(path: &Path) -> io::Result<Option<(OwnedFd, MapInfo)>> {
     }
     let info = map_info(map.as_fd())?;
     Ok(Some((map, info)))
+}
+
+/// Opens the map of this id.
+pub(crate) fn map_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    bpf_open(BPF_MAP_GET_FD_BY_ID, &mut attr)
 }
 
 /// What the kernel says of a map.

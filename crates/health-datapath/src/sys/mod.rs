@@ -14,11 +14,9 @@ use std::path::Path;
 
 pub(crate) use self::btf::{btf, load_btf};
 pub(crate) use self::link::{create_tcx_link, device_of_link, update_link};
-#[cfg(test)]
-pub(crate) use self::map::map_info;
 pub(crate) use self::map::{
     CreateAttr, MapInfo, add, create_map, delete, delete_batch, fill_and_freeze, lookup,
-    lookup_batch, next_key, open_map, set, update_batch, wait_for_programs,
+    lookup_batch, map_by_id, map_info, next_key, open_map, set, update_batch, wait_for_programs,
 };
 pub(crate) use self::program::{
     Classifier, jited_len, load_classifier, refusal, run_classifier, verify_classifier,

@@ -28,7 +28,8 @@ use crate::peer_routes::{Change, PeerRouteError, PeerRoutes};
 const UPLINK: &str = "eth0";
 const UPLINK_MTU: u32 = 1400;
 const PORT: u16 = 4240;
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a test waits for what must come, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A host with one uplink, `eth0` with 172.30.0.1/24 and fd00:30::1/64, and behind it a machine
 /// with `.2` and `::2`.
@@ -263,7 +264,7 @@ fn talk_to(listeners: &[TcpListener]) -> Vec<(TcpStream, TcpStream)> {
         .iter()
         .map(|listener| {
             let address = listener.local_addr().unwrap();
-            let client = TcpStream::connect_timeout(&address, TIMEOUT).unwrap();
+            let client = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
             let (server, _) = listener.accept().unwrap();
             server.set_nonblocking(false).unwrap();
             let mut connection = (client, server);
@@ -276,10 +277,10 @@ fn talk_to(listeners: &[TcpListener]) -> Vec<(TcpStream, TcpStream)> {
 fn exchange((client, server): &mut (TcpStream, TcpStream)) {
     let mut byte = [0];
     client.write_all(b"?").unwrap();
-    server.set_read_timeout(Some(TIMEOUT)).unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
     server.read_exact(&mut byte).unwrap();
     server.write_all(b"!").unwrap();
-    client.set_read_timeout(Some(TIMEOUT)).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.read_exact(&mut byte).unwrap();
     assert_eq!(&byte, b"!");
 }

@@ -33,12 +33,14 @@ impl Engine {
             let row = self.accounts.row(key)?;
             let in_flight = u32::try_from(self.icmp.waiting(&key)).ok()?;
             // The low bits: the counts wrap.
-            let returned = (row.samples + row.late + row.duplicates) as u32;
+            let surplus = row.late + row.duplicates;
+            let returned = (row.samples + surplus) as u32;
             let settled = (row.samples + row.lost) as u32;
             Some(OwnCounts {
                 settled: counts.settled.wrapping_add(settled),
                 in_flight: counts.in_flight + in_flight,
                 returned: counts.returned.wrapping_add(returned),
+                surplus: counts.surplus.wrapping_add(surplus as u32),
             })
         })
     }

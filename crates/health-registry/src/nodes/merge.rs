@@ -355,7 +355,7 @@ mod tests {
         let (first, _sender) =
             merged_with_cache(set("home", None, vec![me.clone(), you.clone()]), dir.path());
         let path = dir.path().join(super::super::cache::FILE);
-        tokio::time::timeout(Duration::from_secs(10), async {
+        tokio::time::timeout(Duration::from_secs(120), async {
             while !path.exists() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

@@ -43,7 +43,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
 
 /// A SYN of the endpoint, the answer to it, and what goes on from there, of [`PACKETS`] connections at once.
 fn family_figures(family: &str, endpoint: IpAddr, peer: IpAddr) -> anyhow::Result<Vec<Figure>> {
-    let mut bed = TestRun::load();
+    let mut bed = TestRun::load_alone();
     bed.set_health_endpoint(
         (ENDPOINT4, ENDPOINT6),
         MAC,

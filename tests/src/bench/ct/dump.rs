@@ -7,15 +7,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_datapath::dump::{Batch, Pinned};
+use health_datapath::dump::Pinned;
 use health_datapath::layout;
 use nix::unistd::Pid;
 
 use super::filled::Filled;
 use crate::bed::agent_binary;
+use crate::bench::lookups::look_up_all;
 use crate::bench::parts::median;
 use crate::bench::usage::Resident;
-use crate::bench::{Figure, Target};
+use crate::bench::{Figure, MIB, Target};
 use crate::process::{run, shown};
 use crate::{Bed, Node};
 
@@ -48,7 +49,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
             &mut list(&filled, &["--port", "53", "--count"])?,
             &mut output,
         )?;
-        let lookups = look_up_all(&pinned)?;
+        let lookups = look_up_all(&pinned, layout::CT4.name)?;
         let bpftool = written(&mut bpftool(&filled.location.pins()), &mut output)?;
         let conntrack = written(bed.node(1).command("conntrack").arg("-L"), &mut output)?;
         if round == 0 {
@@ -65,10 +66,10 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let figures = times.figures()?;
     let memory = Figure {
         name: format!("{ENTRIES} entries: ct list -o jsonl, resident memory at its peak"),
-        unit: "MiB",
+        unit: MIB,
         ours: peak_memory(&filled)?,
         other: None,
-        target: Some(Target::AtMost(MEMORY_LIMIT_MIB)),
+        target: Some(Target::MibAtMost(MEMORY_LIMIT_MIB)),
     };
     Ok(figures.into_iter().chain([memory]).collect())
 }
@@ -185,14 +186,6 @@ fn check_lines(output: &mut File, expected: u32) -> anyhow::Result<()> {
     let lines = BufReader::new(output).lines().count();
     ensure!(lines == expected as usize, "{lines} lines, not {expected}");
     Ok(())
-}
-
-fn look_up_all(pinned: &Pinned) -> anyhow::Result<Duration> {
-    let [rows, _] = pinned.conntrack_rows()?;
-    let mut batch = Batch::default();
-    let start = Instant::now();
-    while rows.next(&mut batch)?.is_some() {}
-    Ok(start.elapsed())
 }
 
 /// The listing's memory when most of it has been printed, and the pipe is full.

@@ -41,7 +41,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
 
 /// Segments of [`PACKETS`] connections that are under way, which the endpoint sends or is sent.
 fn program_figures(program: &str, is_out: bool, is_v4: bool) -> anyhow::Result<Vec<Figure>> {
-    let mut bed = TestRun::load();
+    let mut bed = TestRun::load_alone();
     bed.datapath.configure(DatapathConfig {
         layout_version: LAYOUT_VERSION,
         ..DatapathConfig::default()

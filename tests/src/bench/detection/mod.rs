@@ -50,7 +50,15 @@ const HOLD: Duration = Duration::from_millis(1500);
 /// multiples lie evenly.
 const PHASE_STEP: f64 = 0.618_034;
 
-const LIMIT_MS: f64 = 1000.0;
+/// Time-out of a probe, set for this run as it is without a setting.
+const PROBE_TIMEOUT_MS: f64 = 1000.0;
+/// In which part of it a failure is to be confirmed, and after what pause a recovery: an agent that lost no time itself
+/// would take so long.
+const CONFIRMATION_MS: f64 = PROBE_TIMEOUT_MS * 0.9;
+const RECOVERY_PAUSE_MS: f64 = 100.0;
+/// What agents may take, against that.
+const CONFIRMATION_RATIO: f64 = 1.11;
+const RECOVERY_RATIO: f64 = 2.0;
 
 pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let named: Vec<Fault> = options
@@ -66,13 +74,16 @@ pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
     let minutes = options.minutes.unwrap_or(LOSS_MINUTES);
     let bed = Bed::builder()
         .nodes(NODES)
-        .agent_args(&format!("--probe-interval {PROBE_INTERVAL_S}s"))
+        .agent_args(&format!(
+            "--probe-interval {PROBE_INTERVAL_S}s --probe-timeout {PROBE_TIMEOUT_MS}ms"
+        ))
         .start()?;
     bed.wait_all_reachable(RECOVERY_PATIENCE)?;
     let mut figures = vec![figure(
         "time between two probes of a target, set for this run",
         "s",
         f64::from(PROBE_INTERVAL_S),
+        None,
         None,
     )];
     let mut add = |figure: Figure| {
@@ -146,8 +157,10 @@ struct Outcome {
     recovered: Duration,
     /// Other diagnoses that were shown from the first report of a failure to the fault's end.
     wrong: Vec<String>,
-    /// Targets that the fault leaves alone, and that were reported unreachable.
+    /// Targets that the fault leaves alone.
     spared: u32,
+    /// Those of them that were reported unreachable.
+    accused: u32,
 }
 
 /// The agent that is watched.
@@ -226,6 +239,7 @@ impl Observer<'_> {
             recovered: Duration::ZERO,
             wrong: Vec::new(),
             spared: 0,
+            accused: 0,
         };
         let mut first_lost = ended;
         let mut first_told = ended;
@@ -259,9 +273,10 @@ impl Observer<'_> {
             outcome.wrong.push("none".to_owned());
         }
         let failed = |place: &&Place| changed(&after, place, begun, false).is_some();
-        let spared = places.iter().filter(|place| !broken(place)).filter(failed);
-        outcome.spared = spared.count() as u32;
-        if !outcome.wrong.is_empty() || outcome.spared > 0 {
+        let spared = || places.iter().filter(|place| !broken(place));
+        outcome.spared = spared().count() as u32;
+        outcome.accused = spared().filter(failed).count() as u32;
+        if !outcome.wrong.is_empty() || outcome.accused > 0 {
             tell(format_args!(
                 "  {} at {name}: {outcome:?}; diagnoses from the first failure on: {:?}",
                 fault.name(),
@@ -289,12 +304,13 @@ fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Opti
 fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>> {
     let count = outcomes.len();
     let mut figures = Vec::new();
-    type Time = fn(&Outcome) -> Duration;
-    let measured: [(&str, Time, Option<f64>); 3] = [
+    /// What it is, the time itself, and the agent's timer with the limit of the ratio to it.
+    type Measured = (&'static str, fn(&Outcome) -> Duration, Option<(f64, f64)>);
+    let measured: [Measured; 3] = [
         (
-            "confirmed after the first lost probe",
+            "confirmed after the first lost probe (other: the agent's timer)",
             |o| o.confirmed,
-            Some(LIMIT_MS),
+            Some((CONFIRMATION_MS, CONFIRMATION_RATIO)),
         ),
         (
             "diagnosed after the first lost probe",
@@ -302,55 +318,75 @@ fn figures_of(fault: Fault, outcomes: &[Outcome]) -> anyhow::Result<Vec<Figure>>
             None,
         ),
         (
-            "recovery confirmed after the first answer",
+            "recovery confirmed after the first answer (other: the agent's timer)",
             |o| o.recovered,
-            Some(LIMIT_MS),
+            Some((RECOVERY_PAUSE_MS, RECOVERY_RATIO)),
         ),
     ];
-    for (what, time, limit) in measured {
+    for (what, time, timer) in measured {
         let mut times: Vec<Duration> = outcomes.iter().map(time).collect();
         times.sort_unstable();
-        for (name, part, limit) in [("p50", 0.5, None), ("p99", 0.99, limit), ("max", 1.0, None)] {
+        for (name, part, has_limit) in [
+            ("p50", 0.5, false),
+            ("p99", 0.99, true),
+            ("max", 1.0, false),
+        ] {
             let millis = quantile(&times, part)?.as_secs_f64() * 1e3;
             let name = format!("{} ({count}): {what}, {name}", fault.name());
-            figures.push(figure(&name, "ms", millis, limit));
+            let (timer, limit) = timer.unzip();
+            let target = limit.filter(|_| has_limit).map(Target::RatioAtMost);
+            figures.push(figure(&name, "ms", millis, timer, target));
         }
     }
-    let wrong = outcomes.iter().filter(|o| !o.wrong.is_empty()).count();
-    let spared: u32 = outcomes.iter().map(|o| o.spared).sum();
-    for (what, number) in [
-        (format!("not {} at some time", fault.cause()), wrong as f64),
+    let sum = |number: fn(&Outcome) -> u32| outcomes.iter().map(number).sum::<u32>();
+    let (spared, accused) = (sum(|o| o.spared), sum(|o| o.accused));
+    let wrong = sum(|o| u32::from(!o.wrong.is_empty()));
+    let faults = outcomes.len() as f64;
+    for (what, number, all) in [
         (
-            "unreachable though the fault left it alone".to_owned(),
+            format!("{} all the time (other: faults)", fault.cause()),
+            faults - f64::from(wrong),
+            faults,
+        ),
+        (
+            "never unreachable, of targets that the fault left alone (other: all)".to_owned(),
+            f64::from(spared - accused),
             spared.into(),
         ),
     ] {
         let name = format!("{} ({count}): {what}", fault.name());
-        figures.push(figure(&name, "", number, Some(0.0)));
+        figures.push(figure(&name, "", number, Some(all), Some(Target::Equal)));
     }
     Ok(figures)
 }
 
 fn falsehoods(when: &str, found: &Falsehoods) -> [Figure; 2] {
     [
-        ("false verdicts", &found.verdicts),
-        ("false diagnoses", &found.diagnoses),
+        ("targets called unreachable", &found.verdicts),
+        ("diagnoses", &found.diagnoses),
     ]
     .map(|(what, counts)| {
         for (text, count) in counts {
             tell(format_args!("  {what} {when}: {count} x {text}"));
         }
         let number: u32 = counts.values().sum();
-        figure(&format!("{what} {when}"), "", number.into(), Some(0.0))
+        let name = format!("{what} {when} (other: faults)");
+        figure(&name, "", number.into(), Some(0.0), Some(Target::Equal))
     })
 }
 
-fn figure(name: &str, unit: &'static str, ours: f64, limit: Option<f64>) -> Figure {
+fn figure(
+    name: &str,
+    unit: &'static str,
+    ours: f64,
+    other: Option<f64>,
+    target: Option<Target>,
+) -> Figure {
     Figure {
         name: name.to_owned(),
         unit,
         ours,
-        other: None,
-        target: limit.map(Target::AtMost),
+        other,
+        target,
     }
 }

@@ -123,6 +123,7 @@ impl Watch {
                 }
                 Err(error) => tell(format_args!("bench: the status is not readable: {error}")),
             }
+            Ok(())
         });
         Self { stories, asker }
     }

@@ -3,16 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use serde_json::json;
 
-use super::stand::{Namespaces, Stand, Times};
+use super::stand::{Namespaces, Stand, Times, ptp};
 use crate::bench::{Figure, Target};
 use crate::plugin::Plugin;
 
 const CONTAINERS: usize = 100;
-/// Where Debian's package containernetworking-plugins has them.
-const THEIRS: &str = "/usr/lib/cni/ptp";
-pub(super) const ADD_LIMIT: Target = Target::AtMost(30.0);
+/// Against `ptp`.
+const ADD_LIMIT: Target = Target::RatioAtMost(1.0);
 
 /// What a container's `ADD` and `DEL` take, the plugin's process included. Theirs has IPv4 only: with IPv6 it
 /// waits for seconds until duplicate address detection is through.
@@ -20,19 +18,7 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
     let stand = Stand::new()?;
     let ours = Plugin::of(stand.node(), folder.path())?;
-    let theirs = Plugin::at(
-        Path::new(THEIRS),
-        json!({
-            "cniVersion": "1.0.0",
-            "name": "bench-ptp",
-            "type": "ptp",
-            "ipam": {
-                "type": "host-local",
-                "ranges": [[{"subnet": "10.250.0.0/20"}]],
-                "dataDir": folder.path(),
-            },
-        }),
-    );
+    let theirs = ptp(folder.path());
     let both = [("bench-ours", ours), ("bench-theirs", theirs)];
     let [mut added, mut deleted, mut at_once] =
         [(); 3].map(|()| [(); 2].map(|()| Times::default()));

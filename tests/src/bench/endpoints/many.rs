@@ -4,15 +4,16 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use super::add::ADD_LIMIT;
-use super::stand::{Namespaces, Stand, Times};
+use super::stand::{Namespaces, Stand, Times, ptp};
 use crate::bench::{Figure, Target};
 use crate::plugin::Plugin;
+use crate::process::{run, run_with_input};
 use crate::{PATIENCE, wait_for};
 
 const ENDPOINTS: u32 = 1_000;
@@ -22,9 +23,16 @@ const OF_A_KIND: u32 = 100;
 const METRICS: &str = "127.0.0.1:9962";
 const SAMPLES: usize = 100;
 const LISTINGS: usize = 21;
-const LISTING_LIMIT: Target = Target::AtMost(50.0);
+/// Against `ptp` at the same number of endpoints.
+const ADD_API_LIMIT: Target = Target::RatioAtMost(1.0);
+const ADD_CNI_LIMIT: Target = Target::RatioAtMost(1.5);
+/// Against `ip link show` of the same devices.
+const LISTING_LIMIT: Target = Target::RatioAtMost(1.5);
 const POLICY_CHANGES: u16 = 21;
-const POLICY_LIMIT: Target = Target::AtMost(1_000.0);
+/// Against `nft` and a rule for as many devices.
+const POLICY_LIMIT: Target = Target::RatioAtMost(3.0);
+/// Against a change for all endpoints.
+const IDENTITY_LIMIT: Target = Target::RatioAtMost(0.5);
 /// One more endpoint shall not take longer for those that there are.
 const GROWTH_LIMIT: Target = Target::RatioAtMost(1.5);
 
@@ -33,20 +41,58 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     let stand = Stand::new()?;
     let many = Namespaces::new("bench-many", 1)?;
     let many = many.paths().next().context("there is a namespace")?;
-    let mut first = Times::default();
+    let theirs = Theirs::new(folder.path())?;
+    let [mut first, mut first_theirs] = [(); 2].map(|()| Times::default());
     for n in 0..SAMPLES {
         first.take_after_a_pause(|| create(&stand, many, u32::try_from(n)?))?;
+        theirs.add(&stand, &mut first_theirs)?;
     }
     for n in u32::try_from(SAMPLES)?..ENDPOINTS {
         create(&stand, many, n)?;
     }
     let mut figures = Vec::new();
-    figures.extend(first.figures("ADD by the API, up to 100 endpoints", None, Some(ADD_LIMIT))?);
-    figures.extend(one_more(&stand, &first, folder.path())?);
+    figures.extend(first.figures(
+        "ADD by the API, up to 100 endpoints (other: ptp)",
+        Some(&first_theirs),
+        Some(ADD_API_LIMIT),
+    )?);
+    figures.extend(one_more(&stand, &first, &theirs, folder.path())?);
     figures.push(listing(&stand)?);
-    figures.push(policy_changes(&stand)?);
-    figures.extend(identity_change(&stand)?);
+    let changes = policy_changes(&stand)?;
+    let change_ms = changes.ours;
+    figures.push(changes);
+    figures.extend(identity_change(&stand, change_ms)?);
     Ok(figures)
+}
+
+/// Containers by Debian's plugin on the same node.
+struct Theirs {
+    plugin: Plugin,
+    namespaces: Namespaces,
+}
+
+impl Theirs {
+    fn new(folder: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            plugin: ptp(folder),
+            namespaces: Namespaces::new("bench-ptp", 1)?,
+        })
+    }
+
+    /// Adds one, some time after whatever was before, and deletes it again.
+    fn add(&self, stand: &Stand, times: &mut Times) -> anyhow::Result<()> {
+        let path = self.namespaces.paths().next();
+        let path = path.context("there is a namespace")?.display().to_string();
+        let call = |command| {
+            // Where a plugin runs is where it makes the host's end.
+            let call = || self.plugin.call(command, "bench-ptp", &path);
+            let answer = stand.node().run_in(call)??;
+            ensure!(answer.is_success, "ptp, {command}: {}", answer.json);
+            Ok(())
+        };
+        times.take_after_a_pause(|| call("ADD"))?;
+        call("DEL")
+    }
 }
 
 fn create(stand: &Stand, netns: &Path, n: u32) -> anyhow::Result<u64> {
@@ -55,12 +101,17 @@ fn create(stand: &Stand, netns: &Path, n: u32) -> anyhow::Result<u64> {
 }
 
 /// One more, and gone again, by the API and by the plugin.
-fn one_more(stand: &Stand, first: &Times, folder: &Path) -> anyhow::Result<Vec<Figure>> {
+fn one_more(
+    stand: &Stand,
+    first: &Times,
+    theirs: &Theirs,
+    folder: &Path,
+) -> anyhow::Result<Vec<Figure>> {
     let plugin = Plugin::of(stand.node(), folder)?;
     let netns = Namespaces::new("bench-one", 1)?;
     let netns = netns.paths().next().context("there is a namespace")?;
     let path = netns.display().to_string();
-    let [mut added, mut called, mut deleted] = [(); 3].map(|()| Times::default());
+    let [mut added, mut called, mut beside, mut deleted] = [(); 4].map(|()| Times::default());
     for _ in 0..SAMPLES {
         let id = added.take_after_a_pause(|| create(stand, netns, 0))?;
         let delete = || stand.send("DELETE", &format!("/v1/endpoints/{id}"), &Value::Null);
@@ -76,53 +127,88 @@ fn one_more(stand: &Stand, first: &Times, folder: &Path) -> anyhow::Result<Vec<F
                 _ => call()?,
             }
         }
+        theirs.add(stand, &mut beside)?;
     }
     let at = |what: &str| format!("{what}, {ENDPOINTS} endpoints");
     let mut figures = Vec::new();
     let name = at("ADD by the API (other: up to 100)");
     figures.extend(added.figures(&name, Some(first), Some(GROWTH_LIMIT))?);
-    figures.extend(called.figures(&at("ADD by CNI"), None, Some(ADD_LIMIT))?);
+    let name = at("ADD by CNI (other: ptp)");
+    figures.extend(called.figures(&name, Some(&beside), Some(ADD_CNI_LIMIT))?);
     figures.extend(deleted.figures(&at("DEL by the API"), None, None)?);
     Ok(figures)
 }
 
 /// By the command line, its process included.
 fn listing(stand: &Stand) -> anyhow::Result<Figure> {
-    let mut times = Times::default();
+    let [mut times, mut links] = [(); 2].map(|()| Times::default());
     for _ in 0..LISTINGS {
         let listed = times.take(|| stand.node().cli("endpoint list")?.success())?;
         let count = u32::try_from(listed.matches("ready").count())?;
         ensure!(count > ENDPOINTS, "{count} endpoints are ready");
+        let show = || run(Command::new("ip").args(["-oneline", "link", "show"]));
+        let shown = links.take(|| stand.node().run_in(show)??.success())?;
+        let count = u32::try_from(shown.lines().count())?;
+        ensure!(count > ENDPOINTS, "the node has {count} devices");
     }
     Ok(Figure {
-        name: format!("endpoint list, {ENDPOINTS} endpoints, median of {LISTINGS}"),
+        name: format!(
+            "endpoint list, {ENDPOINTS} endpoints, median of {LISTINGS} (other: ip link show)"
+        ),
         unit: "ms",
         ours: times.median_ms()?,
-        other: None,
+        other: Some(links.median_ms()?),
         target: Some(LISTING_LIMIT),
     })
 }
 
 /// A rule for all endpoints that changes, until all of them follow it.
 fn policy_changes(stand: &Stand) -> anyhow::Result<Figure> {
-    let mut times = Times::default();
+    let [mut times, mut by_nft] = [(); 2].map(|()| Times::default());
+    let netns = Namespaces::new("bench-nft", 1)?;
+    let netns = netns.paths().next().context("there is a namespace")?;
     for port in 80..80 + POLICY_CHANGES {
         times.take(|| set_rule(stand, "app", "many", &json!({"kind": "k1"}), port))?;
+        let rules = nft_rules(port);
+        by_nft.take(|| {
+            let mut nft = Command::new("nsenter");
+            let nft = nft.arg(format!("--net={}", netns.display()));
+            run_with_input(nft.args(["nft", "-f", "-"]), &rules)?.success()
+        })?;
     }
     stand.send("DELETE", "/v1/policies?all=true", &Value::Null)?;
     Ok(Figure {
         name: format!(
-            "a change of policy in force at {ENDPOINTS} endpoints, median of {POLICY_CHANGES}"
+            "a change of policy in force at {ENDPOINTS} endpoints, median of {POLICY_CHANGES} (other: nft)"
         ),
         unit: "ms",
         ours: times.median_ms()?,
-        other: None,
+        other: Some(by_nft.median_ms()?),
         target: Some(POLICY_LIMIT),
     })
 }
 
-/// An endpoint gets labels that a rule of others lets in: their tables change, and its own.
-fn identity_change(stand: &Stand) -> anyhow::Result<[Figure; 2]> {
+/// What lets some addresses reach a port behind each of as many devices as there are endpoints, in place of what was
+/// there before.
+fn nft_rules(port: u16) -> String {
+    let mut rules = "table ip bench\ndelete table ip bench\ntable ip bench {\n".to_owned();
+    let mut devices = Vec::new();
+    for n in 0..ENDPOINTS {
+        rules +=
+            &format!("chain c{n} {{\nip saddr 10.244.0.0/24 tcp dport {port} accept\ndrop\n}}\n");
+        devices.push(format!("\"n{n}\" : jump c{n}"));
+    }
+    let devices = devices.join(", ");
+    rules
+        + &format!(
+            "map rules {{\ntype ifname : verdict\nelements = {{ {devices} }}\n}}\n\
+             chain forward {{\ntype filter hook forward priority 0\noifname vmap @rules\n}}\n}}\n"
+        )
+}
+
+/// An endpoint gets labels that a rule of others lets in: their tables change, and its own. `change_ms` is what a change
+/// of all takes.
+fn identity_change(stand: &Stand, change_ms: f64) -> anyhow::Result<[Figure; 2]> {
     set_rule(stand, "kind", "k2", &json!({"role": "client"}), 80)?;
     let listed = stand.send("GET", "/v1/endpoints", &Value::Null)?;
     let all = listed.as_array().context("the list is no array")?;
@@ -159,11 +245,11 @@ fn identity_change(stand: &Stand) -> anyhow::Result<[Figure; 2]> {
             Some(Target::Equal),
         ),
         figure(
-            "until they are through",
+            "until they are through (other: a change of policy at all)",
             "ms",
             took.as_secs_f64() * 1e3,
-            None,
-            Some(POLICY_LIMIT),
+            Some(change_ms),
+            Some(IDENTITY_LIMIT),
         ),
     ])
 }

@@ -10,10 +10,31 @@ use serde_json::{Value, json};
 
 use crate::bench::requests::{quantile, send};
 use crate::bench::{Figure, Target};
+use crate::plugin::Plugin;
 use crate::{Bed, Node, PATIENCE, wait_for};
 
 /// Between one container and the next, where they do not come at once: runtimes take longer to start one.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Where Debian's package containernetworking-plugins has it.
+const PTP: &str = "/usr/lib/cni/ptp";
+
+/// Debian's `ptp` with `host-local`, which keeps its addresses in `folder`.
+pub(super) fn ptp(folder: &Path) -> Plugin {
+    Plugin::at(
+        Path::new(PTP),
+        json!({
+            "cniVersion": "1.0.0",
+            "name": "bench-ptp",
+            "type": "ptp",
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.250.0.0/20"}]],
+                "dataDir": folder,
+            },
+        }),
+    )
+}
 
 pub(super) struct Stand {
     bed: Bed,

@@ -4,17 +4,19 @@
 mod cost;
 mod rivals;
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use nix::sys::signal::Signal;
 
 use self::cost::Cost;
+use super::bare::Bare;
 use super::cluster::{Cluster, Dead};
 use super::requests::{Asker, get, quantile};
 use super::usage::Resident;
-use super::{Figure, Options, Report, Target};
+use super::{Figure, MIB, Options, Report, Target};
 use crate::process::tell;
 
 /// Numbers of peers.
@@ -27,8 +29,8 @@ const PROBE_RATE: u32 = 10_000;
 /// The agent's probe interval and time-out, unless told otherwise.
 const INTERVAL: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// What the first report may take beyond what rate and time-out make of it.
-const REPORT_SLACK: Duration = Duration::from_secs(1);
+/// What the first report may take beyond what rate and time-out make of it, were these all.
+const REPORT_SLACK: Duration = Duration::from_millis(500);
 
 const STATUS: &str = "/v1beta/status";
 const HEALTHZ: &str = "/v1beta/healthz";
@@ -45,7 +47,9 @@ const WINDOW: Duration = INTERVAL;
 /// Each side of a comparison is measured so often, taking turns.
 const ROUNDS: u32 = 3;
 
-const LATENCY_LIMIT_MS: f64 = 50.0;
+/// Against a bare server with the same body: latencies, p99.
+const STATUS_RATIO: f64 = 5.0;
+const HEALTHZ_RATIO: f64 = 5.0;
 const MEMORY_LIMIT_MIB: f64 = 96.0;
 const FPING_RATIO: f64 = 1.0;
 const BLACKBOX_RATIO: f64 = 1.0 / 3.0;
@@ -75,11 +79,18 @@ struct Scale {
     peers: u32,
     /// From the agent's start until every target had a result.
     first_report: Duration,
-    /// Latencies, ascending.
-    status: Vec<Duration>,
-    healthz: Vec<Duration>,
+    /// Passes of `fping` over all peers in the same time, before and after that.
+    fping: [Duration; 2],
+    status: Latencies,
+    healthz: Latencies,
     memory: Resident,
     cost: Cost,
+}
+
+/// How long answers of the agent took, and beside them those of a bare server; ascending.
+struct Latencies {
+    agent: Vec<Duration>,
+    bare: Vec<Duration>,
 }
 
 impl Scale {
@@ -87,6 +98,10 @@ impl Scale {
         tell(format_args!("{peers} peers"));
         let cluster = Cluster::new(peers, Dead::ThreeOfTen, &Probes::All.flags())?;
         let results = 2 * cluster.probed_addresses() as usize;
+        let pass = || rivals::fping_once(&cluster, probing_time(peers), TIMEOUT);
+        let before = pass()?;
+        let bare = [Bare::start()?, Bare::start()?].map(Arc::new);
+        let [bare_status, bare_healthz] = bare.clone();
         let start = Instant::now();
         cluster.node().start_agent()?;
         let (complete, first_complete) = mpsc::channel();
@@ -96,9 +111,12 @@ impl Scale {
                     // Nobody waits for any but the first.
                     let _ = complete.send(answered);
                 }
+                bare_status.ask(report)
             }
         });
-        let healthz = Asker::start(cluster.node().socket(), HEALTHZ, HEALTHZ_PAUSE, |_, _| {});
+        let healthz = Asker::start(cluster.node().socket(), HEALTHZ, HEALTHZ_PAUSE, {
+            move |health, _| bare_healthz.ask(health)
+        });
         let first_report = match first_complete.recv_timeout(PATIENCE) {
             Ok(at) => at - start,
             Err(_) => {
@@ -107,74 +125,100 @@ impl Scale {
             }
         };
         thread::sleep(SETTLING);
-        let (status, healthz) = (status.finish()?, healthz.finish()?);
+        let [status, healthz] = [(status, &bare[0]), (healthz, &bare[1])].map(|(asker, bare)| {
+            anyhow::Ok(Latencies {
+                agent: asker.finish()?,
+                bare: bare.latencies(),
+            })
+        });
         let pid = cluster.node().agent_pid()?;
+        let memory = Resident::of(pid)?;
+        let cost = Cost::measure(&cluster, pid, WINDOW)?;
+        cluster.node().kill_agent(Signal::SIGTERM)?;
         Ok(Self {
             peers,
             first_report,
-            status,
-            healthz,
-            memory: Resident::of(pid)?,
-            cost: Cost::measure(&cluster, pid, WINDOW)?,
+            fping: [before, pass()?],
+            status: status?,
+            healthz: healthz?,
+            memory,
+            cost,
         })
     }
 
     fn figures(&self, smaller: Option<&Self>) -> anyhow::Result<Vec<Figure>> {
-        let targets = 4 * (self.peers + 1);
-        let allowed = Duration::from_secs(targets.into()) / PROBE_RATE + TIMEOUT + REPORT_SLACK;
-        let figure = |name: &str, unit, ours, limit: Option<f64>| Figure {
+        let beside = |name: &str, unit, ours, other, target: Option<Target>| Figure {
             name: format!("{} peers: {name}", self.peers),
             unit,
             ours,
-            other: None,
-            target: limit.map(Target::AtMost),
+            other,
+            target,
         };
-        let promised = |limit| (self.peers <= RATED).then_some(limit);
-        let mut figures = vec![figure(
-            "start to the first complete report",
+        let figure = |name: &str, unit, ours| beside(name, unit, ours, None, None);
+        let promised = |target| Some(target).filter(|_| self.peers <= RATED);
+        let floor = probing_time(self.peers) + TIMEOUT;
+        let slack = (floor + REPORT_SLACK).as_secs_f64() / floor.as_secs_f64();
+        let [before, after] = self.fping;
+        let mut figures = vec![beside(
+            "start to the first complete report (other: fping, once all in the same time)",
             "s",
             self.first_report.as_secs_f64(),
-            Some(allowed.as_secs_f64()),
+            Some(((before + after) / 2).as_secs_f64()),
+            Some(Target::RatioAtMost(slack)),
         )];
-        for (path, latencies) in [(STATUS, &self.status), (HEALTHZ, &self.healthz)] {
-            for (name, part, limit) in [
+        for (path, latencies, limit) in [
+            (STATUS, &self.status, STATUS_RATIO),
+            (HEALTHZ, &self.healthz, HEALTHZ_RATIO),
+        ] {
+            for (name, part, target) in [
                 ("p50", 0.5, None),
-                ("p99", 0.99, promised(LATENCY_LIMIT_MS)),
+                ("p99", 0.99, promised(Target::RatioAtMost(limit))),
             ] {
-                let millis = quantile(latencies, part)?.as_secs_f64() * 1e3;
-                figures.push(figure(&format!("GET {path}, {name}"), "ms", millis, limit));
+                let millis = |of: &[Duration]| anyhow::Ok(quantile(of, part)?.as_secs_f64() * 1e3);
+                figures.push(beside(
+                    &format!("GET {path}, {name} (other: a bare server)"),
+                    "ms",
+                    millis(&latencies.agent)?,
+                    Some(millis(&latencies.bare)?),
+                    target,
+                ));
             }
         }
         let Resident { now, peak } = self.memory;
-        figures.push(figure(
+        figures.push(beside(
             "resident memory",
-            "MiB",
+            MIB,
             now,
-            promised(MEMORY_LIMIT_MIB),
+            None,
+            promised(Target::MibAtMost(MEMORY_LIMIT_MIB)),
         ));
-        figures.push(figure("resident memory at its peak", "MiB", peak, None));
+        figures.push(figure("resident memory at its peak", MIB, peak));
         if let Some(smaller) = smaller {
             let peers = f64::from(self.peers) - f64::from(smaller.peers);
             let kib = (now - smaller.memory.now) * 1024.0 / peers;
             let name = format!("memory a peer beyond {}", smaller.peers);
-            figures.push(figure(&name, "KiB", kib, None));
+            figures.push(figure(&name, "KiB", kib));
         }
         let rate = self.cost.sent.total() as f64 / WINDOW.as_secs_f64();
-        figures.push(figure("probes a second", "/s", rate, None));
+        figures.push(figure("probes a second", "/s", rate));
         figures.push(figure(
             "CPU a probe, both sides",
             "us",
             self.cost.micros_a_probe(),
-            None,
         ));
         figures.push(figure(
             "CPU a probe, the agent's part",
             "us",
             self.cost.own_micros_a_probe(),
-            None,
         ));
         Ok(figures)
     }
+}
+
+/// How long it takes at the agent's rate to probe everything once.
+fn probing_time(peers: u32) -> Duration {
+    let targets = 4 * (peers + 1);
+    Duration::from_secs(targets.into()) / PROBE_RATE
 }
 
 /// CPU time a probe of the agent and of another prober, at the same peers, all alive.

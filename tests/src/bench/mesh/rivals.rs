@@ -17,9 +17,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-use super::cost::{Cost, Sent};
+use super::cost::Cost;
 use crate::bench::cluster::{Cluster, PORT};
-use crate::process::Running;
+use crate::bench::sent::Sent;
+use crate::process::{Running, run};
 use crate::wait_for;
 
 /// How long a program may take until it works.
@@ -33,15 +34,47 @@ const EXPORTER_SETTINGS: &str = "modules:\n  http_2xx:\n    prober: http\n    ti
 /// Connections to the exporter, that is probes at a time.
 const SCRAPERS: usize = 16;
 
-/// `fping`, which probes every address once in `period`.
-pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> anyhow::Result<Cost> {
+/// How long `fping` takes to probe every address once, all of them within `period`, and to wait for answers until the
+/// time-out.
+pub(super) fn fping_once(
+    cluster: &Cluster,
+    period: Duration,
+    timeout: Duration,
+) -> anyhow::Result<Duration> {
+    let (list, gap) = addresses(cluster, period)?;
+    let mut fping = cluster.node().command("fping");
+    let fping = fping
+        .args(["-4", "-q", "-c", "1"])
+        .args(["-i", &millis(gap), "-t", &millis(timeout)])
+        .arg("-f")
+        .arg(list.path());
+    let start = Instant::now();
+    let ran = run(fping)?;
+    let elapsed = start.elapsed();
+    // 1: some did not answer.
+    ensure!(
+        matches!(ran.code, Some(0 | 1)),
+        "{} failed: {}",
+        ran.command,
+        ran.stderr
+    );
+    Ok(elapsed)
+}
+
+/// The peers' addresses in a file, and the time between two of them.
+fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFile, Duration)> {
     let addresses = cluster.peers_addresses();
     let mut list = NamedTempFile::new().context("cannot make a temporary file")?;
     for address in &addresses {
         writeln!(list, "{address}")?;
     }
     list.flush()?;
-    let gap = period / u32::try_from(addresses.len())?;
+    Ok((list, period / u32::try_from(addresses.len())?))
+}
+
+/// `fping`, which probes every address once in `period`.
+pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> anyhow::Result<Cost> {
+    let (list, gap) = addresses(cluster, period)?;
     let before = Sent::by(cluster.node())?;
     let fping = Running::start(
         cluster

@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use tempfile::TempDir;
 
-use crate::{Node, PATIENCE, wait_for};
+use crate::{PATIENCE, wait_for};
 
 /// Bytes of a packet that are kept.
 const SNAP_LEN: usize = 128;
@@ -31,11 +31,15 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Begins to capture the next so many ICMP packets on a node's device, in both directions.
-    pub(super) fn start(node: &Node, device: &str, packets: usize) -> anyhow::Result<Self> {
+    /// Begins to capture the next so many ICMP packets on a device, in both directions, by a `tcpdump` that has no
+    /// arguments yet.
+    pub(super) fn start(
+        mut tcpdump: Command,
+        device: &str,
+        packets: usize,
+    ) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("no folder for captured packets")?;
-        let mut command = node.command("tcpdump");
-        command
+        tcpdump
             // Otherwise it writes as somebody who has no access to the folder.
             .args(["-Z", "root", "-n", "-p", "--time-stamp-precision=nano"])
             .args(["-i", device, "-s", &SNAP_LEN.to_string()])
@@ -45,7 +49,7 @@ impl Capture {
             .stdin(Stdio::null())
             .stderr(Stdio::piped());
         let mut capture = Self {
-            tcpdump: command.spawn().context("cannot run tcpdump")?,
+            tcpdump: tcpdump.spawn().context("cannot run tcpdump")?,
             packets,
             folder,
         };

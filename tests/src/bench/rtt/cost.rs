@@ -8,8 +8,8 @@ use health_common::rtt::{ACCOUNT_SAMPLE, ALREADY_ANSWERED, AccountRequest, PROTO
 use health_datapath::rtt_store::RttStore as _;
 
 use super::{ICMP_ID, SESSION, median, settings};
-use crate::bench::program_cost::{PACKETS, ProgramCost};
-use crate::bench::{Figure, Target};
+use crate::bench::Figure;
+use crate::bench::program_cost::{Floor, NetCosts, PACKETS, ProgramCost};
 use crate::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use crate::testrun::{GO_ON, TestRun, stamped, utc_ns};
 
@@ -18,8 +18,10 @@ const ROUNDS: u16 = 151;
 /// Passes in a run of packets that leave no trace.
 const PASSES: u32 = 10_000;
 
-const PROBE_LIMIT_NS: f64 = 100.0;
-const OTHER_LIMIT_NS: f64 = 20.0;
+/// Against a run that only reads the clock, as stamping and matching do once.
+const PROBE_RATIO: f64 = 1.2;
+/// Against the run of the empty program.
+const OTHER_RATIO: f64 = 0.35;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -33,13 +35,12 @@ const TURNROUND_NS: u64 = 5_000;
 const OUT: &str = "to_netdev";
 const IN: &str = "from_netdev";
 const ACCOUNT: &str = "rtt_account";
-const EMPTY: &str = "bench_empty";
-/// What the empty program returns, and what the programs under test do.
+/// What the benchmarks' own programs return, and what the programs under test do.
 const EMPTY_CODE: u32 = 0;
 const GO_ON_CODE: u32 = GO_ON.cast_unsigned();
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let mut bed = TestRun::load();
+    let mut bed = TestRun::load_alone();
     bed.datapath.configure(settings())?;
     let mut figures = Vec::new();
     for probe in [Probe::V4, Probe::V6] {
@@ -159,28 +160,20 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
     let (to_netdev, from_netdev) = (bed.program(OUT), bed.program(IN));
     let rtt_account = bed.program(ACCOUNT);
     let mut cost = ProgramCost::new(bed, &probe.requests(0))?;
-    let (mut stamps, mut entries) = (Vec::new(), Vec::new());
+    let [mut stamps, mut entries] = [(); 2].map(|()| NetCosts::beside(Floor::Clock));
     // Replies that the kernel did not stamp, and those that it did, since somebody asked it to.
-    let mut matches = [Vec::new(), Vec::new()];
-    // The first two rounds warm up.
+    let mut matches = [(); 2].map(|()| NetCosts::beside(Floor::Clock));
     for round in 0..2 + 2 * ROUNDS {
         cost.set_packets(&probe.requests(round))?;
-        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-        let stamp = cost.measure(&to_netdev, PACKETS, GO_ON_CODE)? - floor;
+        stamps.measure(&mut cost, &to_netdev, PACKETS, GO_ON_CODE)?;
         cost.set_packets(&probe.replies(round))?;
         let is_stamped = round % 2 == 1;
         cost.set_context(is_stamped.then(|| stamped(utc_ns())));
-        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-        let matched = cost.measure(&from_netdev, PACKETS, GO_ON_CODE)? - floor;
+        let kind = &mut matches[usize::from(is_stamped)];
+        kind.measure(&mut cost, &from_netdev, PACKETS, GO_ON_CODE)?;
         cost.set_context(None);
         cost.set_packets(&accounts(key, round))?;
-        let floor = cost.measure_own(EMPTY, PACKETS, EMPTY_CODE)?;
-        let entered = cost.measure(&rtt_account, PACKETS, ALREADY_ANSWERED)? - floor;
-        if round > 1 {
-            stamps.push(stamp);
-            entries.push(entered);
-            matches[usize::from(is_stamped)].push(matched);
-        }
+        entries.measure(&mut cost, &rtt_account, PACKETS, ALREADY_ANSWERED)?;
     }
     let samples = rows.row(key)?.map_or(0, |row| row.samples);
     let expected = u64::from(PACKETS) * u64::from(2 + 2 * ROUNDS);
@@ -188,59 +181,45 @@ fn probe_figures(bed: &TestRun, probe: Probe) -> anyhow::Result<Vec<Figure>> {
         samples == expected,
         "{samples} of {expected} probes were stamped, matched and entered"
     );
-    let figure = |what: &str, program: &str, values, target| {
-        anyhow::Ok(Figure {
-            name: format!(
-                "{what} an {} probe ({program}), known flow, {PACKETS} in flight, net",
-                probe.name()
-            ),
-            unit: "ns",
-            ours: median(values)?,
-            other: None,
-            target,
-        })
+    let figure = |what: &str, program: &str, costs: NetCosts, warm_up, limit| {
+        let family = probe.name();
+        let what = format!("{what} an {family} probe ({program}), known flow, {PACKETS} in flight");
+        costs.figure(&what, warm_up, limit)
     };
-    let limit = Some(Target::AtMost(PROBE_LIMIT_NS));
+    let limit = Some(PROBE_RATIO);
     let [matches, stamped_matches] = matches;
     Ok(vec![
-        figure("stamping", OUT, stamps, limit)?,
-        figure("matching", IN, matches, limit)?,
+        figure("stamping", OUT, stamps, 2, limit)?,
+        figure("matching", IN, matches, 1, limit)?,
         figure(
             "when the agent hears of it, entering",
             ACCOUNT,
             entries,
+            2,
             None,
         )?,
         figure(
             "while somebody captures, matching",
             IN,
             stamped_matches,
+            1,
             None,
         )?,
     ])
 }
 
-/// The median of what rounds measure. The first one warms up.
-fn net(mut measure: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
-    measure()?;
-    median(
-        (0..ROUNDS)
-            .map(|_| measure())
-            .collect::<anyhow::Result<_>>()?,
-    )
-}
-
 /// The one step that nothing spares.
 fn clock_figure(bed: &TestRun) -> anyhow::Result<Figure> {
     let mut cost = ProgramCost::new(bed, &Probe::V4.replies(0))?;
-    let net = net(|| {
-        let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
-        Ok(cost.measure_own("bench_clock", PASSES, EMPTY_CODE)? - floor)
-    })?;
+    let mut net = Vec::new();
+    for _ in 0..ROUNDS {
+        let floor = cost.measure_own("bench_empty", PASSES, EMPTY_CODE)?;
+        net.push(cost.measure_own("bench_clock", PASSES, EMPTY_CODE)? - floor);
+    }
     Ok(Figure {
         name: "one step of it: reading the clock, net".to_owned(),
         unit: "ns",
-        ours: net,
+        ours: median(net)?,
         other: None,
         target: None,
     })
@@ -271,15 +250,10 @@ fn others() -> [(&'static str, Vec<u8>); 3] {
 fn other_figure(bed: &TestRun, program: &str, name: &str, packet: &[u8]) -> anyhow::Result<Figure> {
     let under_test = bed.program(program);
     let mut cost = ProgramCost::new(bed, &[packet.to_vec()])?;
-    let net = net(|| {
-        let floor = cost.measure_own(EMPTY, PASSES, EMPTY_CODE)?;
-        Ok(cost.measure(&under_test, PASSES, GO_ON_CODE)? - floor)
-    })?;
-    Ok(Figure {
-        name: format!("another packet: {name} ({program}), net"),
-        unit: "ns",
-        ours: net,
-        other: None,
-        target: Some(Target::AtMost(OTHER_LIMIT_NS)),
-    })
+    let mut costs = NetCosts::beside(Floor::Empty);
+    for _ in 0..=ROUNDS {
+        costs.measure(&mut cost, &under_test, PASSES, GO_ON_CODE)?;
+    }
+    let what = format!("another packet: {name} ({program})");
+    costs.figure(&what, 1, Some(OTHER_RATIO))
 }

@@ -1,4 +1,4 @@
-//! The spread of round trips over a veth pair with nothing else to do, as the kernel's programs and as
+//! The spread of round trips over a veth pair with nothing else to do, as the kernel's programs, a packet socket and
 //! processes see it.
 
 use std::fs::File;
@@ -10,19 +10,23 @@ use anyhow::{Context as _, ensure};
 use super::line::{FAR, Line};
 use super::micros;
 use super::prober::Prober;
+use super::reference::round_trips;
 use crate::Node;
 use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::run;
 
-const PROBES: usize = 5_000;
-/// Time between two probes, whether CPUs without work may halt, and what is promised. A virtual CPU that
-/// halted waits until its host runs it again, with caches that are cold: microseconds that are the machine's.
+/// Rounds in which all sides take turns, and the probes of each side in a round.
+const ROUNDS: usize = 5;
+const PROBES: usize = 1_000;
+const WARM_UP: usize = 200;
+/// Time between two probes, whether CPUs without work may halt, and what is promised against `tcpdump`. A virtual
+/// CPU that halted waits until its host runs it again, with caches that are cold: microseconds that are the machine's.
 const LOADS: [(Duration, Halting, Option<Target>); 4] = [
     (
         Duration::from_micros(100),
         Halting::Prevented,
-        Some(Target::AtMost(1.0)),
+        Some(Target::RatioAtMost(1.1)),
     ),
     (Duration::from_millis(1), Halting::Prevented, None),
     (Duration::from_micros(100), Halting::Allowed, None),
@@ -60,49 +64,73 @@ pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
         let _request = halting
             .enforce()
             .with_context(|| format!("cannot keep CPUs from halting by {LATENCY_REQUEST}"))?;
-        prober.attach()?;
-        // Hardware addresses are learned, rows and code are warm.
-        prober.probe_all(&[FAR; 1_000], gap)?;
-        let answers = prober.probe_all(&[FAR; PROBES], gap)?;
-        let kernel = answers.iter().map(|answer| answer.kernel).collect();
-        let user = answers.iter().map(|answer| answer.user).collect();
-        prober.detach()?;
-        let sides = [
-            ("the kernel's programs", kernel, target),
-            ("the same probes timed in user space", user, None),
-            ("fping", fping(line.near(), gap)?, None),
-            ("ping", ping(line.near(), gap)?, None),
-        ];
-        for (side, times, target) in sides {
-            let load = match halting {
-                Halting::Prevented => format!("a probe every {gap:?}"),
-                Halting::Allowed => format!("a probe every {gap:?}, CPUs may halt"),
-            };
-            figures.extend(spread(&load, side, times, target)?);
+        let [mut kernel, mut user, mut tcpdump, mut by_fping, mut by_ping] =
+            [const { Vec::new() }; 5];
+        for _ in 0..ROUNDS {
+            prober.attach()?;
+            // Hardware addresses are learned, rows and code are warm.
+            prober.probe_all(&[FAR; WARM_UP], gap)?;
+            let answers = prober.probe_all(&[FAR; PROBES], gap)?;
+            kernel.extend(answers.iter().map(|answer| answer.kernel));
+            user.extend(answers.iter().map(|answer| answer.user));
+            let capture = line.capture(2 * PROBES)?;
+            prober.probe(&[FAR; PROBES], gap)?;
+            tcpdump.extend(round_trips(&capture.finish()?).into_values());
+            prober.detach()?;
+            by_fping.extend(fping(line.near(), gap)?);
+            by_ping.extend(ping(line.near(), gap)?);
+        }
+        let load = match halting {
+            Halting::Prevented => format!("idle veth, a probe every {gap:?}"),
+            Halting::Allowed => format!("idle veth, a probe every {gap:?}, CPUs may halt"),
+        };
+        let tcpdump = Spread::of(tcpdump)?;
+        figures.extend(Spread::of(kernel)?.figures(
+            &format!("{load}, the kernel's programs (other: tcpdump)"),
+            Some(&tcpdump),
+            target,
+        ));
+        for (side, times) in [
+            ("the same probes timed in user space", user),
+            ("fping", by_fping),
+            ("ping", by_ping),
+        ] {
+            figures.extend(Spread::of(times)?.figures(&format!("{load}, {side}"), None, None));
         }
     }
     Ok(figures)
 }
 
-fn spread(
-    load: &str,
-    side: &str,
-    mut times: Vec<Duration>,
-    target: Option<Target>,
-) -> anyhow::Result<[Figure; 2]> {
-    times.sort_unstable();
-    let figure = |name: &str, time, target| Figure {
-        name: format!("idle veth, {load}, {side}: {name}"),
-        unit: "us",
-        ours: micros(time),
-        other: None,
-        target,
-    };
-    let spread = quantile(&times, 0.95)? - quantile(&times, 0.05)?;
-    Ok([
-        figure("p95 - p5", spread, target),
-        figure("p50", quantile(&times, 0.5)?, None),
-    ])
+/// How far round trips lie apart, and around what, microseconds.
+struct Spread {
+    width: f64,
+    median: f64,
+}
+
+impl Spread {
+    fn of(mut times: Vec<Duration>) -> anyhow::Result<Self> {
+        times.sort_unstable();
+        Ok(Self {
+            width: micros(quantile(&times, 0.95)? - quantile(&times, 0.05)?),
+            median: micros(quantile(&times, 0.5)?),
+        })
+    }
+
+    fn figures(&self, name: &str, other: Option<&Self>, target: Option<Target>) -> [Figure; 2] {
+        let figure = |what: &str, ours, other, target| Figure {
+            name: format!("{name}: {what}"),
+            unit: "us",
+            ours,
+            other,
+            target,
+        };
+        let width = other.map(|other| other.width);
+        let median = other.map(|other| other.median);
+        [
+            figure("p95 - p5", self.width, width, target),
+            figure("p50", self.median, median, None),
+        ]
+    }
 }
 
 /// Round trips that `fping` finds.

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use health_net::netns::NetNs;
 
-use crate::bed::FABRIC;
+use super::capture::Capture;
+use crate::bed::{FABRIC, command_in};
 use crate::process::run;
 use crate::relay::{Handling, Relay};
 use crate::{Bed, Node};
@@ -63,6 +64,16 @@ impl Line {
         self.relay = None;
         self.relay = Some(Relay::start(&NetNs::open(FABRIC)?, RELAYED, handling)?);
         Ok(())
+    }
+
+    /// Begins to capture the next so many ICMP packets at the near end, in both directions.
+    pub(super) fn capture(&self, packets: usize) -> anyhow::Result<Capture> {
+        Capture::start(self.near().command("tcpdump"), DEVICE, packets)
+    }
+
+    /// The same at the relay's end of the veth pair.
+    pub(super) fn capture_at_relay(&self, packets: usize) -> anyhow::Result<Capture> {
+        Capture::start(command_in(FABRIC, "tcpdump"), RELAYED[0], packets)
     }
 
     /// Packets that the relay has swallowed.

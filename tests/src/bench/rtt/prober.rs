@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
 use health_datapath::loader::ProgramLog;
@@ -40,7 +40,7 @@ pub(super) struct Probed {
     /// How often the sequence numbers had wrapped.
     round: u16,
     pub(super) sequence: u16,
-    /// `None`: no answer came in time.
+    /// `None`: no answer came in time, or no program matched it.
     pub(super) answer: Option<Answer>,
 }
 
@@ -174,7 +174,10 @@ impl<'a> Prober<'a> {
         let probed = self.probe(peers, gap)?;
         let answers: Vec<Answer> = probed.iter().filter_map(|probe| probe.answer).collect();
         let missing = probed.len() - answers.len();
-        ensure!(missing == 0, "{missing} probes were not answered");
+        ensure!(
+            missing == 0,
+            "{missing} probes were not answered, or no program matched the answers"
+        );
         Ok(answers)
     }
 
@@ -219,13 +222,12 @@ impl<'a> Prober<'a> {
         let measured =
             self.rows
                 .answered(key(probe.peer), id(probe), user.as_nanos().try_into()?)?;
-        let Measured::ByKernel(rtt_ns) = measured else {
-            bail!("no program matched the answer to {probe:?}");
-        };
-        probe.answer = Some(Answer {
-            kernel: Duration::from_nanos(rtt_ns),
-            user,
-        });
+        if let Measured::ByKernel(rtt_ns) = measured {
+            probe.answer = Some(Answer {
+                kernel: Duration::from_nanos(rtt_ns),
+                user,
+            });
+        }
         Ok(())
     }
 

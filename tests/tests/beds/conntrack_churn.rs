@@ -13,10 +13,12 @@ use tests::conntrack::churn::churn;
 use tests::conntrack::lab::{is_silent, silent};
 use tests::conntrack::script::{ACK, Content, FIN, RST, SYN, Side, Talk, segment};
 use tests::conntrack::{Lab, Ours, Way, Wire};
-use tests::{Node, PATIENCE, wait_for};
+use tests::{Node, PATIENCE, is_long, wait_for};
 
 /// A day of an hour a second: in each there is a collection, and flows end that began some hours before.
-const HOURS: u32 = 24;
+const HOURS: u16 = 24;
+/// Enough that all kinds of flows begin, end and are collected, those that live longest several times over.
+const HOURS_OF_SHORT_RUN: u16 = 10;
 const TIMEOUTS: Timeouts = Timeouts {
     tcp_syn: 3,
     tcp_established: 6,
@@ -211,7 +213,8 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
     let mut wire = lab.wire()?;
     let mut made = Made::default();
     let mut number = 0;
-    for hour in 0..HOURS {
+    let hours = if is_long() { HOURS } else { HOURS_OF_SHORT_RUN };
+    for hour in 0..hours {
         let before = collected(node)?;
         make(&lab, &mut wire, &mut number, &mut made)?;
         wait_for("the collection of the hour", PATIENCE, || {
@@ -248,7 +251,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
         census.of_agent.len(),
         census.translations
     );
-    assert!(made.flows > 10_000, "{made:?}");
+    assert!(made.flows > 500 * u64::from(hours), "{made:?}");
     // Two entries for each, of some hundred flows that the endpoint opens in an hour.
     assert!(census.translations > 400, "{}", census.translations);
     Ok(())
@@ -257,15 +260,15 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
 #[test]
 #[ignore = "needs root"]
 fn the_collector_never_removes_a_live_flow_nor_its_port() -> anyhow::Result<()> {
-    const CONNECTIONS: u32 = 50_000;
-    let churned = churn(CONNECTIONS)?;
+    let connections = if is_long() { 50_000 } else { 30_000 };
+    let churned = churn(connections)?;
     println!("{churned:?}");
     assert_eq!((churned.wrong, churned.moved), (0, 0), "{churned:?}");
-    assert_eq!(churned.opened, 3 * u64::from(CONNECTIONS));
+    assert_eq!(churned.opened, 3 * u64::from(connections));
     // On a slow machine many connections come too late to be looked at, and few are opened in time.
-    assert!(churned.looks > u64::from(CONNECTIONS), "{churned:?}");
+    assert!(churned.looks > u64::from(connections), "{churned:?}");
     assert!(churned.removed > 0 && churned.reopened > 0, "{churned:?}");
-    assert!(churned.translated > u64::from(CONNECTIONS), "{churned:?}");
+    assert!(churned.translated > u64::from(connections), "{churned:?}");
     assert!(churned.fullest_percent > 80, "{churned:?}");
     Ok(())
 }

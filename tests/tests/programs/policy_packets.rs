@@ -130,10 +130,13 @@ impl Bed {
     }
 
     fn drops(&self) -> Vec<(Reason, u64)> {
+        let rows = self.run.maps().metrics().expect("the counters");
+        let counted = |reason| {
+            let rows = rows.iter().filter(|row| row.reason == reason as u8);
+            rows.map(|row| row.packets).sum()
+        };
         let drops = Reason::ALL.into_iter().filter(|reason| reason.is_drop());
-        drops
-            .map(|reason| (reason, self.run.counted(reason)))
-            .collect()
+        drops.map(|reason| (reason, counted(reason))).collect()
     }
 
     /// Changes over to a new table, and removes the former one.

@@ -7,7 +7,7 @@ use health_datapath::verifier::{Verified, verify};
 use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
 
-const DOCS: &str = include_str!("../../docs/verifier.md");
+const DOCS: &str = include_str!("../../../docs/verifier.md");
 /// By how much one may grow without the table being changed, percent.
 const GROWTH: u64 = 10;
 

@@ -16,9 +16,13 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::bed::command_in;
 use tests::process::run;
-use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
+use tests::{Bed, Node, PATIENCE, Snapshot, is_long, wait_for};
 
-const KILLS: usize = 50;
+/// Moments at which the agent is killed.
+fn kills() -> usize {
+    if is_long() { 50 } else { 15 }
+}
+
 /// Endpoints that nobody touches.
 const RESIDENTS: usize = 2;
 /// Makes a run kill at the moments of another one.
@@ -340,7 +344,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
     println!("making one and deleting one takes {longest:?}");
 
     let (mut made, mut deleted) = (0, 0);
-    for kill in 0..KILLS {
+    for kill in 0..kills() {
         let (next, labels) = place()?;
         let gone = live.swap_remove(RESIDENTS);
         let moment = longest.mul_f64(random.f64() * 1.1);
@@ -393,7 +397,10 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
             }
         }
     }
-    println!("of {KILLS} each, {made} were made and {deleted} deleted");
+    println!(
+        "of {} each, {made} were made and {deleted} deleted",
+        kills()
+    );
     for place in &live {
         node.cli(&format!("endpoint delete --netns {}", place.path))?
             .success()?;

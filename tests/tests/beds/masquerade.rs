@@ -69,13 +69,16 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
 /// The largest buffer that sockets get everywhere (`net.core.rmem_max`, less than 208 KiB nowhere).
 const BUFFER: &str = "-w 200K";
 
-/// Runs a client of iperf3, and returns its report.
+/// Runs a client of iperf3 once the server is done with the one before, and returns its report.
 fn iperf3(source: &str, address: IpAddr, words: &str) -> anyhow::Result<Value> {
     let mut client = command_in(source, "iperf3");
     client.args(["-J", "-c", &address.to_string()]);
     client.args(words.split_whitespace());
-    let report = run(&mut client)?;
-    let text = report
+    let ran = wait_for("the server of iperf3 to be free", PATIENCE, || {
+        let ran = run(&mut client)?;
+        Ok((!ran.stdout.contains("the server is busy")).then_some(ran))
+    })?;
+    let text = ran
         .success()
         .with_context(|| format!("iperf3 {words} from {source} to {address}"))?;
     Ok(serde_json::from_str(&text)?)

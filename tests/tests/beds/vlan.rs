@@ -59,7 +59,7 @@ impl Wire {
         let node = bed.node(1);
         bed.cut_off(node)?;
         forward(node)?;
-        let mut run = TestRun::load();
+        let mut run = TestRun::load_alone();
         run.datapath.configure(DatapathConfig {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: PROBE_ID.to_be(),

@@ -462,7 +462,7 @@ fn a_server_without_tls_needs_none_of_the_systems_certificates() -> anyhow::Resu
     tests
         .args([
             "--exact",
-            "nodes_are_read_page_by_page_and_changes_are_followed",
+            "kubernetes::nodes_are_read_page_by_page_and_changes_are_followed",
         ])
         .envs([("SSL_CERT_FILE", "/none"), ("SSL_CERT_DIR", "/none")]);
     let told = tests::process::run(&mut tests)?.success()?;

@@ -1,0 +1,151 @@
+//! What policy documents cost that were made to cost much: counted in the bytes that reading them allocates.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use health_policy;
+use serde_json::{Value, json};
+
+/// Most bytes of a text.
+const TEXT_MAX: usize = 10 << 20;
+/// Most values of a document, aliases expanded.
+const VALUES_MAX: usize = 500_000;
+/// Most rules of an import.
+const RULES_MAX: usize = 10_000;
+/// Most bytes that are allocated for a value, and for a byte of the text.
+const PER_VALUE: usize = 512;
+const PER_BYTE: usize = 8;
+
+/// The system's allocator, which counts what each thread is given.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count(bytes: usize) {
+    ALLOCATED.set(ALLOCATED.get() + bytes);
+}
+
+// SAFETY: all is left to the system's allocator. Counting allocates nothing: the counter is a plain number.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `work` returns, and how many bytes it allocates on the way.
+fn counted<T>(work: impl FnOnce() -> T) -> (T, usize) {
+    let before = ALLOCATED.get();
+    let result = work();
+    (result, ALLOCATED.get() - before)
+}
+
+/// So many allow rules.
+fn rules(count: usize) -> String {
+    let rule = r#"{"labels": ["a"], "endpointSelector": {}, "ingress": [{}]}"#;
+    format!("[{}]", vec![rule; count].join(","))
+}
+
+/// A policy with this one allow rule of ingress.
+fn ingress(entry: Value) -> String {
+    json!({
+        "apiVersion": "cilium.io/v2",
+        "kind": "CiliumNetworkPolicy",
+        "metadata": {"name": "p"},
+        "spec": {"endpointSelector": {}, "ingress": [entry]},
+    })
+    .to_string()
+}
+
+/// Lists whose items are ten times the one before.
+fn bomb() -> String {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for i in 1..12 {
+        let alias = format!("*a{}", i - 1);
+        text += &format!("a{i}: &a{i} [{}]\n", vec![alias; 10].join(", "));
+    }
+    text
+}
+
+/// Reads a document of at most so many values, and holds the cost against them.
+fn read(document: &str, values: usize) -> Result<usize, String> {
+    let (read, cost) = counted(|| health_policy::parse(document));
+    let limit = values.min(VALUES_MAX) * PER_VALUE + document.len() * PER_BYTE;
+    let result = read.map(|policies| policies.len());
+    let result = result.map_err(|error| error.to_string());
+    assert!(cost <= limit, "{cost} of {limit} bytes: {result:.100?}");
+    result
+}
+
+#[test]
+fn hostile_documents_cost_what_honest_ones_of_their_size_do() {
+    // Each value is a byte at least.
+    let honest = rules(RULES_MAX);
+    assert_eq!(read(&honest, honest.len()), Ok(1));
+    let exploded = read(&bomb(), usize::MAX).unwrap_err();
+    let is_told = exploded.contains("a document of more than 500000 values is too large");
+    assert!(is_told && exploded.len() < 400, "{exploded}");
+    let many_items = format!("[{}]", vec!["[]"; 3_000_000].join(","));
+    let many_labels: serde_json::Map<_, _> =
+        (0..10_000).map(|i| (format!("k{i}"), json!("v"))).collect();
+    let many_ports: Vec<Value> = (1..=41).map(|i| json!({"port": i})).collect();
+    let many_cidrs: Vec<String> = (0..20_000_u32)
+        .map(|i| std::net::Ipv4Addr::from(i << 8).to_string())
+        .collect();
+    for (document, message) in [
+        ("[".repeat(10_000), "not JSON: recursion limit exceeded"),
+        (format!("a:\n{}", "- ".repeat(10_000)), "line 2"),
+        (
+            many_items,
+            "a document of more than 500000 values is too large",
+        ),
+        (
+            format!("[\"{}\"]", "x".repeat(TEXT_MAX)),
+            "is too large: 10485760 at most",
+        ),
+        (
+            format!("kind: \"{}\"", "x".repeat(9 << 20)),
+            "xxx...\" is no kind of policy",
+        ),
+        (
+            rules(100_000),
+            "a document of more than 500000 values is too large",
+        ),
+        (rules(20_000), "20000 of them are too many: 10000 at most"),
+        (
+            ingress(json!({"fromEndpoints": [{"matchLabels": many_labels}]})),
+            "fromEndpoints[0].matchLabels: 10000 of them are too many: 256",
+        ),
+        (
+            ingress(json!({"toPorts": [{"ports": many_ports}]})),
+            "toPorts[0].ports: 41 of them are too many: 40 at most",
+        ),
+        (
+            ingress(json!({"fromCIDR": many_cidrs})),
+            "fromCIDR: 20000 of them are too many",
+        ),
+    ] {
+        let error = read(&document, document.len()).unwrap_err();
+        assert!(error.contains(message), "{error}");
+        assert!(error.len() < 400, "{error}");
+    }
+}

@@ -1,0 +1,41 @@
+//! Tests on clusters of real agents. `cargo xtask test` runs each one in a process and on a machine of its own,
+//! several side by side.
+
+mod attachment;
+mod bad_input;
+mod clusters;
+mod cni;
+mod conntrack_churn;
+mod conntrack_differential;
+mod conntrack_settings;
+mod devices;
+mod direction;
+mod echo;
+mod endpoint_kills;
+mod endpoint_restart;
+mod endpoints;
+mod etcd;
+mod etcd_access;
+mod identities;
+mod kubernetes;
+mod listings;
+mod masquerade;
+mod mesh;
+mod metrics;
+mod monitor;
+mod netem;
+mod path_mtu;
+mod policy;
+mod policy_traffic;
+mod probing;
+mod registry;
+mod repair;
+mod residue;
+mod rtt;
+mod rtt_list;
+mod slow_peer;
+mod stack;
+mod startup;
+mod status;
+mod traffic;
+mod vlan;

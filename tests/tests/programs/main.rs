@@ -1,0 +1,14 @@
+//! Tests of the datapath's programs on crafted packets, by `BPF_PROG_TEST_RUN`: no bed, no traffic. They run in
+//! one process, which loads the programs once for all.
+
+mod conntrack_gc;
+mod ct_list;
+mod endpoint_flows;
+mod fuzz;
+mod nat;
+mod packets;
+mod policy_packets;
+mod policy_verdicts;
+mod tcp_rtt;
+mod testrun;
+mod verifier;

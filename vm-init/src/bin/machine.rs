@@ -1,0 +1,132 @@
+//! Runs a command on a machine of its own, made of namespaces: devices, mounts, processes, `/run` and a bpffs
+//! that nobody else sees. So several beds live side by side, each with the same names.
+//!
+//! `machine [--until-eof] COMMAND [ARG ...]` ends with the command's exit code, or 128 and the number of the
+//! signal that ended it. Whatever ends first, all that the command started ends with it, and all that it made
+//! is gone: the kernel removes namespaces with their last process.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{Read as _, stdin};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio, exit};
+use std::thread;
+
+use anyhow::{Context as _, ensure};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use vm_init::{Ended, wait_reaping};
+
+/// Ends the command when standard input does: when whoever holds its other end is gone.
+const UNTIL_EOF: &str = "--until-eof";
+
+/// Says to the second self that it is the machine's first process.
+const INIT: &str = "--init";
+
+/// What could not be started, as shells tell it.
+const NOT_STARTED: u8 = 127;
+
+fn main() -> ExitCode {
+    let mut words: Vec<_> = env::args_os().skip(1).collect();
+    let init = words.first().is_some_and(|word| word == INIT);
+    if init {
+        words.remove(0);
+    }
+    let result = if init {
+        first_process(words)
+    } else {
+        outside(&words)
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("machine: {error:#}");
+        ExitCode::from(NOT_STARTED)
+    })
+}
+
+/// Enters new namespaces, and has the second self go on there.
+fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
+    ensure!(!words.is_empty(), "no command is given");
+    unshare(
+        CloneFlags::CLONE_NEWNS
+            | CloneFlags::CLONE_NEWPID
+            | CloneFlags::CLONE_NEWNET
+            | CloneFlags::CLONE_NEWIPC
+            | CloneFlags::CLONE_NEWUTS,
+    )
+    .context("cannot make namespaces (are you root?)")?;
+    let status = Command::new("/proc/self/exe")
+        .arg(INIT)
+        .args(words)
+        .status()
+        .context("cannot start the machine's first process")?;
+    Ok(ExitCode::from(Ended::from(status).exit_code()))
+}
+
+/// Mounts what the machine has of its own, runs the command, and takes care of orphans meanwhile.
+fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
+    set_pdeathsig(Signal::SIGKILL).context("cannot ask to end with the parent")?;
+    if words.first().is_some_and(|word| word == UNTIL_EOF) {
+        words.remove(0);
+        thread::spawn(|| {
+            // Nothing is ever sent; an error is an end too.
+            let _ = stdin().read_to_end(&mut Vec::new());
+            exit(i32::from(NOT_STARTED));
+        });
+    }
+    mount_own()?;
+    let (program, arguments) = words.split_first().context("no command is given")?;
+    let loopback = Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status();
+    ensure!(
+        loopback.context("cannot run ip")?.success(),
+        "the loopback device does not come up"
+    );
+    let child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.to_string_lossy()))?;
+    let ended = wait_reaping(&child).context("cannot wait for processes")?;
+    Ok(ExitCode::from(ended.exit_code()))
+}
+
+/// Mounts what no other machine sees, and what goes with this one.
+fn mount_own() -> anyhow::Result<()> {
+    let nothing = None::<&str>;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(nothing, "/", nothing, private, nothing).context("cannot keep mounts to oneself")?;
+    // Else they would still be listed, below what covers them.
+    detach("/run")?;
+    detach("/sys/fs/bpf")?;
+    for (kind, place, data) in [
+        ("proc", "/proc", None),
+        ("tmpfs", "/run", Some("mode=0755")),
+    ] {
+        mount(Some(kind), place, Some(kind), MsFlags::empty(), data)
+            .with_context(|| format!("cannot mount {place}"))?;
+    }
+    Ok(())
+}
+
+/// Takes away what is mounted on a folder and below it, the last one first.
+fn detach(folder: &str) -> anyhow::Result<()> {
+    let mounts =
+        fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
+    let places = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    for place in places
+        .rev()
+        .filter(|place| Path::new(place).starts_with(folder))
+    {
+        match umount2(place, MntFlags::MNT_DETACH) {
+            // It went with what it was mounted on.
+            Ok(()) | Err(Errno::EINVAL) => {}
+            Err(errno) => return Err(errno).with_context(|| format!("cannot unmount {place}")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! What a program with tests says while it runs them: the JSON lines of Rust's test harness, which the pinned
+//! toolchain has behind an unstable flag.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Has a program tell events.
+pub(crate) const FLAGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
+
+/// Has it take those flags.
+pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+
+/// Something that happened to a test.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Event {
+    /// It began.
+    Started(String),
+    /// It ended.
+    Ended(Ended),
+}
+
+/// How a test ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ended {
+    pub(crate) test: String,
+    pub(crate) took: Duration,
+    pub(crate) outcome: Outcome,
+}
+
+/// What a test came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// With what it printed.
+    Failed(String),
+    Ignored,
+}
+
+impl Outcome {
+    /// What it printed, if it failed.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        match self {
+            Self::Failed(said) => Some(said),
+            Self::Passed | Self::Ignored => None,
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(rename = "type")]
+    kind: String,
+    event: String,
+    name: Option<String>,
+    #[serde(default)]
+    exec_time: f64,
+    #[serde(default)]
+    stdout: String,
+}
+
+/// Reads a line; `None` if it tells of no test: it may be what a test's child printed.
+pub(crate) fn read(line: &str) -> Option<Event> {
+    let line: Line = serde_json::from_str(line).ok()?;
+    if line.kind != "test" {
+        return None;
+    }
+    let test = line.name?;
+    let outcome = match line.event.as_str() {
+        "started" => return Some(Event::Started(test)),
+        "ok" => Outcome::Passed,
+        "failed" => Outcome::Failed(line.stdout),
+        "ignored" => Outcome::Ignored,
+        _ => return None,
+    };
+    Some(Event::Ended(Ended {
+        test,
+        took: Duration::try_from_secs_f64(line.exec_time).unwrap_or_default(),
+        outcome,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_and_other_lines_are_not() {
+        let started = r#"{ "type": "test", "event": "started", "name": "a::b" }"#;
+        assert_eq!(read(started), Some(Event::Started("a::b".to_owned())));
+        let failed = r#"{ "type": "test", "name": "a::b", "event": "failed", "exec_time": 1.5, "stdout": "no\n" }"#;
+        let Some(Event::Ended(ended)) = read(failed) else {
+            panic!("{failed} is no end");
+        };
+        assert_eq!(ended.took, Duration::from_millis(1500));
+        assert_eq!(ended.outcome, Outcome::Failed("no\n".to_owned()));
+        for other in [
+            r#"{ "type": "suite", "event": "started", "test_count": 2 }"#,
+            r#"{"level":"INFO","message":"an agent"}"#,
+            "a line",
+        ] {
+            assert_eq!(read(other), None, "{other}");
+        }
+    }
+}

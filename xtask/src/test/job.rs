@@ -1,0 +1,190 @@
+//! One process with tests, on a machine of its own: what it is to run, and what came of it.
+
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::events::{self, Ended, Event, Outcome};
+use super::programs::TestProgram;
+use crate::privilege::as_root;
+use crate::process::cannot_run;
+use crate::workspace::Workspace;
+
+/// Longest time of a process. The longest one takes a minute on a quiet machine.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+
+/// Tests that run in one process.
+#[derive(Clone, Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) program: &'a TestProgram,
+    pub(crate) tests: Vec<&'a str>,
+}
+
+impl Job<'_> {
+    /// What it is called while it runs.
+    pub(crate) fn name(&self) -> String {
+        match &self.tests[..] {
+            [test] => self.program.name_of(test),
+            _ => self.program.name.clone(),
+        }
+    }
+
+    /// The arguments that have the program run these tests and tell events.
+    pub(crate) fn arguments(&self) -> Vec<&str> {
+        let mut arguments = vec!["--include-ignored"];
+        arguments.extend(events::FLAGS);
+        if self.tests.len() < self.program.tests.len() {
+            arguments.push("--exact");
+            arguments.extend(&self.tests);
+        }
+        arguments
+    }
+
+    /// Runs it to its end. Each test of it has an end in what is returned.
+    pub(crate) fn run(
+        &self,
+        workspace: &Workspace,
+        environment: &[String],
+    ) -> anyhow::Result<Vec<Ended>> {
+        let mut command = self.command(workspace, environment)?;
+        let mut child = command
+            .current_dir(&self.program.package)
+            // The machine ends with the pipe.
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| cannot_run(&command, error))?;
+        let lifeline = child.stdin.take();
+        let stdout = child.stdout.take().context("no standard output")?;
+        let stderr = child.stderr.take().context("no standard error")?;
+        let (sender, lines) = channel();
+        let errors = sender.clone();
+        thread::spawn(move || each_line(stdout, |line| sender.send((true, line)).is_ok()));
+        thread::spawn(move || each_line(stderr, |line| errors.send((false, line)).is_ok()));
+
+        let mut record = Record::default();
+        let deadline = Instant::now() + LIMIT;
+        let timed_out = loop {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok((is_stdout, line)) => record.hear(is_stdout, line),
+                Err(RecvTimeoutError::Disconnected) => break false,
+                Err(RecvTimeoutError::Timeout) => break true,
+            }
+        };
+        drop(lifeline);
+        let status = child.wait().context("cannot wait for a test program")?;
+        let why = if timed_out {
+            format!("it had not ended after {} s", LIMIT.as_secs())
+        } else {
+            format!("its process ended with {status}")
+        };
+        Ok(record.close(&self.tests, &why))
+    }
+
+    fn command(&self, workspace: &Workspace, environment: &[String]) -> anyhow::Result<Command> {
+        // Variables come by `env`, since sudo keeps none.
+        let mut command = as_root("env", "running tests")?;
+        command.args(environment);
+        if !self.program.is_on_host() {
+            command
+                .arg(workspace.dev_binary("machine"))
+                .arg("--until-eof");
+        }
+        command.arg(&self.program.path).args(self.arguments());
+        Ok(command)
+    }
+}
+
+/// What a process with tests has said so far.
+#[derive(Default)]
+pub(crate) struct Record {
+    ended: Vec<Ended>,
+    /// What came besides events.
+    printed: String,
+}
+
+impl Record {
+    pub(crate) fn hear(&mut self, is_stdout: bool, line: String) {
+        match is_stdout.then(|| events::read(&line)).flatten() {
+            Some(Event::Ended(ended)) => self.ended.push(ended),
+            Some(Event::Started(_)) => {}
+            None if is_stdout && line.starts_with(r#"{ "type": "suite""#) => {}
+            None => {
+                self.printed.push_str(&line);
+                self.printed.push('\n');
+            }
+        }
+    }
+
+    /// What came of these tests: those without an end failed, and `why`. What the process printed goes to the first
+    /// that failed.
+    pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<Ended> {
+        for &test in tests {
+            if !self.ended.iter().any(|ended| ended.test == test) {
+                self.ended.push(Ended {
+                    test: test.to_owned(),
+                    took: Duration::ZERO,
+                    outcome: Outcome::Failed(format!("{why}\n")),
+                });
+            }
+        }
+        let printed = self.printed;
+        let failed = self
+            .ended
+            .iter_mut()
+            .find_map(|ended| match &mut ended.outcome {
+                Outcome::Failed(said) => Some(said),
+                _ => None,
+            });
+        if let Some(said) = failed
+            && !printed.is_empty()
+        {
+            said.push_str("-- its process printed:\n");
+            said.push_str(&printed);
+        }
+        self.ended
+    }
+}
+
+/// Passes lines on while they are wanted. Bytes that are no UTF-8 are replaced.
+fn each_line(from: impl Read, mut wanted: impl FnMut(String) -> bool) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from
+        .read_until(b'\n', &mut line)
+        .is_ok_and(|length| length > 0)
+    {
+        let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line));
+        if !wanted(text.into_owned()) {
+            return;
+        }
+        line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_that_its_process_did_not_end_has_failed_with_all_that_was_printed() {
+        let mut record = Record::default();
+        let passed = r#"{ "type": "test", "name": "a", "event": "ok", "exec_time": 0.1 }"#;
+        record.hear(true, passed.to_owned());
+        record.hear(false, "a crash".to_owned());
+        let ended = record.close(&["a", "b"], "it ended");
+        assert_eq!(ended[0].outcome, Outcome::Passed);
+        let Outcome::Failed(said) = &ended[1].outcome else {
+            panic!("{ended:?}");
+        };
+        assert!(
+            said.contains("it ended") && said.contains("a crash"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,24 @@
+//! What only long runs do beside the tests: random packets, and a cluster on another processor. Each is a command of
+//! its own, so that a failure says what to run again.
+
+use std::env;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use super::environment;
+use crate::process::run;
+
+/// Ten million random packets, and a cluster of agents on aarch64.
+pub(super) fn run_all() -> anyhow::Result<()> {
+    let seed = format!("--seed={}", environment::new_seed());
+    for words in [
+        &["fuzz", "--runs=10000000", &seed][..],
+        &["run", "--once", "--vm=6.12", "--arch=aarch64"],
+    ] {
+        println!("\ncargo xtask {}", words.join(" "));
+        let own = env::current_exe().context("cannot find this program's own file")?;
+        run(Command::new(own).args(words))?;
+    }
+    Ok(())
+}

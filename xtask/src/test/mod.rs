@@ -1,0 +1,209 @@
+//! `cargo xtask test`: all tests, on this machine or in a virtual one, and what they counted to.
+
+mod environment;
+pub(crate) mod events;
+pub(crate) mod job;
+mod long;
+mod pool;
+pub(crate) mod programs;
+pub(crate) mod report;
+
+use std::time::Instant;
+
+use anyhow::bail;
+
+use self::job::Job;
+use self::programs::TestProgram;
+use self::report::Report;
+use crate::workspace::Workspace;
+use crate::{features, packages, setup, vm};
+
+#[derive(clap::Args)]
+#[command(after_help = "Examples:
+  cargo xtask test                      all tests on this machine's kernel
+  cargo xtask test masquerade kill      those of tests/tests/beds/masquerade.rs, and all with `kill` in their names
+  cargo xtask test health_mesh::engine  those of a module
+  cargo xtask test --long               long runs too: churn, kills, random packets, a cluster on aarch64
+  cargo xtask test --vm all --ci        CI's share in virtual machines of all tested kernels")]
+pub(crate) struct Args {
+    /// Run only tests whose name contains one of these, or those of a file or crate of that name
+    #[arg(value_name = "FILTER")]
+    filters: Vec<String>,
+    #[command(flatten)]
+    vm: vm::Choice,
+    /// In virtual machines: only the tests that CI runs there
+    #[arg(long)]
+    ci: bool,
+    /// Run tests of many rounds for as long as it takes to find what is rare, with new random numbers
+    #[arg(long, conflicts_with = "ci")]
+    long: bool,
+    /// How many processes with tests run at once; three a processor unless told
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+}
+
+pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
+    let environment = environment::of_tests(args.long);
+    if args.vm.wanted() {
+        return vm::test(workspace, &args.vm, &args.filters, &environment, args.ci);
+    }
+    setup::setup(workspace)?;
+    packages::require(packages::TESTS)?;
+    let start = Instant::now();
+    let programs = programs::build(workspace)?;
+    let built = start.elapsed();
+
+    let filter = Filter::new(&args.filters, &programs);
+    let mut chosen = Vec::new();
+    for program in &programs {
+        let tests = program.tests.iter().map(String::as_str);
+        let tests: Vec<_> = tests.filter(|test| filter.wants(program, test)).collect();
+        chosen.push((program, tests));
+    }
+    let mut report = Report::default();
+    let skipped = features::without(&mut chosen)?;
+    report.counts.skipped += skipped.len() as u64;
+
+    let start = Instant::now();
+    let width = args.jobs.map_or_else(pool::width, usize::from);
+    pool::run(workspace, &environment, jobs(chosen), width, &mut report)?;
+    let ran = start.elapsed();
+
+    report.print();
+    for (test, feature) in &skipped {
+        println!("skipped {test}: it needs {feature}, which this machine's kernel lacks");
+    }
+    println!(
+        "build {:.1} s, tests {:.1} s: {:.1} s of them, {width} processes side by side",
+        built.as_secs_f64(),
+        ran.as_secs_f64(),
+        report.total().as_secs_f64()
+    );
+    println!("{}", report.counts);
+    if report.counts.failed > 0 {
+        bail!("{} tests failed", report.counts.failed);
+    }
+    if report.counts.passed == 0 && skipped.is_empty() {
+        bail!("no test matches {}", args.filters.join(", "));
+    }
+    if args.long && args.filters.is_empty() {
+        long::run_all()?;
+    }
+    Ok(())
+}
+
+/// Which tests are wanted.
+pub(crate) struct Filter<'a> {
+    /// Names of files and crates.
+    whole: Vec<&'a str>,
+    /// Parts of names.
+    parts: Vec<&'a str>,
+}
+
+impl<'a> Filter<'a> {
+    pub(crate) fn new(filters: &'a [String], programs: &[TestProgram]) -> Self {
+        let is_whole = |filter: &&str| {
+            programs.iter().any(|program| {
+                program.name == *filter
+                    || program
+                        .tests
+                        .iter()
+                        .any(|test| is_below(&program.name_of(test), filter))
+            })
+        };
+        let (whole, parts) = filters.iter().map(String::as_str).partition(is_whole);
+        Self { whole, parts }
+    }
+
+    /// Whether a test is wanted. What runs on request only is, where its program is named.
+    pub(crate) fn wants(&self, program: &TestProgram, test: &str) -> bool {
+        let name = program.name_of(test);
+        let named = |above: &&str| program.name == *above || is_below(&name, above);
+        if self.whole.iter().any(named) {
+            return true;
+        }
+        let all = self.whole.is_empty() && self.parts.is_empty();
+        program.is_usual() && (all || self.parts.iter().any(|part| name.contains(part)))
+    }
+}
+
+/// Whether a name is this one, or of this file or module.
+pub(crate) fn is_below(name: &str, above: &str) -> bool {
+    name.strip_prefix(above)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+}
+
+/// What runs in one process: a test on a bed, or all wanted tests of another program.
+pub(crate) fn jobs<'a>(chosen: Vec<(&'a TestProgram, Vec<&'a str>)>) -> Vec<Job<'a>> {
+    let mut jobs = Vec::new();
+    for (program, tests) in chosen {
+        if program.is_on_beds() {
+            let each = tests.into_iter().map(|test| vec![test]);
+            jobs.extend(each.map(|tests| Job { program, tests }));
+        } else if !tests.is_empty() {
+            jobs.push(Job { program, tests });
+        }
+    }
+    jobs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(name: &str, tests: &[&str]) -> TestProgram {
+        TestProgram {
+            name: name.to_owned(),
+            path: "/nowhere".into(),
+            package: "/".into(),
+            tests: tests.iter().map(|&test| test.to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn names_are_compared_by_whole_parts() {
+        assert!(is_below("vm", "vm") && is_below("vm::a", "vm") && is_below("vm::a", "vm::a"));
+        assert!(!is_below("vm_init::a", "vm") && !is_below("vm::ab", "vm::a"));
+    }
+
+    #[test]
+    fn filters_are_files_crates_modules_or_parts_of_names() {
+        let programs = [
+            program("beds", &["nat::kept", "echo::kept_by_nat"]),
+            program("health_agent", &["mesh::kept"]),
+            program("vm", &["kept"]),
+        ];
+        let chosen = |filters: &[&str]| {
+            let filters: Vec<_> = filters.iter().map(|&filter| filter.to_owned()).collect();
+            let filter = Filter::new(&filters, &programs);
+            let mut chosen = Vec::new();
+            for program in &programs {
+                for test in &program.tests {
+                    if filter.wants(program, test) {
+                        chosen.push(program.name_of(test));
+                    }
+                }
+            }
+            chosen
+        };
+        assert_eq!(chosen(&["nat"]), ["nat::kept"]);
+        assert_eq!(chosen(&["by_nat"]), ["echo::kept_by_nat"]);
+        assert_eq!(
+            chosen(&["health_agent::mesh"]),
+            ["health_agent::mesh::kept"]
+        );
+        assert_eq!(chosen(&["vm"]), ["vm::kept"]);
+        assert_eq!(chosen(&[]).len(), 3);
+        assert_eq!(chosen(&["kept"]).len(), 3);
+        assert!(chosen(&["none"]).is_empty());
+    }
+
+    #[test]
+    fn each_test_on_beds_is_a_job_and_other_programs_are_one() {
+        let beds = program("beds", &["nat::a", "nat::b"]);
+        let crates = program("health_agent", &["a", "b", "c"]);
+        let chosen = vec![(&beds, vec!["nat::a", "nat::b"]), (&crates, vec!["a", "c"])];
+        let names: Vec<_> = jobs(chosen).iter().map(Job::name).collect();
+        assert_eq!(names, ["nat::a", "nat::b", "health_agent"]);
+    }
+}

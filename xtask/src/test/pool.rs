@@ -1,0 +1,133 @@
+//! Runs jobs side by side: tests on beds wait most of the time, so more of them run than there are processors.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::events::Outcome;
+use super::job::Job;
+use super::report::Report;
+use crate::workspace::Workspace;
+
+/// Jobs at once for each processor, unless told.
+const JOBS_A_PROCESSOR: usize = 3;
+
+/// Tests that take longest, by how their names begin: with them first, no single one is waited for at the end. Used
+/// where an earlier run did not tell.
+const LONG: &[&str] = &[
+    "health_agent",
+    "endpoint_restart::",
+    "endpoint_kills::",
+    "conntrack_churn::",
+    "masquerade::",
+    "path_mtu::",
+    "cni::",
+    "etcd::",
+    "programs",
+];
+
+/// How many jobs to run at once.
+pub(crate) fn width() -> usize {
+    thread::available_parallelism().map_or(1, usize::from) * JOBS_A_PROCESSOR
+}
+
+/// Runs all jobs, `width` at once, and prints how each test ended as it ends.
+pub(crate) fn run(
+    workspace: &Workspace,
+    environment: &[String],
+    mut jobs: Vec<Job>,
+    width: usize,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let mut times = Times::load(workspace);
+    jobs.sort_by_key(|job| std::cmp::Reverse(times.expected(&job.name())));
+    let total: usize = jobs.iter().map(|job| job.tests.len()).sum();
+    let queue = Mutex::new(VecDeque::from(jobs));
+    let (sender, results) = channel();
+    let mut done = 0;
+    thread::scope(|scope| {
+        for _ in 0..width {
+            let sender = sender.clone();
+            let next = || {
+                queue
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .pop_front()
+            };
+            scope.spawn(move || {
+                while let Some(job) = next() {
+                    let result = job.run(workspace, environment);
+                    if sender.send((job, result)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for (job, result) in results {
+            let ended = result?;
+            times.note(job.name(), ended.iter().map(|ended| ended.took).sum());
+            let whole_program = job.tests.len() > 1;
+            for ended in &ended {
+                done += 1;
+                let name = job.program.name_of(&ended.test);
+                let took = ended.took.as_secs_f64();
+                match &ended.outcome {
+                    Outcome::Failed(said) => {
+                        println!("[{done}/{total}] FAILED {name} ({took:.1} s)\n{said}");
+                    }
+                    Outcome::Passed if whole_program => {}
+                    Outcome::Passed => println!("[{done}/{total}] ok {name} ({took:.1} s)"),
+                    Outcome::Ignored => println!("[{done}/{total}] skipped {name}"),
+                }
+                report.add(name, ended);
+            }
+            if whole_program {
+                println!("[{done}/{total}] {} tests of {}", ended.len(), job.name());
+            }
+        }
+        times.save();
+        Ok(())
+    })
+}
+
+/// What jobs took the last time, by their names. A guess: nothing depends on it but the order.
+struct Times {
+    file: PathBuf,
+    seconds: BTreeMap<String, f64>,
+}
+
+impl Times {
+    fn load(workspace: &Workspace) -> Self {
+        let file = workspace.root().join("target/test-times.json");
+        let seconds = fs::read(&file)
+            .ok()
+            .and_then(|json| serde_json::from_slice(&json).ok())
+            .unwrap_or_default();
+        Self { file, seconds }
+    }
+
+    fn expected(&self, job: &str) -> Duration {
+        let seconds = self.seconds.get(job).copied().unwrap_or_else(|| {
+            LONG.iter()
+                .position(|long| job.starts_with(long))
+                .map_or(0.0, |place| 100.0 - place as f64)
+        });
+        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    }
+
+    fn note(&mut self, job: String, took: Duration) {
+        self.seconds.insert(job, took.as_secs_f64());
+    }
+
+    fn save(&self) {
+        if let Ok(json) = serde_json::to_vec(&self.seconds) {
+            // Without it the next run only guesses worse.
+            let _ = fs::write(&self.file, json);
+        }
+    }
+}

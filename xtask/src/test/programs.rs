@@ -1,0 +1,136 @@
+//! The programs with tests: one build for all of them, and what is in them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+
+use crate::process::{cannot_run, output};
+use crate::workspace::Workspace;
+
+/// Has a program with tests print their names.
+const LIST: &[&str] = &["--list", "--format=terse", "--include-ignored"];
+
+/// Programs whose modules are files of tests: the names of those tests begin with their file's.
+const COLLECTIONS: &[&str] = &[ON_BEDS, "programs"];
+
+/// The program of those tests that each want a machine of their own.
+const ON_BEDS: &str = "beds";
+
+/// Boots virtual machines and calls cargo, which needs the machine's network. Only run by name.
+const ON_HOST: &str = "vm";
+
+/// Needs a server that no registry of packages has. Only run by name.
+const ON_REQUEST: &[&str] = &[ON_HOST, "kube_apiserver"];
+
+/// A program with tests.
+#[derive(Clone, Debug)]
+pub(crate) struct TestProgram {
+    /// Name of its file or crate.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// Folder of its package, where cargo runs it.
+    pub(crate) package: PathBuf,
+    /// In its own words: without the program's name.
+    pub(crate) tests: Vec<String>,
+}
+
+impl TestProgram {
+    /// A test's name among all tests: `FILE::TEST` or `CRATE::MODULE::TEST`.
+    pub(crate) fn name_of(&self, test: &str) -> String {
+        if COLLECTIONS.contains(&self.name.as_str()) {
+            test.to_owned()
+        } else {
+            format!("{}::{test}", self.name)
+        }
+    }
+
+    /// Whether each of its tests runs in a process and on a machine of its own.
+    pub(crate) fn is_on_beds(&self) -> bool {
+        self.name == ON_BEDS
+    }
+
+    /// Whether it runs on this machine, not on one of its own.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.name == ON_HOST
+    }
+
+    /// Whether its tests run with all others.
+    pub(crate) fn is_usual(&self) -> bool {
+        !ON_REQUEST.contains(&self.name.as_str())
+    }
+}
+
+/// What cargo tells of each thing that it built; more of it is not looked at.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    profile: Option<Profile>,
+    target: Option<Target>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+}
+
+/// Builds all crates, programs and tests together, so that cargo builds each dependency once, and lists the tests.
+pub(crate) fn build(workspace: &Workspace) -> anyhow::Result<Vec<TestProgram>> {
+    let mut cargo = workspace.cargo()?;
+    cargo
+        .args([
+            "build",
+            "--workspace",
+            "--exclude=health-ebpf",
+            "--all-targets",
+        ])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .stdin(Stdio::null());
+    let built = cargo.output().map_err(|error| cannot_run(&cargo, error))?;
+    if !built.status.success() {
+        bail!("cannot build the tests");
+    }
+    let mut programs = Vec::new();
+    for line in String::from_utf8_lossy(&built.stdout).lines() {
+        let message: Message =
+            serde_json::from_str(line).context("cannot read what cargo says of its build")?;
+        let (Some(path), Some(target), Some(manifest)) =
+            (message.executable, message.target, message.manifest_path)
+        else {
+            continue;
+        };
+        if message.profile.is_none_or(|profile| !profile.test) {
+            continue;
+        }
+        let package = manifest.parent().context("a manifest in no folder")?;
+        programs.push(TestProgram {
+            name: target.name.replace('-', "_"),
+            tests: list(&path)?,
+            path,
+            package: package.to_owned(),
+        });
+    }
+    programs.retain(|program| !program.tests.is_empty());
+    programs.sort_by(|first, second| first.name.cmp(&second.name));
+    Ok(programs)
+}
+
+fn list(program: &Path) -> anyhow::Result<Vec<String>> {
+    let mut command = Command::new(program);
+    command.args(LIST);
+    let printed = output(&mut command)?
+        .with_context(|| format!("{} does not list its tests", program.display()))?;
+    Ok(printed
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(str::to_owned)
+        .collect())
+}

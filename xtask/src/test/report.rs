@@ -1,0 +1,104 @@
+//! What tests came to, and where their time went.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::events::{Ended, Outcome};
+
+/// Tests and files that are named as the slowest.
+const SLOWEST: usize = 15;
+
+/// Passed, failed and skipped tests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+    pub(crate) skipped: u64,
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        write!(
+            formatter,
+            "{} passed, {} failed, {} skipped",
+            self.passed, self.failed, self.skipped
+        )
+    }
+}
+
+/// The results of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    pub(crate) counts: Counts,
+    failed: Vec<String>,
+    took: Vec<(Duration, String)>,
+}
+
+impl Report {
+    /// Adds a test by its name among all tests.
+    pub(crate) fn add(&mut self, name: String, ended: &Ended) {
+        match ended.outcome {
+            Outcome::Passed => self.counts.passed += 1,
+            Outcome::Ignored => self.counts.skipped += 1,
+            Outcome::Failed(_) => {
+                self.counts.failed += 1;
+                self.failed.push(name.clone());
+            }
+        }
+        self.took.push((ended.took, name));
+    }
+
+    /// The time of all tests together.
+    pub(crate) fn total(&self) -> Duration {
+        self.took.iter().map(|(took, _)| took).sum()
+    }
+
+    /// The slowest tests, the slowest files, and what failed.
+    pub(crate) fn print(&mut self) {
+        self.took.sort_by(|first, second| second.cmp(first));
+        let mut files = BTreeMap::<&str, Duration>::new();
+        for (took, name) in &self.took {
+            let file = name.split("::").next().unwrap_or(name);
+            *files.entry(file).or_default() += *took;
+        }
+        let mut files: Vec<_> = files.into_iter().map(|(file, took)| (took, file)).collect();
+        files.sort_by(|first, second| second.cmp(first));
+        println!("\nslowest tests");
+        for (took, name) in self.took.iter().take(SLOWEST) {
+            println!("{:>8.1} s  {name}", took.as_secs_f64());
+        }
+        println!("slowest files, their tests added up");
+        for (took, file) in files.iter().take(SLOWEST) {
+            println!("{:>8.1} s  {file}", took.as_secs_f64());
+        }
+        for name in &self.failed {
+            println!("failed {name}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_add_up() {
+        let mut report = Report::default();
+        for outcome in [
+            Outcome::Passed,
+            Outcome::Passed,
+            Outcome::Failed(String::new()),
+            Outcome::Ignored,
+        ] {
+            let ended = Ended {
+                test: "a".to_owned(),
+                took: Duration::from_secs(1),
+                outcome,
+            };
+            report.add("file::a".to_owned(), &ended);
+        }
+        assert_eq!(report.counts.to_string(), "2 passed, 1 failed, 1 skipped");
+        assert_eq!(report.total(), Duration::from_secs(4));
+    }
+}
