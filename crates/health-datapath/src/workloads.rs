@@ -31,7 +31,7 @@ impl Workload {
     }
 
     fn hooks(&self) -> [Hook; 2] {
-        Hook::endpoint(&self.device)
+        Hook::endpoint(&self.device, self.info.ifindex)
     }
 }
 

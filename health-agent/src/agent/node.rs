@@ -308,7 +308,7 @@ impl NodeDatapath {
     fn hooks(&self) -> Vec<Hook> {
         let endpoint = self
             .has_device
-            .then(|| Hook::endpoint(self.endpoint.ifname()));
+            .then(|| Hook::endpoint(self.endpoint.ifname(), self.endpoint.ifindex()));
         endpoint
             .into_iter()
             .flatten()

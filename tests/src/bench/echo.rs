@@ -65,7 +65,7 @@ async fn alternate(
     let address = endpoint
         .ipv4()
         .context("the endpoint has no IPv4 address")?;
-    let hooks = Hook::endpoint(endpoint.ifname());
+    let hooks = Hook::endpoint(endpoint.ifname(), endpoint.ifindex());
     let mut ebpf = Vec::new();
     let mut stack = Vec::new();
     for round in 0..=ROUNDS {

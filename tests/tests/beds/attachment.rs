@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
+use health_datapath::Hook;
 use health_model::settings::AttachMode;
+use nix::net::if_::if_nametoindex;
 use nix::sys::signal::Signal;
+use tests::attached;
 use tests::bed::agent_binary;
 use tests::ping::{Pinging, Runs};
 use tests::process::run;
+use tests::testrun::TestRun;
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 const SENDER_PORT: u16 = 4999;
@@ -99,6 +103,30 @@ fn no_echo_is_lost_through_kills_and_restarts_with_tcx() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn no_echo_is_lost_through_kills_and_restarts_with_clsact() -> anyhow::Result<()> {
     no_echo_is_lost(AttachMode::Clsact)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_device_that_took_the_name_of_another_gets_no_programs() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).without_agents().start()?;
+    let node = bed.node(1);
+    let make = || -> anyhow::Result<u32> {
+        node.exec("ip link add taken type bridge")?;
+        node.run_in(|| if_nametoindex("taken"))?
+            .context("no number")
+    };
+    let before = make()?;
+    node.exec("ip link delete taken")?;
+    let now = make()?;
+    ensure!(before != now, "numbers come again");
+    let mut run = TestRun::load_alone();
+    let attached = node.run_in(|| run.datapath.attach(&Hook::endpoint("taken", before)))?;
+    ensure!(attached.is_err(), "it took one device for another");
+    ensure!(attached::programs(node, "taken")? == [vec![], vec![]]);
+    node.run_in(|| run.datapath.attach(&Hook::endpoint("taken", now)))??;
+    let programs = attached::programs(node, "taken")?;
+    ensure!(programs.iter().all(|side| side.len() == 1), "{programs:?}");
+    Ok(())
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{fs, io};
 
 use aya::programs::SchedClassifier;
 use health_net::tc::{Filter, Place, Side, Socket};
-use nix::net::if_::{if_indextoname, if_nametoindex};
+use nix::net::if_::if_indextoname;
 
 use super::{Direction, Hook};
 use crate::loader::{make_folder, set_aside};
@@ -54,7 +54,7 @@ impl Clsact {
 
     /// Puts any program where that of a hook shall be.
     pub(super) fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
-        let (device, side) = (if_nametoindex(hook.device.as_str())?, side(hook.direction));
+        let (device, side) = (hook.device_number()?, side(hook.direction));
         let name = self.name(hook.program);
         let mut socket = Socket::open()?;
         let filters = socket.filters(device, side)?;
@@ -78,7 +78,7 @@ impl Clsact {
 
     /// This instance's filter at a hook.
     pub(crate) fn filter(&self, hook: &Hook) -> io::Result<Option<Filter>> {
-        let device = if_nametoindex(hook.device.as_str())?;
+        let device = hook.device_number()?;
         let name = self.name(hook.program);
         let filters = Socket::open()?.filters(device, side(hook.direction))?;
         Ok(filters.into_iter().find(|filter| filter.is_named(&name)))
@@ -86,7 +86,7 @@ impl Clsact {
 
     /// Takes a program off its device, if both are there.
     pub(super) fn detach(&self, hook: &Hook) -> Result<(), DatapathError> {
-        let Ok(device) = if_nametoindex(hook.device.as_str()) else {
+        let Ok(device) = hook.device_number() else {
             return Ok(());
         };
         let (name, side) = (self.name(hook.program), side(hook.direction));
@@ -104,7 +104,7 @@ impl Clsact {
         let wanted: Vec<(u32, Side, String)> = wanted
             .iter()
             .filter_map(|hook| {
-                let device = if_nametoindex(hook.device.as_str()).ok()?;
+                let device = hook.device_number().ok()?;
                 Some((device, side(hook.direction), self.name(hook.program)))
             })
             .collect();

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya::programs::SchedClassifier;
-use nix::net::if_::if_nametoindex;
 
 use super::clsact::Clsact;
 use super::{Direction, Hook, tcx};
@@ -67,7 +66,7 @@ pub(super) fn to_tcx(
         return Ok(None);
     }
     let hand_over = || {
-        let device = if_nametoindex(hook.device.as_str())?;
+        let device = hook.device_number()?;
         let pair = Pair::of(program)?;
         clsact.put(hook, pair.behind.as_fd())?;
         let link = sys::create_tcx_link(pair.front.as_fd(), device, attach_type(hook.direction))?;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramError, TcAttachType};
+use nix::net::if_::if_nametoindex;
 use tracing::info;
 
 use super::layout::LINK_PINS;
@@ -97,29 +98,47 @@ pub struct Hook {
     pub program: &'static str,
     /// The device's name.
     pub device: String,
+    /// The device's number, where an agent made it: another device of that name is not meant.
+    pub number: Option<u32>,
     /// Where on it.
     pub direction: Direction,
 }
 
 impl Hook {
-    /// Both programs of an endpoint's device.
-    pub fn endpoint(device: &str) -> [Self; 2] {
-        Self::pair(device, FROM_ENDPOINT, TO_ENDPOINT)
+    /// Both programs of an endpoint's device, which an agent made and which has this number.
+    pub fn endpoint(device: &str, number: u32) -> [Self; 2] {
+        Self::pair(device, Some(number), FROM_ENDPOINT, TO_ENDPOINT)
     }
 
     /// Both programs of an uplink.
     pub fn uplink(device: &str) -> [Self; 2] {
-        Self::pair(device, "from_netdev", "to_netdev")
+        Self::pair(device, None, "from_netdev", "to_netdev")
     }
 
-    fn pair(device: &str, ingress: &'static str, egress: &'static str) -> [Self; 2] {
+    fn pair(
+        device: &str,
+        number: Option<u32>,
+        ingress: &'static str,
+        egress: &'static str,
+    ) -> [Self; 2] {
         [(ingress, Direction::Ingress), (egress, Direction::Egress)].map(|(program, direction)| {
             Self {
                 program,
                 device: device.to_owned(),
+                number,
                 direction,
             }
         })
+    }
+
+    /// The number of the device that is meant; an error if it is gone, or if another one has its name.
+    fn device_number(&self) -> io::Result<u32> {
+        let number = if_nametoindex(self.device.as_str())?;
+        if self.number.is_some_and(|meant| meant != number) {
+            let told = format!("{} is another device now", self.device);
+            return Err(io::Error::new(io::ErrorKind::NotFound, told));
+        }
+        Ok(number)
     }
 
     /// Whether agents make the device: what else they put there goes with it.

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use aya::programs::links::{FdLink, LinkOrder, PinnedLink};
 use aya::programs::tc::{SchedClassifierLink, TcAttachOptions};
 use aya::programs::{ProgramError, SchedClassifier};
-use nix::net::if_::if_nametoindex;
 use tracing::debug;
 
 use super::Hook;
@@ -24,6 +23,11 @@ pub(super) fn attach(
         return Ok(link);
     }
     let failed = |error: ProgramError| hook.program_error("attach")(error);
+    let is_there = || {
+        hook.device_number()
+            .map_err(|error| failed(ProgramError::IOError(error)))
+    };
+    is_there()?;
     let id = program
         .attach_with_options(
             &hook.device,
@@ -32,14 +36,18 @@ pub(super) fn attach(
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
+    // The kernel was given a name. Numbers do not come again: where it is the same still, the program is on the
+    // device that is meant; else the link goes, and the program with it.
+    is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))
 }
 
 /// Whether the program of this number is there. A device that is gone has none; its owner says so.
 pub(super) fn has_program(hook: &Hook, id: u32) -> bool {
-    SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
-        .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
+    hook.device_number().is_ok()
+        && SchedClassifier::query_tcx(&hook.device, hook.direction.attach_type())
+            .is_ok_and(|(_, programs)| programs.iter().any(|info| info.id() == id))
 }
 
 /// All pins in the folder of links of the hook's program. A pin's name says nothing of the device: a link stays
@@ -57,7 +65,7 @@ pub(super) fn pins_of_program(hook: &Hook, folder: &Path) -> Vec<PathBuf> {
 
 /// The pin of a link on the hook's device, if one is among these.
 pub(super) fn pin_on_device(hook: &Hook, pins: Vec<PathBuf>) -> Option<PathBuf> {
-    let device = if_nametoindex(hook.device.as_str()).ok()?;
+    let device = hook.device_number().ok()?;
     let is_there =
         |path: &PathBuf| sys::device_of_link(path).is_ok_and(|found| found == Some(device));
     pins.into_iter().find(is_there)

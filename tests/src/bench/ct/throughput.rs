@@ -114,7 +114,9 @@ impl Way {
         pinned: &Pinned,
     ) -> anyhow::Result<()> {
         match self {
-            Self::Ours => datapath.attach(&Hook::endpoint(endpoint.ifname()))?,
+            Self::Ours => {
+                datapath.attach(&Hook::endpoint(endpoint.ifname(), endpoint.ifindex()))?
+            }
             Self::Bare | Self::Kernel => datapath.attach(&[])?,
         }
         // The first declares the table, so that there is one to delete.
