@@ -5,7 +5,6 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use health_policy;
 use serde_json::{Value, json};
 
 /// Most bytes of a text.
