@@ -47,7 +47,7 @@ enum Command {
     Bench(bench::Args),
     /// Run a command in a virtual machine
     Vm(vm::CommandArgs),
-    /// Compile all for aarch64, and run nothing
+    /// Compile the crates with eBPF and system calls in them for aarch64, and run nothing
     CheckAarch64,
     /// Check that each crate uses only those that docs/architecture.md puts above it
     CheckCrates,
