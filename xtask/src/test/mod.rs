@@ -115,7 +115,7 @@ impl<'a> Filter<'a> {
         Self { whole, parts }
     }
 
-    /// Whether a test is wanted. What runs on request only is, where its program is named.
+    /// Whether a test is wanted. What runs on the machine itself is, where its program is named.
     pub(crate) fn wants(&self, program: &TestProgram, test: &str) -> bool {
         let name = program.name_of(test);
         let named = |above: &&str| program.name == *above || is_below(&name, above);
@@ -123,7 +123,7 @@ impl<'a> Filter<'a> {
             return true;
         }
         let all = self.whole.is_empty() && self.parts.is_empty();
-        program.is_usual() && (all || self.parts.iter().any(|part| name.contains(part)))
+        !program.is_on_host() && (all || self.parts.iter().any(|part| name.contains(part)))
     }
 }
 

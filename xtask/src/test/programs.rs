@@ -21,9 +21,6 @@ const ON_BEDS: &str = "beds";
 /// Boots virtual machines and calls cargo, which needs the machine's network. Only run by name.
 const ON_HOST: &str = "vm";
 
-/// Needs a server that no registry of packages has. Only run by name.
-const ON_REQUEST: &[&str] = &[ON_HOST, "kube_apiserver"];
-
 /// A program with tests.
 #[derive(Clone, Debug)]
 pub(crate) struct TestProgram {
@@ -51,14 +48,9 @@ impl TestProgram {
         self.name == ON_BEDS
     }
 
-    /// Whether it runs on this machine, not on one of its own.
+    /// Whether it runs on this machine, not on one of its own, and only by name.
     pub(crate) fn is_on_host(&self) -> bool {
         self.name == ON_HOST
-    }
-
-    /// Whether its tests run with all others.
-    pub(crate) fn is_usual(&self) -> bool {
-        !ON_REQUEST.contains(&self.name.as_str())
     }
 }
 
