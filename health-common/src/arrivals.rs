@@ -2,6 +2,9 @@
 //!
 //! Kept by agent and not by address: an agent may have several addresses, and others may translate
 //! them. An agent that starts anew is another one.
+//!
+//! The module of the same name in `health-ebpf` counts them. The pair shares its name on purpose: the
+//! layout stands here, what only the kernel can do stands there.
 
 use crate::probe::Path;
 

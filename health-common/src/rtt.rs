@@ -1,4 +1,7 @@
 //! Round-trip times by peer: `HEALTH_RTT`.
+//!
+//! The module of the same name in `health-ebpf` writes these rows. The pair shares its name on purpose:
+//! layout and rules stand here, what only the kernel can do stands there.
 
 use crate::addr::Addr;
 use crate::probe::{ProbeId, Protocol};

@@ -3,6 +3,9 @@
 //! One segment of a connection is timed at a time: one that opens it, or one of new data that the
 //! peer is bound to acknowledge at once. The first pure acknowledgement of it ends the round trip. What
 //! was sent twice never counts (Karn and Partridge, SIGCOMM 1987; RFC 6298 section 3).
+//!
+//! The module of the same name in `health-ebpf` reads the segments. The pair shares its name on purpose:
+//! the decisions stand here, what only the kernel can do stands there.
 
 use crate::addr::Addr;
 use crate::checksum::fold;

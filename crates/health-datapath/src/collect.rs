@@ -14,8 +14,8 @@ use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::tuple::Tuple;
 use health_net::clock;
 
+use super::kernel_rtt::{map_io, program_io};
 use super::layout::{self, MapLayout};
-use super::rtt::{map_io, program_io};
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
 use crate::conntrack::{Collected, Family, Fill, Pass, TableError, Tables};

@@ -1,15 +1,17 @@
 //! The kernel side seen from user space: loading, pinning and attaching programs, typed maps, dumps.
 
-pub mod arrivals;
+pub mod arrival_store;
 mod asm;
 pub mod attach;
 pub mod btf;
 pub mod collect;
+mod connections;
 pub mod conntrack;
 pub mod dump;
 pub mod events;
 pub mod ipcache;
 pub mod kernel;
+pub mod kernel_rtt;
 pub mod layout;
 mod link_pin;
 pub mod loader;
@@ -17,10 +19,8 @@ pub mod log;
 pub mod policy;
 pub mod probe;
 mod resize;
-pub mod rtt;
 pub mod rtt_store;
 mod sys;
-mod tcp;
 mod trie;
 pub mod verifier;
 mod walk;

@@ -20,16 +20,16 @@ use health_common::masquerade::MasqueradeConfig;
 use health_model::settings::Location;
 use tracing::{info, warn};
 
-use super::arrivals::KernelArrivals;
+use super::arrival_store::KernelArrivals;
 use super::attach::{self, Attachment, Attachments, Clsact};
 use super::collect::KernelTables;
+use super::connections::Connections;
 use super::events::{KernelRing, KernelSwitch};
 use super::ipcache::Ipcache;
+use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, Resizing};
-use super::rtt::{Account, KernelRtt};
-use super::tcp::Connections;
 use super::workloads::Workloads;
 use super::{DatapathError, Hook, PROGRAMS};
 

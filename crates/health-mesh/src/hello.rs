@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use health_datapath::arrivals::ArrivalStore;
+use health_datapath::arrival_store::ArrivalStore;
 use health_net::listen;
 use http_body_util::Empty;
 use hyper::body::{Bytes, Incoming};

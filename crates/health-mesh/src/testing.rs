@@ -15,7 +15,7 @@ use health_common::arrivals::{Arrivals, Prober};
 use health_common::checksum;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
-use health_datapath::arrivals::ArrivalStore;
+use health_datapath::arrival_store::ArrivalStore;
 use health_datapath::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};

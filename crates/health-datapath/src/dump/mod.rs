@@ -34,7 +34,7 @@ use map::decode;
 use super::btf::BtfError;
 use super::layout::{self, MapLayout, PROGRAM_PINS};
 use super::policy::PolicyMatch;
-use super::{ipcache, rtt, sys, trie};
+use super::{ipcache, kernel_rtt, sys, trie};
 
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};
@@ -222,7 +222,7 @@ impl Pinned {
     /// have one.
     pub fn reset_rtt(&self, keys: &[RttKey]) -> Result<usize, DumpError> {
         let path = self.dir.join(PROGRAM_PINS).join(layout::RTT_ACCOUNT);
-        let account = rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
+        let account = kernel_rtt::Account::open(&path).map_err(|error| DumpError::Kernel {
             what: "open",
             path: path.clone(),
             source: io::Error::other(error),

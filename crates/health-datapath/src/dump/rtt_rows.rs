@@ -6,7 +6,7 @@ use health_common::rtt::{RttKey, RttRow};
 
 use super::map::{OpenMap, decode};
 use super::{Batch, DumpError};
-use crate::rtt::row_of_one_moment;
+use crate::kernel_rtt::row_of_one_moment;
 use crate::sys;
 use crate::walk::Walk;
 

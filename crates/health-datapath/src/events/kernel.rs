@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::events::{Ring, Switch};
-use crate::rtt::map_io;
+use crate::kernel_rtt::map_io;
 use crate::sys;
 
 /// Events that are taken before somebody else has a turn.

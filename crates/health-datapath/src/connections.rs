@@ -1,4 +1,4 @@
-//! Connections that the uplinks' programs time: whose, and what came of a probe's own.
+//! TCP connections that the uplinks' programs time: whose, and what came of a probe's own.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use health_common::probe::Path;
 use health_common::rtt::{ACCOUNTED, BUSY, RttKey, SOURCE_KERNEL};
 use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
-use super::rtt::{map_io, patiently, program_io};
+use super::kernel_rtt::{map_io, patiently, program_io};
 use super::sys;
 use crate::rtt_store::{Connection, Measured};
 

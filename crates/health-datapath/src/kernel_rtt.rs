@@ -17,8 +17,8 @@ use health_common::rtt::{
     AccountRequest, BUSY, RttKey, RttRow, UNKNOWN_PEER,
 };
 
+use super::connections::Connections;
 use super::sys;
-use super::tcp::Connections;
 use super::walk::{EntrySize, walk};
 use crate::rtt_store::{Connection, LossOutcome, Measured, RttStore};
 

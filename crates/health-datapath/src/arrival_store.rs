@@ -1,4 +1,4 @@
-//! The echo probes of other agents as the uplinks' programs counted them.
+//! Reads the echo probes of other agents from `HEALTH_ARRIVALS`, where the uplinks' programs count them.
 
 use std::io;
 
