@@ -310,10 +310,10 @@ mod tests {
         let (sender, receiver) = watch::channel(Vec::new());
         let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
         let ask = || get_hello(address, PROBER, Instant::now() + PATIENCE);
-        assert_eq!(ask().await.unwrap().told.health_endpoint, None);
+        assert_eq!(ask().await.unwrap().headers.health_endpoint, None);
         let told: Vec<IpAddr> = vec!["10.1.0.7".parse().unwrap(), "fd00::7".parse().unwrap()];
         sender.send_replace(told.clone());
-        assert_eq!(ask().await.unwrap().told.health_endpoint, Some(told));
+        assert_eq!(ask().await.unwrap().headers.health_endpoint, Some(told));
         for request in [
             "GET / HTTP/1.1",
             "POST /hello HTTP/1.1",
@@ -335,7 +335,7 @@ mod tests {
         let responder = Responder::start(vec![listener], receiver, arrivals()).unwrap();
         let deadline = Instant::now() + PATIENCE;
         let hello = get_hello(address, PROBER, deadline).await.unwrap();
-        let told = hello.told.arrivals.unwrap();
+        let told = hello.headers.arrivals.unwrap();
         assert_eq!((told.since_ns, told.ways[1].arrived), (7, 46));
         assert_eq!(told.ways[3].arrived, u32::MAX);
         // One of whom nothing arrived.
@@ -344,7 +344,7 @@ mod tests {
             ..PROBER
         };
         let hello = get_hello(address, other, deadline).await.unwrap();
-        assert_eq!(hello.told.arrivals, None);
+        assert_eq!(hello.headers.arrivals, None);
         assert_eq!(responder.malformed_headers().count(), 0);
 
         for rubbish in ["", "x", "1a2b3c4d-5e6f, 1a2b3c4d-5e6f"] {

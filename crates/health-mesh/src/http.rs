@@ -32,12 +32,12 @@ pub(super) struct Hello {
     /// The connection that it came by; `None` if its address is not known.
     pub(super) connection: Option<Connection>,
     /// What the peer says of itself.
-    pub(super) told: Told,
+    pub(super) headers: HelloHeaders,
 }
 
-/// What a peer says besides that it is there.
+/// What a peer says of itself in the headers of its answer to `/hello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct HelloHeaders {
     /// The addresses of its health endpoint; `None` when it says nothing.
     pub(super) health_endpoint: Option<Vec<IpAddr>>,
     /// What arrived there of this agent's echo probes; `None` when it says nothing.
@@ -65,14 +65,14 @@ pub(super) async fn get_hello(
     });
     // The connection ends with a reset, and leaves no TIME_WAIT behind on either side.
     stream.set_zero_linger()?;
-    let told = timeout_at(deadline, exchange(&mut stream, peer, prober))
+    let headers = timeout_at(deadline, exchange(&mut stream, peer, prober))
         .await
         .map_err(|_| Failure::ResponseTimedOut)??;
     Ok(Hello {
         connect,
         total: start.elapsed(),
         connection,
-        told,
+        headers,
     })
 }
 
@@ -80,7 +80,7 @@ async fn exchange(
     stream: &mut TcpStream,
     peer: SocketAddr,
     prober: Prober,
-) -> Result<Told, Failure> {
+) -> Result<HelloHeaders, Failure> {
     let prober = prober_value(prober);
     let request = format!(
         "GET /hello HTTP/1.1\r\nHost: {peer}\r\nUser-Agent: health-agent\r\nConnection: close\r\n\
@@ -99,14 +99,14 @@ async fn exchange(
                 Failure::Closed
             });
         }
-        if let Some(told) = parse_head(&head)? {
-            return Ok(told);
+        if let Some(headers) = parse_head(&head)? {
+            return Ok(headers);
         }
     }
 }
 
 /// Reads a response's head; `None` while it is not whole.
-fn parse_head(head: &[u8]) -> Result<Option<Told>, Failure> {
+fn parse_head(head: &[u8]) -> Result<Option<HelloHeaders>, Failure> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);
     let status = response.parse(head).map_err(|_| Failure::Malformed)?;
@@ -124,7 +124,7 @@ fn parse_head(head: &[u8]) -> Result<Option<Told>, Failure> {
         Some(header.value)
     };
     let arrivals = value(ARRIVALS_HEADER).map(parse_arrivals);
-    Ok(Some(Told {
+    Ok(Some(HelloHeaders {
         health_endpoint: value(HEALTH_ENDPOINT_HEADER)
             .and_then(|value| std::str::from_utf8(value).ok())
             .and_then(parse_addresses),
@@ -182,14 +182,14 @@ mod tests {
         .await
         .unwrap();
         let told = ["10.1.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
-        assert_eq!(hello.told.health_endpoint.as_deref(), Some(&told[..]));
+        assert_eq!(hello.headers.health_endpoint.as_deref(), Some(&told[..]));
         assert!(hello.connect > Duration::ZERO && hello.total > hello.connect);
         assert_eq!(
             ask(b"HTTP/1.1 200 OK\r\n\r\n", PATIENCE)
                 .await
                 .unwrap()
-                .told,
-            Told::default()
+                .headers,
+            HelloHeaders::default()
         );
         // What cannot be read costs the answer nothing.
         let hello = ask(
@@ -197,8 +197,8 @@ mod tests {
             PATIENCE,
         )
         .await;
-        let told = hello.unwrap().told;
-        assert!(told.malformed && told.arrivals.is_none());
+        let headers = hello.unwrap().headers;
+        assert!(headers.malformed && headers.arrivals.is_none());
         assert_eq!(
             ask(b"HTTP/1.1 503 Service Unavailable\r\n\r\n", PATIENCE).await,
             Err(Failure::UnexpectedStatus(503))

@@ -178,7 +178,7 @@ impl Agent {
                 }
             };
         source.set_responders([&host_responder, &node.responder]);
-        source.set_collections(collector.told());
+        source.set_collections(collector.shared_counts());
         source.set_events(events.clone());
         source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());

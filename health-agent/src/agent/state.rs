@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use health_common::identity;
 use health_common::rtt::{RttKey, RttRow};
-use health_datapath::conntrack::{Counts, Told};
+use health_datapath::conntrack::{Counts, SharedCounts};
 use health_datapath::dump::Pinned;
 use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
@@ -38,7 +38,7 @@ pub(super) struct AgentSource {
     mesh: OnceLock<MeshHandle>,
     /// What the responders count.
     responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
-    collections: OnceLock<Told>,
+    collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
     /// The health endpoint.
     endpoint: RwLock<Option<Arc<Endpoint>>>,
@@ -134,9 +134,9 @@ impl AgentSource {
             .set(responders.map(Responder::malformed_headers));
     }
 
-    pub(super) fn set_collections(&self, told: Told) {
+    pub(super) fn set_collections(&self, counts: SharedCounts) {
         // As there is one mesh.
-        let _ = self.collections.set(told);
+        let _ = self.collections.set(counts);
     }
 
     pub(super) fn set_events(&self, hub: Arc<Hub>) {
@@ -324,7 +324,10 @@ impl Source for AgentSource {
     }
 
     fn collections(&self) -> Counts {
-        self.collections.get().map(Told::counts).unwrap_or_default()
+        self.collections
+            .get()
+            .map(SharedCounts::counts)
+            .unwrap_or_default()
     }
 
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {

@@ -67,19 +67,19 @@ pub(super) async fn list<S: Source>(
     }
     let changes = manager(&*api.source)?.changes();
     client.take_time();
-    let told = Told::default();
-    let state = (api, changes, told, true);
+    let view = ClientView::default();
+    let state = (api, changes, view, true);
     Ok(as_lines(stream::try_unfold(
         state,
-        async |(api, mut changes, mut told, is_first)| {
+        async |(api, mut changes, mut view, is_first)| {
             let events = match is_first {
-                true => told.first(&api.source.endpoints()),
-                false => next(&*api.source, &mut changes, &mut told).await,
+                true => view.first(&api.source.endpoints()),
+                false => next(&*api.source, &mut changes, &mut view).await,
             };
             if events.is_empty() {
                 return Ok::<_, io::Error>(None);
             }
-            Ok(Some((write_lines(&events)?, (api, changes, told, false))))
+            Ok(Some((write_lines(&events)?, (api, changes, view, false))))
         },
     )))
 }
@@ -97,10 +97,10 @@ impl Serialize for Listing {
 async fn next<S: Source>(
     source: &S,
     changes: &mut watch::Receiver<u64>,
-    told: &mut Told,
+    view: &mut ClientView,
 ) -> Vec<EndpointEvent> {
     while changes.changed().await.is_ok() {
-        let events = told.since(&source.endpoints());
+        let events = view.since(&source.endpoints());
         if !events.is_empty() {
             return events;
         }
@@ -110,9 +110,9 @@ async fn next<S: Source>(
 
 /// The endpoints as a client knows them.
 #[derive(Default)]
-struct Told(BTreeMap<u16, Arc<Endpoint>>);
+struct ClientView(BTreeMap<u16, Arc<Endpoint>>);
 
-impl Told {
+impl ClientView {
     fn first(&mut self, endpoints: &[Arc<Endpoint>]) -> Vec<EndpointEvent> {
         let mut events = self.since(endpoints);
         events.push(EndpointEvent::Listed);

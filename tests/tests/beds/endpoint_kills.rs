@@ -116,12 +116,12 @@ fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Res
 }
 
 /// What the agent tells of its endpoints, the health endpoint's addresses apart.
-struct Told {
+struct EndpointReport {
     endpoints: Vec<Endpoint>,
     health: BTreeSet<IpAddr>,
 }
 
-impl Told {
+impl EndpointReport {
     fn by(node: &Node) -> anyhow::Result<Self> {
         let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
         ensure!(all.iter().all(|one| one.state == "ready"), "{all:?}");
@@ -322,7 +322,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         make(&next, labels)?;
         live.push(next);
     }
-    let residents = Told::by(node)?;
+    let residents = EndpointReport::by(node)?;
     let residents: Vec<Endpoint> = live[..RESIDENTS]
         .iter()
         .filter_map(|place| residents.at(place).cloned())
@@ -355,7 +355,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         let (was_made, was_deleted) = (making.wait()?.success(), deleting.wait()?.success());
         node.take_over(None)?;
         let told = wait_for("all to be whole", PATIENCE, || {
-            let told = Told::by(node)?;
+            let told = EndpointReport::by(node)?;
             told.is_all_there_is(node)?;
             Ok(Some(told))
         })

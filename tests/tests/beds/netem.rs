@@ -17,7 +17,7 @@ const ENOUGH: u64 = 20;
 struct Wire {
     bed: Bed,
     /// What was told before netem began.
-    before: Told,
+    before: RowCounts,
 }
 
 /// Counters of netem.
@@ -34,7 +34,7 @@ struct Netem {
 /// What the first node's row tells of the second one. The endpoint's address, which would be probed too, is
 /// learned by HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Told {
+struct RowCounts {
     samples: u64,
     lost: u64,
     late: u64,
@@ -50,7 +50,7 @@ impl Wire {
             .start()?;
         let mut wire = Self {
             bed,
-            before: Told::default(),
+            before: RowCounts::default(),
         };
         wait_for("round trips", PATIENCE, || {
             let rows = wire.rows()?;
@@ -122,9 +122,9 @@ impl Wire {
     }
 
     /// What the rows tell of the time since netem began.
-    fn told(&self) -> anyhow::Result<Told> {
+    fn told(&self) -> anyhow::Result<RowCounts> {
         let (before, now) = (self.before, self.total()?);
-        Ok(Told {
+        Ok(RowCounts {
             samples: now.samples - before.samples,
             lost: now.lost - before.lost,
             late: now.late - before.late,
@@ -132,8 +132,8 @@ impl Wire {
         })
     }
 
-    fn total(&self) -> anyhow::Result<Told> {
-        let mut told = Told::default();
+    fn total(&self) -> anyhow::Result<RowCounts> {
+        let mut told = RowCounts::default();
         for row in self.rows()? {
             let figure = |name| row[name].as_u64().with_context(|| format!("no {name}"));
             told.samples += figure("samples")?;
@@ -148,8 +148,8 @@ impl Wire {
     fn tell_and_keep_telling(
         &self,
         what: &str,
-        is_so: impl Fn(Told) -> bool,
-    ) -> anyhow::Result<Told> {
+        is_so: impl Fn(RowCounts) -> bool,
+    ) -> anyhow::Result<RowCounts> {
         let told = wait_for(what, PATIENCE, || {
             let told = self.told()?;
             ensure!(is_so(told), "{told:?}");

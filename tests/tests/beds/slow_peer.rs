@@ -172,7 +172,7 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
 }
 
 /// What others are to tell of a node whose packets are held.
-struct Told {
+struct ExpectedReport {
     /// Where the time goes.
     place: &'static str,
     /// Addresses that are slow. Over HTTP they are told as well, where that was steady before: on a busy
@@ -183,7 +183,7 @@ struct Told {
 }
 
 /// Slows the second node down and lets it go again.
-fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
+fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Result<()> {
     let [near, slow, far, other] = [1, 2, 3, 4].map(|index| bed.node(index));
     for by in [near, far] {
         wait_answers(by, slow, USUAL)?;
@@ -245,7 +245,7 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &Told) -> anyhow::Result<()> {
 fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
     let bed = bed()?;
     let relay = bed.relay(bed.node(2), Handling::pass())?;
-    let expected = Told {
+    let expected = ExpectedReport {
         place: "of the increase in the network",
         slow_addresses: 4,
         by_itself: "of the increase in the network",
@@ -258,7 +258,7 @@ fn a_slow_network_is_told_from_a_slow_host() -> anyhow::Result<()> {
 fn a_slow_host_is_told_from_a_slow_network() -> anyhow::Result<()> {
     let bed = bed()?;
     let relay = relay_to_stack(bed.node(2))?;
-    let expected = Told {
+    let expected = ExpectedReport {
         place: "of the increase in the peer's host; its health endpoint, for which eBPF answers, is as \
                 fast as before",
         slow_addresses: 2,

@@ -14,11 +14,11 @@ use super::{Cause, Counts, Family, Fill, Pace, Schedule, Tables};
 /// Time between two looks at how full the maps are.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What is known of collections, at any time.
+/// The counts of all collections so far. Its clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Told(Arc<Mutex<Counts>>);
+pub struct SharedCounts(Arc<Mutex<Counts>>);
 
-impl Told {
+impl SharedCounts {
     /// The counts as they are now.
     pub fn counts(&self) -> Counts {
         self.lock().clone()
@@ -33,34 +33,34 @@ impl Told {
 /// Collects until it is dropped.
 pub struct Collector {
     task: JoinHandle<()>,
-    told: Told,
+    counts: SharedCounts,
     pressed: watch::Receiver<Vec<Fill>>,
 }
 
 impl Collector {
     /// Starts to collect.
     pub fn start(tables: impl Tables, pace: Pace) -> Self {
-        let told = Told::default();
+        let counts = SharedCounts::default();
         let (pressed, receiver) = watch::channel(Vec::new());
         let started = Instant::now();
         let work = Work {
             tables: Arc::new(tables),
             schedule: Schedule::new(pace, Duration::ZERO),
             started,
-            told: told.clone(),
+            counts: counts.clone(),
             pressed,
             last_error: None,
         };
         Self {
             task: tokio::spawn(work.run()),
-            told,
+            counts,
             pressed: receiver,
         }
     }
 
     /// What is known of collections, now and later.
-    pub fn told(&self) -> Told {
-        self.told.clone()
+    pub fn shared_counts(&self) -> SharedCounts {
+        self.counts.clone()
     }
 
     /// The maps that are nearly full, now and whenever that changes.
@@ -79,7 +79,7 @@ struct Work<T> {
     tables: Arc<T>,
     schedule: Schedule,
     started: Instant,
-    told: Told,
+    counts: SharedCounts,
     pressed: watch::Sender<Vec<Fill>>,
     /// What was wrong last: it is logged once.
     last_error: Option<String>,
@@ -87,7 +87,7 @@ struct Work<T> {
 
 impl<T: Tables> Work<T> {
     async fn run(mut self) {
-        self.told.lock().interval = self.schedule.interval();
+        self.counts.lock().interval = self.schedule.interval();
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -128,14 +128,14 @@ impl<T: Tables> Work<T> {
                         "collected conntrack entries"
                     );
                     removed = removed.max(collected.flows.removed_part());
-                    self.told.lock().note(family, cause, collected, took);
+                    self.counts.lock().note(family, cause, collected, took);
                 }
                 Ok(Err(error)) => {
-                    self.told.lock().note_failure(family);
+                    self.counts.lock().note_failure(family);
                     failure = Some(error.to_string());
                 }
                 Err(error) => {
-                    self.told.lock().note_failure(family);
+                    self.counts.lock().note_failure(family);
                     failure = Some(error.to_string());
                 }
             }
@@ -145,7 +145,7 @@ impl<T: Tables> Work<T> {
             None => self.schedule.collected(now, removed),
             Some(_) => self.schedule.failed(now),
         }
-        self.told.lock().interval = self.schedule.interval();
+        self.counts.lock().interval = self.schedule.interval();
         self.note_failure(failure);
         self.look().await;
     }
@@ -186,7 +186,7 @@ impl<T: Tables> Work<T> {
             *shown = pressed;
             is_new
         });
-        self.told.lock().fills = fills;
+        self.counts.lock().fills = fills;
     }
 
     fn note_failure(&mut self, failure: Option<String>) {
@@ -274,7 +274,7 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(560)).await;
         // Half went each time: 300 s, 150, 75, 38 (rounded).
         assert_eq!(tables.collections_since(start), [300, 450, 525]);
-        let counts = collector.told().counts();
+        let counts = collector.shared_counts().counts();
         assert_eq!(counts.interval, Duration::from_secs(38));
         assert_eq!(counts.of(Family::Ipv6).completed, [3, 0]);
         drop(collector);
@@ -301,7 +301,14 @@ mod tests {
         // While it stays full: not all the time.
         tokio::time::sleep(Duration::from_secs(21)).await;
         assert_eq!(tables.collections_since(start), [22, 32, 42]);
-        assert_eq!(collector.told().counts().of(Family::Ipv4).completed, [0, 3]);
+        assert_eq!(
+            collector
+                .shared_counts()
+                .counts()
+                .of(Family::Ipv4)
+                .completed,
+            [0, 3]
+        );
 
         tables.state().entries = 80;
         tokio::time::timeout(LOOK, pressed.changed())
@@ -319,7 +326,7 @@ mod tests {
         let collector = Collector::start(tables.clone(), Pace::Fixed(Duration::from_secs(3)));
         tokio::time::sleep(Duration::from_secs(7)).await;
         assert_eq!(tables.collections_since(start), [3, 6]);
-        let counts = collector.told().counts();
+        let counts = collector.shared_counts().counts();
         assert_eq!(counts.of(Family::Ipv4).failed, 2);
         assert_eq!(counts.of(Family::Ipv4).completed, [0, 0]);
         assert_eq!(counts.fills.len(), 1);

@@ -6,7 +6,7 @@ mod schedule;
 
 use std::io;
 
-pub use self::collector::{Collector, Told};
+pub use self::collector::{Collector, SharedCounts};
 pub use self::counts::{Cause, Counts, DURATION_BOUNDS, FamilyCounts};
 pub use self::schedule::{Pace, SHORTEST, Schedule};
 

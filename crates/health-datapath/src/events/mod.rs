@@ -261,23 +261,23 @@ mod tests {
 
     /// Remembers what the programs were told last.
     #[derive(Clone, Default)]
-    struct Told(Arc<Mutex<Option<MonitorFilter>>>);
+    struct RecordingSwitch(Arc<Mutex<Option<MonitorFilter>>>);
 
-    impl Switch for Told {
+    impl Switch for RecordingSwitch {
         fn set(&self, filter: &MonitorFilter) -> io::Result<()> {
             *self.0.lock().unwrap() = Some(*filter);
             Ok(())
         }
     }
 
-    impl Told {
+    impl RecordingSwitch {
         fn wanted(&self) -> Option<u32> {
             self.0.lock().unwrap().map(|filter| filter.wanted)
         }
     }
 
-    fn hub() -> (Arc<Hub>, Told) {
-        let told = Told::default();
+    fn hub() -> (Arc<Hub>, RecordingSwitch) {
+        let told = RecordingSwitch::default();
         (Arc::new(Hub::new(told.clone()).unwrap()), told)
     }
 

@@ -58,7 +58,7 @@ use super::history::{Loss, Trend};
 use super::path_mtu::PathMtu;
 use super::target::{Protocol, TargetKey};
 use isolation::Isolation;
-use path_mtu::Told;
+use path_mtu::TooBigNotice;
 use peer::Picture;
 pub(super) use shift::{Shift, ShiftWatch};
 use whereabouts::Whereabouts;
@@ -286,9 +286,9 @@ impl Context<'_> {
                 other => (None, other),
             };
             return loss
-                .or_else(|| path_mtu::diagnose(peer, Told::ByNobody))
+                .or_else(|| path_mtu::diagnose(peer, TooBigNotice::ByNobody))
                 .or(shift)
-                .or_else(|| path_mtu::diagnose(peer, Told::ByRouter))
+                .or_else(|| path_mtu::diagnose(peer, TooBigNotice::ByRouter))
                 .or_else(|| self.diagnose_unknown_endpoint(peer));
         }
         let picture = Picture::new(self, peer);

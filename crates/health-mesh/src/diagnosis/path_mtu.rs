@@ -7,7 +7,7 @@ use crate::path_mtu::PathMtu;
 
 /// Whether a router tells the sender of a packet that it is too big.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum TooBigNotice {
     /// It does: connections adapt.
     ByRouter,
     /// Nobody does: a black hole (RFC 2923 section 2.1).
@@ -15,14 +15,14 @@ pub(super) enum Told {
 }
 
 /// What is wrong with the paths to a peer's addresses of which that holds, if something is.
-pub(super) fn diagnose(peer: &PeerFacts<'_>, told: Told) -> Option<Diagnosis> {
+pub(super) fn diagnose(peer: &PeerFacts<'_>, told: TooBigNotice) -> Option<Diagnosis> {
     let paths: Vec<(IpAddr, &PathMtu)> = peer
         .targets
         .iter()
         .filter_map(|target| Some((target.key.address, target.path_mtu?)))
         .filter(|(_, path)| path.is_reduced())
         .collect();
-    let is_such = |path: &PathMtu| path.told.is_none() == (told == Told::ByNobody);
+    let is_such = |path: &PathMtu| path.told.is_none() == (told == TooBigNotice::ByNobody);
     let &(address, worst) = paths
         .iter()
         .filter(|(_, path)| is_such(path))

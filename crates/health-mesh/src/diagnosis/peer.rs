@@ -201,7 +201,7 @@ impl<'a> Picture<'a> {
 
     fn rejected(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
         let told = self.told(addresses, |reason| matches!(reason, Reason::Rejected(_)))?;
-        let Told { failure, what, .. } = &told;
+        let ReportedFailure { failure, what, .. } = &told;
         let message = match told.reason.sender() {
             Some(sender) => format!(
                 "rejected: {} rejects {what}: {failure}; check its firewall and policies",
@@ -270,7 +270,7 @@ impl<'a> Picture<'a> {
             reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
         };
         let told = self.told(addresses, others)?;
-        let Told {
+        let ReportedFailure {
             failure,
             what,
             first,
@@ -420,7 +420,11 @@ impl<'a> Picture<'a> {
 
     /// What one sender says of targets of this peer: the failures that `is` holds for, of the first
     /// that names its sender, or of this host if none does.
-    fn told(&self, addresses: &[Address<'a>], is: impl Fn(Reason) -> bool) -> Option<Told<'a>> {
+    fn told(
+        &self,
+        addresses: &[Address<'a>],
+        is: impl Fn(Reason) -> bool,
+    ) -> Option<ReportedFailure<'a>> {
         let such = |finding: Finding<'a>| match finding {
             Finding::Down(reason, failure) if is(reason) => Some((reason, failure)),
             _ => None,
@@ -442,7 +446,7 @@ impl<'a> Picture<'a> {
             (false, _) => "HTTP",
         };
         let on = pick(addresses, |a| same(a.icmp) || same(a.http));
-        Some(Told {
+        Some(ReportedFailure {
             reason,
             failure,
             first: on.first()?.address,
@@ -466,8 +470,8 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// See [`Picture::told`].
-struct Told<'a> {
+/// A failure as a diagnosis tells it: see [`Picture::told`].
+struct ReportedFailure<'a> {
     reason: Reason,
     failure: &'a Failure,
     first: IpAddr,

@@ -54,10 +54,10 @@ impl Engine {
         before: Option<&WayCounts>,
         hello: &Hello,
     ) {
-        if hello.told.malformed {
+        if hello.headers.malformed {
             self.shared.malformed.add();
         }
-        let Some(Arrivals { since_ns, ways }) = hello.told.arrivals else {
+        let Some(Arrivals { since_ns, ways }) = hello.headers.arrivals else {
             return;
         };
         let told = self.now();

@@ -135,7 +135,7 @@ impl Engine {
                 self.exchange(target.node, sent, counts.as_deref(), &hello);
                 let reachable = self.answered(id, sent, answer);
                 let all_told = key.path != Path::Host
-                    || self.learn(target, hello.told.health_endpoint.as_deref());
+                    || self.learn(target, hello.headers.health_endpoint.as_deref());
                 if reachable && all_told {
                     let now = self.now();
                     self.schedule.settle(id, now);
