@@ -18,7 +18,7 @@ use super::kernel_rtt::{map_io, program_io};
 use super::layout::{self, MapLayout};
 use super::sys;
 use super::walk::{Batch, EntrySize, Walk};
-use crate::conntrack::{Collected, Family, Fill, Pass, TableError, Tables};
+use crate::conntrack::{CollectionOutcome, Family, Fill, Pass, TableError, Tables};
 
 /// Entries from which the number of all is estimated: 10 % are three standard deviations.
 const SAMPLE: usize = 1_024;
@@ -55,7 +55,7 @@ impl KernelTables {
         &self,
         flows: &Table,
         translations: &Table,
-    ) -> Result<Collected, TableError>
+    ) -> Result<CollectionOutcome, TableError>
     where
         T: Tuple + Pod + Default,
         T::Translation: Pod,
@@ -67,7 +67,7 @@ impl KernelTables {
         let (translations_seen, orphans) = self
             .collect_orphans::<T>(flows, translations)
             .map_err(|source| translations.error("collect", source))?;
-        Ok(Collected {
+        Ok(CollectionOutcome {
             flows: Pass {
                 removed: expired.flows,
                 refreshed: expired.refreshed,
@@ -124,7 +124,7 @@ impl KernelTables {
 }
 
 impl Tables for KernelTables {
-    fn collect(&self, family: Family) -> Result<Collected, TableError> {
+    fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError> {
         match family {
             Family::Ipv4 => self.collect_family::<Tuple4>(&self.flows4, &self.translations4),
             Family::Ipv6 => self.collect_family::<Tuple6>(&self.flows6, &self.translations6),

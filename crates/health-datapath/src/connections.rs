@@ -14,7 +14,7 @@ use health_common::tcp::{ConnectionRequest, FlowKey, Peer};
 
 use super::kernel_rtt::{map_io, patiently, program_io};
 use super::sys;
-use crate::rtt_store::{Connection, Measured};
+use crate::rtt_store::{Connection, Measurement};
 
 /// `HEALTH_PEERS`, and the program that takes from `HEALTH_TCP`.
 pub(super) struct Connections {
@@ -41,7 +41,7 @@ impl Connections {
         key: RttKey,
         connection: &Connection,
         at_socket_ns: u64,
-    ) -> io::Result<Measured> {
+    ) -> io::Result<Measurement> {
         let request = ConnectionRequest {
             key,
             flow: FlowKey {
@@ -68,8 +68,10 @@ impl Connections {
                 _ => return Err(io::ErrorKind::NotFound.into()),
             }
             Ok(Some(match sys::read::<ConnectionRequest>(&answer) {
-                Some(answer) if answer.source == SOURCE_KERNEL => Measured::ByKernel(answer.rtt_ns),
-                _ => Measured::AtSocket,
+                Some(answer) if answer.source == SOURCE_KERNEL => {
+                    Measurement::ByKernel(answer.rtt_ns)
+                }
+                _ => Measurement::AtSocket,
             }))
         })
     }

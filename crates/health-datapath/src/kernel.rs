@@ -14,7 +14,7 @@ pub(super) const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// A requirement that is not met.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unmet {
+pub enum UnmetRequirement {
     /// Not root.
     #[error(
         "health-agent needs root: it loads eBPF programs and makes network namespaces; run it as root or with sudo"
@@ -46,14 +46,14 @@ pub enum Unmet {
 
 /// A kernel that meets all requirements.
 #[derive(Debug)]
-pub struct Suited {
+pub struct SuitableKernel {
     /// What shall hold the programs.
     pub attachments: Attachments,
     /// What was tried.
     report: Report,
 }
 
-impl Suited {
+impl SuitableKernel {
     /// Logs in one line what there is.
     pub fn log(&self) {
         let Self {
@@ -71,29 +71,33 @@ impl Suited {
 }
 
 /// Checks everything that can be checked without changing anything, the most basic first.
-pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<Suited, Unmet> {
+pub fn require(bpf_root: &Path, mode: AttachMode) -> Result<SuitableKernel, UnmetRequirement> {
     if !Uid::effective().is_root() {
-        return Err(Unmet::NotRoot);
+        return Err(UnmetRequirement::NotRoot);
     }
     if !Path::new(BTF).exists() {
-        return Err(Unmet::NoBtf);
+        return Err(UnmetRequirement::NoBtf);
     }
     let report = Report::of_this_kernel(bpf_root);
     let attachments = choose(&report, bpf_root, mode)?;
-    Ok(Suited {
+    Ok(SuitableKernel {
         attachments,
         report,
     })
 }
 
 /// What an agent with this flag would attach its programs by, or why it would not start.
-pub fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Attachments, Unmet> {
+pub fn choose(
+    report: &Report,
+    bpf_root: &Path,
+    mode: AttachMode,
+) -> Result<Attachments, UnmetRequirement> {
     let missing = report.missing_required();
     if missing == ["bpffs"] {
-        return Err(Unmet::NoBpffs(bpf_root.to_owned()));
+        return Err(UnmetRequirement::NoBpffs(bpf_root.to_owned()));
     }
     if !missing.is_empty() {
-        return Err(Unmet::Lacks {
+        return Err(UnmetRequirement::Lacks {
             kernel: report.kernel.clone(),
             missing,
         });
@@ -114,7 +118,7 @@ pub fn choose(report: &Report, bpf_root: &Path, mode: AttachMode) -> Result<Atta
     if report.has(feature) {
         Ok(Attachments::all(attachment))
     } else {
-        Err(Unmet::NoAttachment {
+        Err(UnmetRequirement::NoAttachment {
             mode: attachment,
             kernel: report.kernel.clone(),
         })

@@ -20,7 +20,7 @@ use health_common::rtt::{
 use super::connections::Connections;
 use super::sys;
 use super::walk::{EntrySize, walk};
-use crate::rtt_store::{Connection, LossOutcome, Measured, RttStore};
+use crate::rtt_store::{Connection, LossOutcome, Measurement, RttStore};
 
 /// How often a row is read or asked for that others write at the same moment. They are done within a
 /// microsecond, unless their virtual CPU was taken off.
@@ -209,7 +209,7 @@ impl RttStore for KernelRtt {
         })
     }
 
-    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement> {
         let answer = self.account.ask(AccountRequest {
             key,
             operation: ACCOUNT_SAMPLE,
@@ -218,9 +218,9 @@ impl RttStore for KernelRtt {
             ..AccountRequest::default()
         })?;
         match answer {
-            Answer::AlreadyAnswered { rtt_ns } if rtt_ns > 0 => Ok(Measured::ByKernel(rtt_ns)),
+            Answer::AlreadyAnswered { rtt_ns } if rtt_ns > 0 => Ok(Measurement::ByKernel(rtt_ns)),
             Answer::Done | Answer::AlreadyAnswered { .. } | Answer::AlreadyLost => {
-                Ok(Measured::AtSocket)
+                Ok(Measurement::AtSocket)
             }
             Answer::NoRow => Err(io::ErrorKind::NotFound.into()),
         }
@@ -252,7 +252,7 @@ impl RttStore for KernelRtt {
         key: RttKey,
         connection: &Connection,
         at_socket_ns: u64,
-    ) -> io::Result<Measured> {
+    ) -> io::Result<Measurement> {
         self.connections.count(key, connection, at_socket_ns)
     }
 

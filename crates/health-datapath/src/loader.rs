@@ -29,7 +29,7 @@ use super::ipcache::Ipcache;
 use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
-use super::resize::{MapSizes, Resizing};
+use super::resize::{MapSizes, PendingResize};
 use super::workloads::Workloads;
 use super::{DatapathError, Hook, PROGRAMS};
 
@@ -49,13 +49,13 @@ pub struct Datapath {
     /// Where programs shall be.
     pub(super) hooks: Vec<Hook>,
     pub(super) attachments: Attachments,
-    pub(super) attached: attach::Attached,
+    pub(super) attached: attach::AttachedPrograms,
     pub(super) clsact: Clsact,
     /// Whether a former agent may have attached by clsact what is to have links: until the first
     /// [`Datapath::attach`] is through, and while its programs serve endpoints.
     pub(super) may_have_filters: bool,
     /// Until the programs are where they shall be.
-    pub(super) resizing: Option<Resizing>,
+    pub(super) resizing: Option<PendingResize>,
     pub(super) endpoints: HashMap<MapData, Addr, EndpointInfo>,
     pub(super) workloads: Workloads,
     config: Array<MapData, DatapathConfig>,
@@ -89,7 +89,7 @@ impl Datapath {
         make_folders(&pins)?;
         drop(former);
         let lock = locked(&pins)?;
-        let resizing = Resizing::prepare(&pins, sizes)?;
+        let resizing = PendingResize::prepare(&pins, sizes)?;
         let level: u8 = match log {
             ProgramLog::Warn => ::log::Level::Warn as u8,
             ProgramLog::Debug => ::log::Level::Debug as u8,
@@ -114,7 +114,7 @@ impl Datapath {
             ebpf,
             hooks: Vec::new(),
             attachments: Attachments::all(Attachment::Tcx),
-            attached: attach::Attached::default(),
+            attached: attach::AttachedPrograms::default(),
             clsact,
             may_have_filters: true,
             resizing: resizing.is_needed().then_some(resizing),

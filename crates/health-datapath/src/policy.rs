@@ -111,14 +111,14 @@ type Logical = (u32, PolicyMatch);
 
 /// An entry that is in the map.
 #[derive(Clone, Copy, Debug)]
-struct Written {
+struct WrittenEntry {
     logical: Logical,
     counter: u32,
 }
 
 /// A counter that is taken.
 #[derive(Debug)]
-struct Taken {
+struct TakenCounter {
     index: u32,
     /// Tables whose entry counts there.
     tables: usize,
@@ -128,8 +128,8 @@ struct Taken {
 pub struct PolicyTables {
     trie: Trie<PolicyKey, PolicyEntry>,
     counters: PerCpuArray<MapData, Counter>,
-    tables: BTreeMap<u32, Vec<Written>>,
-    taken: HashMap<Logical, Taken>,
+    tables: BTreeMap<u32, Vec<WrittenEntry>>,
+    taken: HashMap<Logical, TakenCounter>,
     /// Counters that are not taken, the next one last.
     free: Vec<u32>,
 }
@@ -141,19 +141,19 @@ impl PolicyTables {
         counters: PerCpuArray<MapData, Counter>,
     ) -> io::Result<Self> {
         let trie: Trie<PolicyKey, PolicyEntry> = Trie::new(entries);
-        let mut tables: BTreeMap<u32, Vec<Written>> = BTreeMap::new();
-        let mut taken: HashMap<Logical, Taken> = HashMap::new();
+        let mut tables: BTreeMap<u32, Vec<WrittenEntry>> = BTreeMap::new();
+        let mut taken: HashMap<Logical, TakenCounter> = HashMap::new();
         let mut is_free = vec![true; POLICY_COUNTERS as usize];
         for (prefix, entry) in trie.entries()? {
             let logical = (entry.subject, PolicyMatch::of(&prefix));
             let counter = entry.counter;
-            let written = Written { logical, counter };
+            let written = WrittenEntry { logical, counter };
             tables.entry(prefix.1.table).or_default().push(written);
             if let Some(is_free) = is_free.get_mut(counter as usize)
                 && counter != SHARED_COUNTER
             {
                 *is_free = false;
-                let first = Taken {
+                let first = TakenCounter {
                     index: counter,
                     tables: 0,
                 };
@@ -278,13 +278,13 @@ impl PolicyTables {
         table: u32,
         subject: u32,
         entries: &[(PolicyMatch, u8)],
-        written: &mut Vec<Written>,
+        written: &mut Vec<WrittenEntry>,
     ) -> io::Result<()> {
         let mut rows = Vec::with_capacity(entries.len());
         for &(what, verdict) in entries {
             let logical = (subject, what);
             let counter = self.take(logical)?;
-            written.push(Written { logical, counter });
+            written.push(WrittenEntry { logical, counter });
             let entry = PolicyEntry {
                 counter,
                 subject,
@@ -296,7 +296,7 @@ impl PolicyTables {
         self.trie.write(&rows).map_err(|(_, error)| error)
     }
 
-    fn undo(&mut self, table: u32, written: Vec<Written>) {
+    fn undo(&mut self, table: u32, written: Vec<WrittenEntry>) {
         match self.trie.delete(&keys(table, &written)) {
             Ok(()) => written.iter().for_each(|entry| self.release(entry)),
             // It stays a table, to be removed with the others that nobody names.
@@ -320,7 +320,8 @@ impl PolicyTables {
             self.free.push(index);
             return Err(error);
         }
-        self.taken.insert(logical, Taken { index, tables: 1 });
+        self.taken
+            .insert(logical, TakenCounter { index, tables: 1 });
         Ok(index)
     }
 
@@ -330,7 +331,7 @@ impl PolicyTables {
         self.counters.set(index, zero, 0).map_err(map_io)
     }
 
-    fn release(&mut self, entry: &Written) {
+    fn release(&mut self, entry: &WrittenEntry) {
         let Some(taken) = self.taken.get_mut(&entry.logical) else {
             return;
         };
@@ -346,7 +347,7 @@ impl PolicyTables {
     }
 }
 
-fn keys(table: u32, entries: &[Written]) -> Vec<Prefix<PolicyKey>> {
+fn keys(table: u32, entries: &[WrittenEntry]) -> Vec<Prefix<PolicyKey>> {
     let keys = entries.iter().map(|entry| entry.logical.1.key(table));
     keys.collect()
 }

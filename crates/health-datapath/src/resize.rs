@@ -57,14 +57,14 @@ impl MapSizes {
 
 /// Maps on their way to another size.
 #[derive(Debug)]
-pub(super) struct Resizing {
+pub(super) struct PendingResize {
     pins: PathBuf,
     maps: Vec<MapLayout>,
     /// Those that only this start has set aside, as long as no program uses the new ones.
     set_aside: Vec<MapLayout>,
 }
 
-impl Resizing {
+impl PendingResize {
     /// Sets pinned maps of other sizes aside.
     pub(super) fn prepare(pins: &Path, sizes: MapSizes) -> Result<Self, DatapathError> {
         let mut resizing = Self {
@@ -158,7 +158,7 @@ impl Resizing {
     }
 }
 
-impl Drop for Resizing {
+impl Drop for PendingResize {
     fn drop(&mut self) {
         for map in &self.set_aside {
             let (pin, former) = self.paths(map);

@@ -21,7 +21,7 @@ pub enum LossOutcome {
 
 /// Whose measurement of a probe's round trip was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measured {
+pub enum Measurement {
     /// The uplinks' programs', nanoseconds.
     ByKernel(u64),
     /// The agent's own, at its socket.
@@ -58,7 +58,7 @@ pub trait RttStore: Send + Sync + 'static {
 
     /// Takes in the answer to an echo probe, with the round trip that the agent measured. That is counted
     /// unless the kernel counted its own. `NotFound` where there is no row.
-    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured>;
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement>;
 
     /// Gives up an echo probe.
     fn lost(&self, key: RttKey, probe: ProbeId) -> io::Result<LossOutcome>;
@@ -83,7 +83,7 @@ pub trait RttStore: Send + Sync + 'static {
         key: RttKey,
         connection: &Connection,
         at_socket_ns: u64,
-    ) -> io::Result<Measured>;
+    ) -> io::Result<Measurement>;
 
     /// Has the round trips of all connections to an address counted, in a row that comes with the first.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;

@@ -15,7 +15,7 @@ use super::sys;
 
 /// A program as the verifier saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verified {
+pub struct VerifiedProgram {
     /// Its name.
     pub name: String,
     /// Instructions that it is made of, functions included.
@@ -87,7 +87,7 @@ pub enum VerifierError {
 
 /// Has the kernel verify each program of an object, with maps of their own that go with this call. Nothing is
 /// attached or pinned.
-pub fn verify(object: &[u8]) -> Result<Vec<Verified>, VerifierError> {
+pub fn verify(object: &[u8]) -> Result<Vec<VerifiedProgram>, VerifierError> {
     let mut object = Object::parse(object)?;
     let features = aya::features();
     let kernel = |what: String| move |source| VerifierError::Kernel { what, source };
@@ -136,7 +136,7 @@ pub fn verify(object: &[u8]) -> Result<Vec<Verified>, VerifierError> {
             name: name.clone(),
             log: log.clone(),
         })?;
-        verified.push(Verified {
+        verified.push(VerifiedProgram {
             name: name.clone(),
             instructions: function.instructions.len(),
             jited: sys::jited_len(loaded.as_fd()).map_err(kernel(format!("ask about {name}")))?,
@@ -198,7 +198,7 @@ fn instruction_bytes(function: &Function) -> Vec<u8> {
 }
 
 /// What `BPF_LOG_STATS` says (kernel/bpf/verifier.c, `print_verification_stats`).
-fn read_log(log: &str) -> Option<Verified> {
+fn read_log(log: &str) -> Option<VerifiedProgram> {
     let after = |what: &str| {
         let rest = &log[log.find(what)? + what.len()..];
         let end = rest.find(|c: char| !c.is_ascii_digit())?;
@@ -208,7 +208,7 @@ fn read_log(log: &str) -> Option<Verified> {
     let frames = line("stack depth ")?
         .split('+')
         .map(|depth| depth.parse().ok());
-    Some(Verified {
+    Some(VerifiedProgram {
         name: String::new(),
         instructions: 0,
         processed: after("processed ")?,
@@ -228,7 +228,7 @@ mod tests {
     fn the_verifiers_account_is_read() {
         let log = "verification time 81234 usec\nstack depth 432+0+88\nprocessed 77780 insns (limit 1000000) \
                    max_states_per_insn 21 total_states 3271 peak_states 1200 mark_read 90\n";
-        let expected = Verified {
+        let expected = VerifiedProgram {
             name: String::new(),
             instructions: 0,
             processed: 77_780,

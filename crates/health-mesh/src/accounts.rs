@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::rtt::{PROTOCOL_TCP, RttKey, RttRow};
-use health_datapath::rtt_store::{LossOutcome, Measured, RttStore};
+use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore};
 use health_model::api::RttSource;
 use health_net::clock;
 
@@ -115,8 +115,8 @@ impl Accounts {
             self.store.connected(key, &connection, nanos(hello.connect))
         });
         match counted {
-            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
-            Ok(Measured::AtSocket) => at_socket,
+            Ok(Measurement::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measurement::AtSocket) => at_socket,
             Err(error) => {
                 tracing::debug!(peer = %target.address, %error, "round trip not counted");
                 at_socket
@@ -132,8 +132,8 @@ impl Accounts {
             self.store.answered(key, probe.number, nanos(at_socket))
         });
         match answered {
-            Ok(Measured::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
-            Ok(Measured::AtSocket) => (at_socket, RttSource::Socket),
+            Ok(Measurement::ByKernel(rtt_ns)) => (Duration::from_nanos(rtt_ns), RttSource::Kernel),
+            Ok(Measurement::AtSocket) => (at_socket, RttSource::Socket),
             Err(error) => {
                 tracing::debug!(peer = %probe.key.address, %error, "round trip not counted");
                 (at_socket, RttSource::Socket)

@@ -16,7 +16,7 @@ use health_common::checksum;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET};
 use health_datapath::arrival_store::ArrivalStore;
-use health_datapath::rtt_store::{Connection, LossOutcome, Measured, RttStore};
+use health_datapath::rtt_store::{Connection, LossOutcome, Measurement, RttStore};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{SockaddrIn, recvfrom};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -184,11 +184,13 @@ impl RttStore for MemoryStore {
         Ok(())
     }
 
-    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measured> {
+    fn answered(&self, key: RttKey, probe: ProbeId, at_socket_ns: u64) -> io::Result<Measurement> {
         let stamped = self.stamped.lock().unwrap().remove(&(key, probe.sequence));
         match stamped {
-            Some(rtt_ns) => Ok(Measured::ByKernel(rtt_ns)),
-            None => self.sample(key, at_socket_ns).map(|()| Measured::AtSocket),
+            Some(rtt_ns) => Ok(Measurement::ByKernel(rtt_ns)),
+            None => self
+                .sample(key, at_socket_ns)
+                .map(|()| Measurement::AtSocket),
         }
     }
 
@@ -201,17 +203,19 @@ impl RttStore for MemoryStore {
         key: RttKey,
         connection: &Connection,
         at_socket_ns: u64,
-    ) -> io::Result<Measured> {
+    ) -> io::Result<Measurement> {
         assert_ne!(connection.local.port(), 0);
         let handshake_ns = self.handshake_ns.load(Ordering::Relaxed);
         if handshake_ns == 0 {
-            return self.sample(key, at_socket_ns).map(|()| Measured::AtSocket);
+            return self
+                .sample(key, at_socket_ns)
+                .map(|()| Measurement::AtSocket);
         }
         match self.rows.lock().unwrap().get_mut(&key) {
             Some(row) => row.record(handshake_ns, 0, 0, SOURCE_KERNEL),
             None => return Err(io::ErrorKind::NotFound.into()),
         }
-        Ok(Measured::ByKernel(handshake_ns))
+        Ok(Measurement::ByKernel(handshake_ns))
     }
 
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()> {

@@ -28,7 +28,7 @@ pub use self::cleanup::cleanup;
 use health_datapath::Attachments;
 use health_datapath::conntrack::{Collector, Pace};
 use health_datapath::events::{self, Hub};
-use health_datapath::kernel::{self, Suited};
+use health_datapath::kernel::{self, SuitableKernel};
 use health_endpoint::health::HealthEndpoint;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{self, Responder};
@@ -74,7 +74,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 
 async fn run_in_folders(
     config: Config,
-    kernel: Suited,
+    kernel: SuitableKernel,
     socket_group: Option<Gid>,
     own: Option<Node>,
     registry: Box<dyn Registry>,

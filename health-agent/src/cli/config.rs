@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use health_datapath::kernel::{Unmet, choose};
+use health_datapath::kernel::{UnmetRequirement, choose};
 use health_datapath::probe::{Need, Report};
 use health_model::duration::duration_text;
 use health_model::settings::{AttachMode, Location};
@@ -33,7 +33,7 @@ pub struct ConfigArgs {
 impl ConfigArgs {
     pub(super) async fn execute(self, client: &Client, location: &Location) -> anyhow::Result<()> {
         if self.probe_kernel {
-            anyhow::ensure!(Uid::effective().is_root(), Unmet::NotRoot);
+            anyhow::ensure!(Uid::effective().is_root(), UnmetRequirement::NotRoot);
             let report = Report::of_this_kernel(&location.bpf_root);
             self.output.output.print_object(&report, report_table)?;
             // Scripts ask whether an agent would start.

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use health_datapath::conntrack::{
-    Cause, Collected, Counts, DURATION_BOUNDS, Family, FamilyCounts, Pass,
+    Cause, CollectionOutcome, Counts, DURATION_BOUNDS, Family, FamilyCounts, Pass,
 };
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -90,7 +90,7 @@ fn encode_durations(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt
 }
 
 fn encode_entries(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    type Map = fn(&Collected) -> Pass;
+    type Map = fn(&CollectionOutcome) -> Pass;
     let maps: [(&'static str, &str, Map); 2] = [
         (
             "datapath_conntrack_gc_entries",

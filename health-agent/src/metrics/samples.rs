@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow};
-use health_datapath::conntrack::{Cause, Collected, Counts, Family, Fill, Pass};
+use health_datapath::conntrack::{Cause, CollectionOutcome, Counts, Family, Fill, Pass};
 use health_datapath::dump::{DumpError, MetricRow};
 use health_endpoint::lifecycle::State;
 use health_endpoint::manager::DURATION_BOUNDS;
@@ -51,7 +51,7 @@ pub(super) fn collections() -> Counts {
         entries: 16_384,
         capacity: 65_536,
     });
-    let collected = Collected {
+    let collected = CollectionOutcome {
         flows: Pass {
             removed: 3,
             refreshed: 1,

@@ -1,7 +1,7 @@
 //! What the verifier of this kernel has to do for each program.
 
 use health_datapath::PROGRAMS;
-use health_datapath::verifier::{Verified, verify};
+use health_datapath::verifier::{VerifiedProgram, verify};
 
 use super::{Figure, Report, Target};
 
@@ -15,7 +15,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
     Report::new(programs.iter().flat_map(figures).collect(), 1)
 }
 
-fn figures(program: &Verified) -> [Figure; 5] {
+fn figures(program: &VerifiedProgram) -> [Figure; 5] {
     let figure = |what: &str, unit, ours, limit: Option<(f64, f64)>| Figure {
         name: format!("{}, {what}", program.name),
         unit,

@@ -11,7 +11,7 @@ use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
 use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, SOURCE_KERNEL};
-use health_datapath::rtt_store::{Measured, RttStore as _};
+use health_datapath::rtt_store::{Measurement, RttStore as _};
 use health_datapath::{Attachment, Attachments, Hook};
 use health_net::netns::NetNs;
 use nix::ifaddrs::getifaddrs;
@@ -235,7 +235,10 @@ fn probes_with_a_tag_beside_their_bytes_are_measured() -> anyhow::Result<()> {
                 sequence,
             };
             let heard = wire.run.datapath.rtt()?.answered(key, number, u64::MAX)?;
-            assert!(matches!(heard, Measured::ByKernel(_)), "{what}: {heard:?}");
+            assert!(
+                matches!(heard, Measurement::ByKernel(_)),
+                "{what}: {heard:?}"
+            );
             assert_eq!(wire.samples(key)?, (samples, SOURCE_KERNEL), "{what}");
 
             let of_peer = Probe {

@@ -16,7 +16,7 @@ use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::tuple::Tuple;
 use health_datapath::collect::KernelTables;
-use health_datapath::conntrack::{Collected, Family, Fill, Pass, Tables as _};
+use health_datapath::conntrack::{CollectionOutcome, Family, Fill, Pass, Tables as _};
 use health_net::clock::now_ns;
 use tests::packet::{IPV4, Ipv4, echo4, ethernet, payload};
 use tests::testrun::{REDIRECT, TestRun};
@@ -67,7 +67,7 @@ impl Bed {
         }
     }
 
-    fn collect(&self, family: Family) -> Collected {
+    fn collect(&self, family: Family) -> CollectionOutcome {
         self.tables.collect(family).expect("a collection")
     }
 
@@ -158,7 +158,7 @@ fn what_has_expired_goes_with_both_entries_of_its_translation() {
     let collected = bed.collect(Family::Ipv4);
     assert_eq!(
         collected,
-        Collected {
+        CollectionOutcome {
             flows: Pass {
                 removed: 150,
                 refreshed: 0,
@@ -214,7 +214,7 @@ fn ipv6_entries_are_collected_too() {
     assert_eq!(collected.translations.removed, 200);
     assert_eq!(bed.ct6.keys().count(), 100);
     assert_eq!(bed.nat6.keys().count(), 200);
-    assert_eq!(bed.collect(Family::Ipv4), Collected::default());
+    assert_eq!(bed.collect(Family::Ipv4), CollectionOutcome::default());
 }
 
 #[test]

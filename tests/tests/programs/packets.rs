@@ -11,7 +11,7 @@ use health_common::probe::{Path, ProbeId};
 use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SOCKET, bucket};
 use health_datapath::arrival_store::ArrivalStore as _;
 use health_datapath::kernel_rtt::KernelRtt;
-use health_datapath::rtt_store::{LossOutcome, Measured, RttStore as _};
+use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore as _};
 use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, stamped, utc_ns};
 
@@ -791,7 +791,7 @@ fn number(sequence: u16) -> ProbeId {
 /// The agent hears of the answer to a probe that the uplinks' programs matched. Returns the round trip.
 fn hear(rtt: &KernelRtt, key: RttKey, number: ProbeId) -> u64 {
     match rtt.answered(key, number, u64::MAX) {
-        Ok(Measured::ByKernel(rtt_ns)) => rtt_ns,
+        Ok(Measurement::ByKernel(rtt_ns)) => rtt_ns,
         other => panic!("{number:?} was stamped and matched, not {other:?}"),
     }
 }
@@ -1487,7 +1487,7 @@ fn an_answer_that_the_uplink_did_not_see_is_counted_once() {
     bed.run("to_netdev", &probe(Path::Host, 8, PROBE_ID, 1));
     for sequence in [1, 2] {
         let measured = rtt.answered(key, number(sequence), 7_000);
-        assert_eq!(measured.expect("a row"), Measured::AtSocket);
+        assert_eq!(measured.expect("a row"), Measurement::AtSocket);
     }
     // It comes by the uplink after all.
     bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 1));

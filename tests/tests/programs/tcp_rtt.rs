@@ -7,7 +7,7 @@ use health_common::LAYOUT_VERSION;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_TCP, RttKey, RttRow, SOURCE_KERNEL};
-use health_datapath::rtt_store::{Connection, Measured, RttStore as _};
+use health_datapath::rtt_store::{Connection, Measurement, RttStore as _};
 use health_net::clock;
 use tests::PATIENCE;
 use tests::packet::{IPV4, Ipv4, Tcp, ethernet, timestamps};
@@ -504,7 +504,7 @@ impl<'a> Probe<'a> {
             .connected(self.key, &self.connection, MEASURED_NS)
             .expect("an answer");
         let row = rtt.row(self.key).expect("the map").expect("the row");
-        let by_kernel = counted == Measured::ByKernel(row.last_ns);
+        let by_kernel = counted == Measurement::ByKernel(row.last_ns);
         assert_eq!(by_kernel, row.source == SOURCE_KERNEL);
         assert_eq!(by_kernel, row.last_ns != MEASURED_NS);
         assert!(row.last_ns > 0);

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, ensure};
 use health_datapath::PROGRAMS;
-use health_datapath::verifier::{Verified, verify};
+use health_datapath::verifier::{VerifiedProgram, verify};
 use nix::sys::utsname::uname;
 use tests::bench::verifier::BUDGET;
 
@@ -22,7 +22,7 @@ fn kernel() -> anyhow::Result<String> {
 }
 
 /// A program's row of the table.
-fn row(kernel: &str, program: &Verified) -> String {
+fn row(kernel: &str, program: &VerifiedProgram) -> String {
     format!(
         "| {kernel} | `{}` | {} | {} | {} | {:.0} ms | {} | {} |",
         program.name,
@@ -58,7 +58,7 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
     println!("{table}");
     let is_listed = DOCS.contains(&format!("| {kernel} |"));
     for program in &programs {
-        let Verified {
+        let VerifiedProgram {
             name,
             processed,
             limit,

@@ -208,7 +208,7 @@ impl fmt::Display for HookFault {
 
 /// What holds a program that was attached.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum ProgramHolder {
     /// A link, kept open so that a removed pin alone detaches nothing.
     Link(PinnedLink),
     /// A filter, which stays by itself.
@@ -216,7 +216,7 @@ pub(super) enum Held {
 }
 
 /// Where programs were attached.
-pub(super) type Attached = HashMap<Hook, Held>;
+pub(super) type AttachedPrograms = HashMap<Hook, ProgramHolder>;
 
 impl Datapath {
     /// Chooses what holds the programs, TCX links unless told. To be called before anything is attached; what a
@@ -279,11 +279,12 @@ impl Datapath {
                 self.take_over_or_attach(hook)
             }
             HookFault::PinLost(hook) => {
-                let Some(Held::Link(link)) = self.attached.remove(hook) else {
+                let Some(ProgramHolder::Link(link)) = self.attached.remove(hook) else {
                     return Ok(());
                 };
                 let link = self.pin_link(hook, FdLink::from(link))?;
-                self.attached.insert(hook.clone(), Held::Link(link));
+                self.attached
+                    .insert(hook.clone(), ProgramHolder::Link(link));
                 Ok(())
             }
         }
@@ -300,7 +301,7 @@ impl Datapath {
             Attachment::Clsact => self.clsact.has_program(hook, program),
         };
         match self.attached.get(hook) {
-            Some(Held::Link(_)) if is_there && !self.link_pin(hook).exists() => {
+            Some(ProgramHolder::Link(_)) if is_there && !self.link_pin(hook).exists() => {
                 Some(HookFault::PinLost(hook.clone()))
             }
             Some(_) if is_there => None,
@@ -335,12 +336,12 @@ impl Datapath {
                     false => None,
                 };
                 let link = tcx::attach(program, hook, former.collect())?;
-                Held::Link(self.pin_link(hook, link)?)
+                ProgramHolder::Link(self.pin_link(hook, link)?)
             }
             Attachment::Clsact => {
                 let _between = handover::to_clsact(&self.clsact, hook, program, former.collect())?;
                 self.clsact.attach(hook, program)?;
-                Held::Filter
+                ProgramHolder::Filter
             }
         };
         self.attached.insert(hook.clone(), held);

@@ -204,7 +204,7 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::conntrack::{Collected, Pass, TableError};
+    use crate::conntrack::{CollectionOutcome, Pass, TableError};
 
     /// Maps of which each collection removes half, and that hold `entries` of 100.
     #[derive(Clone, Default)]
@@ -231,7 +231,7 @@ mod tests {
     }
 
     impl Tables for Half {
-        fn collect(&self, family: Family) -> Result<Collected, TableError> {
+        fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError> {
             let mut state = self.state();
             state.collections.push((Instant::now(), family));
             if state.broken {
@@ -246,9 +246,9 @@ mod tests {
                 refreshed: 0,
                 alive: 1,
             };
-            Ok(Collected {
+            Ok(CollectionOutcome {
                 flows,
-                ..Collected::default()
+                ..CollectionOutcome::default()
             })
         }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Collected, Family, Fill};
+use super::{CollectionOutcome, Family, Fill};
 
 /// Upper bounds of the durations of collections, seconds.
 pub const DURATION_BOUNDS: [f64; 9] = [0.001, 0.004, 0.016, 0.064, 0.25, 0.5, 1.0, 2.0, 8.0];
@@ -39,7 +39,7 @@ pub struct FamilyCounts {
     /// Sum of these durations.
     pub duration: Duration,
     /// What the last one did.
-    pub last: Collected,
+    pub last: CollectionOutcome,
     /// Conntrack entries removed by all of them.
     pub flows_removed: u64,
     /// Conntrack entries that were in use again when they were to be removed.
@@ -49,7 +49,7 @@ pub struct FamilyCounts {
 }
 
 impl FamilyCounts {
-    fn note(&mut self, cause: Cause, collected: Collected, took: Duration) {
+    fn note(&mut self, cause: Cause, collected: CollectionOutcome, took: Duration) {
         self.completed[cause as usize] += 1;
         let secs = took.as_secs_f64();
         let bucket = DURATION_BOUNDS.partition_point(|&bound| bound < secs);
@@ -79,7 +79,13 @@ impl Counts {
     }
 
     /// Takes note of a collection that came to its end, and took so long.
-    pub fn note(&mut self, family: Family, cause: Cause, collected: Collected, took: Duration) {
+    pub fn note(
+        &mut self,
+        family: Family,
+        cause: Cause,
+        collected: CollectionOutcome,
+        took: Duration,
+    ) {
         self.families[family as usize].note(cause, collected, took);
     }
 
@@ -97,13 +103,13 @@ mod tests {
     #[test]
     fn collections_are_counted_by_family_cause_and_duration() {
         let mut counts = Counts::default();
-        let collected = Collected {
+        let collected = CollectionOutcome {
             flows: Pass {
                 removed: 3,
                 refreshed: 1,
                 alive: 5,
             },
-            ..Collected::default()
+            ..CollectionOutcome::default()
         };
         let millis = Duration::from_millis;
         counts.note(Family::Ipv6, Cause::Pressure, collected, millis(4));

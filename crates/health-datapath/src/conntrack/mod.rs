@@ -57,7 +57,7 @@ impl Pass {
 
 /// What a collection did to the maps of one IP version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Collected {
+pub struct CollectionOutcome {
     /// The conntrack map.
     pub flows: Pass,
     /// The NAT map, entries that went with their flow and those that had none.
@@ -102,7 +102,7 @@ pub struct TableError {
 /// The conntrack and NAT maps.
 pub trait Tables: Send + Sync + 'static {
     /// Removes what has expired. Takes up to a second for a million entries.
-    fn collect(&self, family: Family) -> Result<Collected, TableError>;
+    fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError>;
     /// How full each map is, by a look at a part of it.
     fn fills(&self) -> Result<Vec<Fill>, TableError>;
 }

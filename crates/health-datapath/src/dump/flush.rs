@@ -13,7 +13,7 @@ use crate::sys;
 
 /// What was deleted from one map.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flushed {
+pub struct FlushedMap {
     /// Where the map is pinned.
     pub pin: PathBuf,
     /// Entries that were deleted.
@@ -25,7 +25,7 @@ impl Pinned {
     pub fn flush_conntrack(
         &self,
         is_wanted: impl Fn(&Flow, &CtEntry) -> bool,
-    ) -> Result<Vec<Flushed>, DumpError> {
+    ) -> Result<Vec<FlushedMap>, DumpError> {
         let [ct4, nat4] = self.flush_flows::<V4>(&is_wanted)?;
         let [ct6, nat6] = self.flush_flows::<V6>(&is_wanted)?;
         Ok(vec![ct4, ct6, nat4, nat6])
@@ -35,7 +35,7 @@ impl Pinned {
     pub fn flush_nat(
         &self,
         is_wanted: impl Fn(&Flow, &Translation) -> bool,
-    ) -> Result<Vec<Flushed>, DumpError> {
+    ) -> Result<Vec<FlushedMap>, DumpError> {
         Ok(vec![
             self.flush_translations::<V4>(&is_wanted)?,
             self.flush_translations::<V6>(&is_wanted)?,
@@ -45,7 +45,7 @@ impl Pinned {
     fn flush_flows<F: Family>(
         &self,
         is_wanted: &dyn Fn(&Flow, &CtEntry) -> bool,
-    ) -> Result<[Flushed; 2], DumpError> {
+    ) -> Result<[FlushedMap; 2], DumpError> {
         let mut flows = Flush::of(self, &F::CT)?;
         let mut translations = Flush::of(self, &F::NAT)?;
         let rows = self.rows(&F::CT, decode::<F::Tuple, CtEntry>)?;
@@ -65,7 +65,7 @@ impl Pinned {
     fn flush_translations<F: Family>(
         &self,
         is_wanted: &dyn Fn(&Flow, &Translation) -> bool,
-    ) -> Result<Flushed, DumpError> {
+    ) -> Result<FlushedMap, DumpError> {
         let mut translations = Flush::of(self, &F::NAT)?;
         let rows = self.rows(&F::NAT, decode::<F::Tuple, F::NatEntry>)?;
         rows.try_each(|(tuple, entry)| {
@@ -112,8 +112,8 @@ impl Flush {
         self.delete(&F::other_entry(tuple, entry))
     }
 
-    fn done(self) -> Flushed {
-        Flushed {
+    fn done(self) -> FlushedMap {
+        FlushedMap {
             pin: self.map.pin().to_owned(),
             entries: self.deleted,
         }

@@ -38,7 +38,7 @@ use super::{ipcache, kernel_rtt, sys, trie};
 
 pub use super::walk::Batch;
 pub use flow::{Flow, Translation};
-pub use flush::Flushed;
+pub use flush::FlushedMap;
 pub use map::{Decode, EntryTypes, MapKind, OpenMap, Rows};
 pub use objects::{MapInfo, ProgInfo};
 pub use rtt_rows::RttRows;

@@ -1,13 +1,13 @@
 //! What flushing prints.
 
-use health_datapath::dump::Flushed;
+use health_datapath::dump::FlushedMap;
 
 use crate::cli::output;
 
 /// A line for each map.
-pub(super) fn print(flushed: &[Flushed]) -> anyhow::Result<()> {
+pub(super) fn print(flushed: &[FlushedMap]) -> anyhow::Result<()> {
     output::print(|out| {
-        flushed.iter().try_for_each(|Flushed { pin, entries }| {
+        flushed.iter().try_for_each(|FlushedMap { pin, entries }| {
             let noun = if *entries == 1 { "entry" } else { "entries" };
             writeln!(out, "Flushed {entries} {noun} from {}", pin.display())
         })

@@ -12,7 +12,7 @@ use health_common::ct::{CtEntry, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
 use health_common::tuple::Tuple as _;
 use health_datapath::collect::KernelTables;
-use health_datapath::conntrack::{Collected, Family, Tables as _};
+use health_datapath::conntrack::{CollectionOutcome, Family, Tables as _};
 use health_datapath::dump::Pinned;
 use health_datapath::loader::{Datapath, ProgramLog};
 use health_datapath::{MapSizes, layout};
@@ -97,7 +97,7 @@ fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn check(collected: &Collected) -> anyhow::Result<()> {
+fn check(collected: &CollectionOutcome) -> anyhow::Result<()> {
     let half = u64::from(ENTRIES / 2);
     ensure!(
         collected.flows.removed == half && collected.translations.removed == u64::from(TRANSLATED),

@@ -11,7 +11,7 @@ use health_common::probe::{DEFAULT_KEY, Path, ProbeId, ProbePayload};
 use health_common::rtt::{PROTOCOL_ICMP, PROTOCOL_TCP, RttKey, RttRow};
 use health_datapath::kernel_rtt::KernelRtt;
 use health_datapath::loader::ProgramLog;
-use health_datapath::rtt_store::{LossOutcome, Measured, RttStore as _};
+use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore as _};
 use health_datapath::{Datapath, Hook};
 use health_model::settings::Location;
 use nix::poll::{PollFd, PollFlags, ppoll};
@@ -222,7 +222,7 @@ impl<'a> Prober<'a> {
         let measured =
             self.rows
                 .answered(key(probe.peer), id(probe), user.as_nanos().try_into()?)?;
-        if let Measured::ByKernel(rtt_ns) = measured {
+        if let Measurement::ByKernel(rtt_ns) = measured {
             probe.answer = Some(Answer {
                 kernel: Duration::from_nanos(rtt_ns),
                 user,
