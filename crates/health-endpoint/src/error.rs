@@ -6,8 +6,8 @@ use health_model::ipam::IpamError;
 use health_model::labels::LabelError;
 use health_net::netns::NetNsError;
 
-use super::lifecycle::Refused;
-use super::regenerate::NotRegenerated;
+use super::lifecycle::RefusedTransition;
+use super::regenerate::RegenerationError;
 use super::workload::WorkloadError;
 
 /// Why an endpoint could not be had, changed or removed.
@@ -57,7 +57,7 @@ pub enum EndpointError {
         /// Which endpoint.
         id: u16,
         /// What was refused.
-        refused: Refused,
+        refused: RefusedTransition,
     },
     /// Its datapath could not be built.
     #[error("the datapath of endpoint {id} cannot be built: {source}")]
@@ -65,7 +65,7 @@ pub enum EndpointError {
         /// Which endpoint.
         id: u16,
         /// Why.
-        source: NotRegenerated,
+        source: RegenerationError,
     },
     /// Its labels are none.
     #[error(transparent)]

@@ -34,13 +34,13 @@ pub trait IdentitySource: Send + Sync {
 }
 
 /// Identities of an allocator, by labels.
-pub struct Allocated {
+pub struct AllocatedIdentities {
     allocator: Arc<IdentityAllocator>,
     /// What is acquired, and how often.
     acquired: Mutex<HashMap<Identity, (LabelSet, usize)>>,
 }
 
-impl Allocated {
+impl AllocatedIdentities {
     /// Those of this one.
     pub fn by(allocator: Arc<IdentityAllocator>) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Allocated {
     }
 }
 
-impl IdentitySource for Allocated {
+impl IdentitySource for AllocatedIdentities {
     fn acquire<'a>(
         &'a self,
         labels: &'a LabelSet,

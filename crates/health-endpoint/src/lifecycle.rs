@@ -126,7 +126,7 @@ pub enum Judgement {
 /// A transition that was not made. The state is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an endpoint that is {from} cannot become {to}")]
-pub struct Refused {
+pub struct RefusedTransition {
     /// The state that it is in.
     pub from: State,
     /// The state that was asked for.
@@ -196,8 +196,8 @@ impl Lifecycle {
         to: State,
         now: Timestamp,
         reason: &str,
-    ) -> Result<(), Refused> {
-        let refused = |is_superseded| Refused {
+    ) -> Result<(), RefusedTransition> {
+        let refused = |is_superseded| RefusedTransition {
             from: self.state,
             to,
             is_superseded,

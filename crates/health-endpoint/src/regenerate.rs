@@ -31,7 +31,7 @@ pub struct Regeneration {
 
 /// What is in force since an endpoint was built.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Realized {
+pub struct RealizedPolicy {
     /// Number of its table in `HEALTH_POLICY`; 0 for none.
     pub policy: u32,
     /// Whether what goes to it passes only where its policy allows it.
@@ -43,7 +43,7 @@ pub struct Realized {
 /// Why an endpoint was not built: in words for its log. What was in force before still is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NotRegenerated(pub String);
+pub struct RegenerationError(pub String);
 
 /// Builds the datapath of endpoints. Different endpoints may be asked for at a time, one only once.
 pub trait Regenerator: Send + Sync {
@@ -52,11 +52,11 @@ pub trait Regenerator: Send + Sync {
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,
-    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>>;
+    ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>>;
 
     /// Takes away all of an endpoint. One that is not there is no failure.
     fn remove(
         &self,
         id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>>;
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>>;
 }

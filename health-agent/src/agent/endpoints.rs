@@ -8,9 +8,9 @@ use anyhow::Context as _;
 use health_common::endpoint::EndpointInfo;
 use health_datapath::{Workload, loader};
 use health_endpoint::enforcement::{self, Enforcer, Surroundings};
-use health_endpoint::identities::Allocated;
+use health_endpoint::identities::AllocatedIdentities;
 use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
-use health_endpoint::workload::{HostDevices, Saved, StateDir};
+use health_endpoint::workload::{HostDevices, SavedEndpoint, StateDir};
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
 use health_policy::PolicySettings;
@@ -74,7 +74,7 @@ pub(super) fn start(
     )?;
     let parts = Parts {
         devices: Arc::new(HostDevices::new(netlink.clone(), &location.instance)),
-        identities: Arc::new(Allocated::by(identities)),
+        identities: Arc::new(AllocatedIdentities::by(identities)),
         regenerator: Arc::new(enforcer.clone()),
         clock: Timestamp::now,
     };
@@ -86,7 +86,7 @@ fn states(state_dir: &Path) -> StateDir {
 }
 
 /// A former agent's endpoint as programs know it, unless the maps know better.
-pub(super) fn workload(saved: &Saved) -> Option<Workload> {
+pub(super) fn workload(saved: &SavedEndpoint) -> Option<Workload> {
     Some(Workload {
         device: saved.device.clone(),
         addresses: saved.addresses().collect(),

@@ -13,7 +13,7 @@ use health_common::siphash::SipKey;
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
-use health_endpoint::workload::Saved;
+use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::Responder;
 use health_mesh::probe_key;
 use health_model::settings::Location;
@@ -73,7 +73,7 @@ impl NodeDatapath {
         netlink: &Handle,
         uplinks: Uplinks,
         found: Found,
-        endpoints: &[Saved],
+        endpoints: &[SavedEndpoint],
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),

@@ -8,8 +8,10 @@ use std::sync::Arc;
 
 use health_endpoint::identities::{IdentitySource, IdentityUnavailable};
 use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
-use health_endpoint::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
-use health_endpoint::workload::{Blueprint, Devices, Found, Saved, StateDir, Task, WorkloadError};
+use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
+use health_endpoint::workload::{
+    Blueprint, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
+};
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
 use health_model::labels::LabelSet;
@@ -43,8 +45,8 @@ impl Devices for NoDevices {
     fn remove<'a>(&'a self, _: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
         Box::pin(ready(Ok(true)))
     }
-    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
-        Box::pin(ready(Ok(vec![Found {
+    fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
+        Box::pin(ready(Ok(vec![FoundDevice {
             device: "lxc1018".to_owned(),
             ifindex: IFINDEX,
             endpoint: ID,
@@ -75,13 +77,13 @@ impl Regenerator for NoPrograms {
     fn regenerate<'a>(
         &'a self,
         _: &'a Regeneration,
-    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
-        Box::pin(ready(Ok(Realized::default())))
+    ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
+        Box::pin(ready(Ok(RealizedPolicy::default())))
     }
     fn remove(
         &self,
         _: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
         Box::pin(ready(Ok(())))
     }
 }
@@ -103,7 +105,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         regenerator: Arc::new(NoPrograms),
         clock: Timestamp::now,
     };
-    let saved = Saved {
+    let saved = SavedEndpoint {
         id: ID,
         name: Some("web-1".to_owned()),
         container_id: None,

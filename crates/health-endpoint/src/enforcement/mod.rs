@@ -27,7 +27,7 @@ use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
-use crate::regenerate::{NotRegenerated, Realized, Regeneration, Regenerator};
+use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 
 pub use self::error::EnforceError;
 pub use self::follow::Surroundings;
@@ -227,8 +227,8 @@ impl Enforcer {
     }
 
     /// Builds an endpoint. May take its time.
-    fn build(&self, endpoint: &Regeneration) -> Result<Realized, NotRegenerated> {
-        let in_words = |error: &dyn std::error::Error| NotRegenerated(error.to_string());
+    fn build(&self, endpoint: &Regeneration) -> Result<RealizedPolicy, RegenerationError> {
+        let in_words = |error: &dyn std::error::Error| RegenerationError(error.to_string());
         let generation = self.generation();
         let labels = subject_labels(endpoint.identity, &endpoint.labels);
         let realized = self
@@ -264,9 +264,9 @@ impl Enforcer {
         addresses.try_for_each(|address| ipcache.set(IpNet::from(*address), entry))
     }
 
-    fn take_away(&self, id: u16) -> Result<(), NotRegenerated> {
+    fn take_away(&self, id: u16) -> Result<(), RegenerationError> {
         let removed = lock(&self.0.datapath).remove_workload(id);
-        removed.map_err(|error| NotRegenerated(error.to_string()))?;
+        removed.map_err(|error| RegenerationError(error.to_string()))?;
         let addresses = self.subjects().forget(id);
         self.withdraw(addresses.iter());
         self.0.built.notify_one();
@@ -292,13 +292,13 @@ impl Enforcer {
 
     /// Waits until the identities of the cluster are known: tables without them would drop what those before let
     /// pass. An endpoint of the agent before this one keeps its table meanwhile, a new one goes on without.
-    async fn wait_informed(&self, id: u16) -> Result<(), NotRegenerated> {
+    async fn wait_informed(&self, id: u16) -> Result<(), RegenerationError> {
         let mut informed = self.0.is_informed.subscribe();
         let known = tokio::time::timeout(PATIENCE, informed.wait_for(|known| *known)).await;
         if known.is_err() && self.subjects().is_former(id) {
             let stale = self.0.identities.borrow().stale.clone();
             let reason = stale.map_or_else(String::new, |stale| format!(": {}", stale.reason));
-            return Err(NotRegenerated(format!(
+            return Err(RegenerationError(format!(
                 "the identities of the cluster are not known yet{reason}"
             )));
         }
@@ -308,11 +308,11 @@ impl Enforcer {
     /// Does something where it may take its time.
     async fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<T, NotRegenerated> + Send + 'static,
-    ) -> Result<T, NotRegenerated> {
+        work: impl FnOnce(&Self) -> Result<T, RegenerationError> + Send + 'static,
+    ) -> Result<T, RegenerationError> {
         let enforcer = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&enforcer)).await;
-        done.map_err(|error| NotRegenerated(error.to_string()))?
+        done.map_err(|error| RegenerationError(error.to_string()))?
     }
 }
 
@@ -320,7 +320,7 @@ impl Regenerator for Enforcer {
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,
-    ) -> Pin<Box<dyn Future<Output = Result<Realized, NotRegenerated>> + Send + 'a>> {
+    ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
         let endpoint = endpoint.clone();
         Box::pin(async move {
             self.wait_informed(endpoint.id).await?;
@@ -332,7 +332,7 @@ impl Regenerator for Enforcer {
     fn remove(
         &self,
         id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), NotRegenerated>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
         Box::pin(self.blocking(move |enforcer| enforcer.take_away(id)))
     }
 }
@@ -358,7 +358,7 @@ fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
 }
 
 /// An endpoint as the programs are told of it.
-fn workload(endpoint: &Regeneration, realized: Realized) -> Workload {
+fn workload(endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
     let flag = |is_set, flag| if is_set { flag } else { 0 };
     Workload {
         device: endpoint.device.clone(),

@@ -11,7 +11,7 @@ use health_model::policy::Direction;
 use health_policy::{CompiledPolicy, PolicySettings, Repository};
 use tracing::debug;
 
-use crate::regenerate::Realized;
+use crate::regenerate::RealizedPolicy;
 
 /// All that verdicts follow from.
 #[derive(Clone)]
@@ -41,7 +41,7 @@ struct InForce {
     policy: CompiledPolicy,
     /// By what it was compiled last.
     generation: Generation,
-    realized: Realized,
+    realized: RealizedPolicy,
     /// What it is by a later generation, until an endpoint is built by that.
     next: Option<(Generation, CompiledPolicy)>,
 }
@@ -56,7 +56,7 @@ impl InForce {
 
 /// What an endpoint names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
+struct NamedByEndpoint {
     /// Not known of one that was taken over and not built since.
     identity: Option<Identity>,
     table: u32,
@@ -68,7 +68,7 @@ pub(super) struct Subjects {
     tables: PolicyTables,
     last: u32,
     in_force: BTreeMap<Identity, InForce>,
-    named: BTreeMap<u16, Named>,
+    named: BTreeMap<u16, NamedByEndpoint>,
     /// What endpoints that are being built will name.
     planned: BTreeMap<u16, (Identity, u32)>,
 }
@@ -77,7 +77,7 @@ impl Subjects {
     /// `named` are the tables that endpoints name by now.
     pub(super) fn new(tables: PolicyTables, named: impl IntoIterator<Item = (u16, u32)>) -> Self {
         let named = named.into_iter().map(|(id, table)| {
-            let one = Named {
+            let one = NamedByEndpoint {
                 identity: None,
                 table,
                 addresses: Vec::new(),
@@ -101,7 +101,7 @@ impl Subjects {
         identity: Identity,
         labels: &LabelSet,
         generation: &Generation,
-    ) -> Result<Realized, PolicyError> {
+    ) -> Result<RealizedPolicy, PolicyError> {
         let known = self.in_force.get_mut(&identity);
         let is_current = known
             .as_ref()
@@ -135,10 +135,10 @@ impl Subjects {
         &mut self,
         identity: Identity,
         policy: &CompiledPolicy,
-    ) -> Result<Realized, PolicyError> {
+    ) -> Result<RealizedPolicy, PolicyError> {
         let [ingress, egress] = [Direction::Ingress, Direction::Egress];
         let enforces = |direction| policy.direction(direction).is_enforced();
-        let mut realized = Realized {
+        let mut realized = RealizedPolicy {
             policy: 0,
             enforces_ingress: enforces(ingress),
             enforces_egress: enforces(egress),
@@ -182,7 +182,7 @@ impl Subjects {
         let Some((identity, table)) = self.planned.remove(&id) else {
             return Vec::new();
         };
-        let named = Named {
+        let named = NamedByEndpoint {
             identity: Some(identity),
             table,
             addresses: addresses.to_vec(),
@@ -216,7 +216,7 @@ impl Subjects {
                 continue;
             }
             known.next = Some((generation.clone(), policy));
-            let of_identity = |named: &Named| named.identity == Some(*identity);
+            let of_identity = |named: &NamedByEndpoint| named.identity == Some(*identity);
             let ids = self.named.iter().filter(|(_, named)| of_identity(named));
             touched.extend(ids.map(|(id, _)| *id));
             let building = self.planned.iter();

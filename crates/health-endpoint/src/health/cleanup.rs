@@ -14,7 +14,7 @@ use super::{DEVICE, HealthError};
 
 /// Something that was removed or given back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Removed {
+pub enum RemovedResource {
     /// The veth pair.
     Device,
     /// A network namespace.
@@ -27,7 +27,7 @@ pub enum Removed {
     StateFile(PathBuf),
 }
 
-impl fmt::Display for Removed {
+impl fmt::Display for RemovedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Device => write!(f, "device {DEVICE}"),
@@ -48,7 +48,7 @@ impl fmt::Display for Removed {
 #[derive(Debug, Default)]
 pub struct Cleanup {
     /// What it removed.
-    pub removed: Vec<Removed>,
+    pub removed: Vec<RemovedResource>,
     /// What it could not remove. Everything else was still tried.
     pub failed: Vec<HealthError>,
 }
@@ -77,20 +77,20 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     }
     if let Some(state) = saved {
         let (restored, failed) = state.sysctls.restore();
-        let restored = restored.into_iter().map(Removed::Setting);
+        let restored = restored.into_iter().map(RemovedResource::Setting);
         report.removed.extend(restored);
         let failed = failed.into_iter().map(HealthError::from);
         report.failed.extend(failed);
     }
     if report.record(file.remove()) == Some(true) {
-        report.removed.push(Removed::StateFile(file.path()));
+        report.removed.push(RemovedResource::StateFile(file.path()));
     }
     report
 }
 
 async fn remove_from_host(host: &Handle, instance: &str, report: &mut Cleanup) {
     match pair::remove_device(host, instance).await {
-        Ok(true) => report.removed.push(Removed::Device),
+        Ok(true) => report.removed.push(RemovedResource::Device),
         Ok(false) => {}
         Err(HealthError::ForeignDevice { alias }) if alias.starts_with(ALIAS_PREFIX) => return,
         Err(HealthError::ForeignDevice { .. }) => {}
@@ -99,7 +99,7 @@ async fn remove_from_host(host: &Handle, instance: &str, report: &mut Cleanup) {
     let ours = report.record(route::list_ours(host).await);
     for route in ours.unwrap_or_default() {
         if report.record(route::delete(host, &route).await) == Some(true) {
-            report.removed.push(Removed::Route(route));
+            report.removed.push(RemovedResource::Route(route));
         }
     }
 }
@@ -108,6 +108,6 @@ fn remove_netns(instance: &str, report: &mut Cleanup) {
     let name = pair::netns_name(instance);
     let removed = netns::path_of(&name).and_then(|path| Ok((netns::remove(&name)?, path)));
     if let Some((true, path)) = report.record(removed) {
-        report.removed.push(Removed::Netns(path));
+        report.removed.push(RemovedResource::Netns(path));
     }
 }

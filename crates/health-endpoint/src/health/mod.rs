@@ -29,14 +29,14 @@ use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
 use tracing::{info, warn};
 
-pub use self::cleanup::{Cleanup, Removed, cleanup};
+pub use self::cleanup::{Cleanup, RemovedResource, cleanup};
 pub use self::error::HealthError;
 pub use self::fault::{End, Fault, Repair};
 pub use self::pair::ALIAS_PREFIX;
 pub use self::state::{ENDPOINT_IDS, State};
 
-use self::pair::{Blueprint, Found, Pair};
-use self::plan::{Past, Plan};
+use self::pair::{Blueprint, Pair, PairState};
+use self::plan::{Plan, PreviousEndpoint};
 use self::state::StateFile;
 
 /// Name of the veth pair's end on the host.
@@ -269,7 +269,7 @@ impl HealthEndpoint {
 /// What there is before anything is done.
 struct Survey {
     living: Option<Pair>,
-    past: Past,
+    past: PreviousEndpoint,
     /// What is wrong with an endpoint that is not living.
     faults: Vec<Fault>,
 }
@@ -279,20 +279,20 @@ async fn survey(
     instance: &str,
     saved: Option<&State>,
 ) -> Result<Survey, HealthError> {
-    let mut past = saved.map(Past::of_state).unwrap_or_default();
+    let mut past = saved.map(PreviousEndpoint::of_state).unwrap_or_default();
     let (living, fault) = match pair::find(host, instance, saved).await? {
-        Found::Living(pair) => {
+        PairState::Living(pair) => {
             past.device_stands = true;
             (Some(pair), None)
         }
-        Found::Remains {
+        PairState::Remains {
             fault,
             device_stands,
         } => {
             past.device_stands = device_stands;
             (None, Some(fault))
         }
-        Found::Nothing => (None, saved.map(|_| Fault::VethGone)),
+        PairState::Nothing => (None, saved.map(|_| Fault::VethGone)),
     };
     if let (None, Some(pair)) = (saved, &living) {
         past.macs = pair.inner.mac.zip(pair.outer.mac);
@@ -312,7 +312,7 @@ async fn survey(
 
 /// The addresses that a living endpoint may not keep or does not have yet. If there are any, it
 /// takes a new pair.
-fn outdated(past: &Past, plan: &Plan) -> Vec<Fault> {
+fn outdated(past: &PreviousEndpoint, plan: &Plan) -> Vec<Fault> {
     let old: BTreeSet<_> = past.addresses.iter().copied().collect();
     let new: BTreeSet<_> = plan.addresses().collect();
     let gone = old.difference(&new).copied().map(Fault::AddressOutdated);

@@ -23,7 +23,7 @@ pub(super) struct Pair {
 }
 
 /// What there is of a pair.
-pub(super) enum Found {
+pub(super) enum PairState {
     Nothing,
     /// Parts of one, of which no pair can be made any more.
     Remains {
@@ -78,13 +78,13 @@ pub(super) async fn find(
     host: &Handle,
     instance: &str,
     saved: Option<&State>,
-) -> Result<Found, HealthError> {
+) -> Result<PairState, HealthError> {
     let outer = own_device(host, instance).await?;
     let name = netns_name(instance);
     if !netns::is_alive(&name) {
         return Ok(match outer {
-            None => Found::Nothing,
-            Some(_) => Found::Remains {
+            None => PairState::Nothing,
+            Some(_) => PairState::Remains {
                 fault: Fault::NetnsGone(netns::path_of(&name)?),
                 device_stands: true,
             },
@@ -97,18 +97,18 @@ pub(super) async fn find(
         return Err(HealthError::ForeignNetns(netns.path().to_owned()));
     }
     Ok(match (outer, inner) {
-        (Some(outer), Some(inner)) if are_peers(&inner, &outer) => Found::Living(Pair {
+        (Some(outer), Some(inner)) if are_peers(&inner, &outer) => PairState::Living(Pair {
             netns,
             inside,
             outer,
             inner,
         }),
-        (Some(_), _) => Found::Remains {
+        (Some(_), _) => PairState::Remains {
             fault: Fault::PeerGone,
             device_stands: true,
         },
         // An end alone cannot be: the host's has another name by now, and is in use under that.
-        (None, inner) => Found::Remains {
+        (None, inner) => PairState::Remains {
             fault: Fault::VethGone,
             device_stands: inner.is_some(),
         },

@@ -50,7 +50,7 @@ pub(super) struct Stack {
 
 /// What the endpoint was before.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Past {
+pub(super) struct PreviousEndpoint {
     pub(super) id: Option<u16>,
     /// The endpoint's own hardware address and the host side's.
     pub(super) macs: Option<(MacAddr, MacAddr)>,
@@ -59,7 +59,7 @@ pub(super) struct Past {
     pub(super) device_stands: bool,
 }
 
-impl Past {
+impl PreviousEndpoint {
     /// As the state file tells it.
     pub(super) fn of_state(state: &State) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Plan {
     pub(super) async fn make(
         host: &Handle,
         spec: &HealthEndpointSpec,
-        past: &Past,
+        past: &PreviousEndpoint,
     ) -> Result<Self, HealthError> {
         let usable: Vec<IpAddr> = usable_addresses(spec).collect();
         let devices = node_devices(host, &usable).await?;
@@ -284,7 +284,7 @@ fn device_named<'a>(
 async fn stacks(
     host: &Handle,
     spec: &HealthEndpointSpec,
-    past: &Past,
+    past: &PreviousEndpoint,
 ) -> Result<Vec<Stack>, HealthError> {
     let mut stacks = Vec::new();
     for family in Family::ALL {

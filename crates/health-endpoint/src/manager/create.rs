@@ -16,8 +16,8 @@ use super::table::Entry;
 use super::{Manager, NewEndpoint, broken_off};
 use crate::error::EndpointError;
 use crate::lifecycle::{Lifecycle, Side, State};
-use crate::regenerate::NotRegenerated;
-use crate::workload::{Blueprint, DEFAULT_IFNAME, Saved, Stack, device_name};
+use crate::regenerate::RegenerationError;
+use crate::workload::{Blueprint, DEFAULT_IFNAME, SavedEndpoint, Stack, device_name};
 
 impl Manager {
     pub(super) async fn make(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {
@@ -61,7 +61,7 @@ impl Manager {
             }
         }
         let id = table.free_id(&mut rng)?;
-        let saved = Saved {
+        let saved = SavedEndpoint {
             id,
             name: new.name,
             container_id: new.container_id,
@@ -216,7 +216,7 @@ impl Manager {
             Ok(entry) if entry.realized.is_some() => Some(Ok(())),
             Ok(entry) => {
                 let problem = entry.problem.clone()?;
-                let source = NotRegenerated(problem);
+                let source = RegenerationError(problem);
                 Some(Err(EndpointError::Regenerate { id, source }))
             }
         })
@@ -238,7 +238,7 @@ impl Manager {
     /// nothing.
     pub(super) async fn save(&self, id: u16) -> Result<(), EndpointError> {
         self.at_files(move |manager| {
-            let saved = manager.with(id, |entry, _| Saved {
+            let saved = manager.with(id, |entry, _| SavedEndpoint {
                 // Before it is complete there is only the intent.
                 ifindex: entry.saved.ifindex.filter(|_| entry.is_complete),
                 ..entry.saved.clone()

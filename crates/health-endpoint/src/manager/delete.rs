@@ -9,7 +9,7 @@ use super::Manager;
 use crate::error::EndpointError;
 use crate::lifecycle::{Side, State};
 use crate::log::Status;
-use crate::workload::{Found, WorkloadError};
+use crate::workload::{FoundDevice, WorkloadError};
 
 /// What is to be done to delete an endpoint.
 enum Way {
@@ -162,7 +162,7 @@ impl Manager {
             Err(error) => return warn!(%error, "cannot look after the endpoints"),
         };
         for (id, ifindex) in known {
-            let is_there = |found: &Found| (found.endpoint, found.ifindex) == (id, ifindex);
+            let is_there = |found: &FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
             if found.iter().any(is_there) {
                 continue;
             }

@@ -9,13 +9,13 @@ use super::Manager;
 use super::table::Entry;
 use crate::lifecycle::Lifecycle;
 use crate::log::Status;
-use crate::workload::{Damaged, Devices, Found, Saved, StateDir, WorkloadError};
+use crate::workload::{DamagedFile, Devices, FoundDevice, SavedEndpoint, StateDir, WorkloadError};
 
 /// What an agent before this one has left.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// The endpoints that live.
-    pub living: Vec<Saved>,
+    pub living: Vec<SavedEndpoint>,
     /// Those that do not, and why. Nothing is left of them but what programs may know.
     pub dropped: Vec<(u16, &'static str)>,
 }
@@ -24,10 +24,10 @@ pub struct Survey {
 /// whose device or namespace is gone, and devices that nothing is kept of.
 pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, WorkloadError> {
     let (saved, damaged) = states.load()?;
-    for Damaged { path, problem } in damaged {
+    for DamagedFile { path, problem } in damaged {
         warn!(file = %path.display(), problem, "an unreadable endpoint was set aside");
     }
-    let found: BTreeMap<u16, Found> = devices
+    let found: BTreeMap<u16, FoundDevice> = devices
         .list()
         .await?
         .into_iter()
@@ -40,7 +40,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
             None => {
                 kept.insert(saved.id);
                 let device = found.get(&saved.id).map(|found| found.device.clone());
-                survey.living.push(Saved {
+                survey.living.push(SavedEndpoint {
                     device: device.unwrap_or_else(|| saved.device.clone()),
                     ..saved
                 });
@@ -69,7 +69,11 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
 }
 
 /// Why an endpoint is not to live on; `None` if it is.
-fn fate(saved: &Saved, found: Option<&Found>, devices: &dyn Devices) -> Option<&'static str> {
+fn fate(
+    saved: &SavedEndpoint,
+    found: Option<&FoundDevice>,
+    devices: &dyn Devices,
+) -> Option<&'static str> {
     let Some(ifindex) = saved.ifindex else {
         return Some("it was half made");
     };

@@ -13,11 +13,11 @@ use jiff::Timestamp;
 use super::Selector;
 use crate::error::EndpointError;
 use crate::health::ENDPOINT_IDS;
-use crate::lifecycle::{Lifecycle, Refused, Side, State};
+use crate::lifecycle::{Lifecycle, RefusedTransition, Side, State};
 use crate::log::{LogEntry, Status};
 use crate::queue::RegenerationQueue;
-use crate::regenerate::Realized;
-use crate::workload::Saved;
+use crate::regenerate::RealizedPolicy;
+use crate::workload::SavedEndpoint;
 
 /// Upper bounds of the histogram of regenerations, seconds.
 pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
@@ -43,10 +43,10 @@ pub struct Counts {
 /// An endpoint.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) saved: Saved,
+    pub(super) saved: SavedEndpoint,
     pub(super) lifecycle: Lifecycle,
     /// What is in force.
-    pub(super) realized: Option<Realized>,
+    pub(super) realized: Option<RealizedPolicy>,
     /// Regenerations that failed one after the other.
     pub(super) failures: u32,
     /// Why the last one did.
@@ -70,7 +70,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn new(saved: Saved, lifecycle: Lifecycle, ipam: &NodeIpam) -> Self {
+    pub(super) fn new(saved: SavedEndpoint, lifecycle: Lifecycle, ipam: &NodeIpam) -> Self {
         Self {
             saved,
             gateways: Family::ALL.map(|family| ipam.gateway(family)),
@@ -99,7 +99,7 @@ impl Entry {
         to: State,
         now: Timestamp,
         reason: &str,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedTransition> {
         self.touch();
         self.lifecycle.set(side, to, now, reason)
     }
@@ -119,7 +119,7 @@ impl Entry {
 
     fn show(&self) -> Endpoint {
         let saved = &self.saved;
-        let enforcement = |enforces: fn(&Realized) -> bool| match &self.realized {
+        let enforcement = |enforces: fn(&RealizedPolicy) -> bool| match &self.realized {
             Some(realized) if enforces(realized) => Enforcement::Enabled,
             Some(_) => Enforcement::Disabled,
             None => Enforcement::Unknown,

@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::identities::IdentityUnavailable;
 use crate::log::Status;
-use crate::regenerate::{NotRegenerated, Realized, Regeneration};
-use crate::workload::{Blueprint, Found, Saved, Task, WorkloadError};
+use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError};
+use crate::workload::{Blueprint, FoundDevice, SavedEndpoint, Task, WorkloadError};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -119,14 +119,16 @@ impl Devices for World {
         })
     }
 
-    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
+    fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
         Box::pin(async {
             let devices = self.devices.lock().unwrap();
-            let found = devices.iter().map(|(device, (endpoint, ifindex))| Found {
-                device: device.clone(),
-                ifindex: *ifindex,
-                endpoint: *endpoint,
-            });
+            let found = devices
+                .iter()
+                .map(|(device, (endpoint, ifindex))| FoundDevice {
+                    device: device.clone(),
+                    ifindex: *ifindex,
+                    endpoint: *endpoint,
+                });
             Ok(found.collect())
         })
     }
@@ -163,7 +165,7 @@ impl Regenerator for World {
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,
-    ) -> Answer<'a, Result<Realized, NotRegenerated>> {
+    ) -> Answer<'a, Result<RealizedPolicy, RegenerationError>> {
         Box::pin(async {
             let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
             self.most_running.fetch_max(running, Ordering::SeqCst);
@@ -172,10 +174,10 @@ impl Regenerator for World {
             self.running.fetch_sub(1, Ordering::SeqCst);
             self.built.lock().unwrap().push(endpoint.clone());
             if self.fails("regenerate") {
-                return Err(NotRegenerated("the verifier refused it".to_owned()));
+                return Err(RegenerationError("the verifier refused it".to_owned()));
             }
             self.served.lock().unwrap().insert(endpoint.id);
-            Ok(Realized {
+            Ok(RealizedPolicy {
                 policy: 1,
                 enforces_ingress: true,
                 enforces_egress: false,
@@ -183,7 +185,7 @@ impl Regenerator for World {
         })
     }
 
-    fn remove(&self, id: u16) -> Answer<'_, Result<(), NotRegenerated>> {
+    fn remove(&self, id: u16) -> Answer<'_, Result<(), RegenerationError>> {
         self.served.lock().unwrap().remove(&id);
         Box::pin(std::future::ready(Ok(())))
     }
@@ -561,7 +563,7 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     let (saved, _) = states.load().unwrap();
     let intent = saved.into_iter().find(|saved| saved.id == half.id).unwrap();
     states
-        .save(&Saved {
+        .save(&SavedEndpoint {
             ifindex: None,
             ..intent
         })

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use health_net::netlink;
 
-use super::{Devices as _, HostDevices, Saved, StateDir, WorkloadError};
+use super::{Devices as _, HostDevices, SavedEndpoint, StateDir, WorkloadError};
 
 /// Removes the devices of an instance's workloads, and what is kept of them. Returns what was removed, and
 /// what could not be.
@@ -62,7 +62,7 @@ async fn remove_unmarked(
         Ok((saved, _)) => saved,
         Err(error) => return failed.push(error.to_string()),
     };
-    for Saved { id, device, .. } in saved {
+    for SavedEndpoint { id, device, .. } in saved {
         match devices.remove(&device).await {
             Ok(true) => removed.push(format!("device {device} of endpoint {id}")),
             Ok(false) | Err(WorkloadError::ForeignDevice { .. }) => {}

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use super::{Blueprint, Devices, Found, Stack, Task, WorkloadError};
+use super::{Blueprint, Devices, FoundDevice, Stack, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
 
 /// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
@@ -241,11 +241,11 @@ impl Devices for HostDevices {
         Box::pin(self.take_away(device))
     }
 
-    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>> {
+    fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
         Box::pin(async {
             let links = link::list(&self.host).await?;
             let ours = links.into_iter().filter_map(|link| {
-                Some(Found {
+                Some(FoundDevice {
                     endpoint: self.endpoint_of(&link)?,
                     ifindex: link.index,
                     device: link.name,

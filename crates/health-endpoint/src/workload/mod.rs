@@ -17,7 +17,7 @@ use health_net::netns::NetNsId;
 pub use self::cleanup::cleanup;
 pub use self::device::HostDevices;
 pub use self::error::WorkloadError;
-pub use self::state::{Damaged, Saved, StateDir};
+pub use self::state::{DamagedFile, SavedEndpoint, StateDir};
 
 /// Name of the inner end where none is asked for.
 pub const DEFAULT_IFNAME: &str = "eth0";
@@ -62,7 +62,7 @@ pub struct Stack {
 
 /// A host's end that this instance has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDevice {
     /// Its name.
     pub device: String,
     /// Its number.
@@ -91,7 +91,7 @@ pub trait Devices: Send + Sync {
     /// Returns whether it was there.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;
     /// All host's ends that this instance has made.
-    fn list(&self) -> Task<'_, Result<Vec<Found>, WorkloadError>>;
+    fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>>;
 }
 
 /// Name of the host's end of an endpoint's pair.

@@ -24,7 +24,7 @@ const EXTENSION: &str = "json";
 /// What is kept of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Saved {
+pub struct SavedEndpoint {
     /// Endpoint id.
     pub id: u16,
     /// What it is called.
@@ -62,7 +62,7 @@ pub struct Saved {
     pub created: Timestamp,
 }
 
-impl Saved {
+impl SavedEndpoint {
     /// Its addresses, IPv4 first.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
@@ -72,7 +72,7 @@ impl Saved {
 
 /// A state file that cannot be read, and was set aside.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Damaged {
+pub struct DamagedFile {
     /// Where it is now.
     pub path: PathBuf,
     /// What is wrong with it.
@@ -95,7 +95,7 @@ impl StateDir {
     }
 
     /// Writes an endpoint's file, so that whenever the agent is killed there is the old or the new one.
-    pub fn save(&self, saved: &Saved) -> Result<(), WorkloadError> {
+    pub fn save(&self, saved: &SavedEndpoint) -> Result<(), WorkloadError> {
         let path = self.file(saved.id);
         let written = serde_json::to_vec_pretty(saved)
             .map_err(io::Error::from)
@@ -113,7 +113,7 @@ impl StateDir {
     }
 
     /// Reads all files. What cannot be read is set aside, so that the id is free.
-    pub fn load(&self) -> Result<(Vec<Saved>, Vec<Damaged>), WorkloadError> {
+    pub fn load(&self) -> Result<(Vec<SavedEndpoint>, Vec<DamagedFile>), WorkloadError> {
         let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok((Vec::new(), Vec::new()));
@@ -140,7 +140,7 @@ impl StateDir {
                 Err(problem) => damaged.push(set_aside(path, &problem)?),
             }
         }
-        endpoints.sort_unstable_by_key(|saved: &Saved| saved.id);
+        endpoints.sort_unstable_by_key(|saved: &SavedEndpoint| saved.id);
         Ok((endpoints, damaged))
     }
 
@@ -149,8 +149,8 @@ impl StateDir {
     }
 }
 
-fn read(path: &Path) -> io::Result<Saved> {
-    let saved: Saved = serde_json::from_slice(&fs::read(path)?)?;
+fn read(path: &Path) -> io::Result<SavedEndpoint> {
+    let saved: SavedEndpoint = serde_json::from_slice(&fs::read(path)?)?;
     let is_its_own = path
         .file_stem()
         .and_then(|stem| stem.to_str()?.parse().ok())
@@ -163,10 +163,10 @@ fn read(path: &Path) -> io::Result<Saved> {
     }
 }
 
-fn set_aside(path: PathBuf, problem: &io::Error) -> Result<Damaged, WorkloadError> {
+fn set_aside(path: PathBuf, problem: &io::Error) -> Result<DamagedFile, WorkloadError> {
     let aside = path.with_extension("damaged");
     fs::rename(&path, &aside).map_err(|source| error("rename", path, source))?;
-    Ok(Damaged {
+    Ok(DamagedFile {
         path: aside,
         problem: problem.to_string(),
     })
@@ -184,8 +184,8 @@ fn error(attempt: &'static str, path: PathBuf, source: io::Error) -> WorkloadErr
 mod tests {
     use super::*;
 
-    fn saved(id: u16) -> Saved {
-        Saved {
+    fn saved(id: u16) -> SavedEndpoint {
+        SavedEndpoint {
             id,
             name: Some("web-1".to_owned()),
             container_id: None,
