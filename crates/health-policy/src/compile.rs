@@ -14,7 +14,7 @@ use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_model::policy::{Direction, L4, Protocol};
 
-use super::cover::{self, Cover, Wanted};
+use super::cover::{self, Cover, WantedRange};
 use super::peer::Peer;
 use super::resolve::{ResolvedDirection, ResolvedPolicy, Verdict};
 use super::rule::{Action, Entry};
@@ -193,7 +193,7 @@ fn compile_direction(resolved: &ResolvedDirection, peers: &[Peer<'_>]) -> Compil
     let unknown = LabelSet::default();
     let any = compiler.verdicts(&compiler.matching(&Peer::new(Identity::UNKNOWN, &unknown)));
     let mut entries = BTreeMap::new();
-    let mut set = |identity: Identity, found: &[Found]| {
+    let mut set = |identity: Identity, found: &[CompiledEntry]| {
         entries.extend(
             found
                 .iter()
@@ -203,7 +203,7 @@ fn compile_direction(resolved: &ResolvedDirection, peers: &[Peer<'_>]) -> Compil
     set(Identity(ANY_IDENTITY), &any.cover(&Verdicts::default()));
 
     // Many identities are selected by the same rules.
-    let mut known: HashMap<Matching, Vec<Found>> = HashMap::new();
+    let mut known: HashMap<MatchingEntries, Vec<CompiledEntry>> = HashMap::new();
     for peer in peers {
         let found = known
             .entry(compiler.matching(peer))
@@ -223,15 +223,15 @@ struct Compiler<'a> {
 
 /// What holds for a peer: these of the rules' entries, by position, and perhaps that it is the host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Matching {
+struct MatchingEntries {
     entries: Vec<usize>,
     is_localhost: bool,
 }
 
 impl Compiler<'_> {
-    fn matching(&self, peer: &Peer<'_>) -> Matching {
+    fn matching(&self, peer: &Peer<'_>) -> MatchingEntries {
         let matching = |(at, entry): (usize, &&Entry)| entry.peers.contains(peer).then_some(at);
-        Matching {
+        MatchingEntries {
             entries: self
                 .entries
                 .iter()
@@ -242,7 +242,7 @@ impl Compiler<'_> {
         }
     }
 
-    fn verdicts(&self, matching: &Matching) -> Verdicts {
+    fn verdicts(&self, matching: &MatchingEntries) -> Verdicts {
         let mut rest = if matching.is_localhost || self.resolved.allows_by_default() {
             Verdict::Allow
         } else {
@@ -324,7 +324,7 @@ fn steps(ranges: &[(PortRange, Action)], rest: Verdict) -> Vec<(u16, Verdict)> {
 
 impl Verdicts {
     /// The entries that give these verdicts, where what has no entry gets the `default` ones.
-    fn cover(&self, default: &Self) -> Vec<Found> {
+    fn cover(&self, default: &Self) -> Vec<CompiledEntry> {
         let named: BTreeSet<Protocol> = self
             .protocols
             .keys()
@@ -335,14 +335,14 @@ impl Verdicts {
             .into_iter()
             .map(|protocol| (protocol, Cover::new(&self.wanted(protocol, default))))
             .collect();
-        let others = Wanted {
+        let others = WantedRange {
             first: 0,
             verdict: self.rest,
             is_default: self.rest == default.rest,
         };
         let for_all = cover::entry_for_all(others, covers.iter().map(|(_, cover)| cover));
-        let mut found: Vec<Found> = for_all
-            .map(|verdict| Found {
+        let mut found: Vec<CompiledEntry> = for_all
+            .map(|verdict| CompiledEntry {
                 protocol: 0,
                 port: 0,
                 prefix_len: PREFIX_ALL,
@@ -352,7 +352,7 @@ impl Verdicts {
             .collect();
         for (protocol, cover) in &covers {
             let prefixes = cover.prefixes(for_all).into_iter();
-            found.extend(prefixes.map(|prefix| Found {
+            found.extend(prefixes.map(|prefix| CompiledEntry {
                 protocol: protocol.0,
                 port: prefix.port,
                 prefix_len: PREFIX_PROTOCOL + prefix.bits,
@@ -370,14 +370,14 @@ impl Verdicts {
     }
 
     /// What the ports of a protocol must get, where what has no entry gets the `default`.
-    fn wanted(&self, protocol: Protocol, default: &Self) -> Vec<Wanted> {
+    fn wanted(&self, protocol: Protocol, default: &Self) -> Vec<WantedRange> {
         let (own, default) = (self.of_protocol(protocol), default.of_protocol(protocol));
         let at = |steps: &BTreeMap<u16, Verdict>, port: u16| {
             let step = steps.range(..=port).next_back();
             step.map_or(Verdict::None, |(_, verdict)| *verdict)
         };
         let ports: BTreeSet<u16> = own.keys().chain(default.keys()).copied().collect();
-        let mut wanted: Vec<Wanted> = Vec::with_capacity(ports.len());
+        let mut wanted: Vec<WantedRange> = Vec::with_capacity(ports.len());
         for first in ports {
             let verdict = at(&own, first);
             let is_default = verdict == at(&default, first);
@@ -385,7 +385,7 @@ impl Verdicts {
                 .last()
                 .is_none_or(|last| (last.verdict, last.is_default) != (verdict, is_default));
             if is_new {
-                wanted.push(Wanted {
+                wanted.push(WantedRange {
                     first,
                     verdict,
                     is_default,
@@ -398,14 +398,14 @@ impl Verdicts {
 
 /// An entry of any identity.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct CompiledEntry {
     protocol: u8,
     port: u16,
     prefix_len: u32,
     verdict: Verdict,
 }
 
-impl Found {
+impl CompiledEntry {
     const fn of(&self, identity: Identity) -> EntryKey {
         EntryKey {
             identity,

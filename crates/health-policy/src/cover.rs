@@ -8,7 +8,7 @@ use super::resolve::Verdict;
 
 /// What a range of ports must get. Ranges of one protocol follow each other without a gap, from port 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct WantedRange {
     /// First port; the range ends where the next begins.
     pub(super) first: u16,
     pub(super) verdict: Verdict,
@@ -100,7 +100,7 @@ impl Choices {
     }
 
     /// Below which there is only this: what protocols that no rule names must get.
-    fn below_of(wanted: Wanted) -> [Cost; 4] {
+    fn below_of(wanted: WantedRange) -> [Cost; 4] {
         INHERITED.map(|inherited| {
             let does = match inherited {
                 None => wanted.is_default,
@@ -124,13 +124,13 @@ pub(super) struct Cover {
 
 impl Cover {
     /// Of what all ports must get.
-    pub(super) fn new(wanted: &[Wanted]) -> Self {
+    pub(super) fn new(wanted: &[WantedRange]) -> Self {
         Self::of_part(wanted, 0, 16)
     }
 
     /// Of the ports from `first` on that differ in their last `bits` alone. The first of the `wanted`
     /// ranges may begin before them, none after.
-    fn of_part(wanted: &[Wanted], first: u16, bits: u32) -> Self {
+    fn of_part(wanted: &[WantedRange], first: u16, bits: u32) -> Self {
         if let [only] = wanted {
             return Self {
                 choices: Choices::over(Choices::below_of(*only)),
@@ -187,7 +187,7 @@ impl Cover {
 /// The entry for all protocols, if one is worth it, where these are the covers of those that rules name
 /// and `others` what all the others must get.
 pub(super) fn entry_for_all<'a>(
-    others: Wanted,
+    others: WantedRange,
     covers: impl IntoIterator<Item = &'a Cover>,
 ) -> Option<Verdict> {
     let below = covers
@@ -202,8 +202,8 @@ pub(super) fn entry_for_all<'a>(
 mod tests {
     use super::*;
 
-    fn wanted(ranges: &[(u16, Verdict)]) -> Vec<Wanted> {
-        let range = |&(first, verdict)| Wanted {
+    fn wanted(ranges: &[(u16, Verdict)]) -> Vec<WantedRange> {
+        let range = |&(first, verdict)| WantedRange {
             first,
             verdict,
             is_default: verdict == Verdict::None,

@@ -28,7 +28,7 @@ pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
 pub use document::{Policy, parse};
 pub use error::{Place, PolicyError, Problem};
 pub use peer::{Peer, prefix};
-pub use repository::{Imported, Repository};
+pub use repository::{ImportOutcome, Repository};
 pub use resolve::{
     Decision, Enforcement, PolicySettings, Reason, ResolvedDirection, ResolvedPolicy, Verdict,
 };

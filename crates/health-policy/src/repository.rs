@@ -16,7 +16,7 @@ use super::rule::PolicyName;
 
 /// The policies of an agent. Serialised as the documents that they came in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Stored", into = "Stored")]
+#[serde(try_from = "StoredRepository", into = "StoredRepository")]
 pub struct Repository {
     policies: BTreeMap<PolicyName, Arc<Policy>>,
     revision: u64,
@@ -25,7 +25,7 @@ pub struct Repository {
 /// What an import did, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Imported {
+pub struct ImportOutcome {
     /// Policies that are new.
     pub added: Vec<PolicyName>,
     /// Policies that took the place of one of their name.
@@ -37,14 +37,14 @@ pub struct Imported {
 impl Repository {
     /// Imports the policies of a text in YAML or JSON: all of them, or on an error none. One of a
     /// name that is there takes its place.
-    pub fn import(&mut self, text: &str) -> Result<Imported, PolicyError> {
+    pub fn import(&mut self, text: &str) -> Result<ImportOutcome, PolicyError> {
         Ok(self.insert(document::parse(text)?))
     }
 
     /// Takes policies that were [parsed](super::parse) before. One of a name that is there takes its
     /// place.
-    pub fn insert(&mut self, policies: impl IntoIterator<Item = Policy>) -> Imported {
-        let mut imported = Imported::default();
+    pub fn insert(&mut self, policies: impl IntoIterator<Item = Policy>) -> ImportOutcome {
+        let mut imported = ImportOutcome::default();
         for policy in policies {
             let name = policy.name().clone();
             let list = match self.policies.get(&name) {
@@ -140,12 +140,12 @@ impl Repository {
 /// A repository as it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stored {
+struct StoredRepository {
     revision: u64,
     documents: Vec<Value>,
 }
 
-impl From<Repository> for Stored {
+impl From<Repository> for StoredRepository {
     fn from(repository: Repository) -> Self {
         let documents = repository.iter().map(|policy| policy.document().clone());
         Self {
@@ -155,10 +155,10 @@ impl From<Repository> for Stored {
     }
 }
 
-impl TryFrom<Stored> for Repository {
+impl TryFrom<StoredRepository> for Repository {
     type Error = PolicyError;
 
-    fn try_from(stored: Stored) -> Result<Self, PolicyError> {
+    fn try_from(stored: StoredRepository) -> Result<Self, PolicyError> {
         let mut repository = Self::default();
         for document in &stored.documents {
             let policy = document::read_stored(document)?;

@@ -22,7 +22,9 @@ use health_datapath::ipcache::{Ipcache, IpcacheError};
 use health_datapath::{Datapath, Workload};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
-use health_policy::{Imported, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse};
+use health_policy::{
+    ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
+};
 use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
@@ -142,7 +144,7 @@ impl Enforcer {
 
     /// Imports the policies of a text in YAML or JSON, all or none, and keeps them across restarts. Returns what was
     /// done, and the new revision; [`Self::in_force`] waits until endpoints follow it.
-    pub fn import(&self, text: &str) -> Result<(Imported, u64), EnforceError> {
+    pub fn import(&self, text: &str) -> Result<(ImportOutcome, u64), EnforceError> {
         // Reading megabytes holds nobody else up.
         let policies = parse(text)?;
         self.change(|repository| Ok(repository.insert(policies)))
