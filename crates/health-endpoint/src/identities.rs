@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
-use health_registry::identity::{Held, IdentityAllocator, OnOutage};
+use health_registry::identity::{HeldIdentities, IdentityAllocator, OnOutage};
 use tokio::sync::watch;
 
 /// The identity cannot be told for now; it is asked for again.
@@ -30,7 +30,7 @@ pub trait IdentitySource: Send + Sync {
 
     /// The identities that are held, by labels. One changes when the store lost it and gave its number to others; who
     /// holds it acquires the new one then.
-    fn held(&self) -> watch::Receiver<Arc<Held>>;
+    fn held(&self) -> watch::Receiver<Arc<HeldIdentities>>;
 }
 
 /// Identities of an allocator, by labels.
@@ -87,7 +87,7 @@ impl IdentitySource for AllocatedIdentities {
         Box::pin(std::future::ready(()))
     }
 
-    fn held(&self) -> watch::Receiver<Arc<Held>> {
+    fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.allocator.held()
     }
 }

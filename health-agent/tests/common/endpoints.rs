@@ -17,7 +17,7 @@ use health_model::ipam::NodeIpam;
 use health_model::labels::LabelSet;
 use health_net::mac::MacAddr;
 use health_net::netns::NetNsId;
-use health_registry::identity::Held;
+use health_registry::identity::HeldIdentities;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
@@ -66,7 +66,7 @@ impl IdentitySource for NoStore {
     fn release(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(ready(()))
     }
-    fn held(&self) -> watch::Receiver<Arc<Held>> {
+    fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         watch::channel(Arc::default()).1
     }
 }

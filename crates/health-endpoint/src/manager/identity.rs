@@ -6,7 +6,7 @@ use std::time::Duration;
 use health_model::api::Endpoint;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
-use health_registry::identity::Held;
+use health_registry::identity::HeldIdentities;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -68,7 +68,7 @@ impl Manager {
     }
 
     /// Has endpoints follow when their labels get another identity.
-    pub(super) async fn follow_identities(self, mut held: watch::Receiver<Arc<Held>>) {
+    pub(super) async fn follow_identities(self, mut held: watch::Receiver<Arc<HeldIdentities>>) {
         let mut before = held.borrow_and_update().clone();
         while held.changed().await.is_ok() {
             let now = held.borrow_and_update().clone();

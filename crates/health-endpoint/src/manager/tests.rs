@@ -9,7 +9,7 @@ use std::thread;
 
 use health_model::identity::Identity;
 use health_net::netns::{NetNsError, NetNsId};
-use health_registry::identity::Held;
+use health_registry::identity::HeldIdentities;
 use tempfile::TempDir;
 
 use super::*;
@@ -33,7 +33,7 @@ struct World {
     failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
-    held_by_labels: watch::Sender<Arc<Held>>,
+    held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
     built: Mutex<Vec<Regeneration>>,
     served: Mutex<BTreeSet<u16>>,
@@ -156,7 +156,7 @@ impl IdentitySource for World {
         Box::pin(std::future::ready(()))
     }
 
-    fn held(&self) -> watch::Receiver<Arc<Held>> {
+    fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.held_by_labels.subscribe()
     }
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tracing::info;
 
-use super::store::{self, Change, News, Pair, Position, Store, StoreError, Watch};
+use super::store::{self, Change, Pair, Position, Store, StoreError, Watch, WatchMessage};
 
 /// Time between two questions to a silent store whether it is still there.
 const QUESTION_PERIOD: Duration = Duration::from_secs(3);
@@ -42,7 +42,7 @@ pub(crate) struct Feed {
 }
 
 /// How a feed began.
-pub(crate) enum Begun {
+pub(crate) enum FeedStart {
     /// Where the last one ended.
     Resumed,
     /// With these keys: all there are.
@@ -50,7 +50,7 @@ pub(crate) enum Begun {
 }
 
 /// Why a feed ended.
-pub(crate) enum Ended {
+pub(crate) enum FeedEnd {
     /// All has to be listed again, which the same connection may do.
     HistoryGone(&'static str),
     /// The connection is of no more use.
@@ -62,14 +62,14 @@ impl Feed {
     pub(crate) async fn begin(
         store: &mut Store,
         cursor: &mut Cursor,
-    ) -> Result<(Self, Begun), StoreError> {
-        let mut begun = Begun::Resumed;
+    ) -> Result<(Self, FeedStart), StoreError> {
+        let mut begun = FeedStart::Resumed;
         loop {
             let position = match cursor.position {
                 Some(position) => position,
                 None => {
                     let (pairs, position) = store.list().await?;
-                    begun = Begun::Listed(pairs);
+                    begun = FeedStart::Listed(pairs);
                     position
                 }
             };
@@ -96,7 +96,7 @@ impl Feed {
     }
 
     /// The next changes, at least one. May be dropped while it waits.
-    pub(crate) async fn next(&mut self, cursor: &mut Cursor) -> Result<Vec<Change>, Ended> {
+    pub(crate) async fn next(&mut self, cursor: &mut Cursor) -> Result<Vec<Change>, FeedEnd> {
         const ATTEMPT: &str = "watch the keys";
         loop {
             tokio::select! {
@@ -104,27 +104,27 @@ impl Feed {
                     let response = match message {
                         Ok(Some(response)) => response,
                         Ok(None) => {
-                            return Err(Ended::Failed(StoreError::new(ATTEMPT, "the store ended it")));
+                            return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, "the store ended it")));
                         }
                         Err(error) => {
                             if store::is_unreadable(&error) {
                                 cursor.position = None;
                             }
-                            return Err(Ended::Failed(store::watch_failed(&error)));
+                            return Err(FeedEnd::Failed(store::watch_failed(&error)));
                         }
                     };
                     self.heard = Instant::now();
                     cursor.heard = Timestamp::now();
                     let Some(position) = &mut cursor.position else {
-                        return Err(Ended::HistoryGone("the position is lost"));
+                        return Err(FeedEnd::HistoryGone("the position is lost"));
                     };
                     match store::read(&response, position) {
-                        News::HistoryGone(reason) => {
+                        WatchMessage::HistoryGone(reason) => {
                             cursor.position = None;
-                            return Err(Ended::HistoryGone(reason));
+                            return Err(FeedEnd::HistoryGone(reason));
                         }
-                        News::Changes(changes) if changes.is_empty() => {}
-                        News::Changes(changes) => return Ok(changes),
+                        WatchMessage::Changes(changes) if changes.is_empty() => {}
+                        WatchMessage::Changes(changes) => return Ok(changes),
                     }
                 }
                 () = tokio::time::sleep_until(self.question_at) => {
@@ -132,7 +132,7 @@ impl Feed {
                     self.question_at = now + QUESTION_PERIOD;
                     if now - self.heard > LONGEST_SILENCE {
                         let reason = format!("no answer for {LONGEST_SILENCE:?}");
-                        return Err(Ended::Failed(StoreError::new(ATTEMPT, reason)));
+                        return Err(FeedEnd::Failed(StoreError::new(ATTEMPT, reason)));
                     }
                     // An answer to an earlier one may be under way; one that fails shows as silence.
                     let _ = self.stream.request_progress().await;

@@ -8,5 +8,5 @@ mod store;
 pub use self::config::EtcdConfigError;
 
 pub(crate) use self::config::Source;
-pub(crate) use self::feed::{Begun, Cursor, Ended, Feed};
+pub(crate) use self::feed::{Cursor, Feed, FeedEnd, FeedStart};
 pub(crate) use self::store::{Change, LeaseHold, Pair, Store, StoreError, Value};

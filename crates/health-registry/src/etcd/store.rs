@@ -62,7 +62,7 @@ pub(crate) enum Change {
 }
 
 /// What a watch told.
-pub(super) enum News {
+pub(super) enum WatchMessage {
     Changes(Vec<Change>),
     HistoryGone(&'static str),
 }
@@ -264,9 +264,9 @@ impl LeaseHold {
 }
 
 /// Reads what a watch told, and moves the position on.
-pub(super) fn read(response: &WatchResponse, position: &mut Position) -> News {
+pub(super) fn read(response: &WatchResponse, position: &mut Position) -> WatchMessage {
     if response.canceled() {
-        return News::HistoryGone(canceled(response));
+        return WatchMessage::HistoryGone(canceled(response));
     }
     let events = response.events().iter();
     let changes = events
@@ -280,7 +280,7 @@ pub(super) fn read(response: &WatchResponse, position: &mut Position) -> News {
             })
         })
         .collect();
-    News::Changes(changes)
+    WatchMessage::Changes(changes)
 }
 
 fn canceled(response: &WatchResponse) -> &'static str {

@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 use super::etcd;
 use super::view::{Hub, Settle};
 use super::wants::Wants;
-use super::{Addresses, CidrIdentities, Held, Identities, file};
+use super::{Addresses, CidrIdentities, HeldIdentities, Identities, file};
 use crate::config::RegistrySpec;
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdConfigError, Source};
-use crate::nodes::Stale;
+use crate::nodes::Staleness;
 
 /// Why labels get no identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -158,7 +158,7 @@ impl Shared {
             store: self.store.clone(),
             reason: reason.clone(),
         });
-        self.hub.tell_stale(Stale { since, reason });
+        self.hub.tell_stale(Staleness { since, reason });
     }
 }
 
@@ -204,7 +204,7 @@ impl IdentityAllocator {
         timing: Timing,
     ) -> Result<Self, OpenError> {
         let place = Place::of(store)?;
-        let stale = Stale {
+        let stale = Staleness {
             since: Timestamp::now(),
             reason: "not connected yet".to_owned(),
         };
@@ -237,7 +237,7 @@ impl IdentityAllocator {
             return Ok(reserved);
         }
         let answer = self.shared.wants().want(labels, on_outage);
-        let mut unwant = Unwant {
+        let mut unwant = WantWithdrawal {
             allocator: self,
             labels: Some(labels),
         };
@@ -294,7 +294,7 @@ impl IdentityAllocator {
 
     /// The identities that were acquired, by labels. One changes when the store lost its data and its
     /// number was given to others before it could be written again.
-    pub fn held(&self) -> watch::Receiver<Arc<Held>> {
+    pub fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.shared.hub.held()
     }
 
@@ -312,12 +312,12 @@ impl Drop for IdentityAllocator {
 }
 
 /// Takes back what one wanted who did not get it.
-struct Unwant<'a> {
+struct WantWithdrawal<'a> {
     allocator: &'a IdentityAllocator,
     labels: Option<&'a LabelSet>,
 }
 
-impl Drop for Unwant<'_> {
+impl Drop for WantWithdrawal<'_> {
     fn drop(&mut self) {
         if let Some(labels) = self.labels {
             self.allocator.release(labels);

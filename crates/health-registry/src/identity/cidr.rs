@@ -25,14 +25,14 @@ const LAST: u32 = LOCAL - 1;
 #[derive(Debug)]
 pub struct CidrIdentities {
     path: PathBuf,
-    kept: Mutex<Kept>,
+    kept: Mutex<CidrDocument>,
     hub: Arc<Hub>,
 }
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Kept {
+struct CidrDocument {
     /// Counts up, so that a number is not reused at once.
     next: u32,
     prefixes: BTreeMap<IpNet, Identity>,
@@ -48,7 +48,7 @@ impl CidrIdentities {
             tracing::error!(path = %path.display(), aside = %aside.display(), %error, "identities of CIDRs are numbered anew");
             // It is of no use to anybody but those who want to know what happened.
             let _ = fs::rename(&path, &aside);
-            Kept {
+            CidrDocument {
                 next: rand::random_range(1..=LAST),
                 prefixes: BTreeMap::new(),
             }
@@ -87,7 +87,7 @@ impl CidrIdentities {
         self.kept().prefixes.clone()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, CidrDocument> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -101,7 +101,7 @@ impl CidrIdentities {
     }
 }
 
-impl Kept {
+impl CidrDocument {
     /// With identities of these prefixes and of no others.
     fn with_just(mut self, prefixes: BTreeSet<IpNet>) -> Self {
         // Those that go now are not given out in the same step.
@@ -131,18 +131,18 @@ fn labels_of(prefix: IpNet) -> Result<LabelSet, LabelError> {
     LabelSet::new([cidr, Label::reserved("world")])
 }
 
-fn read(path: &Path) -> io::Result<Kept> {
+fn read(path: &Path) -> io::Result<CidrDocument> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Kept {
+            return Ok(CidrDocument {
                 next: 1,
                 prefixes: BTreeMap::new(),
             });
         }
         Err(error) => return Err(error),
     };
-    let kept: Kept = serde_json::from_slice(&bytes)?;
+    let kept: CidrDocument = serde_json::from_slice(&bytes)?;
     let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidData, what));
     if !(1..=LAST).contains(&kept.next) {
         return invalid(format!("the next number is {}", kept.next));
@@ -158,7 +158,7 @@ fn read(path: &Path) -> io::Result<Kept> {
 }
 
 /// Replaces the file at once.
-fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+fn write(path: &Path, kept: &CidrDocument) -> io::Result<()> {
     let mut text = serde_json::to_vec(kept)?;
     text.push(b'\n');
     durable::write(path, &text)
@@ -169,10 +169,10 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::nodes::Stale;
+    use crate::nodes::Staleness;
 
     fn hub() -> Arc<Hub> {
-        let stale = Stale {
+        let stale = Staleness {
             since: Timestamp::UNIX_EPOCH,
             reason: String::new(),
         };

@@ -97,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::identity::Announced;
+    use crate::identity::AddressAnnouncement;
 
     fn node(name: &str, addresses: Vec<IpAddr>, health: Vec<IpAddr>) -> Node {
         Node {
@@ -133,7 +133,7 @@ mod tests {
             vec![ip("172.30.0.2"), ip("fd00:30::2")],
             vec![ip("fd00:10:244:2::2")],
         );
-        let announced = |identity, node: &str, owner: &str| Announced {
+        let announced = |identity, node: &str, owner: &str| AddressAnnouncement {
             identity: Identity(identity),
             node: ip(node),
             owner: owner.to_owned(),
@@ -207,7 +207,7 @@ mod tests {
                 .enumerate()
                 .map(|(i, (addresses, health))| node(&format!("n{i}"), addresses, health))
                 .collect();
-            let of = |identity, node| Announced { identity, node, owner: String::new() };
+            let of = |identity, node| AddressAnnouncement { identity, node, owner: String::new() };
             let announced = Addresses(
                 announced
                     .into_iter()

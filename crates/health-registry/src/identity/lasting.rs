@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The map.
 #[derive(Debug)]
-pub(super) struct Lasting<K, V> {
+pub(super) struct LastingMap<K, V> {
     entries: BTreeMap<K, Entry<V>>,
 }
 
@@ -17,7 +17,7 @@ struct Entry<V> {
     leaves_at: Option<Duration>,
 }
 
-impl<K, V> Default for Lasting<K, V> {
+impl<K, V> Default for LastingMap<K, V> {
     fn default() -> Self {
         Self {
             entries: BTreeMap::new(),
@@ -25,7 +25,7 @@ impl<K, V> Default for Lasting<K, V> {
     }
 }
 
-impl<K: Ord, V> Lasting<K, V> {
+impl<K: Ord, V> LastingMap<K, V> {
     /// Puts a value, which stays until it is taken away.
     pub(super) fn put(&mut self, key: K, value: V) {
         let leaves_at = None;
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_taken_away_stays_for_its_time_unless_it_is_put_back() {
-        let mut map = Lasting::default();
+        let mut map = LastingMap::default();
         map.put("a", 1);
         map.put("b", 2);
         map.remove(&"a", SECOND * 10);

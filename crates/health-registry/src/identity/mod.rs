@@ -34,4 +34,4 @@ pub use self::allocator::{IdentityAllocator, IdentityError, OnOutage, OpenError,
 pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};
-pub use self::view::{Addresses, Announced, Held, Identities};
+pub use self::view::{AddressAnnouncement, Addresses, HeldIdentities, Identities};

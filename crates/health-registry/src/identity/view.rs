@@ -11,8 +11,8 @@ use health_model::labels::LabelSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use super::lasting::Lasting;
-use crate::nodes::{Rejected, Stale};
+use super::lasting::LastingMap;
+use crate::nodes::{Staleness, UnusableEntry};
 
 /// Most entries of a store that are told one by one as unusable.
 pub(super) const MOST_REJECTED: usize = 100;
@@ -28,18 +28,18 @@ pub struct Identities {
     /// The store of the cluster's identities as the settings write it.
     pub store: String,
     /// Since when it cannot be used, and why; what it said last stands meanwhile.
-    pub stale: Option<Stale>,
+    pub stale: Option<Staleness>,
     /// What stands in it and cannot be used.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<UnusableEntry>,
 }
 
 /// The addresses of the cluster's endpoints at one time, as their nodes announced them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses(pub BTreeMap<IpNet, Announced>);
+pub struct Addresses(pub BTreeMap<IpNet, AddressAnnouncement>);
 
 /// What a node announced of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Announced {
+pub struct AddressAnnouncement {
     /// The endpoint's identity.
     pub identity: Identity,
     /// The address of the node that the endpoint is on.
@@ -49,7 +49,7 @@ pub struct Announced {
 }
 
 /// The identities that this node holds for its endpoints.
-pub type Held = BTreeMap<Arc<LabelSet>, Identity>;
+pub type HeldIdentities = BTreeMap<Arc<LabelSet>, Identity>;
 
 /// Times that a view keeps to.
 #[derive(Clone, Copy, Debug)]
@@ -65,19 +65,19 @@ pub(super) struct Settle {
 #[derive(Debug)]
 pub(super) struct View {
     settle: Settle,
-    identities: Lasting<Identity, Arc<LabelSet>>,
+    identities: LastingMap<Identity, Arc<LabelSet>>,
     references: BTreeMap<Identity, BTreeSet<String>>,
     /// By address and owner; the number is greater for what was announced later.
-    addresses: Lasting<(IpAddr, String), (u64, Announced)>,
+    addresses: LastingMap<(IpAddr, String), (u64, AddressAnnouncement)>,
 }
 
 impl View {
     pub(super) fn new(settle: Settle) -> Self {
         Self {
             settle,
-            identities: Lasting::default(),
+            identities: LastingMap::default(),
             references: BTreeMap::new(),
-            addresses: Lasting::default(),
+            addresses: LastingMap::default(),
         }
     }
 
@@ -123,7 +123,7 @@ impl View {
     }
 
     /// `order` is greater for what was announced later.
-    pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: Announced) {
+    pub(super) fn put_address(&mut self, ip: IpAddr, order: u64, announced: AddressAnnouncement) {
         let key = (ip, announced.owner.clone());
         self.addresses.put(key, (order, announced));
     }
@@ -169,7 +169,7 @@ impl View {
 
     /// An address that two nodes announce is that of the later announcement.
     fn addresses(&self) -> Addresses {
-        let mut newest: BTreeMap<IpNet, (u64, &Announced)> = BTreeMap::new();
+        let mut newest: BTreeMap<IpNet, (u64, &AddressAnnouncement)> = BTreeMap::new();
         for ((ip, _), (order, announced)) in self.addresses.iter() {
             let known = newest
                 .entry(IpNet::from(*ip))
@@ -189,12 +189,12 @@ pub(super) struct Hub {
     local: Mutex<BTreeMap<Identity, Arc<LabelSet>>>,
     identities: watch::Sender<Arc<Identities>>,
     addresses: watch::Sender<Arc<Addresses>>,
-    held: watch::Sender<Arc<Held>>,
+    held: watch::Sender<Arc<HeldIdentities>>,
 }
 
 impl Hub {
     /// With the reserved identities alone, of a store that nothing was heard of yet.
-    pub(super) fn new(store: String, stale: Stale) -> Self {
+    pub(super) fn new(store: String, stale: Staleness) -> Self {
         let identities = Identities {
             labels: Arc::new(with_reserved(BTreeMap::new())),
             references: BTreeMap::new(),
@@ -218,12 +218,12 @@ impl Hub {
         self.addresses.subscribe()
     }
 
-    pub(super) fn held(&self) -> watch::Receiver<Arc<Held>> {
+    pub(super) fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.held.subscribe()
     }
 
     /// Tells what a view has by now.
-    pub(super) fn tell(&self, view: &View, rejected: Vec<Rejected>, stale: Option<Stale>) {
+    pub(super) fn tell(&self, view: &View, rejected: Vec<UnusableEntry>, stale: Option<Staleness>) {
         let local = self.local();
         let known = self.identities.borrow().clone();
         let mut labels: BTreeMap<_, _> = local.clone();
@@ -259,7 +259,7 @@ impl Hub {
     }
 
     /// Tells that the store cannot be used; what is known stands.
-    pub(super) fn tell_stale(&self, stale: Stale) {
+    pub(super) fn tell_stale(&self, stale: Staleness) {
         self.identities.send_modify(|known| {
             let next = Identities {
                 stale: Some(stale),
@@ -286,7 +286,7 @@ impl Hub {
     }
 
     /// Tells what this node holds.
-    pub(super) fn tell_held(&self, held: Held) {
+    pub(super) fn tell_held(&self, held: HeldIdentities) {
         self.held.send_if_modified(|known| {
             let is_other = **known != held;
             if is_other {

@@ -10,7 +10,7 @@ use health_model::labels::LabelSet;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Held, IdentityError, OnOutage};
+use super::{HeldIdentities, IdentityError, OnOutage};
 
 /// The answer to one who waits.
 pub(super) type Answer = Result<Identity, IdentityError>;
@@ -52,7 +52,7 @@ pub(super) struct Announce {
 
 /// A label set that is wanted.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedIdentity {
     /// The set.
     pub(super) labels: Arc<LabelSet>,
     /// The identity that it had last.
@@ -142,8 +142,8 @@ impl Wants {
     }
 
     /// The label sets that are wanted.
-    pub(super) fn sets(&self) -> impl Iterator<Item = Wanted> {
-        self.sets.iter().map(|(labels, want)| Wanted {
+    pub(super) fn sets(&self) -> impl Iterator<Item = WantedIdentity> {
+        self.sets.iter().map(|(labels, want)| WantedIdentity {
             labels: labels.clone(),
             identity: want.identity,
             written: want.written,
@@ -215,7 +215,7 @@ impl Wants {
     }
 
     /// Which identities this node has.
-    pub(super) fn held(&self) -> Held {
+    pub(super) fn held(&self) -> HeldIdentities {
         let held = self.sets.iter();
         held.filter_map(|(labels, want)| Some((labels.clone(), want.identity?)))
             .collect()

@@ -25,14 +25,14 @@ const LONGEST_AGE: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct Cache {
     path: PathBuf,
-    clusters: BTreeMap<String, Kept>,
+    clusters: BTreeMap<String, CachedCluster>,
     /// Whether the file lacks something that was noted.
     pub(super) unsaved: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
+struct CachedCluster {
     registry: String,
     as_of: Timestamp,
     nodes: Vec<NodeRecord>,
@@ -69,7 +69,7 @@ impl Cache {
 
     /// Takes note of what a registry says, which is right as of `now`.
     pub(super) fn note(&mut self, cluster: &str, registry: &str, nodes: &[Node], now: Timestamp) {
-        let kept = Kept {
+        let kept = CachedCluster {
             registry: registry.to_owned(),
             as_of: now,
             nodes: nodes.iter().map(NodeRecord::from).collect(),
@@ -100,7 +100,7 @@ impl Cache {
 #[derive(Debug)]
 pub(super) struct Save {
     path: PathBuf,
-    clusters: BTreeMap<String, Kept>,
+    clusters: BTreeMap<String, CachedCluster>,
 }
 
 impl Save {
@@ -117,7 +117,7 @@ impl Save {
     }
 }
 
-fn read(path: &Path) -> io::Result<BTreeMap<String, Kept>> {
+fn read(path: &Path) -> io::Result<BTreeMap<String, CachedCluster>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),

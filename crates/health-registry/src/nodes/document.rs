@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter as _, Spanned, UserMessageFormatter};
 
 use super::Node;
-use super::validate::{self, Claims, Entry, Written};
+use super::validate::{self, Claims, Entry, SourceText};
 
 /// Why a document is refused, and where in it.
 #[derive(Debug, thiserror::Error)]
@@ -72,8 +72,8 @@ impl Place {
     }
 }
 
-impl From<validate::Refused<Place>> for DocumentError {
-    fn from(refused: validate::Refused<Place>) -> Self {
+impl From<validate::RefusedEntry<Place>> for DocumentError {
+    fn from(refused: validate::RefusedEntry<Place>) -> Self {
         refused.place.error(refused.problem.into())
     }
 }
@@ -145,13 +145,13 @@ fn malformed(error: serde_saphyr::Error) -> DocumentError {
 
 impl From<Spanned<DocumentEntry>> for Entry<Place> {
     fn from(entry: Spanned<DocumentEntry>) -> Self {
-        let all = |list: Vec<Spanned<String>>| list.into_iter().map(Written::from).collect();
+        let all = |list: Vec<Spanned<String>>| list.into_iter().map(SourceText::from).collect();
         let place = Place::from(entry.referenced);
         let entry = entry.value;
         Self {
             place,
             name: entry.name.into(),
-            cluster: entry.cluster.map(Written::from),
+            cluster: entry.cluster.map(SourceText::from),
             addresses: all(entry.addresses),
             secondary_addresses: all(entry.secondary_addresses),
             pod_cidrs: all(entry.pod_cidrs),
@@ -160,7 +160,7 @@ impl From<Spanned<DocumentEntry>> for Entry<Place> {
     }
 }
 
-impl From<Spanned<String>> for Written<Place> {
+impl From<Spanned<String>> for SourceText<Place> {
     fn from(written: Spanned<String>) -> Self {
         Self {
             place: written.referenced.into(),

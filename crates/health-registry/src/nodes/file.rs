@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::document::{self, DocumentError};
-use super::{Node, NodeSet, Registry, SourceState, Stale};
+use super::{Node, NodeSet, Registry, SourceState, Staleness};
 use crate::config::RegistrySpec;
 
 /// How often the file is looked at. A change is taken when two looks in a row agree, so that a
@@ -128,7 +128,7 @@ impl RegistryFile {
         })
     }
 
-    fn set(&self, nodes: Vec<Node>, stale: Option<Stale>) -> NodeSet {
+    fn set(&self, nodes: Vec<Node>, stale: Option<Staleness>) -> NodeSet {
         NodeSet {
             nodes,
             sources: vec![SourceState {
@@ -166,7 +166,7 @@ impl RegistryFile {
             Err(error) => {
                 tracing::warn!(%error, "nodes file refused; the last good one stands");
                 let before = last_good.sources.first().and_then(|s| s.stale.as_ref());
-                let stale = Stale {
+                let stale = Staleness {
                     since: before.map_or_else(Timestamp::now, |stale| stale.since),
                     reason: error.to_string(),
                 };

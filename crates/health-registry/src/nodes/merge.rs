@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::validate::{Claims, Entry};
-use super::{Node, NodeSet, Registry, Rejected};
+use super::{Node, NodeSet, Registry, UnusableEntry};
 
 /// Changes that come within this time are kept at once.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
@@ -237,7 +237,7 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
             };
             match taken {
                 Ok(node) => merged.nodes.push(node),
-                Err(reason) => rejected.push(Rejected {
+                Err(reason) => rejected.push(UnusableEntry {
                     key: node.full_name(),
                     reason,
                 }),
@@ -257,7 +257,7 @@ fn merge(sets: Vec<(Role, NodeSet)>) -> NodeSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nodes::{SourceState, Stale};
+    use crate::nodes::{SourceState, Staleness};
 
     fn node(cluster: &str, name: &str, address: &str) -> Node {
         Node {
@@ -276,7 +276,7 @@ mod tests {
             sources: vec![SourceState {
                 registry: format!("etcd:http://{cluster}"),
                 cluster: cluster.to_owned(),
-                stale: stale.map(|reason| Stale {
+                stale: stale.map(|reason| Staleness {
                     since: Timestamp::now(),
                     reason: reason.to_owned(),
                 }),

@@ -73,14 +73,14 @@ pub struct SourceState {
     /// The cluster whose nodes it holds.
     pub cluster: String,
     /// Since when it cannot be read, and why; its nodes are then the last good set.
-    pub stale: Option<Stale>,
+    pub stale: Option<Staleness>,
     /// Entries that were left out.
-    pub rejected: Vec<Rejected>,
+    pub rejected: Vec<UnusableEntry>,
 }
 
 /// A registry that does not answer, or says nothing usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stale {
+pub struct Staleness {
     /// When its nodes were known to be right for the last time.
     pub since: Timestamp,
     /// What is wrong.
@@ -89,7 +89,7 @@ pub struct Stale {
 
 /// An entry of a registry that cannot be used; the others stand.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejected {
+pub struct UnusableEntry {
     /// Its key or name in the registry.
     pub key: String,
     /// What is wrong with it.

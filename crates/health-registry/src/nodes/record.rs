@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Node;
-use super::validate::{Entry, Written};
+use super::validate::{Entry, SourceText};
 
 /// A node as it is written; see [`Node`]. The format is public: fields may be added, those that are
 /// there keep their meaning, and readers pass over what they do not know.
@@ -57,7 +57,7 @@ impl NodeRecord {
 
     /// The record found at `place`, to be checked.
     pub fn into_entry(self, place: &str) -> Entry<String> {
-        let written = |text: String| Written {
+        let written = |text: String| SourceText {
             text,
             place: place.to_owned(),
         };

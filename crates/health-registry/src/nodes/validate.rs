@@ -16,7 +16,7 @@ const MAX_LIST_LEN: usize = 64;
 
 /// A piece of an entry as it is written, and where: a line of a file, a key of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written<P> {
+pub struct SourceText<P> {
     /// The text.
     pub text: String,
     /// Its place.
@@ -29,30 +29,30 @@ pub struct Entry<P> {
     /// Where it begins.
     pub place: P,
     /// See [`Node::name`].
-    pub name: Written<P>,
+    pub name: SourceText<P>,
     /// See [`Node::cluster`]; the registry's own where there is none.
-    pub cluster: Option<Written<P>>,
+    pub cluster: Option<SourceText<P>>,
     /// See [`Node::addresses`].
-    pub addresses: Vec<Written<P>>,
+    pub addresses: Vec<SourceText<P>>,
     /// See [`Node::secondary_addresses`].
-    pub secondary_addresses: Vec<Written<P>>,
+    pub secondary_addresses: Vec<SourceText<P>>,
     /// See [`Node::pod_cidrs`].
-    pub pod_cidrs: Vec<Written<P>>,
+    pub pod_cidrs: Vec<SourceText<P>>,
     /// See [`Node::health_addresses`].
-    pub health_addresses: Vec<Written<P>>,
+    pub health_addresses: Vec<SourceText<P>>,
 }
 
 impl Entry<String> {
     /// A node that was read before, all of it found at `place`.
     pub fn from_node(node: &Node, place: &str) -> Self {
-        let written = |text: String| Written {
+        let written = |text: String| SourceText {
             text,
             place: place.to_owned(),
         };
         fn all<T: ToString>(
             list: &[T],
-            written: impl Fn(String) -> Written<String>,
-        ) -> Vec<Written<String>> {
+            written: impl Fn(String) -> SourceText<String>,
+        ) -> Vec<SourceText<String>> {
             list.iter().map(|item| written(item.to_string())).collect()
         }
         Self {
@@ -70,7 +70,7 @@ impl Entry<String> {
 /// An entry that cannot be used: what is wrong with it, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}")]
-pub struct Refused<P: fmt::Display> {
+pub struct RefusedEntry<P: fmt::Display> {
     /// The place of the piece that is wrong.
     pub place: P,
     /// What is wrong.
@@ -227,7 +227,7 @@ impl<P> Default for Claims<P> {
 }
 
 /// An entry that is good by itself.
-struct Parsed<P> {
+struct ParsedEntry<P> {
     node: Node,
     full_name: String,
     name_place: P,
@@ -238,13 +238,17 @@ struct Parsed<P> {
 
 impl<P: Clone + fmt::Display> Claims<P> {
     /// Takes an entry, which is of `default_cluster` if it does not say otherwise.
-    pub fn take(&mut self, entry: Entry<P>, default_cluster: &str) -> Result<Node, Refused<P>> {
+    pub fn take(
+        &mut self,
+        entry: Entry<P>,
+        default_cluster: &str,
+    ) -> Result<Node, RefusedEntry<P>> {
         let parsed = parse(entry, default_cluster)?;
         self.check(&parsed)?;
         Ok(self.claim(parsed))
     }
 
-    fn check(&self, entry: &Parsed<P>) -> Result<(), Refused<P>> {
+    fn check(&self, entry: &ParsedEntry<P>) -> Result<(), RefusedEntry<P>> {
         if let Some(first) = self.names.get(&entry.full_name) {
             return Err(refused(
                 &entry.name_place,
@@ -281,7 +285,7 @@ impl<P: Clone + fmt::Display> Claims<P> {
         Ok(())
     }
 
-    fn check_pod_cidr(&self, cidr: IpNet, place: &P, owner: &str) -> Result<(), Refused<P>> {
+    fn check_pod_cidr(&self, cidr: IpNet, place: &P, owner: &str) -> Result<(), RefusedEntry<P>> {
         let below = self.pod_cidrs.range(..=cidr.network()).next_back();
         let above = self.pod_cidrs.range(cidr.network()..).next();
         for (_, (other, claim)) in below.into_iter().chain(above) {
@@ -314,7 +318,7 @@ impl<P: Clone + fmt::Display> Claims<P> {
         Ok(())
     }
 
-    fn claim(&mut self, entry: Parsed<P>) -> Node {
+    fn claim(&mut self, entry: ParsedEntry<P>) -> Node {
         let owner = entry.full_name;
         self.names.insert(owner.clone(), entry.name_place);
         for (address, place) in entry.node_addresses {
@@ -352,7 +356,7 @@ impl<P: Clone + fmt::Display> Claim<P> {
 fn parse<P: Clone + fmt::Display>(
     entry: Entry<P>,
     default_cluster: &str,
-) -> Result<Parsed<P>, Refused<P>> {
+) -> Result<ParsedEntry<P>, RefusedEntry<P>> {
     let name_place = entry.name.place.clone();
     let name = name("node name", entry.name)?;
     let cluster = match entry.cluster {
@@ -392,7 +396,7 @@ fn parse<P: Clone + fmt::Display>(
 
     check_within(&full_name, &node_addresses, &pod_cidrs, &health_addresses)?;
     let ips = |list: &[(IpAddr, P)]| list.iter().map(|(address, _)| *address).collect();
-    Ok(Parsed {
+    Ok(ParsedEntry {
         node: Node {
             name,
             cluster,
@@ -415,7 +419,7 @@ fn check_within<P: Clone + fmt::Display>(
     node_addresses: &[(IpAddr, P)],
     pod_cidrs: &[(IpNet, P)],
     health_addresses: &[(IpAddr, P)],
-) -> Result<(), Refused<P>> {
+) -> Result<(), RefusedEntry<P>> {
     let mut seen: HashMap<IpAddr, Claim<P>> = HashMap::new();
     let own = node_addresses.iter().map(|a| (a, full_name.to_owned()));
     let health = health_addresses
@@ -475,8 +479,8 @@ fn check_within<P: Clone + fmt::Display>(
     Ok(())
 }
 
-fn refused<P: Clone + fmt::Display>(place: &P, problem: Problem<P>) -> Refused<P> {
-    Refused {
+fn refused<P: Clone + fmt::Display>(place: &P, problem: Problem<P>) -> RefusedEntry<P> {
+    RefusedEntry {
         place: place.clone(),
         problem,
     }
@@ -493,8 +497,8 @@ fn overlap(a: IpNet, b: IpNet) -> bool {
 
 fn name<P: Clone + fmt::Display>(
     what: &'static str,
-    written: Written<P>,
-) -> Result<String, Refused<P>> {
+    written: SourceText<P>,
+) -> Result<String, RefusedEntry<P>> {
     let name = written.text;
     if name.len() > MAX_NAME_LEN {
         let len = name.len();
@@ -506,8 +510,10 @@ fn name<P: Clone + fmt::Display>(
     Ok(name)
 }
 
-fn address<P: Clone + fmt::Display>(written: Written<P>) -> Result<(IpAddr, P), Refused<P>> {
-    let Written { text, place } = written;
+fn address<P: Clone + fmt::Display>(
+    written: SourceText<P>,
+) -> Result<(IpAddr, P), RefusedEntry<P>> {
+    let SourceText { text, place } = written;
     let Ok(address) = text.parse::<IpAddr>() else {
         return Err(refused(&place, Problem::InvalidAddress(shortened(text))));
     };
@@ -519,8 +525,8 @@ fn address<P: Clone + fmt::Display>(written: Written<P>) -> Result<(IpAddr, P), 
     Ok((address, place))
 }
 
-fn cidr<P: Clone + fmt::Display>(written: Written<P>) -> Result<(IpNet, P), Refused<P>> {
-    let Written { text, place } = written;
+fn cidr<P: Clone + fmt::Display>(written: SourceText<P>) -> Result<(IpNet, P), RefusedEntry<P>> {
+    let SourceText { text, place } = written;
     let Ok(cidr) = text.parse::<IpNet>() else {
         return Err(refused(&place, Problem::InvalidCidr(shortened(text))));
     };
@@ -553,7 +559,7 @@ mod tests {
 
     fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str], health: &[&str]) -> Entry<String> {
         let place = format!("key {name}");
-        let written = |text: &&str| Written {
+        let written = |text: &&str| SourceText {
             text: (*text).to_owned(),
             place: place.clone(),
         };

@@ -14,8 +14,8 @@ use tracing::{info, warn};
 
 use super::super::IdentityError;
 use super::super::allocator::{Shared, Timing};
-use super::super::wants::{Announce, Wanted};
-use super::Known;
+use super::super::wants::{Announce, WantedIdentity};
+use super::SharedRecords;
 use super::keys::{AddressRecord, Keys};
 use super::requests::{Holder, TakeError};
 use crate::etcd::{LeaseHold, Store, StoreError};
@@ -38,7 +38,7 @@ const COLLECT_SPREAD: f64 = 0.5;
 /// The keeper. It keeps its lease over connections.
 pub(super) struct Keeper {
     shared: Arc<Shared>,
-    known: Arc<Known>,
+    known: Arc<SharedRecords>,
     keys: Keys,
     node: String,
     timing: Timing,
@@ -49,7 +49,7 @@ pub(super) struct Keeper {
 
 /// Something that the store lacks, or has too much.
 enum Job {
-    Take(Wanted),
+    Take(WantedIdentity),
     Announce(IpAddr, Announce),
     DropReference(Identity),
     DropAddress(IpAddr),
@@ -58,7 +58,7 @@ enum Job {
 impl Keeper {
     pub(super) fn new(
         shared: Arc<Shared>,
-        known: Arc<Known>,
+        known: Arc<SharedRecords>,
         keys: Keys,
         node: &str,
         timing: Timing,

@@ -8,7 +8,7 @@ use health_model::labels::LabelSet;
 use ring::digest;
 use serde::{Deserialize, Serialize};
 
-use super::super::Announced;
+use super::super::AddressAnnouncement;
 use super::super::allocator::not_for_endpoints;
 use crate::etcd::Value;
 
@@ -173,7 +173,7 @@ impl AddressRecord {
     }
 
     /// Reads what a node announced.
-    pub(super) fn read(value: &Value, owner: &str) -> Result<(Announced, Self), String> {
+    pub(super) fn read(value: &Value, owner: &str) -> Result<(AddressAnnouncement, Self), String> {
         let bytes = value.within(MAX_VALUE_LEN)?;
         let record: Self = serde_json::from_slice(bytes)
             .map_err(|error| format!("not an address record: {error}"))?;
@@ -181,7 +181,7 @@ impl AddressRecord {
         if !identity.is_of_endpoints() {
             return Err(format!("identity {identity} is no endpoint's"));
         }
-        let announced = Announced {
+        let announced = AddressAnnouncement {
             identity,
             node,
             owner: owner.to_owned(),

@@ -20,7 +20,7 @@ use self::keeper::Keeper;
 use self::keys::Keys;
 use self::records::Records;
 use super::allocator::{Shared, Timing};
-use crate::etcd::{Begun, Cursor, Ended, Feed, Source, Store, StoreError};
+use crate::etcd::{Cursor, Feed, FeedEnd, FeedStart, Source, Store, StoreError};
 use crate::nodes::backoff::Backoff;
 
 /// Changes that come within this time are told at once.
@@ -28,12 +28,12 @@ const GATHER: Duration = Duration::from_millis(100);
 
 /// What the follower knows and the keeper reads.
 #[derive(Debug)]
-struct Known {
+struct SharedRecords {
     records: Mutex<Records>,
     started: Instant,
 }
 
-impl Known {
+impl SharedRecords {
     fn records(&self) -> MutexGuard<'_, Records> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,7 +53,7 @@ pub(super) fn run(
 ) -> impl Future<Output = ()> + Send + use<> {
     let keys = Keys::of(cluster);
     let records = Records::new(keys.clone(), node, timing.settle());
-    let known = Arc::new(Known {
+    let known = Arc::new(SharedRecords {
         records: Mutex::new(records),
         started: Instant::now(),
     });
@@ -82,7 +82,7 @@ pub(super) fn run(
 /// What reads the store.
 struct Follower {
     shared: Arc<Shared>,
-    known: Arc<Known>,
+    known: Arc<SharedRecords>,
     cursor: Cursor,
     /// Why the store could not be used last.
     lost: Option<String>,
@@ -122,22 +122,22 @@ impl Follower {
                 never = keeper.keep(store.clone()) => match never {},
             };
             match ended {
-                Ended::HistoryGone(reason) => info!(reason, "listing the identities again"),
-                Ended::Failed(error) => return error,
+                FeedEnd::HistoryGone(reason) => info!(reason, "listing the identities again"),
+                FeedEnd::Failed(error) => return error,
             }
         }
     }
 
-    fn take_up(&self, begun: Begun) {
+    fn take_up(&self, begun: FeedStart) {
         let now = self.known.now();
         let mut records = self.known.records();
-        if let Begun::Listed(pairs) = begun {
+        if let FeedStart::Listed(pairs) = begun {
             records.replace(pairs, now);
         }
         records.resume(now);
     }
 
-    async fn follow(&mut self, mut feed: Feed) -> Ended {
+    async fn follow(&mut self, mut feed: Feed) -> FeedEnd {
         let mut changed_at: Option<Instant> = None;
         loop {
             let gathered_at = changed_at.map(|at| at + GATHER);

@@ -14,7 +14,7 @@ use super::super::view::{MOST_REJECTED, Settle, View};
 use super::super::wants::Announce;
 use super::keys::{AddressRecord, Key, Keys, digest_of, read_labels, read_number, read_text};
 use crate::etcd::{Change, Pair};
-use crate::nodes::Rejected;
+use crate::nodes::UnusableEntry;
 
 /// Everything that stands in the store. Times count from any fixed moment.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ struct Number {
 
 /// An identity that nobody uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Unused {
+pub(super) struct UnusedIdentity {
     pub(super) identity: Identity,
     pub(super) digest: String,
     pub(super) mod_revision: i64,
@@ -199,7 +199,7 @@ impl Records {
     }
 
     /// What cannot be used, and label sets whose number is another one's.
-    pub(super) fn rejected(&self) -> Vec<Rejected> {
+    pub(super) fn rejected(&self) -> Vec<UnusableEntry> {
         let unread = self
             .rejected
             .iter()
@@ -214,7 +214,7 @@ impl Records {
         unread
             .chain(crossed)
             .take(MOST_REJECTED)
-            .map(|(key, reason)| Rejected { key, reason })
+            .map(|(key, reason)| UnusableEntry { key, reason })
             .collect()
     }
 
@@ -258,13 +258,13 @@ impl Records {
     }
 
     /// Identities that nobody used for so long.
-    pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<Unused> {
+    pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<UnusedIdentity> {
         let long = |number: &&Number| number.unused_since.is_some_and(|at| at + grace <= now);
         self.numbers
             .iter()
             .filter(|(_, number)| long(number))
             .filter_map(|(identity, number)| {
-                Some(Unused {
+                Some(UnusedIdentity {
                     identity: *identity,
                     digest: number.digest.clone()?,
                     mod_revision: number.mod_revision,

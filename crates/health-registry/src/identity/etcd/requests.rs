@@ -11,7 +11,7 @@ use health_model::labels::LabelSet;
 use super::super::IdentityError;
 use super::super::allocator::shown;
 use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
-use super::records::Unused;
+use super::records::UnusedIdentity;
 use crate::etcd::{Store, StoreError, Value};
 
 /// Most attempts to take one label set. Each fails only when another node was faster.
@@ -227,7 +227,7 @@ impl Holder {
     pub(super) async fn collect(
         &self,
         store: &mut Store,
-        unused: &Unused,
+        unused: &UnusedIdentity,
         freed: i64,
     ) -> Result<bool, StoreError> {
         let identity = unused.identity;

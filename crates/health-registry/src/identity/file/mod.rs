@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use self::document::{Document, Wish, Writer};
-use super::Announced;
+use super::AddressAnnouncement;
 use super::allocator::{Shared, Timing};
 use super::view::View;
 
@@ -169,7 +169,7 @@ impl Follower {
         }
         for (ip, owner) in owned {
             let address = &document.addresses[&ip];
-            let announced = Announced {
+            let announced = AddressAnnouncement {
                 identity: address.identity,
                 node: address.node,
                 owner,
@@ -207,7 +207,7 @@ struct IdentityFile {
 }
 
 /// What came of a change.
-struct Updated {
+struct FileUpdate {
     document: Document,
     granted: Vec<super::wants::Answer>,
     stamp: Option<Stamp>,
@@ -215,7 +215,7 @@ struct Updated {
 
 impl IdentityFile {
     /// Changes the file under its lock; it is written only if it says something else.
-    fn update(&self, wish: &Wish) -> Result<Updated, FileError> {
+    fn update(&self, wish: &Wish) -> Result<FileUpdate, FileError> {
         let _lock = self.lock()?;
         let known = self.read()?;
         let mut document = known.clone().unwrap_or_default();
@@ -223,7 +223,7 @@ impl IdentityFile {
         if known.as_ref() != Some(&document) {
             self.write(&document)?;
         }
-        Ok(Updated {
+        Ok(FileUpdate {
             document,
             granted,
             stamp: stamp(&self.path),

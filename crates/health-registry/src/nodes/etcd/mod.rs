@@ -22,10 +22,10 @@ use tracing::{info, warn};
 use self::registration::{Registration, Signs};
 use self::view::{Key, Keys, View};
 use super::backoff::Backoff;
-use super::{Node, NodeSet, Registry, Rejected, SourceState, Stale};
+use super::{Node, NodeSet, Registry, SourceState, Staleness, UnusableEntry};
 use crate::config::RegistrySpec;
 use crate::etcd::{
-    Begun, Change, Cursor, Ended, EtcdConfigError, Feed, Source, Store, StoreError, Value,
+    Change, Cursor, EtcdConfigError, Feed, FeedEnd, FeedStart, Source, Store, StoreError, Value,
 };
 
 /// Changes that come within this time become one new set.
@@ -82,7 +82,7 @@ impl EtcdRegistry {
         let state = SourceState {
             registry: spec.shown.clone(),
             cluster: cluster.to_owned(),
-            stale: Some(Stale {
+            stale: Some(Staleness {
                 since: Timestamp::now(),
                 reason: "not connected yet".to_owned(),
             }),
@@ -207,7 +207,7 @@ impl Follower {
             let feed = match Feed::begin(&mut store, &mut self.cursor).await {
                 Ok((feed, begun)) => {
                     let now = self.now();
-                    if let Begun::Listed(pairs) = begun {
+                    if let FeedStart::Listed(pairs) = begun {
                         self.view.replace(pairs, now);
                     }
                     self.view.resume(now);
@@ -224,13 +224,13 @@ impl Follower {
                 never = keep => match never {},
             };
             match ended {
-                Ended::HistoryGone(reason) => info!(reason, "listing the nodes again"),
-                Ended::Failed(error) => return error,
+                FeedEnd::HistoryGone(reason) => info!(reason, "listing the nodes again"),
+                FeedEnd::Failed(error) => return error,
             }
         }
     }
 
-    async fn follow(&mut self, mut feed: Feed, store: &mut Store, signs: &Signs) -> Ended {
+    async fn follow(&mut self, mut feed: Feed, store: &mut Store, signs: &Signs) -> FeedEnd {
         let mut abandoned_at = Instant::now() + ABANDONED_PERIOD;
         let mut changed_at: Option<Instant> = None;
         let mut problem = signs.problem();
@@ -321,13 +321,13 @@ impl Follower {
         }
     }
 
-    fn own_problem(&self, problem: &Option<String>) -> Vec<Rejected> {
+    fn own_problem(&self, problem: &Option<String>) -> Vec<UnusableEntry> {
         let own = self.published.borrow();
         let key = own.as_ref().map(|own| self.keys.record(&own.name));
         let (Some(key), Some(reason)) = (key, problem) else {
             return Vec::new();
         };
-        vec![Rejected {
+        vec![UnusableEntry {
             key,
             reason: reason.clone(),
         }]
@@ -343,7 +343,7 @@ impl Follower {
     }
 
     fn lost(&mut self, error: StoreError) {
-        let stale = Stale {
+        let stale = Staleness {
             since: self.cursor.heard,
             reason: error.to_string(),
         };

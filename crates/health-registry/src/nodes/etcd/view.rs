@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::etcd::Pair;
 use crate::nodes::record::NodeRecord;
 use crate::nodes::validate::{Claims, Entry};
-use crate::nodes::{Node, Rejected};
+use crate::nodes::{Node, UnusableEntry};
 
 /// Longest value that is read, bytes. A node with all the addresses it may have needs a tenth.
 const MAX_RECORD_LEN: usize = 64 * 1024;
@@ -68,7 +68,7 @@ impl Keys {
 
 /// A record that the store has or had.
 #[derive(Debug)]
-struct Stored {
+struct StoredRecord {
     /// What it said when it could be read last.
     node: Option<Node>,
     /// Why it cannot be read now.
@@ -88,7 +88,7 @@ pub(super) struct View {
     keys: Keys,
     own: Option<Node>,
     /// By the name in the key.
-    records: BTreeMap<String, Stored>,
+    records: BTreeMap<String, StoredRecord>,
     present: HashSet<String>,
 }
 
@@ -144,7 +144,7 @@ impl View {
                 let name = name.to_owned();
                 let read = self.read_record(&name, &pair);
                 let absent = !self.present.contains(&name);
-                let stored = self.records.entry(name).or_insert(Stored {
+                let stored = self.records.entry(name).or_insert(StoredRecord {
                     node: None,
                     problem: None,
                     create_revision: 0,
@@ -219,7 +219,7 @@ impl View {
 
     /// The nodes, sorted by name, and the keys that cannot be used. Where two claim the same thing it
     /// stays with this node, else with the one whose agent is there, else with the older record.
-    pub(super) fn nodes(&self) -> (Vec<Node>, Vec<Rejected>) {
+    pub(super) fn nodes(&self) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut claims = Claims::default();
         let mut nodes = Vec::with_capacity(self.records.len() + 1);
         let mut rejected = Vec::new();
@@ -244,7 +244,7 @@ impl View {
         for (name, stored) in others {
             let key = self.keys.record(name);
             if let (Some(problem), None) = (&stored.problem, stored.leaves_at) {
-                rejected.push(Rejected {
+                rejected.push(UnusableEntry {
                     key: key.clone(),
                     reason: problem.clone(),
                 });
@@ -252,7 +252,7 @@ impl View {
             let Some(node) = &stored.node else { continue };
             match claims.take(Entry::from_node(node, &key), &self.cluster) {
                 Ok(node) => nodes.push(node),
-                Err(refused) if stored.leaves_at.is_none() => rejected.push(Rejected {
+                Err(refused) if stored.leaves_at.is_none() => rejected.push(UnusableEntry {
                     key,
                     reason: refused.to_string(),
                 }),
@@ -289,11 +289,11 @@ impl View {
 }
 
 /// No more than can be read.
-fn summarised(mut rejected: Vec<Rejected>) -> Vec<Rejected> {
+fn summarised(mut rejected: Vec<UnusableEntry>) -> Vec<UnusableEntry> {
     if rejected.len() > MAX_REJECTED {
         let more = rejected.len() - (MAX_REJECTED - 1);
         rejected.truncate(MAX_REJECTED - 1);
-        rejected.push(Rejected {
+        rejected.push(UnusableEntry {
             key: format!("{more} more"),
             reason: "see the first ones".to_owned(),
         });

@@ -15,7 +15,7 @@ use super::client::{self, Access, AccessError};
 use super::object::{NodeObject, Record, SELECTOR};
 use super::view::{EmptyList, View};
 use crate::nodes::backoff::Backoff;
-use crate::nodes::{Node, NodeSet, SourceState, Stale};
+use crate::nodes::{Node, NodeSet, SourceState, Staleness};
 
 /// Objects in a page of a list: some megabytes of text, which is what a list costs in memory.
 const PAGE_SIZE: u32 = 200;
@@ -65,7 +65,7 @@ impl Follower {
         let state = SourceState {
             registry,
             cluster: cluster.clone(),
-            stale: Some(Stale {
+            stale: Some(Staleness {
                 since: Timestamp::now(),
                 reason: "no answer of the API server yet".to_owned(),
             }),
@@ -210,7 +210,7 @@ impl Follower {
         );
         // A list or watch that breaks off is noticed at once; a dead host, within the keepalive.
         let since = before.map_or_else(Timestamp::now, |stale| stale.since);
-        self.state.stale = Some(Stale { since, reason });
+        self.state.stale = Some(Staleness { since, reason });
         let nodes = self.sender.borrow().nodes.clone();
         self.send(nodes);
     }

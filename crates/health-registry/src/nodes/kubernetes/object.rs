@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use kube::api::Object;
 use serde::Deserialize;
 
-use crate::nodes::validate::{Entry, Written};
+use crate::nodes::validate::{Entry, SourceText};
 
 /// Key of the annotation with the IPv4 address of a node's health endpoint.
 pub const IPV4_HEALTH_ANNOTATION: &str = "health-agent.io/ipv4-health-ip";
@@ -108,7 +108,7 @@ impl Record {
     /// All of it found at the object's name.
     pub(super) fn entry(&self) -> Entry<Arc<str>> {
         let place: Arc<str> = format!("Node {}", self.name).into();
-        let written = |text: &String| Written {
+        let written = |text: &String| SourceText {
             text: text.clone(),
             place: place.clone(),
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::object::Record;
 use crate::nodes::validate::Claims;
-use crate::nodes::{Node, Rejected};
+use crate::nodes::{Node, UnusableEntry};
 
 /// What the cluster's Node objects said last.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl View {
     }
 
     /// The nodes that can be used, sorted by name, and the objects that cannot.
-    pub(super) fn nodes(&self, cluster: &str) -> (Vec<Node>, Vec<Rejected>) {
+    pub(super) fn nodes(&self, cluster: &str) -> (Vec<Node>, Vec<UnusableEntry>) {
         let mut records: Vec<_> = self.records.values().collect();
         records.sort_by_cached_key(|record| record.seniority());
         let mut claims = Claims::default();
@@ -61,7 +61,7 @@ impl View {
         for record in records {
             match claims.take(record.entry(), cluster) {
                 Ok(node) => nodes.push(node),
-                Err(refused) => rejected.push(Rejected {
+                Err(refused) => rejected.push(UnusableEntry {
                     key: record.name().to_owned(),
                     reason: refused.to_string(),
                 }),
