@@ -41,14 +41,14 @@ pub(super) fn most_results(targets: usize) -> usize {
 pub(super) struct History {
     /// By time sent. All lie within [`KEPT`] ticks of `newest`, the first perhaps up to the
     /// `u16::MAX` ticks that its time can tell.
-    results: VecDeque<Packed>,
+    results: VecDeque<PackedResult>,
     /// When the newest probe was sent, ticks since the start.
     newest: u32,
 }
 
 /// A result.
 #[derive(Clone, Copy, Debug)]
-struct Packed {
+struct PackedResult {
     /// When it was sent, ticks since the start, modulo 2^16.
     sent: u16,
     outcome: Outcome,
@@ -56,7 +56,7 @@ struct Packed {
 
 /// One result of a history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Recent {
+pub(super) struct RecentResult {
     /// When the probe was sent, since the start, to a tenth of a second.
     pub(super) sent: Duration,
     /// The round trip; `None`: lost.
@@ -137,13 +137,13 @@ impl History {
             self.forget(sent);
             self.newest = sent;
         }
-        let before = |&result: &Packed| self.sent(result) <= sent;
+        let before = |&result: &PackedResult| self.sent(result) <= sent;
         let at = match self.results.back() {
             Some(&last) if !before(&last) => self.results.partition_point(before),
             _ => self.results.len(),
         };
         self.reserve();
-        let result = Packed {
+        let result = PackedResult {
             // The low bits.
             sent: sent as u16,
             outcome: rtt.map_or(Outcome::LOST, Outcome::answered),
@@ -202,11 +202,15 @@ impl History {
     }
 
     /// The last `most` results, the newest first.
-    pub(super) fn recent(&self, most: usize) -> impl Iterator<Item = Recent> {
-        self.results.iter().rev().take(most).map(|&result| Recent {
-            sent: TICK * self.sent(result),
-            rtt: result.outcome.rtt(),
-        })
+    pub(super) fn recent(&self, most: usize) -> impl Iterator<Item = RecentResult> {
+        self.results
+            .iter()
+            .rev()
+            .take(most)
+            .map(|&result| RecentResult {
+                sent: TICK * self.sent(result),
+                rtt: result.outcome.rtt(),
+            })
     }
 
     /// How the target does at `now` against how it did before. Losses before `reachable_since` are not
@@ -288,7 +292,7 @@ impl History {
     }
 
     /// When a result was sent, ticks since the start.
-    fn sent(&self, result: Packed) -> u32 {
+    fn sent(&self, result: PackedResult) -> u32 {
         // The low bits: nothing is older than they can tell.
         let age = (self.newest as u16).wrapping_sub(result.sent);
         self.newest - u32::from(age)
@@ -522,8 +526,8 @@ mod tests {
         history.record(millis(3040), None, MOST);
         // Its time-out came late.
         history.record(millis(2000), None, MOST);
-        let recent: Vec<Recent> = history.recent(2).collect();
-        let expected = [millis(3000), millis(2000)].map(|sent| Recent { sent, rtt: None });
+        let recent: Vec<RecentResult> = history.recent(2).collect();
+        let expected = [millis(3000), millis(2000)].map(|sent| RecentResult { sent, rtt: None });
         assert_eq!(recent, expected);
         assert_eq!(history.recent(9).last().unwrap().rtt, Some(micros(1)));
     }
@@ -551,7 +555,7 @@ mod tests {
 
     #[test]
     fn memory_is_bounded() {
-        assert_eq!(size_of::<Packed>(), 4);
+        assert_eq!(size_of::<PackedResult>(), 4);
         assert_eq!(size_of::<History>(), 40);
         let capacity = |interval: Duration, most: usize| {
             let mut history = History::default();

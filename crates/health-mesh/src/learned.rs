@@ -23,13 +23,13 @@ type Addresses = BTreeMap<String, Vec<IpAddr>>;
 
 /// The addresses, by full name of the node.
 #[derive(Debug)]
-pub(super) struct Learned {
+pub(super) struct LearnedAddresses {
     addresses: Addresses,
     written: watch::Sender<Arc<Addresses>>,
     writer: JoinHandle<()>,
 }
 
-impl Learned {
+impl LearnedAddresses {
     /// Reads what an earlier agent kept in `state_dir`, and begins to keep it. What cannot be read
     /// is told again by the peers.
     pub(super) fn load(state_dir: &Path) -> Self {
@@ -166,17 +166,17 @@ mod tests {
         let state_dir = dir.path().join("state");
         let node = node(&["10.244.1.0/24", "fd00:10:244:1::/64"]);
         let told = ips(&["10.244.1.7", "fd00:10:244:1::7"]);
-        let mut learned = Learned::load(&state_dir);
+        let mut learned = LearnedAddresses::load(&state_dir);
         assert!(learned.learn(&node, &told));
         assert!(!learned.learn(&node, &told));
         learned.close().await;
 
-        let learned = Learned::load(&state_dir);
+        let learned = LearnedAddresses::load(&state_dir);
         assert_eq!(learned.get(&node), told);
         learned.close().await;
 
         std::fs::write(state_dir.join(FILE), "{").unwrap();
-        let mut learned = Learned::load(&state_dir);
+        let mut learned = LearnedAddresses::load(&state_dir);
         assert!(learned.get(&node).is_empty());
         assert!(learned.learn(&node, &told));
         learned.retain(|_| false);
@@ -190,7 +190,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_node_cannot_rightly_say_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
-        let mut learned = Learned::load(dir.path());
+        let mut learned = LearnedAddresses::load(dir.path());
         let node1 = node(&["10.244.1.0/24"]);
         assert!(!learned.learn(&node1, &ips(&["10.244.2.7"])));
         assert!(!learned.learn(&node1, &ips(&["10.244.1.7", "10.244.1.8"])));

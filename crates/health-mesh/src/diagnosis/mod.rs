@@ -149,7 +149,7 @@ pub(super) struct Diagnosis {
 
 /// Why a reachable target is degraded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Degraded {
+pub(super) enum Degradation {
     /// More losses than the threshold, and more than chance makes of it.
     Loss(Loss),
     /// Longer round trips than before.
@@ -161,7 +161,7 @@ pub(super) enum Degraded {
     },
 }
 
-impl fmt::Display for Degraded {
+impl fmt::Display for Degradation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Loss(loss) => write!(f, "lost {}", Losses(loss)),
@@ -249,17 +249,17 @@ pub(super) enum Verdict<'a> {
 
 impl Context<'_> {
     /// Whether and why a reachable target is degraded.
-    pub(super) fn degraded(&self, target: &TargetFacts<'_>) -> Option<Degraded> {
+    pub(super) fn degraded(&self, target: &TargetFacts<'_>) -> Option<Degradation> {
         if !matches!(target.verdict, Verdict::Reachable) {
             return None;
         }
         let threshold = self.thresholds.loss;
         let loss = target.trend.loss.iter().find(|l| exceeds(l, threshold));
         if let Some(&loss) = loss {
-            return Some(Degraded::Loss(loss));
+            return Some(Degradation::Loss(loss));
         }
         let (recent, usual) = self.shifted(target)?;
-        Some(Degraded::LatencyShift {
+        Some(Degradation::LatencyShift {
             recent: recent.p50,
             usual: usual.p50,
         })
@@ -308,12 +308,12 @@ impl Context<'_> {
             let degraded = |target| Some((target, self.degraded(target)?));
             peer.targets.iter().filter_map(degraded)
         };
-        let lossy = |(_, degraded): &(_, _)| matches!(degraded, Degraded::Loss(_));
+        let lossy = |(_, degraded): &(_, _)| matches!(degraded, Degradation::Loss(_));
         let (target, worst) = all().find(lossy).or_else(|| all().next())?;
         let on = self.label(target.key);
         let name = peer.display();
         let (cause, message) = match worst {
-            Degraded::Loss(loss) => {
+            Degradation::Loss(loss) => {
                 let place = self
                     .whereabouts(target)
                     .map_or_else(String::new, |place| format!(", {}", place.of_losses()));
@@ -322,7 +322,7 @@ impl Context<'_> {
                     format!("loss: {name} lost {} of {on}{place}", Losses(&loss)),
                 )
             }
-            Degraded::LatencyShift { recent, usual } => (
+            Degradation::LatencyShift { recent, usual } => (
                 Cause::LatencyShift,
                 format!(
                     "latency shift: {on} of {name} takes {recent:.1?} now, {usual:.1?} before{}",
@@ -339,13 +339,13 @@ impl Context<'_> {
         let evidence = all().map(|(target, degraded)| {
             let on = self.label(target.key);
             match degraded {
-                Degraded::Loss(loss) => {
+                Degradation::Loss(loss) => {
                     let counts = self
                         .whereabouts(target)
                         .map_or_else(String::new, |place| format!("; {}", place.evidence()));
                     format!("{on}: lost {}{counts}", Losses(&loss))
                 }
-                Degraded::LatencyShift { recent, usual } => format!(
+                Degradation::LatencyShift { recent, usual } => format!(
                     "{on}: median {recent:.1?} now, {usual:.1?} before{}",
                     target
                         .shift

@@ -25,7 +25,7 @@ const HTTP_DESCRIPTORS_DIVISOR: u64 = 2;
 
 /// The end of an HTTP probe.
 #[derive(Debug)]
-pub(super) struct HttpDone {
+pub(super) struct HttpProbeEnd {
     id: TargetId,
     key: TargetKey,
     sent: Duration,
@@ -36,7 +36,7 @@ pub(super) struct HttpDone {
 
 /// HTTP probes that run or wait.
 pub(super) struct HttpProbes {
-    pub(super) running: JoinSet<HttpDone>,
+    pub(super) running: JoinSet<HttpProbeEnd>,
     places: usize,
     /// Due, while there is no place.
     waiting: VecDeque<TargetId>,
@@ -93,7 +93,7 @@ impl Engine {
             };
             self.http.running.spawn(async move {
                 let answer = http::get_hello(peer, prober, deadline).await;
-                HttpDone {
+                HttpProbeEnd {
                     id,
                     key,
                     sent,
@@ -104,8 +104,8 @@ impl Engine {
         }
     }
 
-    pub(super) fn http_done(&mut self, done: Result<HttpDone, JoinError>) {
-        let HttpDone {
+    pub(super) fn http_done(&mut self, done: Result<HttpProbeEnd, JoinError>) {
+        let HttpProbeEnd {
             id,
             key,
             sent,

@@ -23,7 +23,7 @@ use crate::budget::Budget;
 use crate::confirm::{Confirmation, Due};
 use crate::handle::{MeshError, MeshOptions, Shared};
 use crate::icmp::{IcmpEvent, IcmpProber, Mark};
-use crate::learned::Learned;
+use crate::learned::LearnedAddresses;
 use crate::path_mtu::{PathMtuOptions, PathMtuProber};
 use crate::relief::Relief;
 use crate::schedule::{DueTarget, Schedule};
@@ -61,7 +61,7 @@ pub(super) struct Engine {
     nodes: watch::Receiver<Arc<NodeSet>>,
     local_health: watch::Receiver<Vec<IpAddr>>,
     accounts: Accounts,
-    learned: Learned,
+    learned: LearnedAddresses,
     schedule: Schedule,
     confirmation: Confirmation,
     budget: Budget,
@@ -121,7 +121,7 @@ impl Engine {
             confirmation: Confirmation::default(),
             budget: Budget::new(options.rate),
             relief: Relief::new(options.passive_relief),
-            learned: Learned::load(&options.state_dir),
+            learned: LearnedAddresses::load(&options.state_dir),
             accounts: Accounts::new(store, options.passive_rtt).map_err(MeshError::RttStore)?,
             options,
             shared,

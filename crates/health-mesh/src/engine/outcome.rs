@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::Engine;
 use crate::confirm::Judgement;
 use crate::failure::Failure;
-use crate::results::{Answer, Unanswered};
+use crate::results::{Answer, ConfirmedFailure};
 use crate::target::{Target, TargetId};
 
 impl Engine {
@@ -61,7 +61,7 @@ impl Engine {
             let node = self.node_name(target);
             tracing::info!(node, target = %target.key, status = %failure, "unreachable");
         }
-        let unanswered = Unanswered {
+        let unanswered = ConfirmedFailure {
             failure,
             probes: self.confirmation.unanswered(id),
             since: self.confirmation.unanswered_since(id),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Engine;
-use crate::path_mtu::{Looked, PathMtu};
+use crate::path_mtu::{PathMtu, PathMtuOutcome};
 use crate::sweep::{Sweep, SweepEvent};
 use crate::target::Target;
 
@@ -69,7 +69,7 @@ impl Engine {
     pub(super) fn look_at_paths(&mut self) {
         let now = self.now();
         let looked = self.path_mtu.turn(now, &mut self.budget);
-        for Looked { id, found } in looked {
+        for PathMtuOutcome { id, found } in looked {
             let mut results = self.shared.results_mut();
             let was_reduced = results.path_mtu(id).is_some_and(PathMtu::is_reduced);
             if let Some(found) = &found

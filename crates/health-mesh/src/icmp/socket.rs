@@ -40,7 +40,7 @@ pub(super) struct Request {
 
 /// One message received.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Received {
+pub(super) struct ReceivedMessage {
     pub(super) from: IpAddr,
     pub(super) message: Message,
     /// When the kernel got it, `CLOCK_REALTIME`.
@@ -134,7 +134,7 @@ impl IcmpSocket {
     }
 
     /// Receives all that is there and hands over what concerns this agent's probes.
-    pub(super) fn drain(&self, mut handle: impl FnMut(Received)) -> io::Result<()> {
+    pub(super) fn drain(&self, mut handle: impl FnMut(ReceivedMessage)) -> io::Result<()> {
         loop {
             match self.receive(&mut handle) {
                 Ok(BATCH) | Err(Errno::EINTR) => {}
@@ -145,7 +145,7 @@ impl IcmpSocket {
     }
 
     /// Receives one batch and returns how many packets there were in it.
-    fn receive(&self, handle: &mut impl FnMut(Received)) -> Result<usize, Errno> {
+    fn receive(&self, handle: &mut impl FnMut(ReceivedMessage)) -> Result<usize, Errno> {
         let mut packets = [[0; PACKET_LEN]; BATCH];
         let mut slices = packets.each_mut().map(|packet| [IoSliceMut::new(packet)]);
         // Not kept: the kernel overwrites the lengths in it, which a next call would go by.
@@ -178,7 +178,7 @@ impl IcmpSocket {
                 continue;
             };
             if let Some(message) = wire::parse(self.family, self.mark, from, packet) {
-                handle(Received { from, message, at });
+                handle(ReceivedMessage { from, message, at });
             }
         }
         Ok(count)

@@ -67,7 +67,7 @@ impl PathMtu {
 
 /// A path has been looked at.
 #[derive(Clone, Debug)]
-pub(super) struct Looked {
+pub(super) struct PathMtuOutcome {
     /// The target whose path it is.
     pub(super) id: TargetId,
     /// What was seen, if it is certain.
@@ -134,11 +134,11 @@ struct Look {
     /// Searches that it has begun.
     searches: u32,
     /// The search; `None` while the way out is looked up.
-    searching: Option<Searching>,
+    searching: Option<OngoingSearch>,
 }
 
 #[derive(Debug)]
-struct Searching {
+struct OngoingSearch {
     way: Arc<WayOut>,
     search: Search,
     /// Sequence number and time of sending of the probe that waits for its answer.
@@ -265,7 +265,7 @@ impl PathMtuProber {
 
     /// Takes in what has come and does what is due. Returns what came out; [`Self::end_wait`] must follow for
     /// each path, when that can be read.
-    pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<Looked> {
+    pub(super) fn turn(&mut self, now: Duration, budget: &mut Budget) -> Vec<PathMtuOutcome> {
         if !self.sent.is_empty() {
             self.receive(now);
         }
@@ -347,7 +347,12 @@ impl PathMtuProber {
     }
 
     /// Does what is due for a path.
-    fn advance(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<Looked> {
+    fn advance(
+        &mut self,
+        id: TargetId,
+        now: Duration,
+        budget: &mut Budget,
+    ) -> Option<PathMtuOutcome> {
         let path = self.paths.get_mut(id)?;
         let Some(look) = &mut path.look else {
             self.look_up(id, now);
@@ -381,7 +386,11 @@ impl PathMtuProber {
     }
 
     /// Takes in the way out to an address, and begins to search.
-    fn found_way(&mut self, lookup: Result<Lookup, JoinError>, now: Duration) -> Option<Looked> {
+    fn found_way(
+        &mut self,
+        lookup: Result<Lookup, JoinError>,
+        now: Duration,
+    ) -> Option<PathMtuOutcome> {
         let (id, way) = match lookup {
             Ok(lookup) => lookup,
             Err(error) => {
@@ -415,7 +424,7 @@ impl PathMtuProber {
             mtu: way.mtu,
             device_mtu: way.device_mtu,
         };
-        look.searching = Some(Searching {
+        look.searching = Some(OngoingSearch {
             way,
             search: Search::new(limits, path.reduced, self.options.timeout),
             waits: None,
@@ -425,7 +434,7 @@ impl PathMtuProber {
     }
 
     /// Does what the search wants.
-    fn step(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<Looked> {
+    fn step(&mut self, id: TargetId, now: Duration, budget: &mut Budget) -> Option<PathMtuOutcome> {
         let path = self.paths.get_mut(id)?;
         let address = path.address;
         let searching = path.searching()?;
@@ -464,7 +473,7 @@ impl PathMtuProber {
     }
 
     /// A search has ended.
-    fn end(&mut self, id: TargetId, verdict: Verdict, now: Duration) -> Option<Looked> {
+    fn end(&mut self, id: TargetId, verdict: Verdict, now: Duration) -> Option<PathMtuOutcome> {
         let path = self.paths.get_mut(id)?;
         let searches = path.look.as_ref().map_or(0, |look| look.searches);
         if verdict == Verdict::OtherMtu && searches < SEARCHES {
@@ -495,7 +504,7 @@ impl PathMtuProber {
         let phase = self.phase(address);
         let due = interval.map(|i| regular_after(now + i / 2, i, phase));
         self.set_due(id, due);
-        Some(Looked { id, found })
+        Some(PathMtuOutcome { id, found })
     }
 
     fn remove(&mut self, id: TargetId) {
@@ -532,7 +541,7 @@ impl PathMtuProber {
 }
 
 impl Path {
-    fn searching(&mut self) -> Option<&mut Searching> {
+    fn searching(&mut self) -> Option<&mut OngoingSearch> {
         self.look.as_mut()?.searching.as_mut()
     }
 }

@@ -9,7 +9,7 @@ use health_model::api;
 use health_net::carrier;
 use health_registry::nodes::Node;
 
-use super::{Known, LastDiagnosis, LastSurvey, NodeTargets, Results, SETTLING, SURVEY_AGE};
+use super::{LastDiagnosis, LastSurvey, NodeTargets, Results, SETTLING, SURVEY_AGE, TargetRecord};
 use crate::diagnosis::isolation::{Isolation, Survey};
 use crate::diagnosis::{Context, PeerFacts, ShiftWatch, TargetFacts, Verdict};
 use crate::direction::{self, Passage};
@@ -169,7 +169,7 @@ impl Results {
     pub(super) fn passages(
         &self,
         node: &NodeTargets,
-        known: &Known,
+        known: &TargetRecord,
         now: Duration,
     ) -> [Option<Passage>; direction::WINDOWS.len()] {
         let key = known.key;

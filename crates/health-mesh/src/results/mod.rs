@@ -23,7 +23,7 @@ use slotmap::{SecondaryMap, SparseSecondaryMap};
 use tokio::sync::watch;
 
 use crate::diagnosis::isolation::Isolation;
-use crate::diagnosis::{Degraded, ShiftWatch, TargetFacts, Thresholds, Verdict};
+use crate::diagnosis::{Degradation, ShiftWatch, TargetFacts, Thresholds, Verdict};
 use crate::direction::Ways;
 use crate::failure::Failure;
 use crate::handle::MeshOptions;
@@ -62,7 +62,7 @@ pub(super) struct Results {
     set: Arc<NodeSet>,
     /// In the order of `set.nodes`.
     nodes: Vec<NodeTargets>,
-    known: SecondaryMap<TargetId, Known>,
+    known: SecondaryMap<TargetId, TargetRecord>,
     /// Where probes get lost.
     ways: Ways,
     /// Of targets whose latency has shifted.
@@ -116,12 +116,12 @@ struct AddressTargets {
 
 /// What is known of a target.
 #[derive(Debug)]
-struct Known {
+struct TargetRecord {
     key: TargetKey,
     result: Option<TargetResult>,
     history: History,
     smoothed: Option<Duration>,
-    degraded: Option<Degraded>,
+    degraded: Option<Degradation>,
     /// When its verdict changed, whether and why it is degraded, or what is known of its path's MTU.
     revision: u64,
 }
@@ -140,7 +140,7 @@ struct TargetResult {
     turned: Duration,
     /// When the probe was sent that the outcome tells of.
     told: Duration,
-    outcome: Result<Answer, Box<Unanswered>>,
+    outcome: Result<Answer, Box<ConfirmedFailure>>,
 }
 
 /// An answer to a probe.
@@ -174,7 +174,7 @@ impl Answer {
 
 /// A failure that was confirmed.
 #[derive(Debug)]
-pub(super) struct Unanswered {
+pub(super) struct ConfirmedFailure {
     /// Why the last probe failed, or one shortly before it that tells more.
     pub(super) failure: Failure,
     /// Probes without an answer since the last one.
@@ -253,7 +253,7 @@ impl Results {
         self.known.set_capacity(targets.len());
         for (id, target) in targets.iter() {
             if !self.known.contains_key(id) {
-                self.known.insert(id, Known::new(target.key));
+                self.known.insert(id, TargetRecord::new(target.key));
             }
         }
     }
@@ -336,7 +336,7 @@ impl Results {
         id: TargetId,
         sent: Duration,
         probed: Timestamp,
-        unanswered: Unanswered,
+        unanswered: ConfirmedFailure,
     ) {
         self.record(id, sent, probed, Err(Box::new(unanswered)));
     }
@@ -381,7 +381,7 @@ impl Results {
         id: TargetId,
         sent: Duration,
         probed: Timestamp,
-        mut outcome: Result<Answer, Box<Unanswered>>,
+        mut outcome: Result<Answer, Box<ConfirmedFailure>>,
     ) {
         self.newest = self.newest.max(Some(probed));
         let Some(known) = self.known.get_mut(id) else {
@@ -457,7 +457,7 @@ impl AddressTargets {
     }
 }
 
-impl Known {
+impl TargetRecord {
     fn new(key: TargetKey) -> Self {
         Self {
             key,

@@ -12,7 +12,7 @@ use health_model::api::{
 use health_model::duration::duration_text;
 use health_registry::nodes::SourceState;
 
-use super::{AddressTargets, Known, NodeTargets, Results};
+use super::{AddressTargets, NodeTargets, Results, TargetRecord};
 use crate::diagnosis::Diagnosis;
 use crate::diagnosis::isolation::Isolation;
 use crate::history::{WINDOWS, Window};
@@ -201,7 +201,7 @@ impl Results {
     }
 }
 
-impl Known {
+impl TargetRecord {
     fn status(&self) -> Option<ConnectivityStatus> {
         let result = self.result.as_ref()?;
         let status = ConnectivityStatus {

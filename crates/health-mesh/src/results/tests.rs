@@ -80,7 +80,7 @@ fn failed(results: &mut Results, id: TargetId, second: u64) {
 fn failed_by(results: &mut Results, id: TargetId, second: u64, failure: Failure) {
     let (sent, probed) = at(second);
     results.note(id, sent, None, sent);
-    let unanswered = Unanswered {
+    let unanswered = ConfirmedFailure {
         failure,
         probes: 5,
         since: sent,
