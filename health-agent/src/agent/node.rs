@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 use super::addresses;
 use super::endpoints::workload;
-use super::uplinks::{Found, Uplinks};
-use super::watch::{Outcome, Repaired};
+use super::uplinks::{UplinkSurvey, Uplinks};
+use super::watch::{CompletedRepair, Outcome};
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -50,7 +50,7 @@ pub(super) struct NodeDatapath {
     spec: HealthEndpointSpec,
     /// Whether the endpoint was made from it.
     is_planned: bool,
-    before: Before,
+    before: PreviousState,
     port: u16,
     /// Whether the endpoint's device is there. Another one of its name is not ours to touch.
     has_device: bool,
@@ -72,7 +72,7 @@ impl NodeDatapath {
         own: &Node,
         netlink: &Handle,
         uplinks: Uplinks,
-        found: Found,
+        found: UplinkSurvey,
         endpoints: &[SavedEndpoint],
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
@@ -88,7 +88,7 @@ impl NodeDatapath {
             state_dir: config.location.state_dir.clone(),
         };
         loader::require_unused(&config.location)?;
-        let before = Before {
+        let before = PreviousState {
             location: config.location.clone(),
             endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
             pins: config.location.pins().exists(),
@@ -130,7 +130,7 @@ impl NodeDatapath {
         attachments: Attachments,
         uplinks: Uplinks,
         spec: HealthEndpointSpec,
-        before: Before,
+        before: PreviousState,
         endpoint: HealthEndpoint,
         workloads: Vec<Workload>,
     ) -> anyhow::Result<Self> {
@@ -203,7 +203,7 @@ impl NodeDatapath {
     /// Looks which uplinks there are. What follows from that is done with the repairs, which need no
     /// uplink that is missing.
     pub(super) async fn look_at_uplinks(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let Found {
+        let UplinkSurvey {
             devices,
             unusable,
             missing,
@@ -236,7 +236,7 @@ impl NodeDatapath {
             outcome.repaired.extend(repaired.iter().map(|repair| {
                 let cause = repair.0.cause();
                 let what = repair.to_string();
-                Repaired { cause, what }
+                CompletedRepair { cause, what }
             }));
             // A number may come again, a namespace does not.
             self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
@@ -279,7 +279,7 @@ impl NodeDatapath {
         let mut datapath = self.datapath();
         if !datapath.pins_are_there() {
             for name in datapath.repair_pins()? {
-                outcome.repaired.push(Repaired {
+                outcome.repaired.push(CompletedRepair {
                     cause: "pin-lost",
                     what: format!("the pin of {name} was removed"),
                 });
@@ -294,7 +294,7 @@ impl NodeDatapath {
         let of_workloads = datapath.workload_faults(WORKLOADS_AT_ONCE);
         for fault in faults.into_iter().chain(of_workloads) {
             match datapath.repair_hook(&fault) {
-                Ok(()) => outcome.repaired.push(Repaired {
+                Ok(()) => outcome.repaired.push(CompletedRepair {
                     cause: fault.cause(),
                     what: fault.to_string(),
                 }),
@@ -352,7 +352,7 @@ impl NodeDatapath {
 
 /// What was there before [`NodeDatapath::establish`].
 #[derive(Clone, Debug)]
-struct Before {
+struct PreviousState {
     location: Location,
     /// Whether there was a device of the health endpoint's name.
     endpoint: bool,
@@ -362,7 +362,7 @@ struct Before {
     state: Option<health::State>,
 }
 
-impl Before {
+impl PreviousState {
     /// Removes what is there now and was not then.
     async fn restore(self, spec: &HealthEndpointSpec) {
         if !self.pins

@@ -178,7 +178,7 @@ pub(super) fn with_health_addresses(own: &Node, addresses: &[IpAddr]) -> Node {
 
 /// Where this node is registered.
 #[derive(Debug, Serialize, Deserialize)]
-struct Registered {
+struct RegistrationNote {
     registry: RegistrySpec,
     cluster: String,
     node: String,
@@ -189,7 +189,7 @@ pub(super) fn remember(config: &Config) -> anyhow::Result<()> {
     if !config.registry.is_written_by_nodes() {
         return Ok(());
     }
-    let registered = Registered {
+    let registered = RegistrationNote {
         registry: config.registry.clone(),
         cluster: config.cluster_name.clone(),
         node: config.node_name.clone(),
@@ -208,7 +208,7 @@ pub(super) async fn forget(state_dir: &Path) -> anyhow::Result<Vec<String>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         json => json.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let registered: Registered = serde_json::from_slice(&json)
+    let registered: RegistrationNote = serde_json::from_slice(&json)
         .with_context(|| format!("{} is damaged; delete it", path.display()))?;
     let mut removed = Vec::new();
     let name = format!("{}/{}", registered.cluster, registered.node);

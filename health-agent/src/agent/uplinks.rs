@@ -27,7 +27,7 @@ struct NodeAddress {
 
 /// What there is at the moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct UplinkSurvey {
     /// Names of the uplinks.
     pub(super) devices: Vec<String>,
     /// Addresses of the node that no device carries, or that cannot be used (yet).
@@ -42,7 +42,7 @@ impl Uplinks {
         netlink: &Handle,
         config: &Config,
         own: &Node,
-    ) -> anyhow::Result<(Self, Found)> {
+    ) -> anyhow::Result<(Self, UplinkSurvey)> {
         for device in &config.devices {
             if link::by_name(netlink, device).await?.is_none() {
                 let known: Vec<_> = link::list(netlink)
@@ -73,7 +73,7 @@ impl Uplinks {
             asked: config.devices.clone(),
             addresses: addresses.collect(),
         };
-        let found = Found {
+        let found = UplinkSurvey {
             // The endpoint waits for them to be usable.
             unusable: Vec::new(),
             ..uplinks.look().await?
@@ -82,9 +82,9 @@ impl Uplinks {
     }
 
     /// Looks what there is now. Costs a dump of all addresses, and a question for each uplink.
-    pub(super) async fn look(&mut self) -> Result<Found, LinkError> {
+    pub(super) async fn look(&mut self) -> Result<UplinkSurvey, LinkError> {
         let all = link::addresses(&self.netlink).await?;
-        let mut found = Found::default();
+        let mut found = UplinkSurvey::default();
         for name in &self.asked {
             match link::by_name(&self.netlink, name).await? {
                 Some(_) => found.devices.push(name.clone()),

@@ -15,7 +15,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Something that was put right.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Repaired {
+pub(super) struct CompletedRepair {
     /// A short fixed word, to count by.
     pub(super) cause: &'static str,
     /// What was wrong, in words.
@@ -26,7 +26,7 @@ pub(super) struct Repaired {
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     /// What was repaired.
-    pub(super) repaired: Vec<Repaired>,
+    pub(super) repaired: Vec<CompletedRepair>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
     /// What others took away and have to bring back.
@@ -72,7 +72,7 @@ pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
     if let Err(error) = node.repair_datapath(&mut outcome) {
         outcome.fail(error);
     }
-    for Repaired { cause, what } in &outcome.repaired {
+    for CompletedRepair { cause, what } in &outcome.repaired {
         warn!(cause, "repaired: {what}");
         *node.repairs.entry((*cause).to_owned()).or_default() += 1;
     }

@@ -146,14 +146,14 @@ pub(super) async fn create<S: Source>(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(super) struct Meant {
+pub(super) struct EndpointSelection {
     container_id: Option<String>,
     netns: Option<PathBuf>,
 }
 
 pub(super) async fn delete_meant<S: Source>(
     State(api): Shared<S>,
-    query: Result<Query<Meant>, QueryRejection>,
+    query: Result<Query<EndpointSelection>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(meant) = query?;
     let selector = match (meant.container_id, meant.netns) {

@@ -44,7 +44,7 @@ pub(super) fn takes_body(request: &Request) -> bool {
 /// Which policies are meant.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct Meant {
+pub(super) struct PolicySelection {
     /// By name: all of it, or what follows the kind.
     name: Option<String>,
     /// By labels, separated by commas.
@@ -55,7 +55,7 @@ pub(super) struct Meant {
 
 pub(super) async fn list<S: Source>(
     State(api): Shared<S>,
-    query: Result<Query<Meant>, QueryRejection>,
+    query: Result<Query<PolicySelection>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(meant) = query?;
     let enforcer = enforcer(&*api.source)?.clone();
@@ -119,7 +119,7 @@ pub(super) async fn import<S: Source>(
 
 pub(super) async fn delete<S: Source>(
     State(api): Shared<S>,
-    query: Result<Query<Meant>, QueryRejection>,
+    query: Result<Query<PolicySelection>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(meant) = query?;
     let enforcer = enforcer(&*api.source)?.clone();

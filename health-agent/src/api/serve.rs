@@ -143,7 +143,7 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     waits: Arc<Waits>,
     mut stop: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
-    let paced = Paced {
+    let paced = PacedStream {
         stream,
         waits: waits.clone(),
         patience: limits.patience,
@@ -229,7 +229,7 @@ impl Waits {
 }
 
 /// A stream whose writes fail when its client has let the server wait for too long in all.
-struct Paced<S> {
+struct PacedStream<S> {
     stream: S,
     waits: Arc<Waits>,
     patience: Duration,
@@ -237,7 +237,7 @@ struct Paced<S> {
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Paced<S> {
+impl<S> PacedStream<S> {
     fn pace<T>(&mut self, cx: &mut Context<'_>, write: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if write.is_ready() {
             if self.deadline.take().is_some() {
@@ -254,7 +254,7 @@ impl<S> Paced<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PacedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -264,7 +264,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Paced<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Paced<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -21,10 +21,10 @@ pub struct CleanupArgs {
 
 impl CleanupArgs {
     pub(super) async fn execute(self, location: &Location) -> anyhow::Result<()> {
-        let removed: Vec<Removed> = crate::agent::cleanup(location)
+        let removed: Vec<RemovedRow> = crate::agent::cleanup(location)
             .await?
             .into_iter()
-            .map(|removed| Removed { removed })
+            .map(|removed| RemovedRow { removed })
             .collect();
         self.output.output.print_rows(&removed, removed_text)
     }
@@ -32,17 +32,17 @@ impl CleanupArgs {
 
 /// Something that is gone.
 #[derive(Debug, Serialize)]
-struct Removed {
+struct RemovedRow {
     removed: String,
 }
 
-fn removed_text(removed: &[Removed]) -> String {
+fn removed_text(removed: &[RemovedRow]) -> String {
     if removed.is_empty() {
         return "nothing to remove\n".to_owned();
     }
     removed
         .iter()
-        .map(|Removed { removed }| format!("removed {removed}\n"))
+        .map(|RemovedRow { removed }| format!("removed {removed}\n"))
         .collect()
 }
 
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn everything_removed_is_named() {
         assert_eq!(removed_text(&[]), "nothing to remove\n");
-        let removed = ["device lxc_health", "pins"].map(|what| Removed {
+        let removed = ["device lxc_health", "pins"].map(|what| RemovedRow {
             removed: what.to_owned(),
         });
         assert_eq!(

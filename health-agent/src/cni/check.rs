@@ -65,7 +65,7 @@ pub(super) async fn check(
     // Other plugins look after those they made.
     let gateways = [endpoint.gateway4, endpoint.gateway6];
     let is_ours = |route: &&result::Route| route.gw.is_some() && gateways.contains(&route.gw);
-    let wanted = Wanted {
+    let wanted = WantedInterface {
         mac: &endpoint.mac,
         addresses: &addresses,
         routes: previous.routes.iter().filter(is_ours).collect(),
@@ -74,13 +74,17 @@ pub(super) async fn check(
 }
 
 /// What an interface is to have.
-struct Wanted<'a> {
+struct WantedInterface<'a> {
     mac: &'a str,
     addresses: &'a BTreeSet<IpAddr>,
     routes: Vec<&'a result::Route>,
 }
 
-async fn look_inside(ifname: &str, netns: &Path, wanted: &Wanted<'_>) -> Result<(), CniError> {
+async fn look_inside(
+    ifname: &str,
+    netns: &Path,
+    wanted: &WantedInterface<'_>,
+) -> Result<(), CniError> {
     let failed = |error: &dyn std::error::Error| {
         let problem = format!("cannot look into {}: {error}", netns.display());
         CniError::new(Code::Io, problem)

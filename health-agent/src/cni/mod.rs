@@ -36,7 +36,7 @@ const MAX_CONFIG: u64 = 1024 * 1024;
 /// Does what the runtime asks for in the environment and on stdin, and answers on stdout. `default` is the
 /// agent that is meant where the configuration names none.
 pub async fn run(default: &Location) -> ExitCode {
-    let asked = Asked::read();
+    let asked = Invocation::read();
     let version = asked.version;
     let outcome = match asked.request {
         Ok(request) => request.execute(version, default).await,
@@ -60,7 +60,7 @@ fn print(answer: &impl Serialize) -> io::Result<()> {
 }
 
 /// What the runtime asks for, as far as it can be read.
-struct Asked {
+struct Invocation {
     /// In which version it is to be answered.
     version: Version,
     request: Result<Request, CniError>,
@@ -72,7 +72,7 @@ struct Request {
     config: NetworkConfig,
 }
 
-impl Asked {
+impl Invocation {
     fn read() -> Self {
         let environment = Environment::of_process();
         let (version, config) = match read_config() {

@@ -44,14 +44,14 @@ impl fmt::Display for Version {
 
 /// It is none of [`Version::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotSpoken;
+pub(super) struct UnsupportedVersion;
 
 impl FromStr for Version {
-    type Err = NotSpoken;
+    type Err = UnsupportedVersion;
 
-    fn from_str(text: &str) -> Result<Self, NotSpoken> {
+    fn from_str(text: &str) -> Result<Self, UnsupportedVersion> {
         let found = Self::ALL.into_iter().find(|version| version.text() == text);
-        found.ok_or(NotSpoken)
+        found.ok_or(UnsupportedVersion)
     }
 }
 

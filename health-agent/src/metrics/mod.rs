@@ -32,7 +32,7 @@ use health_endpoint::manager::Manager;
 use health_model::settings::Location;
 
 use self::histogram::Histogram;
-use self::recent::Recent;
+use self::recent::TotalsHistory;
 use self::render::Snapshot;
 use self::summary::Summary;
 use self::totals::{Class, Totals};
@@ -62,14 +62,14 @@ pub struct Exporter<S, M> {
     maps: M,
     /// Whether there are series for every target, not for failing ones alone.
     per_target: bool,
-    counted: Mutex<Option<Counted>>,
+    counted: Mutex<Option<CountedSinceStart>>,
 }
 
 /// What was counted since the agent started.
-struct Counted {
+struct CountedSinceStart {
     totals: Totals,
     /// The round trips by then, now and then.
-    recent: Recent<BTreeMap<Class, Histogram>>,
+    recent: TotalsHistory<BTreeMap<Class, Histogram>>,
 }
 
 impl<S: Source, M: Maps> Exporter<S, M> {
@@ -87,9 +87,9 @@ impl<S: Source, M: Maps> Exporter<S, M> {
     /// Begins to show the maps. To be called before the first probe: what the rows hold by then was
     /// counted by former agents, and counters start with a process.
     pub fn maps_are_there(&self) -> Result<(), DumpError> {
-        let counted = Counted {
+        let counted = CountedSinceStart {
             totals: Totals::starting_from(&self.maps)?,
-            recent: Recent::new(Instant::now(), BTreeMap::new()),
+            recent: TotalsHistory::new(Instant::now(), BTreeMap::new()),
         };
         *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(counted);
         Ok(())
@@ -115,7 +115,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
         let mut counters = Vec::new();
         let mut probes = Vec::new();
         let mut before = BTreeMap::new();
-        if let Some(Counted { totals, recent }) = &mut *counted {
+        if let Some(CountedSinceStart { totals, recent }) = &mut *counted {
             let read = totals
                 .read(&self.maps, &mut summary)
                 .and_then(|()| self.maps.counters());

@@ -12,12 +12,12 @@ const STEP: Duration = Duration::from_secs(60);
 
 /// Totals as they were, now and then.
 #[derive(Debug)]
-pub(super) struct Recent<T> {
+pub(super) struct TotalsHistory<T> {
     oldest: (Instant, T),
     later: VecDeque<(Instant, T)>,
 }
 
-impl<T: Clone> Recent<T> {
+impl<T: Clone> TotalsHistory<T> {
     /// Begins with these totals.
     pub(super) fn new(now: Instant, totals: T) -> Self {
         Self {
@@ -77,7 +77,7 @@ mod tests {
     fn the_mark_is_ten_minutes_old_however_often_is_scraped() {
         for period in [1, 15, 60, 90] {
             let start = Instant::now();
-            let mut recent = Recent::new(start, 0);
+            let mut recent = TotalsHistory::new(start, 0);
             for at in (0..3_600).step_by(period) {
                 let now = start + Duration::from_secs(at);
                 let mark = *recent.mark(now, &at);

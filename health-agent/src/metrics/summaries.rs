@@ -7,7 +7,7 @@ use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as m
 use super::recent::Quantiles;
 
 /// Labels, and what they belong to.
-type Labelled = (Vec<(&'static str, String)>, Quantiles);
+type LabelledQuantiles = (Vec<(&'static str, String)>, Quantiles);
 
 /// Summaries that differ in their labels.
 pub(super) struct SummaryFamily<'a> {
@@ -16,7 +16,7 @@ pub(super) struct SummaryFamily<'a> {
     /// What it is.
     pub(super) help: &'static str,
     /// Made one by one: there may be very many.
-    pub(super) summaries: Box<dyn Iterator<Item = Labelled> + 'a>,
+    pub(super) summaries: Box<dyn Iterator<Item = LabelledQuantiles> + 'a>,
 }
 
 impl SummaryFamily<'_> {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn text_has_quantiles_sum_and_count() {
-        let family = |summaries: Vec<Labelled>| SummaryFamily {
+        let family = |summaries: Vec<LabelledQuantiles>| SummaryFamily {
             name: "rtt_seconds".to_owned(),
             help: "Round trips",
             summaries: Box::new(summaries.into_iter()),

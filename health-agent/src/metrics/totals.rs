@@ -70,7 +70,7 @@ impl Probes {
 /// A row as a scrape saw it: enough to tell what came since. Counts are kept modulo their width; the
 /// differences between two scrapes are small.
 #[derive(Clone, Debug)]
-struct Seen {
+struct ScrapedRow {
     sum_ns: u64,
     remote_ns: u64,
     remote_rtt_ns: u64,
@@ -84,7 +84,7 @@ struct Seen {
     buckets: Box<[(u8, u16)]>,
 }
 
-impl Seen {
+impl ScrapedRow {
     fn new(row: &RttRow, round: u32) -> Self {
         let buckets = (0..).zip(row.histogram).filter(|(_, count)| *count > 0);
         Self {
@@ -162,7 +162,7 @@ fn fitted(
 /// Totals over all rows since the agent started.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    seen: HashMap<RttKey, Seen>,
+    seen: HashMap<RttKey, ScrapedRow>,
     round: u32,
     by_class: BTreeMap<Class, Probes>,
 }
@@ -172,7 +172,7 @@ impl Totals {
     pub(super) fn starting_from(maps: &impl Maps) -> Result<Self, DumpError> {
         let mut totals = Self::default();
         maps.rtt(&mut |key, row| {
-            totals.seen.insert(*key, Seen::new(row, 0));
+            totals.seen.insert(*key, ScrapedRow::new(row, 0));
         })?;
         Ok(totals)
     }
@@ -195,7 +195,7 @@ impl Totals {
     }
 
     fn add(&mut self, key: &RttKey, row: &RttRow, summary: &Summary) {
-        let seen = Seen::new(row, self.round);
+        let seen = ScrapedRow::new(row, self.round);
         let before = self.seen.insert(*key, seen);
         if let Some(class) = class(key, summary) {
             let more = before.and_then(|before| before.until(row));

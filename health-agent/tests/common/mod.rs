@@ -295,7 +295,7 @@ impl Source for Fixture {
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         let hub = Arc::new(Hub::new(NoPrograms).unwrap());
         let subscription = hub.subscribe(filter);
-        tokio::spawn(relay(Canned::new(hub.clone()), hub));
+        tokio::spawn(relay(CannedRing::new(hub.clone()), hub));
         Some(subscription)
     }
 
@@ -366,12 +366,12 @@ impl Switch for NoPrograms {
 }
 
 /// A ring with a drop and a closed connection, beside which three events were lost. Then its agent stops.
-struct Canned {
+struct CannedRing {
     hub: Arc<Hub>,
     events: Vec<Event>,
 }
 
-impl Canned {
+impl CannedRing {
     fn new(hub: Arc<Hub>) -> Self {
         let event = |kind, protocol, endpoint| Event {
             source: IpAddr::from([10, 9, 9, 9]).into(),
@@ -393,7 +393,7 @@ impl Canned {
     }
 }
 
-impl Ring for Canned {
+impl Ring for CannedRing {
     async fn ready(&mut self) -> io::Result<()> {
         if self.events.is_empty() {
             self.hub.close();

@@ -10,10 +10,10 @@ use super::entry::Entry;
 use crate::cli::output::{NONE, comma_separated};
 
 /// Entries as they are shown.
-pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, Wanted>> {
+pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, EventFilter>> {
     let entry = |(key, filter)| Entry {
         key,
-        value: Wanted::from(filter),
+        value: EventFilter::from(filter),
     };
     filters.into_iter().map(entry).collect()
 }
@@ -21,7 +21,7 @@ pub(super) fn entries(filters: Vec<(u32, MonitorFilter)>) -> Vec<Entry<u32, Want
 /// Which events are written. What is absent may be anything.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) struct Wanted {
+pub(super) struct EventFilter {
     /// Empty while nobody monitors.
     types: Vec<&'static str>,
     endpoint: Option<u16>,
@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     destination: Option<String>,
 }
 
-impl From<MonitorFilter> for Wanted {
+impl From<MonitorFilter> for EventFilter {
     fn from(filter: MonitorFilter) -> Self {
         let types = [(WANT_DROP, "drop"), (WANT_CT, "ct"), (WANT_NAT, "nat")];
         let set = |number: u16| (number != 0).then_some(number);
@@ -67,7 +67,7 @@ fn network(network: &Network) -> Option<String> {
     (bits != 0).then(|| format!("{address}/{len}"))
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for EventFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fn text(value: Option<impl ToString>) -> String {
             value.map_or_else(|| NONE.to_owned(), |value| value.to_string())

@@ -12,12 +12,12 @@ use super::entry::Entry;
 use crate::cli::output::comma_separated;
 
 /// Entries as they are shown.
-pub(super) fn entries(settings: Vec<(u32, MasqueradeConfig)>) -> Vec<Entry<u32, Masqueraded>> {
+pub(super) fn entries(settings: Vec<(u32, MasqueradeConfig)>) -> Vec<Entry<u32, MasqueradeView>> {
     settings
         .into_iter()
         .map(|(key, config)| Entry {
             key,
-            value: Masqueraded {
+            value: MasqueradeView {
                 ipv4: of_version(
                     &config.v4,
                     |addr_be| Addr::v4(*addr_be),
@@ -56,7 +56,7 @@ fn of_version<A: Address>(
 /// What is masqueraded; absent where nothing of an IP version is.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) struct Masqueraded {
+pub(super) struct MasqueradeView {
     ipv4: Option<OfVersion>,
     ipv6: Option<OfVersion>,
 }
@@ -75,7 +75,7 @@ struct OfVersion {
     gateway: Vec<IpNet>,
 }
 
-impl fmt::Display for Masqueraded {
+impl fmt::Display for MasqueradeView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match [&self.ipv4, &self.ipv6] {
             [None, None] => write!(f, "off"),

@@ -103,10 +103,10 @@ pub(super) fn entry(row: &PolicyRow) -> Entry<VerdictKey, VerdictValue> {
 }
 
 /// A counter as a dump shows it.
-pub(super) fn counter((index, counter): (u32, Counter)) -> Entry<u32, Counted> {
+pub(super) fn counter((index, counter): (u32, Counter)) -> Entry<u32, EntryCounts> {
     Entry {
         key: index,
-        value: Counted {
+        value: EntryCounts {
             packets: counter.packets,
             bytes: counter.bytes,
         },
@@ -166,7 +166,7 @@ struct VerdictRow {
     entry: Row<VerdictKey, VerdictValue>,
     /// `null` where it has no counter of its own.
     #[serde(flatten)]
-    counted: Option<Counted>,
+    counted: Option<EntryCounts>,
 }
 
 impl VerdictRow {
@@ -175,7 +175,7 @@ impl VerdictRow {
         let counter = counters.get(&index).copied().unwrap_or_default();
         Self {
             entry: entry(row).into(),
-            counted: (index != 0).then_some(Counted {
+            counted: (index != 0).then_some(EntryCounts {
                 packets: counter.packets,
                 bytes: counter.bytes,
             }),
@@ -277,12 +277,12 @@ impl fmt::Display for VerdictValue {
 
 /// What an entry was about, on all CPUs together.
 #[derive(Debug, Serialize)]
-pub(super) struct Counted {
+pub(super) struct EntryCounts {
     packets: u64,
     bytes: u64,
 }
 
-impl fmt::Display for Counted {
+impl fmt::Display for EntryCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "packets={} bytes={}", self.packets, self.bytes)
     }

@@ -13,7 +13,7 @@ use crate::cli::output::{Format, write_json_line, write_yaml};
 
 /// Why writing ended early.
 #[derive(Debug, thiserror::Error)]
-enum Interrupted {
+enum StreamError {
     #[error(transparent)]
     Read(#[from] DumpError),
     #[error(transparent)]
@@ -39,11 +39,11 @@ pub(super) fn print_each<U: Display + Serialize>(
 }
 
 /// A reader who has seen enough and closed the pipe (`| head`) is no failure.
-fn finish(result: Result<(), Interrupted>) -> anyhow::Result<()> {
+fn finish(result: Result<(), StreamError>) -> anyhow::Result<()> {
     match result {
-        Err(Interrupted::Write(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(Interrupted::Write(e)) => Err(e).context("cannot write to standard output"),
-        Err(Interrupted::Read(e)) => Err(e.into()),
+        Err(StreamError::Write(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(StreamError::Write(e)) => Err(e).context("cannot write to standard output"),
+        Err(StreamError::Read(e)) => Err(e.into()),
         Ok(()) => Ok(()),
     }
 }
@@ -53,9 +53,9 @@ fn write<T, U: Display + Serialize>(
     format: Format,
     maps: &[Rows<T>],
     show: impl Fn(T) -> Option<U> + Sync,
-) -> Result<(), Interrupted> {
+) -> Result<(), StreamError> {
     let listing = Mutex::new(Listing::begin(out, format)?);
-    let work = || -> Result<(), Interrupted> {
+    let work = || -> Result<(), StreamError> {
         let mut batch = Batch::default();
         let mut text = Vec::new();
         for rows in maps {
@@ -79,7 +79,7 @@ fn write_each<U: Display + Serialize>(
     out: &mut dyn Write,
     format: Format,
     read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
-) -> Result<(), Interrupted> {
+) -> Result<(), StreamError> {
     let mut listing = Listing::begin(out, format)?;
     let mut text = Vec::new();
     let mut written = Ok(());
@@ -192,7 +192,7 @@ mod tests {
             Ok(())
         };
         let result = write_each(&mut Gone, Format::Jsonl, read);
-        assert!(matches!(result, Err(Interrupted::Write(_))), "{result:?}");
+        assert!(matches!(result, Err(StreamError::Write(_))), "{result:?}");
         finish(result).unwrap();
     }
 }

@@ -60,7 +60,7 @@ impl Listing {
         let order = Order::new(query.sort, query.is_reversed, &names);
         let pinned_rows = pinned.rtt_rows()?;
         let parts = on_all_cpus(|| {
-            let mut part = Collected::default();
+            let mut part = CollectedRows::default();
             pinned_rows.each(&mut |key, row| {
                 if query.has(key) {
                     part.add(key, row.into(), query, &order);
@@ -68,7 +68,7 @@ impl Listing {
             })?;
             Ok(part)
         })?;
-        let Collected { rows, places, look } = Collected::of(parts);
+        let CollectedRows { rows, places, look } = CollectedRows::of(parts);
         let order = sorted(places, query.top);
         Ok(Self {
             rows,
@@ -127,13 +127,13 @@ impl Query<'_> {
 
 /// Rows as they come.
 #[derive(Debug, Default)]
-struct Collected {
+struct CollectedRows {
     rows: Vec<Vec<(RttKey, RttSummary)>>,
     places: Vec<(Place, u32)>,
     look: Look,
 }
 
-impl Collected {
+impl CollectedRows {
     /// All parts together.
     fn of(parts: Vec<Self>) -> Self {
         let mut all = Self::default();
@@ -199,7 +199,7 @@ pub(super) mod tests {
     /// What of these rows the query asks for.
     fn listing_of(rows: &[(RttKey, RttRow)], query: &Query<'_>, names: Names) -> Listing {
         let order = Order::new(query.sort, query.is_reversed, &names);
-        let mut collected = Collected::default();
+        let mut collected = CollectedRows::default();
         for (key, row) in rows {
             collected.add(key, row.into(), query, &order);
         }
