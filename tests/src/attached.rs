@@ -11,7 +11,7 @@ use crate::Node;
 
 /// A program on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
+pub struct AttachedProgram {
     /// By which the kernel knows it.
     pub id: u32,
     /// Tells its instructions, as `bpftool prog` prints it.
@@ -19,7 +19,7 @@ pub struct Attached {
 }
 
 /// The programs at the ingress and then at the egress of a node's device.
-pub fn programs(node: &Node, device: &str) -> anyhow::Result<[Vec<Attached>; 2]> {
+pub fn programs(node: &Node, device: &str) -> anyhow::Result<[Vec<AttachedProgram>; 2]> {
     Ok([
         at_hook(node, device, TcAttachType::Ingress, "ingress")?,
         at_hook(node, device, TcAttachType::Egress, "egress")?,
@@ -56,7 +56,7 @@ fn at_hook(
     device: &str,
     attach_type: TcAttachType,
     direction: &str,
-) -> anyhow::Result<Vec<Attached>> {
+) -> anyhow::Result<Vec<AttachedProgram>> {
     let mut found = node
         .run_in(|| tcx(device, attach_type))??
         .unwrap_or_default();
@@ -66,7 +66,7 @@ fn at_hook(
     for filter in filters.as_array().into_iter().flatten() {
         let program = &filter["options"]["prog"];
         if let (Some(id), Some(tag)) = (program["id"].as_u64(), program["tag"].as_str()) {
-            found.push(Attached {
+            found.push(AttachedProgram {
                 id: id.try_into()?,
                 tag: tag.to_owned(),
             });
@@ -76,12 +76,12 @@ fn at_hook(
 }
 
 /// Those that TCX has on a device of this network namespace; none if the kernel has no TCX.
-fn tcx(device: &str, attach_type: TcAttachType) -> anyhow::Result<Option<Vec<Attached>>> {
+fn tcx(device: &str, attach_type: TcAttachType) -> anyhow::Result<Option<Vec<AttachedProgram>>> {
     match SchedClassifier::query_tcx(device, attach_type) {
         Ok((_, programs)) => Ok(Some(
             programs
                 .iter()
-                .map(|program| Attached {
+                .map(|program| AttachedProgram {
                     id: program.id(),
                     tag: format!("{:016x}", program.tag()),
                 })

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::Node;
 use crate::bed::agent_binary;
-use crate::process::{Ran, run};
+use crate::process::{RunOutput, run};
 
 /// Name of the network in podman.
 const NETWORK: &str = "health";
@@ -101,7 +101,7 @@ impl Podman {
     }
 
     /// Runs something in a container.
-    pub fn exec(&self, name: &str, words: &[&str]) -> anyhow::Result<Ran> {
+    pub fn exec(&self, name: &str, words: &[&str]) -> anyhow::Result<RunOutput> {
         run(self.command(&["exec", name]).args(words))
     }
 

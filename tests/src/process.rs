@@ -12,7 +12,7 @@ use crate::wait_for;
 
 /// What a program that ended left behind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ran {
+pub struct RunOutput {
     /// Its command line.
     pub command: String,
     /// Its exit code; `None` when a signal ended it.
@@ -23,7 +23,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-impl Ran {
+impl RunOutput {
     /// Its standard output, or an error if it failed.
     pub fn success(self) -> anyhow::Result<String> {
         ensure!(
@@ -48,17 +48,17 @@ impl Ran {
 }
 
 /// Runs a command to its end, with no input.
-pub fn run(command: &mut Command) -> anyhow::Result<Ran> {
+pub fn run(command: &mut Command) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let output = command
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("cannot run {shown}"))?;
-    Ok(Ran::from_output(shown, output))
+    Ok(RunOutput::from_output(shown, output))
 }
 
 /// Runs a command that is to end by itself within `deadline`; kills it and fails if it does not.
-pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<Ran> {
+pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let mut child = command
         .stdin(Stdio::null())
@@ -77,13 +77,13 @@ pub fn run_within(deadline: Duration, command: &mut Command) -> anyhow::Result<R
     let output = child
         .wait_with_output()
         .with_context(|| format!("cannot wait for {shown}"))?;
-    let ran = Ran::from_output(shown, output);
+    let ran = RunOutput::from_output(shown, output);
     ended.with_context(|| format!("{} (it said: {})", ran.command, ran.stderr.trim_end()))?;
     Ok(ran)
 }
 
 /// Runs a command to its end, with `input` on its standard input.
-pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<Ran> {
+pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<RunOutput> {
     let shown = shown(command);
     let mut child = command
         .stdin(Stdio::piped())
@@ -99,7 +99,7 @@ pub fn run_with_input(command: &mut Command, input: &str) -> anyhow::Result<Ran>
     let output = child
         .wait_with_output()
         .with_context(|| format!("cannot wait for {shown}"))?;
-    Ok(Ran::from_output(shown, output))
+    Ok(RunOutput::from_output(shown, output))
 }
 
 /// A program that runs until this is dropped, which kills it.

@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::bed::agent_binary;
-use tests::process::Ran;
+use tests::process::RunOutput;
 use tests::{PATIENCE, wait_for};
 
 /// In the environment of what a test starts, with the test's own number, so that it finds what is left of it.
@@ -211,7 +211,7 @@ fn nothing_outlives_a_killed_xtask() -> anyhow::Result<()> {
 }
 
 /// It failed with one line of error that has this text.
-fn fails_with(ran: &Ran, expected: &str) {
+fn fails_with(ran: &RunOutput, expected: &str) {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let errors: Vec<_> = ran
         .stderr
@@ -266,7 +266,7 @@ impl Xtask {
         }
     }
 
-    fn run(&self, arguments: &[&str]) -> anyhow::Result<Ran> {
+    fn run(&self, arguments: &[&str]) -> anyhow::Result<RunOutput> {
         tests::process::run(&mut self.command(arguments))
     }
 

@@ -11,7 +11,7 @@ pub struct Authority {
 
 /// A certificate and its key, both in PEM.
 #[derive(Clone, Debug)]
-pub struct Signed {
+pub struct SignedCertificate {
     /// The certificate.
     pub certificate: String,
     /// Its private key.
@@ -38,14 +38,14 @@ impl Authority {
     }
 
     /// Signs a certificate for these host names and addresses.
-    pub fn sign(&self, names: &[&str]) -> anyhow::Result<Signed> {
+    pub fn sign(&self, names: &[&str]) -> anyhow::Result<SignedCertificate> {
         let key = KeyPair::generate().context("cannot make a key")?;
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let params = CertificateParams::new(names).context("a name cannot be certified")?;
         let certificate = params
             .signed_by(&key, &self.issuer)
             .context("cannot sign")?;
-        Ok(Signed {
+        Ok(SignedCertificate {
             certificate: certificate.pem(),
             key: key.serialize_pem(),
         })

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::Bed;
 use super::fabric::{FABRIC, add_server_address, netns_path};
-use crate::process::{Ran, run, run_with_input};
+use crate::process::{RunOutput, run, run_with_input};
 use crate::{PATIENCE, wait_for};
 
 const CLIENT_PORT: u16 = 2379;
@@ -182,7 +182,7 @@ impl Etcd {
     }
 
     /// Runs etcdctl, words separated by blanks.
-    pub fn ctl(&self, words: &str) -> anyhow::Result<Ran> {
+    pub fn ctl(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.ctl_command().args(words.split_whitespace()))
     }
 
@@ -192,7 +192,7 @@ impl Etcd {
     }
 
     /// Tries to write a key.
-    pub fn try_put(&self, key: &str, value: &str) -> anyhow::Result<Ran> {
+    pub fn try_put(&self, key: &str, value: &str) -> anyhow::Result<RunOutput> {
         run_with_input(self.ctl_command().args(["put", key]), value)
     }
 

@@ -25,19 +25,19 @@ use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 
 use self::agent::{AgentSpec, log_tail};
-use self::reachability::Expected;
+use self::reachability::ExpectedNode;
 use crate::process::tell;
 use crate::relay::{Handling, Relay};
 use crate::wait::slowness;
 
 pub use self::agent::binary as agent_binary;
-pub use self::certificates::{Authority, Signed};
+pub use self::certificates::{Authority, SignedCertificate};
 pub use self::etcd::Etcd;
 pub use self::fabric::FABRIC;
 pub use self::lock::BedLock;
 pub use self::mounts::BPFFS;
 pub use self::node::Node;
-pub use self::reachability::Unanswered;
+pub use self::reachability::UnansweredProbe;
 pub use self::router::{ROUTER, ROUTER4, ROUTER6, add_host, add_router, command_in, ip, sysctl};
 
 /// The folder above the agents' runtime folders.
@@ -198,8 +198,8 @@ impl Bed {
     pub fn wait_all_reachable(&self, deadline: Duration) -> anyhow::Result<()> {
         let waited = self.wait_reachable_or(deadline, || false)?;
         match waited {
-            Waited::AllReachable | Waited::Stopped => Ok(()),
-            Waited::DeadlinePassed(unanswered) => {
+            WaitOutcome::AllReachable | WaitOutcome::Stopped => Ok(()),
+            WaitOutcome::DeadlinePassed(unanswered) => {
                 let lines: Vec<String> = unanswered.iter().map(ToString::to_string).collect();
                 bail!(
                     "after {deadline:?} these probes have no answer:\n{}\n{}",
@@ -224,7 +224,7 @@ impl Bed {
         &self,
         deadline: Duration,
         mut stop: impl FnMut() -> bool,
-    ) -> anyhow::Result<Waited> {
+    ) -> anyhow::Result<WaitOutcome> {
         let start = Instant::now();
         let expected = self.expected();
         let mut waiting_for: Vec<&Node> = self.nodes.iter().collect();
@@ -235,18 +235,18 @@ impl Bed {
                     .is_ok_and(|report| complete(&report, &expected))
             });
             if waiting_for.is_empty() {
-                return Ok(Waited::AllReachable);
+                return Ok(WaitOutcome::AllReachable);
             }
             self.nodes.iter().try_for_each(Node::check_agent)?;
             if stop() {
-                return Ok(Waited::Stopped);
+                return Ok(WaitOutcome::Stopped);
             }
             if start.elapsed() > deadline {
                 let reports: Vec<HealthStatus> = waiting_for
                     .iter()
                     .map(|node| node.status())
                     .collect::<anyhow::Result<_>>()?;
-                return Ok(Waited::DeadlinePassed(
+                return Ok(WaitOutcome::DeadlinePassed(
                     reports
                         .iter()
                         .flat_map(|report| reachability::unanswered(report, &expected))
@@ -258,7 +258,7 @@ impl Bed {
     }
 
     /// Probes without an answer in one node's report.
-    pub fn unanswered(&self, report: &HealthStatus) -> Vec<Unanswered> {
+    pub fn unanswered(&self, report: &HealthStatus) -> Vec<UnansweredProbe> {
         reachability::unanswered(report, &self.expected())
     }
 
@@ -279,10 +279,10 @@ impl Bed {
         Relay::start(&NetNs::open(FABRIC)?, devices, handling)
     }
 
-    fn expected(&self) -> Vec<Expected> {
+    fn expected(&self) -> Vec<ExpectedNode> {
         self.nodes
             .iter()
-            .map(|node| Expected {
+            .map(|node| ExpectedNode {
                 name: node.full_name(),
                 addresses: node.addresses(),
             })
@@ -303,13 +303,13 @@ impl Bed {
 
 /// How waiting for reachability ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub enum WaitOutcome {
     /// Every probe of every pair was answered.
     AllReachable,
     /// The caller did not want to wait any longer.
     Stopped,
     /// Time was up; these are still to be answered.
-    DeadlinePassed(Vec<Unanswered>),
+    DeadlinePassed(Vec<UnansweredProbe>),
 }
 
 impl Drop for Bed {
@@ -325,7 +325,7 @@ impl Drop for Bed {
     }
 }
 
-fn complete(report: &HealthStatus, expected: &[Expected]) -> bool {
+fn complete(report: &HealthStatus, expected: &[ExpectedNode]) -> bool {
     reachability::unanswered(report, expected).is_empty()
 }
 

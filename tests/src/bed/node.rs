@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use super::agent::{AgentProcess, AgentSpec};
 use super::fabric::{netns_path, node_ipv4, node_ipv6, pod_cidr4, pod_cidr6};
-use crate::process::{Ran, run};
+use crate::process::{RunOutput, run};
 use crate::{PATIENCE, wait_for};
 
 /// `status` ends with this code when something is unreachable.
@@ -149,7 +149,7 @@ impl Node {
     }
 
     /// Runs health-agent's command line for its agent, words separated by blanks.
-    pub fn cli(&self, words: &str) -> anyhow::Result<Ran> {
+    pub fn cli(&self, words: &str) -> anyhow::Result<RunOutput> {
         run(self.cli_command().args(words.split_whitespace()))
     }
 

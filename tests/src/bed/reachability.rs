@@ -7,7 +7,7 @@ use health_model::api::{AddressGroupStatus, ConnectivityStatus, HealthStatus, Pa
 
 /// A probe without an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unanswered {
+pub struct UnansweredProbe {
     /// Node that probes.
     pub from: String,
     /// Node that is probed.
@@ -16,14 +16,14 @@ pub struct Unanswered {
     pub what: String,
 }
 
-impl fmt::Display for Unanswered {
+impl fmt::Display for UnansweredProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} -> {}: {}", self.from, self.to, self.what)
     }
 }
 
 /// A node that must be in every report.
-pub(super) struct Expected {
+pub(super) struct ExpectedNode {
     /// `cluster/node`.
     pub(super) name: String,
     /// Its own addresses; its endpoint has as many.
@@ -31,21 +31,23 @@ pub(super) struct Expected {
 }
 
 /// What a node's report lacks, line by line; nothing when all probes were answered.
-pub(super) fn unanswered(report: &HealthStatus, expected: &[Expected]) -> Vec<Unanswered> {
+pub(super) fn unanswered(report: &HealthStatus, expected: &[ExpectedNode]) -> Vec<UnansweredProbe> {
     let from = &report.local.name;
     expected
         .iter()
         .flat_map(|node| {
-            problems(report, node).into_iter().map(|what| Unanswered {
-                from: from.clone(),
-                to: node.name.clone(),
-                what,
-            })
+            problems(report, node)
+                .into_iter()
+                .map(|what| UnansweredProbe {
+                    from: from.clone(),
+                    to: node.name.clone(),
+                    what,
+                })
         })
         .collect()
 }
 
-fn problems(report: &HealthStatus, expected: &Expected) -> Vec<String> {
+fn problems(report: &HealthStatus, expected: &ExpectedNode) -> Vec<String> {
     let Some(node) = report.nodes.iter().find(|node| node.name == expected.name) else {
         return vec!["is not in the report".to_owned()];
     };
@@ -98,8 +100,8 @@ mod tests {
         serde_json::from_str(json).unwrap()
     }
 
-    fn expected() -> [Expected; 1] {
-        [Expected {
+    fn expected() -> [ExpectedNode; 1] {
+        [ExpectedNode {
             name: "default/hnode2".to_owned(),
             addresses: vec!["172.30.0.2".parse().unwrap()],
         }]

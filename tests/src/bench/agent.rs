@@ -15,8 +15,8 @@ use health_net::netns::netlink_in;
 
 use super::endpoint::with_endpoint;
 use super::parts::median;
-use super::sent::Sent;
-use super::usage::{Resident, cpu_time, cpu_time_of_ended};
+use super::sent::SentProbes;
+use super::usage::{ResidentMemory, cpu_time, cpu_time_of_ended};
 use super::{Figure, MIB, Report, Target};
 use crate::{Bed, Node, process};
 
@@ -41,11 +41,11 @@ pub(super) fn run() -> anyhow::Result<Report> {
     let (mut used, mut pings) = (Duration::ZERO, Duration::ZERO);
     let mut probes = 0;
     for _ in 0..ROUNDS {
-        let before = (cpu_time(pid)?, Sent::by(bed.node(1))?);
+        let before = (cpu_time(pid)?, SentProbes::by(bed.node(1))?);
         // The figure is one over this window; there is nothing to wait for but its end.
         thread::sleep(WINDOW);
         used += cpu_time(pid)? - before.0;
-        let sent = (Sent::by(bed.node(1))? - before.1).total();
+        let sent = (SentProbes::by(bed.node(1))? - before.1).total();
         pings += ping_each(bed.node(1), bed.node(2).ipv4(), sent)?;
         probes += sent;
     }
@@ -56,7 +56,7 @@ pub(super) fn run() -> anyhow::Result<Report> {
         Figure {
             name: "resident memory".to_owned(),
             unit: MIB,
-            ours: Resident::of(pid)?.now,
+            ours: ResidentMemory::of(pid)?.now,
             other: None,
             target: Some(Target::MibAtMost(MEMORY_LIMIT_MIB)),
         },

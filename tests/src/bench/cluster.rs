@@ -39,14 +39,14 @@ struct Prefixes {
 
 /// Which peers are dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dead {
+pub(super) enum DeadPeers {
     /// None.
     None,
     /// Three of ten, spread among the living.
     ThreeOfTen,
 }
 
-impl Dead {
+impl DeadPeers {
     fn includes(self, peer: u32) -> bool {
         self == Self::ThreeOfTen && matches!(peer % 10, 2 | 5 | 8)
     }
@@ -60,7 +60,7 @@ struct Peer {
 }
 
 impl Peer {
-    fn new(index: u32, dead: Dead) -> Self {
+    fn new(index: u32, dead: DeadPeers) -> Self {
         let prefixes = if dead.includes(index) { DEAD } else { LIVING };
         let address = |first: Ipv4Addr| Ipv4Addr::from_bits(first.to_bits() + index + 1);
         Self {
@@ -76,12 +76,12 @@ pub(super) struct Cluster {
     responder: Responder,
     bed: Bed,
     peers: u32,
-    dead: Dead,
+    dead: DeadPeers,
 }
 
 impl Cluster {
     /// Makes the cluster, with no agent running yet. `agent_flags` are words for `health-agent run`.
-    pub(super) fn new(peers: u32, dead: Dead, agent_flags: &str) -> anyhow::Result<Self> {
+    pub(super) fn new(peers: u32, dead: DeadPeers, agent_flags: &str) -> anyhow::Result<Self> {
         let bed = builder(agent_flags).start()?;
         link(bed.node(1), bed.node(2))?;
         bed.write_nodes_file(&registry(bed.node(1).name(), peers, dead))?;
@@ -162,7 +162,7 @@ fn link(own: &Node, rest: &Node) -> anyhow::Result<()> {
 }
 
 /// The node registry: this node and the peers.
-fn registry(own: &str, peers: u32, dead: Dead) -> String {
+fn registry(own: &str, peers: u32, dead: DeadPeers) -> String {
     let mut yaml = format!(
         "nodes:\n- name: {own}\n  cluster: default\n  addresses: [{OWN}]\n  podCIDRs: [10.244.1.0/24]\n"
     );
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn three_of_ten_peers_are_dead_and_no_two_share_an_address() {
         let peers: Vec<Peer> = (0..50_000)
-            .map(|index| Peer::new(index, Dead::ThreeOfTen))
+            .map(|index| Peer::new(index, DeadPeers::ThreeOfTen))
             .collect();
         let mut seen = HashSet::new();
         assert!(
@@ -204,14 +204,14 @@ mod tests {
         let dead = peers.iter().filter(|peer| peer.host >= DEAD.hosts);
         assert_eq!(dead.count(), 15_000);
         assert_eq!(
-            Peer::new(2, Dead::None).host,
+            Peer::new(2, DeadPeers::None).host,
             "10.128.0.3".parse::<Ipv4Addr>().unwrap()
         );
     }
 
     #[test]
     fn the_registry_names_all() {
-        let yaml = registry("hnode1", 3, Dead::ThreeOfTen);
+        let yaml = registry("hnode1", 3, DeadPeers::ThreeOfTen);
         assert_eq!(yaml.matches("- name: ").count(), 4);
         assert!(yaml.contains(
             "- name: peer2\n  cluster: default\n  addresses: [10.160.0.3]\n  \

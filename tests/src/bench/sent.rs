@@ -9,14 +9,14 @@ use crate::Node;
 
 /// Probes that left a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sent {
+pub(super) struct SentProbes {
     /// Echo requests.
     pub(super) echoes: u64,
     /// Connections begun.
     pub(super) connections: u64,
 }
 
-impl Sent {
+impl SentProbes {
     /// All that ever left a node's namespace.
     pub(super) fn by(node: &Node) -> anyhow::Result<Self> {
         const PATH: &str = "/proc/thread-self/net/snmp";
@@ -37,7 +37,7 @@ impl Sent {
     }
 }
 
-impl Sub for Sent {
+impl Sub for SentProbes {
     type Output = Self;
 
     fn sub(self, before: Self) -> Self {

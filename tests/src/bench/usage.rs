@@ -26,14 +26,14 @@ pub(super) fn cpu_time_of_ended() -> anyhow::Result<Duration> {
 
 /// Memory of a process, MiB.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Resident {
+pub(super) struct ResidentMemory {
     /// Now.
     pub(super) now: f64,
     /// The most that it ever was.
     pub(super) peak: f64,
 }
 
-impl Resident {
+impl ResidentMemory {
     pub(super) fn of(pid: Pid) -> anyhow::Result<Self> {
         let path = format!("/proc/{pid}/status");
         let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn cpu_time_counts_what_this_process_does() {
         let before = cpu_time(Pid::this()).unwrap();
-        let resident = Resident::of(Pid::this()).unwrap();
+        let resident = ResidentMemory::of(Pid::this()).unwrap();
         assert!(resident.now > 0.0 && resident.peak >= resident.now);
         assert!(cpu_time(Pid::this()).unwrap() > before);
     }

@@ -8,7 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::Parser;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use tests::bed::{Bed, BedLock, Node, Waited};
+use tests::bed::{Bed, BedLock, Node, WaitOutcome};
 use tests::process::{shown, tell};
 
 #[derive(Parser)]
@@ -53,7 +53,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let patience = Duration::from_secs(cli.patience);
     let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;
     let result = match waited {
-        Waited::AllReachable => {
+        WaitOutcome::AllReachable => {
             tell(format_args!(
                 "{} nodes, all reachable after {:.1} s",
                 cli.nodes,
@@ -61,8 +61,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             ));
             Ok(())
         }
-        Waited::Stopped => bail!("interrupted before every probe had an answer"),
-        Waited::DeadlinePassed(unanswered) => {
+        WaitOutcome::Stopped => bail!("interrupted before every probe had an answer"),
+        WaitOutcome::DeadlinePassed(unanswered) => {
             for pair in &unanswered {
                 tell(pair);
             }

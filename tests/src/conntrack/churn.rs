@@ -55,7 +55,7 @@ const DESTINATION_PORT_AT: usize = 36;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Churned {
+pub struct ChurnTotals {
     /// Connections opened, those opened again included.
     pub opened: u64,
     /// Of them on the ports of one that had been closed, whose entry was still there.
@@ -81,7 +81,7 @@ pub struct Churned {
 }
 
 /// Opens, closes and opens again so many connections.
-pub fn churn(connections: u32) -> anyhow::Result<Churned> {
+pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
     let capacity = connections / FULL_PERCENT * 100 + 100;
     let mut bed = TestRun::load_sized(MapSizes {
         conntrack: capacity,
@@ -117,7 +117,7 @@ pub fn churn(connections: u32) -> anyhow::Result<Churned> {
     });
     churned?;
     let collected = collected.ok().context("the collector panicked")??;
-    Ok(Churned {
+    Ok(ChurnTotals {
         collections: collected.runs,
         removed: collected.removed,
         fullest_percent: collected.most * 100 / u64::from(capacity),
@@ -189,7 +189,7 @@ struct Endpoint {
     /// One segment for each direction and combination of flags; addresses and ports are filled in.
     /// Neither conntrack nor masquerading looks at checksums.
     frames: [[Vec<u8>; 32]; 2],
-    found: Churned,
+    found: ChurnTotals,
 }
 
 impl Endpoint {
@@ -210,7 +210,7 @@ impl Endpoint {
             to_endpoint: bed.program("to_endpoint"),
             flows: HashMap::try_from(flows)?,
             frames: std::array::from_fn(|_| std::array::from_fn(frame)),
-            found: Churned::default(),
+            found: ChurnTotals::default(),
         })
     }
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::{Counted, Entry, Noted, Tuple};
+use super::{Entry, EntrylessPackets, TrafficCount, Tuple};
 use crate::Node;
 use crate::process::run_with_input;
 
@@ -72,7 +72,7 @@ impl<'a> Kernel<'a> {
     }
 
     /// Packets that made no entry.
-    pub fn noted(&self) -> anyhow::Result<Noted> {
+    pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let text = self
             .node
             .exec(&format!("nft --json list counters table inet {TABLE}"))?;
@@ -84,7 +84,7 @@ impl<'a> Kernel<'a> {
                 .find(|object| object["counter"]["name"] == name)?;
             counter["counter"]["packets"].as_u64()
         };
-        Ok(Noted {
+        Ok(EntrylessPackets {
             related: packets("related").context("no counter of related packets")?,
             invalid: packets("invalid").context("no counter of invalid packets")?,
         })
@@ -120,8 +120,8 @@ impl Direction<'_> {
             .unwrap_or_default())
     }
 
-    fn counted(&self) -> anyhow::Result<Counted> {
-        Ok(Counted {
+    fn counted(&self) -> anyhow::Result<TrafficCount> {
+        Ok(TrafficCount {
             packets: self.number("packets")?,
             bytes: self.number("bytes")?,
         })

@@ -17,14 +17,14 @@ pub use self::wire::{Way, Wire};
 
 /// Packets and bytes that went one way, from the IP header on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct TrafficCount {
     /// Packets.
     pub packets: u64,
     /// Bytes.
     pub bytes: u64,
 }
 
-impl Counted {
+impl TrafficCount {
     /// What was counted after `before`; all of it where a new entry took the place of the old one.
     pub fn since(self, before: Self) -> Self {
         if self.packets < before.packets {
@@ -62,21 +62,21 @@ pub struct Entry {
     /// Whether a packet of the other side was seen.
     pub replied: bool,
     /// What went the first packet's way.
-    pub there: Counted,
+    pub there: TrafficCount,
     /// What went the other way.
-    pub back: Counted,
+    pub back: TrafficCount,
 }
 
 /// Packets that made no entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Noted {
+pub struct EntrylessPackets {
     /// ICMP errors about a flow.
     pub related: u64,
     /// Packets that belong to no flow and can begin none.
     pub invalid: u64,
 }
 
-impl Noted {
+impl EntrylessPackets {
     /// What was noted after `before`.
     pub fn since(self, before: Self) -> Self {
         Self {

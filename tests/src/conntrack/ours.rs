@@ -14,7 +14,7 @@ use health_datapath::layout;
 use health_model::settings::Location;
 use health_net::clock::now_ns;
 
-use super::{Counted, Entry, Noted, Tuple};
+use super::{Entry, EntrylessPackets, TrafficCount, Tuple};
 use crate::Node;
 use crate::bed::BPFFS;
 
@@ -75,13 +75,13 @@ impl Ours {
     }
 
     /// Packets of endpoints that made no entry.
-    pub fn noted(&self) -> anyhow::Result<Noted> {
+    pub fn noted(&self) -> anyhow::Result<EntrylessPackets> {
         let rows = self.pinned.metrics()?;
         let of = |reason| {
             let rows = rows.iter().filter(|row| row.reason == reason as u8);
             rows.map(|row| row.packets).sum()
         };
-        Ok(Noted {
+        Ok(EntrylessPackets {
             related: of(Reason::CtRelated),
             invalid: of(Reason::CtInvalid),
         })
@@ -89,11 +89,11 @@ impl Ours {
 }
 
 fn told(flow: &Flow, entry: &CtEntry) -> Entry {
-    let received = Counted {
+    let received = TrafficCount {
         packets: entry.rx_packets,
         bytes: entry.rx_bytes,
     };
-    let sent = Counted {
+    let sent = TrafficCount {
         packets: entry.tx_packets,
         bytes: entry.tx_bytes,
     };

@@ -94,7 +94,7 @@ pub(super) fn check(bed: &TestRun, ledger: &mut Ledger) -> anyhow::Result<Result
 }
 
 /// What each look at the maps comes to.
-type Checked = anyhow::Result<Result<(), String>>;
+type CheckResult = anyhow::Result<Result<(), String>>;
 
 /// Leaves the function with what is wrong, unless the condition holds.
 macro_rules! hold {
@@ -106,7 +106,7 @@ macro_rules! hold {
 }
 
 /// Every packet was counted once, with its bytes, under a reason of its verdict.
-fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> Checked {
+fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let rows = bed.maps().metrics()?;
     let counted = |is_wanted: &dyn Fn(u8, u8) -> bool| {
         let mut count = Count::default();
@@ -150,7 +150,7 @@ fn check_counters(bed: &TestRun, ledger: &mut Ledger) -> Checked {
 }
 
 /// Rows are unlocked and agree with themselves, and each probe is a sample, lost or in flight.
-fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> Checked {
+fn check_probes(bed: &TestRun, ledger: &mut Ledger) -> CheckResult {
     let maps = bed.maps();
     let rows = maps.rtt()?;
     let open = maps.inflight()?;
@@ -297,7 +297,7 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 /// Entries of conntrack are ones that packets can have made, and no flow has two.
-fn check_flows(bed: &TestRun, _: &mut Ledger) -> Checked {
+fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for name in ["HEALTH_CT4", "HEALTH_CT6"] {
         let entries = bed.maps().raw(name)?;
         let now = coarse_now_secs();
@@ -368,7 +368,7 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
 }
 
 /// Translations come in pairs, each of which leads to the other.
-fn check_translations(bed: &TestRun, _: &mut Ledger) -> Checked {
+fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     let mut is_large = false;
     for name in ["HEALTH_NAT4", "HEALTH_NAT6"] {
         let entries = bed.maps().raw(name)?;
@@ -422,7 +422,7 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> Checked {
 }
 
 /// Ports of fragments are kept for no longer than fragments are.
-fn check_fragments(bed: &TestRun, _: &mut Ledger) -> Checked {
+fn check_fragments(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     for name in ["HEALTH_FRAGMENTS4", "HEALTH_FRAGMENTS6"] {
         let entries = bed.maps().raw(name)?;
         let now = coarse_now_secs();

@@ -110,7 +110,7 @@ pub struct Runs {
 
 /// What was done without finding anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct FuzzTotals {
     /// Packets that a program saw.
     pub runs: u64,
     /// Packets that the kernel takes no test run of.
@@ -123,7 +123,7 @@ pub struct Done {
     pub rewritten: u64,
 }
 
-impl fmt::Display for Done {
+impl fmt::Display for FuzzTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -173,11 +173,14 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Does the runs, and stops at the first finding. `progress` hears now and then what was done.
-pub fn fuzz(runs: Runs, mut progress: impl FnMut(&Done)) -> anyhow::Result<Result<Done, Finding>> {
+pub fn fuzz(
+    runs: Runs,
+    mut progress: impl FnMut(&FuzzTotals),
+) -> anyhow::Result<Result<FuzzTotals, Finding>> {
     let datapath = Loaded::load()?;
     let corpus = corpus::corpus();
     let mut ledger = Ledger::default();
-    let mut done = Done::default();
+    let mut done = FuzzTotals::default();
     for run in runs.first..runs.first.saturating_add(runs.count) {
         let finding = |what, packets| Finding {
             seed: runs.seed,
@@ -210,7 +213,7 @@ pub fn fuzz(runs: Runs, mut progress: impl FnMut(&Done)) -> anyhow::Result<Resul
     Ok(Ok(done))
 }
 
-impl Done {
+impl FuzzTotals {
     fn note(&mut self, case: &Case, outcome: &Outcome) {
         self.runs += 1;
         match outcome.code {

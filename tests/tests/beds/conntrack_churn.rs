@@ -79,7 +79,7 @@ fn scripts() -> Vec<Script> {
 
 /// Flows that were made, each of which is to have had one entry.
 #[derive(Clone, Copy, Debug, Default)]
-struct Made {
+struct OpenedFlows {
     flows: u64,
     /// Packets that may have come so late that their flow's entry was over, and they made one more.
     late: u64,
@@ -106,14 +106,19 @@ impl Census {
     }
 
     /// Whether so many entries are what the flows have had.
-    fn accounts_for(&self, made: Made, entries: u64) -> bool {
+    fn accounts_for(&self, made: OpenedFlows, entries: u64) -> bool {
         let least = made.flows + self.of_agent.len() as u64;
         (least..=least + made.late).contains(&entries)
     }
 }
 
 /// Runs the flows of an hour, each with a host of its own from `number` on.
-fn make(lab: &Lab, wire: &mut Wire, number: &mut u16, made: &mut Made) -> anyhow::Result<()> {
+fn make(
+    lab: &Lab,
+    wire: &mut Wire,
+    number: &mut u16,
+    made: &mut OpenedFlows,
+) -> anyhow::Result<()> {
     for script in scripts() {
         for (opener, is_v4) in [
             (Way::Out, true),
@@ -154,12 +159,12 @@ fn make(lab: &Lab, wire: &mut Wire, number: &mut u16, made: &mut Made) -> anyhow
 
 /// What the agent says of its collections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Collected {
+struct CollectorTotals {
     runs: u64,
     removed: u64,
 }
 
-fn collected(node: &Node) -> anyhow::Result<Collected> {
+fn collected(node: &Node) -> anyhow::Result<CollectorTotals> {
     let page = node.run_in(|| -> anyhow::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, METRICS_PORT))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -179,7 +184,7 @@ fn collected(node: &Node) -> anyhow::Result<Collected> {
         });
         values.sum()
     };
-    Ok(Collected {
+    Ok(CollectorTotals {
         runs: sum(
             "health_agent_datapath_conntrack_gc_runs_total",
             "status=\"completed\"",
@@ -211,7 +216,7 @@ fn a_day_of_churn_leaves_nothing_and_the_counters_add_up() -> anyhow::Result<()>
     census.entries()?;
 
     let mut wire = lab.wire()?;
-    let mut made = Made::default();
+    let mut made = OpenedFlows::default();
     let mut number = 0;
     let hours = if is_long() { HOURS } else { HOURS_OF_SHORT_RUN };
     for hour in 0..hours {

@@ -19,7 +19,7 @@ use tests::conntrack::lab::{answering, silent};
 use tests::conntrack::script::{
     ACK, About, Content, ECN, FIN, RST, SYN, Segment, Side, Talk, URG, segment,
 };
-use tests::conntrack::{Counted, Entry, Kernel, Lab, Noted, Ours, Way};
+use tests::conntrack::{Entry, EntrylessPackets, Kernel, Lab, Ours, TrafficCount, Way};
 use tests::process::run;
 use tests::{PATIENCE, wait_for};
 
@@ -143,14 +143,14 @@ enum Field {
 
 /// What one of the two shows after a step.
 #[derive(Clone, Debug, Default)]
-struct Shown {
+struct EntryView {
     entries: Vec<Entry>,
-    there: Counted,
-    back: Counted,
-    noted: Noted,
+    there: TrafficCount,
+    back: TrafficCount,
+    noted: EntrylessPackets,
 }
 
-impl Shown {
+impl EntryView {
     /// The state's name, `""` for protocols without, `"-"` for no entry.
     fn state(&self) -> &str {
         match &self.entries[..] {
@@ -180,7 +180,7 @@ impl Shown {
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for EntryView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:11}", format!("{:?}", self.state()))?;
         if let Some(entry) = self.entries.first() {
@@ -200,7 +200,7 @@ impl fmt::Display for Shown {
                 self.back.bytes,
             )?;
         }
-        if self.noted != Noted::default() {
+        if self.noted != EntrylessPackets::default() {
             write!(
                 f,
                 " related +{} invalid +{}",
@@ -247,31 +247,31 @@ fn step(side: Side, content: Content, state: &'static str) -> Step {
 }
 
 /// What the side that opens the flow sends, and the state afterwards.
-fn there(content: impl Into<Sent>, state: &'static str) -> Step {
+fn there(content: impl Into<SentContent>, state: &'static str) -> Step {
     step(Side::Opener, content.into().0, state)
 }
 
 /// What the other side sends, and the state afterwards.
-fn back(content: impl Into<Sent>, state: &'static str) -> Step {
+fn back(content: impl Into<SentContent>, state: &'static str) -> Step {
     step(Side::Answerer, content.into().0, state)
 }
 
 /// Flags alone, a segment, or anything else.
-struct Sent(Content);
+struct SentContent(Content);
 
-impl From<u8> for Sent {
+impl From<u8> for SentContent {
     fn from(flags: u8) -> Self {
         segment(flags).into()
     }
 }
 
-impl From<Segment> for Sent {
+impl From<Segment> for SentContent {
     fn from(segment: Segment) -> Self {
         Self(Content::Segment(segment))
     }
 }
 
-impl From<Content> for Sent {
+impl From<Content> for SentContent {
     fn from(content: Content) -> Self {
         Self(content)
     }
@@ -946,8 +946,8 @@ struct Watch<'a> {
     ours: &'a Ours,
     kernel: &'a Kernel<'a>,
     host: IpAddr,
-    before: [Shown; 2],
-    noted: [Noted; 2],
+    before: [EntryView; 2],
+    noted: [EntrylessPackets; 2],
 }
 
 impl<'a> Watch<'a> {
@@ -962,20 +962,20 @@ impl<'a> Watch<'a> {
     }
 
     /// What has changed since the last look.
-    fn look(&mut self) -> anyhow::Result<[Shown; 2]> {
+    fn look(&mut self) -> anyhow::Result<[EntryView; 2]> {
         let entries = [
             self.ours.entries(self.host)?,
             self.kernel.entries(self.host)?,
         ];
         let noted = [self.ours.noted()?, self.kernel.noted()?];
-        let mut shown: [Shown; 2] = Default::default();
+        let mut shown: [EntryView; 2] = Default::default();
         for (index, entries) in entries.into_iter().enumerate() {
             let last = self.before[index].entries.first();
-            let counted = |of: fn(&Entry) -> Counted| {
+            let counted = |of: fn(&Entry) -> TrafficCount| {
                 let now = entries.first().map(of).unwrap_or_default();
                 now.since(last.map(of).unwrap_or_default())
             };
-            shown[index] = Shown {
+            shown[index] = EntryView {
                 there: counted(|entry| entry.there),
                 back: counted(|entry| entry.back),
                 noted: noted[index].since(self.noted[index]),
@@ -999,7 +999,7 @@ struct Findings {
 
 /// What is wrong with a step, and which differences showed in it.
 fn judge(
-    (ours, theirs): (&Shown, &Shown),
+    (ours, theirs): (&EntryView, &EntryView),
     expected: (&str, &str),
     differences: &[Difference],
 ) -> (Vec<String>, BTreeSet<Difference>) {
@@ -1030,7 +1030,7 @@ fn judge(
 }
 
 impl Findings {
-    fn judge(&mut self, flow: &str, number: usize, step: &Step, [ours, theirs]: &[Shown; 2]) {
+    fn judge(&mut self, flow: &str, number: usize, step: &Step, [ours, theirs]: &[EntryView; 2]) {
         let expected = (step.ours, step.theirs);
         let (faults, seen) = judge((ours, theirs), expected, &step.differences);
         self.seen.extend(seen);
@@ -1092,7 +1092,7 @@ struct Stage<'a> {
     port: u16,
     watch: Watch<'a>,
     /// All that was counted until now.
-    total: [Shown; 2],
+    total: [EntryView; 2],
 }
 
 impl Stage<'_> {
@@ -1175,12 +1175,12 @@ impl Stage<'_> {
         let looked = wait_for("both to agree", PATIENCE, || {
             let shown = self.watch.look()?;
             for (total, shown) in self.total.iter_mut().zip(shown) {
-                let noted = Noted {
+                let noted = EntrylessPackets {
                     related: total.noted.related + shown.noted.related,
                     invalid: total.noted.invalid + shown.noted.invalid,
                 };
                 let entry = shown.entries.first().cloned();
-                *total = Shown {
+                *total = EntryView {
                     there: entry.as_ref().map(|entry| entry.there).unwrap_or_default(),
                     back: entry.as_ref().map(|entry| entry.back).unwrap_or_default(),
                     noted,

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
-use tests::attached::{self, Attached};
+use tests::attached::{self, AttachedProgram};
 use tests::bed::command_in;
 use tests::ping::{Pinging, Runs, Summary};
 use tests::process::{Running, run};
@@ -138,7 +138,7 @@ fn wait_ready(node: &Node) -> anyhow::Result<()> {
 }
 
 /// The program at each hook of an endpoint and of the node.
-fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<Attached>> {
+fn programs(node: &Node, endpoint: &Endpoint) -> anyhow::Result<Vec<AttachedProgram>> {
     let mut found = Vec::new();
     for device in [&endpoint.interface, "lxc_health", "eth0"] {
         for mut there in attached::programs(node, device)? {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use health_model::api::Endpoint;
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
-use tests::process::{Ran, run};
+use tests::process::{RunOutput, run};
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 /// A network namespace of a workload, which goes with this value.
@@ -30,7 +30,7 @@ impl Workload {
         PathBuf::from("/run/netns").join(&self.name)
     }
 
-    fn exec(&self, words: &str) -> anyhow::Result<Ran> {
+    fn exec(&self, words: &str) -> anyhow::Result<RunOutput> {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]);
         run(command.args(words.split_whitespace()))

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
-use tests::bed::{Authority, Etcd, RUNTIME_ROOT, Signed};
+use tests::bed::{Authority, Etcd, RUNTIME_ROOT, SignedCertificate};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
@@ -41,7 +41,7 @@ fn wait_fresh(bed: &Bed) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write_signed(folder: &Path, name: &str, signed: &Signed) -> anyhow::Result<()> {
+fn write_signed(folder: &Path, name: &str, signed: &SignedCertificate) -> anyhow::Result<()> {
     fs::write(folder.join(format!("{name}.pem")), &signed.certificate)?;
     fs::write(folder.join(format!("{name}-key.pem")), &signed.key)?;
     Ok(())

@@ -12,13 +12,13 @@ const ECHOES: u64 = 5;
 const ECHO_BYTES: u64 = 128;
 
 /// Two nodes; the second one has pinged the first one's health endpoint.
-struct Pinged {
+struct PingedBed {
     bed: Bed,
     endpoint: IpAddr,
     answered_before: u64,
 }
 
-impl Pinged {
+impl PingedBed {
     fn start() -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(2).start()?;
         bed.wait_all_reachable(PATIENCE)?;
@@ -58,7 +58,7 @@ fn is_from_peer(row: &&Value) -> bool {
 }
 
 /// The pinging program's entry; the agent on that node has one of its own.
-fn ping_entry(pinged: &Pinged) -> anyhow::Result<Value> {
+fn ping_entry(pinged: &PingedBed) -> anyhow::Result<Value> {
     rows(pinged.node(), "bpf ct list")?
         .iter()
         .filter(is_from_peer)
@@ -70,7 +70,7 @@ fn ping_entry(pinged: &Pinged) -> anyhow::Result<Value> {
 #[test]
 #[ignore = "needs root"]
 fn conntrack_counts_both_directions() -> anyhow::Result<()> {
-    let pinged = Pinged::start()?;
+    let pinged = PingedBed::start()?;
     let entry = ping_entry(&pinged)?;
     assert_eq!(entry["destination"], pinged.endpoint.to_string());
     for direction in ["rx", "tx"] {
@@ -97,7 +97,7 @@ fn conntrack_counts_both_directions() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn answers_are_counted() -> anyhow::Result<()> {
-    let pinged = Pinged::start()?;
+    let pinged = PingedBed::start()?;
     // The agents' own probes count too.
     assert!(answered(pinged.node())? >= pinged.answered_before + ECHOES);
     Ok(())
@@ -106,7 +106,7 @@ fn answers_are_counted() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn probes_of_the_agent_have_times_and_translations_of_their_own() -> anyhow::Result<()> {
-    let pinged = Pinged::start()?;
+    let pinged = PingedBed::start()?;
     let node = pinged.node();
     let peer = pinged.bed.node(2).ipv4().to_string();
     let times = rows(node, "bpf rtt list")?;
@@ -142,7 +142,7 @@ fn probes_of_the_agent_have_times_and_translations_of_their_own() -> anyhow::Res
 #[test]
 #[ignore = "needs root"]
 fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<()> {
-    let pinged = Pinged::start()?;
+    let pinged = PingedBed::start()?;
     let node = pinged.node();
     let programs = rows(node, "bpf prog list")?;
     for (program, hook) in [
@@ -193,7 +193,7 @@ fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<(
 #[test]
 #[ignore = "needs root"]
 fn listings_need_no_agent() -> anyhow::Result<()> {
-    let pinged = Pinged::start()?;
+    let pinged = PingedBed::start()?;
     pinged.node().kill_agent(Signal::SIGKILL)?;
     ping_entry(&pinged)?;
     for listing in ["nat", "rtt", "metrics", "map", "prog", "endpoint"] {

@@ -15,13 +15,13 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 const REPAIR: Duration = Duration::from_secs(20);
 
 /// Two nodes, the first of which will be broken.
-struct Broken {
+struct RepairBed {
     bed: Bed,
     endpoint: IpAddr,
     pins: Vec<PathBuf>,
 }
 
-impl Broken {
+impl RepairBed {
     fn start() -> anyhow::Result<Self> {
         Self::of(Bed::builder().nodes(2).start()?)
     }
@@ -133,7 +133,7 @@ fn link_pin(node: &Node, name: &str) -> anyhow::Result<PathBuf> {
 #[test]
 #[ignore = "needs root"]
 fn a_deleted_veth() -> anyhow::Result<()> {
-    Broken::start()?.breaks("lxc_health was gone", |node| {
+    RepairBed::start()?.breaks("lxc_health was gone", |node| {
         node.exec("ip link delete lxc_health").map(drop)
     })
 }
@@ -141,7 +141,7 @@ fn a_deleted_veth() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_veth_set_down() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     broken.breaks("lxc_health was down", |node| {
         node.exec("ip link set lxc_health down").map(drop)
     })?;
@@ -157,7 +157,7 @@ fn a_veth_set_down() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_removed_namespace() -> anyhow::Result<()> {
-    Broken::start()?.breaks("was gone", |node| {
+    RepairBed::start()?.breaks("was gone", |node| {
         node.exec(&format!("ip netns delete health-{}", node.name()))
             .map(drop)
     })
@@ -166,7 +166,7 @@ fn a_removed_namespace() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_detached_link() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     for (program, device) in [("to_endpoint", "lxc_health"), ("from_netdev", "eth0")] {
         broken.breaks(&format!("{program} at"), |node| {
             let pin = link_pin(node, &format!("{program}_{device}"))?;
@@ -180,7 +180,7 @@ fn a_detached_link() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_removed_pin_of_a_link() -> anyhow::Result<()> {
-    Broken::start()?.breaks("the pinned link of program to_endpoint", |node| {
+    RepairBed::start()?.breaks("the pinned link of program to_endpoint", |node| {
         fs::remove_file(link_pin(node, "to_endpoint_lxc_health")?).context("cannot remove a pin")
     })
 }
@@ -188,7 +188,7 @@ fn a_removed_pin_of_a_link() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn removed_pins() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     broken.breaks("the pin of HEALTH_CT4 was removed", |node| {
         fs::remove_file(link_pin(node, "HEALTH_CT4")?).context("cannot remove a pin")
     })?;
@@ -203,7 +203,7 @@ fn removed_pins() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn changed_settings() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     broken.breaks("rp_filter", |node| {
         let setting = "/proc/sys/net/ipv4/conf/lxc_health/rp_filter";
         node.run_in(|| fs::write(setting, "1"))?
@@ -218,7 +218,7 @@ fn changed_settings() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn the_removed_folder_of_links() -> anyhow::Result<()> {
-    Broken::start()?.breaks("the pinned link of program to_endpoint", |node| {
+    RepairBed::start()?.breaks("the pinned link of program to_endpoint", |node| {
         fs::remove_dir_all(node.pins().join("links")).context("cannot remove the folder")
     })
 }
@@ -226,7 +226,7 @@ fn the_removed_folder_of_links() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn all_pins_with_the_veth() -> anyhow::Result<()> {
-    Broken::start()?.breaks("lxc_health was gone", |node| {
+    RepairBed::start()?.breaks("lxc_health was gone", |node| {
         fs::remove_dir_all(node.pins()).context("cannot remove the folder")?;
         node.exec("ip link delete lxc_health").map(drop)
     })
@@ -236,7 +236,7 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn an_uplink_whose_name_another_device_has_now() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     let node = broken.node();
     node.kill_agent(Signal::SIGKILL)?;
     for command in [
@@ -289,7 +289,7 @@ fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
         Ok((!node.logged(&["there is no uplink up1"])?.is_empty()).then_some(()))
     })?;
 
-    let broken = Broken::of(bed)?;
+    let broken = RepairBed::of(bed)?;
     broken.breaks("lxc_health was gone", |node| {
         ip(node, &["link delete lxc_health"])
     })?;
@@ -304,7 +304,7 @@ fn a_missing_uplink_keeps_nothing_else_from_repair() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     let node = broken.node();
     let foreign = "link delete lxc_health\nlink add lxc_health type bridge\n";
     // The agent may be quicker to make its own again.
@@ -324,7 +324,7 @@ fn a_device_of_somebody_else_gets_no_programs() -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn uplinks_are_the_devices_that_have_the_nodes_address_now() -> anyhow::Result<()> {
-    let broken = Broken::start()?;
+    let broken = RepairBed::start()?;
     let node = broken.node();
     let address = node.ipv4();
     let (delete, add) = (

@@ -20,7 +20,7 @@ const ONE_OF: u64 = 3;
 
 /// What the relay between two nodes saw of the first one's echo requests.
 #[derive(Default)]
-struct Seen {
+struct RelayTally {
     requests: AtomicU64,
     /// Whether it loses some of them.
     lossy: AtomicBool,
@@ -28,14 +28,14 @@ struct Seen {
 
 /// Two nodes whose agents probe each other by ICMP alone, joined by a relay that loses some of the
 /// first one's requests while `lossy` says so.
-fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<Seen>, Bed)> {
+fn bed(lossy: bool) -> anyhow::Result<(Relay, Arc<RelayTally>, Bed)> {
     let bed = Bed::builder()
         .nodes(2)
         .without_agents()
         .agent_args("--probe http=off --probe-interval 100ms --probe-timeout 100ms")
         .start()?;
     let own = bed.node(1).ipv4();
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(RelayTally::default());
     seen.lossy.store(lossy, Ordering::Relaxed);
     let drops = {
         let seen = seen.clone();

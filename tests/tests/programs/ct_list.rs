@@ -21,7 +21,7 @@ use health_datapath::layout::{self, MapLayout};
 use serde_json::Value;
 use tests::bed::agent_binary;
 use tests::is_long;
-use tests::process::{Ran, run};
+use tests::process::{RunOutput, run};
 use tests::testrun::TestRun;
 
 const TCP: u8 = 6;
@@ -30,7 +30,7 @@ const ICMPV6: u8 = 58;
 const LOCAL: &str = "10.244.1.9";
 
 /// The command line on a test's maps.
-fn cli(bed: &TestRun, words: &str) -> anyhow::Result<Ran> {
+fn cli(bed: &TestRun, words: &str) -> anyhow::Result<RunOutput> {
     let mut command = Command::new(agent_binary()?);
     command
         .args(["--instance", &bed.location.instance, "--bpf-root"])

@@ -41,7 +41,7 @@ const WAIT_RATIO: f64 = 7.0;
 
 /// The time of a collection, and the longest round trips of a ping at 1 ms through the bed's veth pairs.
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let mut expiring = Expiring::new()?;
+    let mut expiring = ExpiringDatapath::new()?;
     let bed = Bed::builder().nodes(2).without_agents().start()?;
     let (mut times, mut lookups) = (Vec::new(), Vec::new());
     let (mut waited, mut waited_without) = (0.0_f64, 0.0_f64);
@@ -135,7 +135,7 @@ fn while_pinging<T>(
 }
 
 /// A datapath with a large conntrack map.
-struct Expiring {
+struct ExpiringDatapath {
     flows: HashMap<MapData, Tuple4, CtEntry>,
     translations: HashMap<MapData, Tuple4, NatEntry4>,
     tables: KernelTables,
@@ -144,7 +144,7 @@ struct Expiring {
     _bpffs: Bpffs,
 }
 
-impl Expiring {
+impl ExpiringDatapath {
     fn new() -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();
         let location = Location {

@@ -11,11 +11,11 @@ use health_datapath::dump::Pinned;
 use health_datapath::layout;
 use nix::unistd::Pid;
 
-use super::filled::Filled;
+use super::filled::FilledMaps;
 use crate::bed::agent_binary;
 use crate::bench::lookups::look_up_all;
 use crate::bench::parts::median;
-use crate::bench::usage::Resident;
+use crate::bench::usage::ResidentMemory;
 use crate::bench::{Figure, MIB, Target};
 use crate::process::{run, shown};
 use crate::{Bed, Node};
@@ -32,7 +32,7 @@ const CONNTRACK_RATIO: f64 = 1.0 / 5.0;
 const MEMORY_LIMIT_MIB: f64 = 64.0;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
-    let filled = Filled::new(CAPACITY, ENTRIES)?;
+    let filled = FilledMaps::new(CAPACITY, ENTRIES)?;
     let bed = Bed::builder().nodes(1).without_agents().start()?;
     fill_kernel(bed.node(1))?;
     let pinned = Pinned::open(&filled.location)?;
@@ -139,7 +139,7 @@ fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn list(filled: &Filled, flags: &[&str]) -> anyhow::Result<Command> {
+fn list(filled: &FilledMaps, flags: &[&str]) -> anyhow::Result<Command> {
     let mut command = Command::new(agent_binary()?);
     command
         .args(["--instance", &filled.location.instance, "--bpf-root"])
@@ -189,7 +189,7 @@ fn check_lines(output: &mut File, expected: u32) -> anyhow::Result<()> {
 }
 
 /// The listing's memory when most of it has been printed, and the pipe is full.
-fn peak_memory(filled: &Filled) -> anyhow::Result<f64> {
+fn peak_memory(filled: &FilledMaps) -> anyhow::Result<f64> {
     let mut command = list(filled, &["-o", "jsonl"])?;
     let mut child = command
         .stdin(Stdio::null())
@@ -201,7 +201,7 @@ fn peak_memory(filled: &Filled) -> anyhow::Result<f64> {
     for line in lines.by_ref().take(ENTRIES as usize / 10 * 9) {
         line?;
     }
-    let peak = Resident::of(Pid::from_raw(child.id().cast_signed()))?.peak;
+    let peak = ResidentMemory::of(Pid::from_raw(child.id().cast_signed()))?.peak;
     lines.try_for_each(|line| line.map(drop))?;
     ensure!(child.wait()?.success(), "{} failed", shown(&command));
     Ok(peak)

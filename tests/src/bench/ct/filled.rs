@@ -18,12 +18,12 @@ const IP_PROTOCOL_TCP: u8 = 6;
 const IP_PROTOCOL_UDP: u8 = 17;
 
 /// Pinned maps. No program is loaded, so that nothing else changes them.
-pub(super) struct Filled {
+pub(super) struct FilledMaps {
     pub(super) location: Location,
     _bpffs: Bpffs,
 }
 
-impl Filled {
+impl FilledMaps {
     /// With `HEALTH_CT4` of that capacity, and so many entries in it.
     pub(super) fn new(capacity: u32, entries: u32) -> anyhow::Result<Self> {
         let bpffs = Bpffs::mount();

@@ -295,7 +295,7 @@ impl Observer<'_> {
 /// When the target was reported to answer, or not to, for the first time after `since`.
 fn changed(story: &Story, place: &Place, since: Duration, answers: bool) -> Option<Duration> {
     let reports = story.verdicts.get(place)?;
-    let change = |report: &&watch::Reported<watch::Verdict>| {
+    let change = |report: &&watch::TimedReport<watch::Verdict>| {
         report.at >= since && report.value.is_ok() == answers
     };
     reports.iter().find(change).map(|report| report.at)

@@ -30,7 +30,7 @@ pub(super) struct Place {
 
 /// A value from the time at which it was there first, until that of the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reported<T> {
+pub(super) struct TimedReport<T> {
     pub(super) at: Duration,
     pub(super) value: T,
 }
@@ -41,9 +41,9 @@ pub(super) type Verdict = Result<(), String>;
 /// All that was reported of a node, in the order of time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Story {
-    pub(super) verdicts: HashMap<Place, Vec<Reported<Verdict>>>,
+    pub(super) verdicts: HashMap<Place, Vec<TimedReport<Verdict>>>,
     /// Causes; `None` without a diagnosis.
-    pub(super) diagnoses: Vec<Reported<Option<String>>>,
+    pub(super) diagnoses: Vec<TimedReport<Option<String>>>,
 }
 
 impl Story {
@@ -78,7 +78,7 @@ impl Story {
     /// Whether all targets answer.
     pub(super) fn is_well(&self) -> bool {
         let last =
-            |reports: &Vec<Reported<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
+            |reports: &Vec<TimedReport<Verdict>>| reports.last().is_some_and(|r| r.value.is_ok());
         !self.verdicts.is_empty() && self.verdicts.values().all(last)
     }
 
@@ -88,9 +88,9 @@ impl Story {
     }
 }
 
-fn push_change<T: PartialEq>(reports: &mut Vec<Reported<T>>, at: Duration, value: T) {
+fn push_change<T: PartialEq>(reports: &mut Vec<TimedReport<T>>, at: Duration, value: T) {
     if reports.last().is_none_or(|last| last.value != value) {
-        reports.push(Reported { at, value });
+        reports.push(TimedReport { at, value });
     }
 }
 

@@ -12,14 +12,14 @@ use anyhow::{Context as _, ensure};
 use nix::unistd::Pid;
 
 use crate::bench::cluster::Cluster;
-use crate::bench::sent::Sent;
+use crate::bench::sent::SentProbes;
 use crate::bench::usage::cpu_time;
 
 /// What one prober did and used in a while.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     /// Probes sent.
-    pub(super) sent: Sent,
+    pub(super) sent: SentProbes,
     /// CPU time of the prober's process.
     own: Duration,
     /// CPU time of the responder and of `ksoftirqd`.
@@ -32,7 +32,7 @@ impl Cost {
         let softirqs = softirq_threads()?;
         let read = || {
             anyhow::Ok(Self {
-                sent: Sent::by(cluster.node())?,
+                sent: SentProbes::by(cluster.node())?,
                 own: cpu_time(pid)?,
                 far: softirqs
                     .iter()

@@ -13,9 +13,9 @@ use nix::sys::signal::Signal;
 
 use self::cost::Cost;
 use super::bare::Bare;
-use super::cluster::{Cluster, Dead};
+use super::cluster::{Cluster, DeadPeers};
 use super::requests::{Asker, get, quantile};
-use super::usage::Resident;
+use super::usage::ResidentMemory;
 use super::{Figure, MIB, Options, Report, Target};
 use crate::process::tell;
 
@@ -83,7 +83,7 @@ struct Scale {
     fping: [Duration; 2],
     status: Latencies,
     healthz: Latencies,
-    memory: Resident,
+    memory: ResidentMemory,
     cost: Cost,
 }
 
@@ -96,7 +96,7 @@ struct Latencies {
 impl Scale {
     fn measure(peers: u32) -> anyhow::Result<Self> {
         tell(format_args!("{peers} peers"));
-        let cluster = Cluster::new(peers, Dead::ThreeOfTen, &Probes::All.flags())?;
+        let cluster = Cluster::new(peers, DeadPeers::ThreeOfTen, &Probes::All.flags())?;
         let results = 2 * cluster.probed_addresses() as usize;
         let pass = || rivals::fping_once(&cluster, probing_time(peers), TIMEOUT);
         let before = pass()?;
@@ -132,7 +132,7 @@ impl Scale {
             })
         });
         let pid = cluster.node().agent_pid()?;
-        let memory = Resident::of(pid)?;
+        let memory = ResidentMemory::of(pid)?;
         let cost = Cost::measure(&cluster, pid, WINDOW)?;
         cluster.node().kill_agent(Signal::SIGTERM)?;
         Ok(Self {
@@ -184,7 +184,7 @@ impl Scale {
                 ));
             }
         }
-        let Resident { now, peak } = self.memory;
+        let ResidentMemory { now, peak } = self.memory;
         figures.push(beside(
             "resident memory",
             MIB,
@@ -233,7 +233,7 @@ fn side_by_side(peers: u32) -> anyhow::Result<Vec<Figure>> {
             tell(format_args!(
                 "{peers} peers: {other}, round {round} of {ROUNDS}"
             ));
-            let cluster = Cluster::new(peers, Dead::None, &probes.flags())?;
+            let cluster = Cluster::new(peers, DeadPeers::None, &probes.flags())?;
             others.push(match probes {
                 Probes::Http => {
                     let rate = cluster.peers_addresses().len() as f64 / INTERVAL.as_secs_f64();

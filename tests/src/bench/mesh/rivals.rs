@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::cost::Cost;
 use crate::bench::cluster::{Cluster, PORT};
-use crate::bench::sent::Sent;
+use crate::bench::sent::SentProbes;
 use crate::process::{Running, run};
 use crate::wait_for;
 
@@ -75,7 +75,7 @@ fn addresses(cluster: &Cluster, period: Duration) -> anyhow::Result<(NamedTempFi
 /// `fping`, which probes every address once in `period`.
 pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> anyhow::Result<Cost> {
     let (list, gap) = addresses(cluster, period)?;
-    let before = Sent::by(cluster.node())?;
+    let before = SentProbes::by(cluster.node())?;
     let fping = Running::start(
         cluster
             .node()
@@ -86,7 +86,7 @@ pub(super) fn fping(cluster: &Cluster, period: Duration, window: Duration) -> an
             .arg(list.path()),
     )?;
     wait_for("the first echo of fping", PATIENCE, || {
-        let sent = Sent::by(cluster.node())? - before;
+        let sent = SentProbes::by(cluster.node())? - before;
         Ok((sent.echoes > 0).then_some(()))
     })?;
     // Its pace is even from then on, but for what starting it took.

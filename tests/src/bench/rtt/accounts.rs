@@ -8,7 +8,7 @@ use health_model::settings::Location;
 use nix::sys::signal::Signal;
 
 use crate::bed::BPFFS;
-use crate::bench::cluster::{Cluster, Dead, is_peer};
+use crate::bench::cluster::{Cluster, DeadPeers, is_peer};
 use crate::bench::{Figure, Options, Target};
 use crate::process::{run_with_input, tell};
 use crate::{Node, wait_for};
@@ -26,7 +26,7 @@ const TOLD: u64 = 100_000;
 
 pub(super) fn figures(options: &Options) -> anyhow::Result<Vec<Figure>> {
     let wanted = options.probes.unwrap_or(PROBES);
-    let cluster = Cluster::new(PEERS, Dead::ThreeOfTen, FLAGS)?;
+    let cluster = Cluster::new(PEERS, DeadPeers::ThreeOfTen, FLAGS)?;
     count_requests(cluster.rest())?;
     cluster.node().start_agent()?;
     let mut told = 0;

@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What became of a probe.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Probed {
+pub(super) struct ProbeOutcome {
     pub(super) peer: Ipv4Addr,
     /// How often the sequence numbers had wrapped.
     round: u16,
@@ -68,7 +68,7 @@ pub(super) struct Prober<'a> {
 #[derive(Default)]
 struct Round {
     /// In the order in which they were sent.
-    probed: Vec<Probed>,
+    probed: Vec<ProbeOutcome>,
     /// Those without an answer by sequence number: when they were sent, and their place.
     waiting: HashMap<u16, (Instant, usize)>,
 }
@@ -137,7 +137,7 @@ impl<'a> Prober<'a> {
         &mut self,
         peers: &[Ipv4Addr],
         gap: Duration,
-    ) -> anyhow::Result<Vec<Probed>> {
+    ) -> anyhow::Result<Vec<ProbeOutcome>> {
         for peer in peers {
             self.rows.ensure(key(*peer))?;
         }
@@ -182,7 +182,7 @@ impl<'a> Prober<'a> {
     }
 
     /// Gives up a probe, as an agent does after its time-out.
-    pub(super) fn give_up(&self, probe: &Probed) -> anyhow::Result<LossOutcome> {
+    pub(super) fn give_up(&self, probe: &ProbeOutcome) -> anyhow::Result<LossOutcome> {
         Ok(self.rows.lost(key(probe.peer), id(probe))?)
     }
 
@@ -192,10 +192,10 @@ impl<'a> Prober<'a> {
         row.with_context(|| format!("no row for {peer}"))
     }
 
-    fn next(&mut self, peer: Ipv4Addr) -> Probed {
+    fn next(&mut self, peer: Ipv4Addr) -> ProbeOutcome {
         self.sequence = self.sequence.wrapping_add(1);
         self.round += u16::from(self.sequence == 0);
-        Probed {
+        ProbeOutcome {
             peer,
             round: self.round,
             sequence: self.sequence,
@@ -246,7 +246,7 @@ fn open() -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn request(probe: &Probed) -> Vec<u8> {
+fn request(probe: &ProbeOutcome) -> Vec<u8> {
     let payload = ProbePayload::new(DEFAULT_KEY, ICMP_ID, id(probe), Path::Host, 0);
     echo4(
         ECHO_REQUEST,
@@ -257,7 +257,7 @@ fn request(probe: &Probed) -> Vec<u8> {
     )
 }
 
-fn id(probe: &Probed) -> ProbeId {
+fn id(probe: &ProbeOutcome) -> ProbeId {
     ProbeId {
         session: SESSION,
         round: probe.round,

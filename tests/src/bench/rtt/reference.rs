@@ -11,7 +11,7 @@ use anyhow::{Context as _, ensure};
 use super::capture::Packet;
 use super::line::{Line, peers};
 use super::micros;
-use super::prober::{Probed, Prober, read_reply, read_request};
+use super::prober::{ProbeOutcome, Prober, read_reply, read_request};
 use crate::bench::requests::quantile;
 use crate::bench::{Figure, Target};
 use crate::process::tell;
@@ -57,7 +57,7 @@ fn compare(line: &Line, delay: Duration) -> anyhow::Result<Vec<Figure>> {
     let far = round_trips(&far.finish()?);
     let (mut differences, mut of_ends) = (Vec::new(), Vec::new());
     let (mut ours, mut others) = (Vec::new(), Vec::new());
-    for Probed {
+    for ProbeOutcome {
         peer,
         sequence,
         answer,
