@@ -52,14 +52,14 @@ impl PlannedCommand {
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ended {
+pub enum ProgramExit {
     /// By itself, with this code.
     Code(i32),
     /// By this signal.
     Signal(i32),
 }
 
-impl Ended {
+impl ProgramExit {
     /// The exit code by which shells tell it.
     pub fn exit_code(self) -> u8 {
         let code = match self {
@@ -70,7 +70,7 @@ impl Ended {
     }
 }
 
-impl From<ExitStatus> for Ended {
+impl From<ExitStatus> for ProgramExit {
     fn from(status: ExitStatus) -> Self {
         status
             .code()
@@ -80,13 +80,15 @@ impl From<ExitStatus> for Ended {
 
 /// Waits for a child of a machine's first process, and for all orphans that end meanwhile: they count as running
 /// until somebody waits for them.
-pub fn wait_reaping(child: &Child) -> nix::Result<Ended> {
+pub fn wait_reaping(child: &Child) -> nix::Result<ProgramExit> {
     let child = Pid::from_raw(child.id().cast_signed());
     loop {
         match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::Exited(pid, code)) if pid == child => return Ok(Ended::Code(code)),
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => {
+                return Ok(ProgramExit::Code(code));
+            }
             Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
-                return Ok(Ended::Signal(signal as i32));
+                return Ok(ProgramExit::Signal(signal as i32));
             }
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(errno),
@@ -102,7 +104,7 @@ pub enum Report {
     /// Said now and then, so that silence means a hang.
     Alive,
     /// A command of the plan, by its index, ended so. All its output came before.
-    Ended(usize, Ended),
+    Ended(usize, ProgramExit),
     /// The first process can't do its work, and why.
     Failed(String),
     /// The plan is done; the guest powers off.
@@ -193,14 +195,14 @@ fn invalid(what: String) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, Frame, Order, Report};
+    use super::{Frame, Order, ProgramExit, Report};
 
     #[test]
     fn frames_arrive_as_they_were_sent() {
         let frames = [
             Frame::Stdout(b"a line\nand \xff\0 no text".to_vec()),
             Frame::Stderr(Vec::new()),
-            Frame::Report(Report::Ended(3, Ended::Signal(9))),
+            Frame::Report(Report::Ended(3, ProgramExit::Signal(9))),
             Frame::Order(Order::Interrupt),
         ];
         let mut line = Vec::new();

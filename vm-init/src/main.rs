@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{Pid, getpid};
-use vm_init::{Ended, Frame, Report, wait_reaping};
+use vm_init::{Frame, ProgramExit, Report, wait_reaping};
 
 use crate::runner::Line;
 
@@ -66,7 +66,7 @@ fn first_process() -> anyhow::Result<()> {
         .spawn()
         .context("cannot start the second self")?;
     match wait_reaping(&runner).context("cannot wait for processes")? {
-        Ended::Code(0) => Ok(()),
+        ProgramExit::Code(0) => Ok(()),
         ended => anyhow::bail!("the second self ended: {ended:?}"),
     }
 }

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::termios::{SetArg, cfmakeraw, tcdrain, tcgetattr, tcsetattr};
 use nix::unistd::Pid;
-use vm_init::{Ended, Frame, LINE, Order, PLAN, Plan, PlannedCommand, Report};
+use vm_init::{Frame, LINE, Order, PLAN, Plan, PlannedCommand, ProgramExit, Report};
 
 /// Time between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(2);
@@ -132,7 +132,11 @@ fn obey(frame: &Frame, state: &SharedState) {
     }
 }
 
-fn run_one(command: &PlannedCommand, line: &Line, state: &SharedState) -> anyhow::Result<Ended> {
+fn run_one(
+    command: &PlannedCommand,
+    line: &Line,
+    state: &SharedState,
+) -> anyhow::Result<ProgramExit> {
     let (program, arguments) = command.words.split_first().context("an empty command")?;
     let child = Command::new(program)
         .args(arguments)
@@ -150,7 +154,7 @@ fn run_one(command: &PlannedCommand, line: &Line, state: &SharedState) -> anyhow
             let message = format!("cannot run {program}: {error}\n");
             line.send(&Frame::Stderr(message.into_bytes()))?;
             // As shells say it.
-            return Ok(Ended::Code(127));
+            return Ok(ProgramExit::Code(127));
         }
     };
     locked(state).running = Some(Pid::from_raw(child.id().cast_signed()));

@@ -17,7 +17,7 @@ use crate::workspace::Workspace;
 
 /// What comes with a package.
 #[derive(Clone, Copy)]
-pub(crate) enum Taken {
+pub(crate) enum PackageScope {
     Alone,
     /// All that it depends on.
     WithDependencies,
@@ -90,14 +90,19 @@ impl Archives {
     }
 
     /// Downloads packages for a foreign processor, and unpacks them into a new folder.
-    fn unpack_all(&self, packages: &[&str], taken: Taken, place: &Path) -> anyhow::Result<()> {
+    fn unpack_all(
+        &self,
+        packages: &[&str],
+        taken: PackageScope,
+        place: &Path,
+    ) -> anyhow::Result<()> {
         let lists = self.own_lists.as_ref();
         let lists = lists.context("this machine's own packages are installed, not unpacked")?;
         let downloads = lists.path().join("cache/archives");
         let mut apt = self.apt("apt-get");
         match taken {
-            Taken::Alone => apt.args(["-q", "download"]).current_dir(&downloads),
-            Taken::WithDependencies => apt
+            PackageScope::Alone => apt.args(["-q", "download"]).current_dir(&downloads),
+            PackageScope::WithDependencies => apt
                 .args(["-q", "-y", "--download-only", "--no-install-recommends"])
                 .arg("install"),
         };
@@ -141,7 +146,7 @@ pub(crate) fn unpacked(
     arch: Arch,
     name: &str,
     packages: &[&str],
-    taken: Taken,
+    taken: PackageScope,
 ) -> anyhow::Result<PathBuf> {
     let cache = workspace.debian()?;
     let place = cache.join(format!("{name}-{}", arch.debian()));

@@ -38,10 +38,10 @@ const FEATURES: &[Feature] = &[
 ];
 
 /// Tests of programs.
-type Chosen<'a> = [(&'a TestProgram, Vec<&'a str>)];
+type ChosenTests<'a> = [(&'a TestProgram, Vec<&'a str>)];
 
 /// Takes out the tests that this machine's kernel can't run, and returns their names, with what it lacks.
-pub(crate) fn without(chosen: &mut Chosen) -> anyhow::Result<Vec<(String, &'static str)>> {
+pub(crate) fn without(chosen: &mut ChosenTests) -> anyhow::Result<Vec<(String, &'static str)>> {
     let mut skipped = Vec::new();
     for feature in FEATURES {
         let needs = |name: &str| is_below(name, feature.file) && name.contains(feature.tests);

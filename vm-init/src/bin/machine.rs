@@ -19,7 +19,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use vm_init::{Ended, wait_reaping};
+use vm_init::{ProgramExit, wait_reaping};
 
 /// Ends the command when standard input does: when whoever holds its other end is gone.
 const UNTIL_EOF: &str = "--until-eof";
@@ -63,7 +63,7 @@ fn outside(words: &[OsString]) -> anyhow::Result<ExitCode> {
         .args(words)
         .status()
         .context("cannot start the machine's first process")?;
-    Ok(ExitCode::from(Ended::from(status).exit_code()))
+    Ok(ExitCode::from(ProgramExit::from(status).exit_code()))
 }
 
 /// Mounts what the machine has of its own, runs the command, and takes care of orphans meanwhile.

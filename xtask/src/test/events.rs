@@ -17,12 +17,12 @@ pub(crate) enum Event {
     /// It began.
     Started(String),
     /// It ended.
-    Ended(Ended),
+    Ended(TestEnd),
 }
 
 /// How a test ended.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ended {
+pub(crate) struct TestEnd {
     pub(crate) test: String,
     pub(crate) took: Duration,
     pub(crate) outcome: Outcome,
@@ -73,7 +73,7 @@ pub(crate) fn read(line: &str) -> Option<Event> {
         "ignored" => Outcome::Ignored,
         _ => return None,
     };
-    Some(Event::Ended(Ended {
+    Some(Event::Ended(TestEnd {
         test,
         took: Duration::try_from_secs_f64(line.exec_time).unwrap_or_default(),
         outcome,

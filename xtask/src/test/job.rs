@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::events::{self, Ended, Event, Outcome};
+use super::events::{self, Event, Outcome, TestEnd};
 use super::programs::TestProgram;
 use crate::privilege::as_root;
 use crate::process::cannot_run;
@@ -49,7 +49,7 @@ impl Job<'_> {
         &self,
         workspace: &Workspace,
         environment: &[String],
-    ) -> anyhow::Result<Vec<Ended>> {
+    ) -> anyhow::Result<Vec<TestEnd>> {
         let mut command = self.command(workspace, environment)?;
         let mut child = command
             .current_dir(&self.program.package)
@@ -103,7 +103,7 @@ impl Job<'_> {
 /// What a process with tests has said so far.
 #[derive(Default)]
 pub(crate) struct Record {
-    ended: Vec<Ended>,
+    ended: Vec<TestEnd>,
     /// What came besides events.
     printed: String,
 }
@@ -123,10 +123,10 @@ impl Record {
 
     /// What came of these tests: those without an end failed, and `why`. What the process printed goes to the first
     /// that failed.
-    pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<Ended> {
+    pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<TestEnd> {
         for &test in tests {
             if !self.ended.iter().any(|ended| ended.test == test) {
-                self.ended.push(Ended {
+                self.ended.push(TestEnd {
                     test: test.to_owned(),
                     took: Duration::ZERO,
                     outcome: Outcome::Failed(format!("{why}\n")),

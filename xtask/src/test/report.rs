@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use super::events::{Ended, Outcome};
+use super::events::{Outcome, TestEnd};
 
 /// Tests and files that are named as the slowest.
 const SLOWEST: usize = 15;
@@ -37,7 +37,7 @@ pub(crate) struct Report {
 
 impl Report {
     /// Adds a test by its name among all tests.
-    pub(crate) fn add(&mut self, name: String, ended: &Ended) {
+    pub(crate) fn add(&mut self, name: String, ended: &TestEnd) {
         match ended.outcome {
             Outcome::Passed => self.counts.passed += 1,
             Outcome::Ignored => self.counts.skipped += 1,
@@ -91,7 +91,7 @@ mod tests {
             Outcome::Failed(String::new()),
             Outcome::Ignored,
         ] {
-            let ended = Ended {
+            let ended = TestEnd {
                 test: "a".to_owned(),
                 took: Duration::from_secs(1),
                 outcome,

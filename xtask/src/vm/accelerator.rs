@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 
 use super::kernel::Kernel;
-use super::machine::{Accelerator, Machine, Said};
+use super::machine::{Accelerator, Machine, MachineOutput};
 use crate::workspace::Workspace;
 
 const DEVICE: &str = "/dev/kvm";
@@ -47,7 +47,7 @@ pub(crate) fn find(
     };
     let mut booted = false;
     let ran = machine.run(|said| {
-        booted |= matches!(said, Said::Booted);
+        booted |= matches!(said, MachineOutput::Booted);
         Ok(())
     });
     match &ran {

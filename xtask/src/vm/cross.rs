@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::arch::Arch;
-use crate::debian::{self, Taken};
+use crate::debian::{self, PackageScope};
 use crate::process::output;
 use crate::workspace::Workspace;
 
@@ -17,7 +17,7 @@ pub(crate) fn environment(
     cargo: &mut Command,
 ) -> anyhow::Result<()> {
     let compiler = format!("{}-linux-gnu-gcc", arch.name());
-    let musl = debian::unpacked(workspace, arch, "musl", &["musl-dev"], Taken::Alone)?;
+    let musl = debian::unpacked(workspace, arch, "musl", &["musl-dev"], PackageScope::Alone)?;
     let headers = musl.join(format!("usr/include/{}-linux-musl", arch.name()));
     let own_headers = output(Command::new(&compiler).arg("-print-file-name=include"))?
         .with_context(|| format!("{compiler} does not tell where its headers are"))?;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use serde::Deserialize;
-use vm_init::{Ended, PLAN, Plan, PlannedCommand};
+use vm_init::{PLAN, Plan, PlannedCommand, ProgramExit};
 
 use super::accelerator;
 use super::archive::Archive;
 use super::kernel::Kernel;
-use super::machine::{Accelerator, Machine, Said};
+use super::machine::{Accelerator, Machine, MachineOutput};
 use super::root::{Origin, Root};
 use crate::workspace::Workspace;
 
@@ -44,18 +44,18 @@ pub(crate) struct Guest<'a> {
 }
 
 /// What a command prints, and how it ends.
-pub(crate) enum Heard<'a> {
+pub(crate) enum CommandOutput<'a> {
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
-    Ended(Ended),
+    Ended(ProgramExit),
 }
 
 /// How a guest ended that ended in order.
 pub(crate) enum Outcome {
     /// All commands ended so.
-    Done(Vec<Ended>),
+    Done(Vec<ProgramExit>),
     /// A signal came to us; the command that ran then ended so, if one ran.
-    Interrupted(Option<Ended>),
+    Interrupted(Option<ProgramExit>),
 }
 
 impl<'a> Guest<'a> {
@@ -88,7 +88,7 @@ impl<'a> Guest<'a> {
         mut self,
         probe: bool,
         commands: &[PlannedCommand],
-        mut heard: impl FnMut(usize, Heard) -> anyhow::Result<()>,
+        mut heard: impl FnMut(usize, CommandOutput) -> anyhow::Result<()>,
     ) -> anyhow::Result<Outcome> {
         let mut all = vec![PlannedCommand::new(["ip", "link", "set", "lo", "up"])];
         let probing = probe.then_some(all.len());
@@ -136,27 +136,27 @@ impl<'a> Guest<'a> {
         let mut probed = Vec::<u8>::new();
         let in_order = machine.run(|said| {
             match said {
-                Said::Booted => {
+                MachineOutput::Booted => {
                     eprintln!("booted after {:.1} s", start.elapsed().as_secs_f64());
                 }
-                Said::Stdout(bytes) if probing == Some(running) => probed.extend(bytes),
-                Said::Stderr(_) if probing == Some(running) => {}
-                Said::Stdout(bytes) if running >= first => {
-                    heard(running - first, Heard::Stdout(bytes))?;
+                MachineOutput::Stdout(bytes) if probing == Some(running) => probed.extend(bytes),
+                MachineOutput::Stderr(_) if probing == Some(running) => {}
+                MachineOutput::Stdout(bytes) if running >= first => {
+                    heard(running - first, CommandOutput::Stdout(bytes))?;
                 }
-                Said::Stderr(bytes) if running >= first => {
-                    heard(running - first, Heard::Stderr(bytes))?;
+                MachineOutput::Stderr(bytes) if running >= first => {
+                    heard(running - first, CommandOutput::Stderr(bytes))?;
                 }
-                Said::Stdout(bytes) | Said::Stderr(bytes) => {
+                MachineOutput::Stdout(bytes) | MachineOutput::Stderr(bytes) => {
                     io::stderr().write_all(bytes).context("cannot print")?;
                 }
-                Said::Ended(index, ended) => {
+                MachineOutput::Ended(index, ended) => {
                     if probing == Some(index) {
                         say_what_is_missing(&probed);
                     }
                     running = index + 1;
                     if index >= first {
-                        heard(index - first, Heard::Ended(ended))?;
+                        heard(index - first, CommandOutput::Ended(ended))?;
                         all_ended.push(ended);
                     }
                 }

@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow, bail};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
-use vm_init::{Ended, Frame, Order, Report};
+use vm_init::{Frame, Order, ProgramExit, Report};
 
 use super::kernel::Kernel;
 use crate::arch::Arch;
@@ -71,12 +71,12 @@ pub(crate) struct Machine<'a> {
 }
 
 /// What the guest says, as it comes.
-pub(crate) enum Said<'a> {
+pub(crate) enum MachineOutput<'a> {
     Booted,
     Stdout(&'a [u8]),
     Stderr(&'a [u8]),
     /// A command of the plan, by its index.
-    Ended(usize, Ended),
+    Ended(usize, ProgramExit),
 }
 
 /// Why nobody follows a machine any longer.
@@ -99,7 +99,7 @@ impl Machine<'_> {
     /// order if it can; false then.
     pub(crate) fn run(
         &self,
-        mut said: impl FnMut(Said) -> anyhow::Result<()>,
+        mut said: impl FnMut(MachineOutput) -> anyhow::Result<()>,
     ) -> anyhow::Result<bool> {
         let (events, incoming) = channel();
         let signals = SignalThread::start(events.clone())?;
@@ -208,7 +208,10 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     /// Follows it until there is nothing more to come.
-    fn follow(mut self, said: &mut impl FnMut(Said) -> anyhow::Result<()>) -> anyhow::Result<End> {
+    fn follow(
+        mut self,
+        said: &mut impl FnMut(MachineOutput) -> anyhow::Result<()>,
+    ) -> anyhow::Result<End> {
         let mut heard = Instant::now();
         loop {
             let deadline = self.deadline(heard);
@@ -220,14 +223,14 @@ impl Watch<'_> {
                 Ok(Event::Frame(frame)) => {
                     heard = Instant::now();
                     match frame {
-                        Frame::Stdout(bytes) => said(Said::Stdout(&bytes))?,
-                        Frame::Stderr(bytes) => said(Said::Stderr(&bytes))?,
+                        Frame::Stdout(bytes) => said(MachineOutput::Stdout(&bytes))?,
+                        Frame::Stderr(bytes) => said(MachineOutput::Stderr(&bytes))?,
                         Frame::Report(Report::Booted) => {
                             self.booted = true;
-                            said(Said::Booted)?;
+                            said(MachineOutput::Booted)?;
                         }
                         Frame::Report(Report::Ended(index, ended)) => {
-                            said(Said::Ended(index, ended))?;
+                            said(MachineOutput::Ended(index, ended))?;
                         }
                         Frame::Report(Report::Done) => {
                             return Ok(self.interrupted.map_or(End::Done, |_| End::Interrupted));

@@ -17,9 +17,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use vm_init::{Ended, PlannedCommand};
+use vm_init::{PlannedCommand, ProgramExit};
 
-use self::guest::{Guest, Heard, Outcome};
+use self::guest::{CommandOutput, Guest, Outcome};
 use self::kernel::{Kernel, TESTED};
 use crate::arch::Arch;
 use crate::process::run as run_command;
@@ -175,7 +175,7 @@ fn in_each(
         code = match outcome {
             Outcome::Done(ended) => ended
                 .into_iter()
-                .map(Ended::exit_code)
+                .map(ProgramExit::exit_code)
                 .fold(code, first_failure),
             Outcome::Interrupted(Some(ended)) => return Ok(ExitCode::from(ended.exit_code())),
             Outcome::Interrupted(None) => bail!("interrupted"),
@@ -185,14 +185,14 @@ fn in_each(
 }
 
 /// Prints what a guest prints.
-fn pass_on(heard: Heard) -> anyhow::Result<()> {
+fn pass_on(heard: CommandOutput) -> anyhow::Result<()> {
     let printed = match heard {
-        Heard::Stdout(bytes) => {
+        CommandOutput::Stdout(bytes) => {
             let mut stdout = io::stdout().lock();
             stdout.write_all(bytes).and_then(|()| stdout.flush())
         }
-        Heard::Stderr(bytes) => io::stderr().write_all(bytes),
-        Heard::Ended(_) => Ok(()),
+        CommandOutput::Stderr(bytes) => io::stderr().write_all(bytes),
+        CommandOutput::Ended(_) => Ok(()),
     };
     printed.context("cannot print")
 }

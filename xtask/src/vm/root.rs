@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 
 use super::archive::Archive;
 use crate::arch::Arch;
-use crate::debian::{self, Taken};
+use crate::debian::{self, PackageScope};
 use crate::process::{find, output};
 use crate::workspace::Workspace;
 
@@ -156,7 +156,7 @@ impl Origin {
         if arch.is_own() {
             return Ok(Self::Machine);
         }
-        let taken = Taken::WithDependencies;
+        let taken = PackageScope::WithDependencies;
         debian::unpacked(workspace, arch, "guest", PACKAGES, taken).map(Self::Packages)
     }
 }

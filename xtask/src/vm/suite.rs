@@ -10,12 +10,12 @@ use std::thread;
 use anyhow::{Context as _, bail};
 use vm_init::PlannedCommand;
 
-use super::guest::{Guest, Heard, Outcome};
+use super::guest::{CommandOutput, Guest, Outcome};
 use super::kernel::Kernel;
 use super::needs::missing;
 use super::{Choice, PROGRAMS};
 use crate::process::run;
-use crate::test::events::{self, Ended, Event};
+use crate::test::events::{self, Event, TestEnd};
 use crate::test::job::{Job, Record};
 use crate::test::programs::{self, TestProgram};
 use crate::test::report::Report;
@@ -262,9 +262,9 @@ fn run_on(
     let outcome = guest.run(true, &commands, |index, heard| {
         let job = &selection.jobs[index];
         let (stream, bytes) = match heard {
-            Heard::Stdout(bytes) => (0, bytes),
-            Heard::Stderr(bytes) => (1, bytes),
-            Heard::Ended(ended) => {
+            CommandOutput::Stdout(bytes) => (0, bytes),
+            CommandOutput::Stderr(bytes) => (1, bytes),
+            CommandOutput::Ended(ended) => {
                 let why = format!("its process ended with {ended:?}");
                 for ended in std::mem::take(&mut record).close(&job.tests, &why) {
                     let test = job.program.name_of(&ended.test);
@@ -294,7 +294,7 @@ fn run_on(
 }
 
 /// Tells that a test has passed; those that failed are told with all that their process printed.
-fn tell(kernel: &str, job: &Job, ended: &Ended) -> anyhow::Result<()> {
+fn tell(kernel: &str, job: &Job, ended: &TestEnd) -> anyhow::Result<()> {
     if ended.outcome.failure().is_some() {
         return Ok(());
     }
