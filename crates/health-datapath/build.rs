@@ -1,20 +1,41 @@
 //! Compiles the eBPF programs of `health-ebpf` into `OUT_DIR`, where the agent embeds them from.
 //!
+//! What they are made of is the same for each profile and target of one architecture. So they are compiled once
+//! for each change of that and kept in the workspace's `target/ebpf`, from where they are copied.
+//!
 //! The BPF target needs `core` built from source, which the pinned stable compiler does only under
 //! `RUSTC_BOOTSTRAP=1`. So that nothing else in the build sees that variable, this script runs
 //! itself once more with it set and leaves the work to that process.
 
 use std::env;
 use std::ffi::OsString;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, bail, ensure};
 use aya_build::{Package, Toolchain};
+use object::build::elf::{Builder, SectionData};
+use object::elf::{SHF_ALLOC, SHT_REL, SHT_RELA, SHT_STRTAB};
 
 const TOOLCHAIN_FILE: &str = include_str!("../../rust-toolchain.toml");
 /// Set for the second process.
 const INNER: &str = "HEALTH_EBPF_BUILD";
+/// The programs of `health-ebpf`.
+const OBJECTS: [&str; 2] = ["bench", "datapath"];
+/// What they are made of, from the workspace on.
+const SOURCES: [&str; 5] = [
+    "Cargo.lock",
+    "Cargo.toml",
+    "health-common/Cargo.toml",
+    "health-common/src",
+    "health-ebpf",
+];
+/// So many states of the sources have their objects kept.
+const KEPT: usize = 16;
 
 /// Flags for the eBPF programs, separated by spaces.
 ///
@@ -43,17 +64,101 @@ fn main() -> ExitCode {
 }
 
 fn outer() -> anyhow::Result<ExitCode> {
-    println!("cargo::rerun-if-changed=../../health-common/src");
-    println!("cargo::rerun-if-changed=../../health-common/Cargo.toml");
-    println!("cargo::rerun-if-changed=../../Cargo.toml");
-
+    let workspace = workspace()?;
+    for source in SOURCES {
+        println!(
+            "cargo::rerun-if-changed={}",
+            workspace.join(source).display()
+        );
+    }
     let channel = channel()?;
     require_rust_src(channel)?;
-    let path = path_with_bpf_linker()?;
+    let tools = workspace.join("target/tools/bin");
+    let linker = tools.join("bpf-linker");
+    if !linker.exists() {
+        bail!("{} is missing; run: cargo xtask setup", linker.display());
+    }
+    // A path that does not exist would have cargo run this script each time, so name it only now.
+    println!("cargo::rerun-if-changed={}", linker.display());
 
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").context("CARGO_CFG_TARGET_ARCH is not set")?;
+    let store = workspace.join("target/ebpf");
+    let folder = store.join(state(&workspace, &linker, &arch)?);
+    fs::create_dir_all(&store).with_context(|| format!("cannot make {}", store.display()))?;
+    // Builds for other profiles and targets may run at once: they wait for these objects, and take them.
+    let lock = File::create(store.join("lock")).context("cannot make the objects' lock")?;
+    lock.lock().context("cannot lock the objects")?;
+    if !folder.exists() {
+        let made = store.join("build").join(&arch);
+        let code = compile(&made, &tools)?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+        keep(&made, &folder)?;
+        forget_oldest(&store)?;
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
+    for name in OBJECTS {
+        let object = folder.join(name);
+        fs::copy(&object, out.join(name))
+            .with_context(|| format!("cannot copy {}", object.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Names the state of everything that the objects depend on.
+fn state(workspace: &Path, linker: &Path, arch: &str) -> anyhow::Result<String> {
+    let mut hasher = DefaultHasher::new();
+    (include_str!("build.rs"), TOOLCHAIN_FILE, COMPILER_FLAGS).hash(&mut hasher);
+    (arch, env::var_os("CARGO_CFG_TARGET_ENDIAN")).hash(&mut hasher);
+    let metadata = fs::metadata(linker).context("cannot look at bpf-linker")?;
+    (metadata.len(), metadata.modified().ok()).hash(&mut hasher);
+    for source in SOURCES {
+        hash_all(&workspace.join(source), &mut hasher)?;
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+/// Takes a file in, or all files of a folder, with their names.
+fn hash_all(path: &Path, hasher: &mut DefaultHasher) -> anyhow::Result<()> {
+    let failed = || format!("cannot read {}", path.display());
+    path.hash(hasher);
+    if !path.is_dir() {
+        fs::read(path).with_context(failed)?.hash(hasher);
+        return Ok(());
+    }
+    let mut entries = fs::read_dir(path)
+        .and_then(|entries| {
+            entries
+                .map(|entry| entry.map(|entry| entry.path()))
+                .collect::<Result<Vec<_>, _>>()
+        })
+        .with_context(failed)?;
+    entries.sort();
+    entries.len().hash(hasher);
+    entries.iter().try_for_each(|entry| hash_all(entry, hasher))
+}
+
+/// Compiles the objects into a folder.
+fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for name in OBJECTS {
+        // Those of other sources, which must not be taken for what is made now.
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove the last {name}"));
+            }
+            _ => {}
+        }
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path: OsString =
+        env::join_paths(std::iter::once(tools.to_owned()).chain(env::split_paths(&path)))
+            .context("PATH cannot be extended")?;
     let script = env::current_exe().context("cannot find the build script's own file")?;
     let status = Command::new(&script)
         .env(INNER, "1")
+        .env("OUT_DIR", folder)
         .env("RUSTC_BOOTSTRAP", "1")
         .env("PATH", path)
         // aya-build sets the flags of the compiler itself; these come beside them.
@@ -72,6 +177,69 @@ fn outer() -> anyhow::Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Puts the objects of one folder into another, all or none of them.
+fn keep(made: &Path, folder: &Path) -> anyhow::Result<()> {
+    let unfinished = folder.with_file_name("unfinished");
+    fs::create_dir_all(&unfinished)
+        .with_context(|| format!("cannot make {}", unfinished.display()))?;
+    for name in OBJECTS {
+        let object = fs::read(made.join(name)).with_context(|| format!("no {name} was made"))?;
+        let object = strip(&object).with_context(|| format!("cannot strip {name}"))?;
+        fs::write(unfinished.join(name), object)
+            .with_context(|| format!("cannot write to {}", unfinished.display()))?;
+    }
+    fs::rename(&unfinished, folder).with_context(|| format!("cannot make {}", folder.display()))
+}
+
+/// An object without its debug information, of which the linker makes `.BTF` and `.BTF.ext`: they stay.
+///
+/// Relocations stay where there are instructions: in those two sections all is in its place already, for them
+/// they are of use to a linker alone.
+fn strip(object: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut builder = Builder::read(object)?;
+    let loaded: Vec<_> = builder
+        .sections
+        .iter()
+        .filter(|section| section.sh_flags & u64::from(SHF_ALLOC) != 0)
+        .map(|section| section.id())
+        .collect();
+    for section in builder.sections.iter_mut() {
+        let is_of_linker = matches!(section.sh_type, SHT_REL | SHT_RELA)
+            && section
+                .sh_info_section
+                .is_none_or(|target| !loaded.contains(&target));
+        section.delete = is_of_linker || section.name.as_slice().starts_with(b".debug_");
+    }
+    builder.delete_orphans();
+    // LLVM keeps the names of sections and of symbols in one table, the builder in two.
+    let names = builder.sections.add();
+    names.name = ".shstrtab".into();
+    names.sh_type = SHT_STRTAB;
+    names.sh_addralign = 1;
+    names.data = SectionData::SectionString;
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped)?;
+    Ok(stripped)
+}
+
+/// Removes what was kept for the longest time.
+fn forget_oldest(store: &Path) -> anyhow::Result<()> {
+    let mut kept: Vec<(SystemTime, PathBuf)> = fs::read_dir(store)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .with_context(|| format!("cannot list {}", store.display()))?
+        .into_iter()
+        .filter(|entry| entry.path().join(OBJECTS[0]).exists())
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    kept.sort();
+    let surplus = kept.len().saturating_sub(KEPT);
+    for (_, folder) in kept.into_iter().take(surplus) {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
 }
 
 fn build() -> anyhow::Result<ExitCode> {
@@ -111,22 +279,12 @@ fn require_rust_src(channel: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `PATH` with the workspace's own tools in front.
-fn path_with_bpf_linker() -> anyhow::Result<OsString> {
+fn workspace() -> anyhow::Result<PathBuf> {
     let manifest_dir =
         PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").context("CARGO_MANIFEST_DIR is not set")?);
     let workspace = manifest_dir
         .ancestors()
         .nth(2)
         .context("the package has no workspace around it")?;
-    let tools = workspace.join("target/tools/bin");
-    let linker = tools.join("bpf-linker");
-    if !linker.exists() {
-        bail!("{} is missing; run: cargo xtask setup", linker.display());
-    }
-    // A path that does not exist would have cargo run this script each time, so name it only now.
-    println!("cargo::rerun-if-changed={}", linker.display());
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::join_paths(std::iter::once(tools).chain(env::split_paths(&path)))
-        .context("PATH cannot be extended")
+    Ok(workspace.to_owned())
 }
