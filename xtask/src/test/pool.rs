@@ -19,15 +19,20 @@ const JOBS_A_PROCESSOR: usize = 3;
 /// Tests that take longest, by how their names begin: with them first, no single one is waited for at the end. Used
 /// where an earlier run did not tell.
 const LONG: &[&str] = &[
-    "health_agent",
+    "cni::a_hundred_containers_of_podman_come_and_go",
+    "conntrack_differential::",
     "endpoint_restart::",
     "endpoint_kills::",
-    "conntrack_churn::",
-    "masquerade::",
-    "path_mtu::",
-    "cni::",
-    "etcd::",
     "programs",
+    "health_policy",
+    "health_mesh",
+    "echo::killing",
+    "policy_traffic::",
+    "slow_peer::",
+    "conntrack_churn::",
+    "attachment::",
+    "direction::",
+    "masquerade::",
 ];
 
 /// How many jobs to run at once.
