@@ -1,6 +1,7 @@
 //! `to_endpoint` and `from_endpoint`: the host's side of an endpoint's veth pair.
 
 use aya_ebpf::bindings::BPF_F_INGRESS;
+use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use aya_log_ebpf::debug;
 use health_common::addr::{Addr, v6_is_link_local};
@@ -167,7 +168,6 @@ fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
     };
     let verdict = echo::judge_options(ip, &options, len);
     if let EchoVerdict::AnswerWithoutOptions(_) = verdict {
-        const BPF_ADJ_ROOM_NET: u32 = 0;
         // SAFETY: a valid context; the helper checks the rest.
         let cut = unsafe {
             bpf_skb_adjust_room(

@@ -11,7 +11,7 @@ use crate::packet::{Inner, load};
 use crate::version::Version;
 
 /// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
-/// checksum makes up for.
+/// checksum makes up for. Younger than the generated bindings.
 const BPF_F_IPV6: u64 = 1 << 7;
 /// Where an ICMP message has its checksum.
 const ICMP_CHECK_AT: u32 = 2;

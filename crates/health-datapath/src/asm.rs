@@ -2,6 +2,8 @@
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
+use aya_obj::generated::bpf_func_id;
+
 /// A register.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reg(pub(super) u8);
@@ -76,8 +78,8 @@ pub(super) fn skip_if_equal(a: Reg, b: Reg, skipped: i16) -> u64 {
 }
 
 /// Calls a helper, by its number in `enum bpf_func_id`.
-pub(super) fn call(helper: i32) -> u64 {
-    instruction(CALL, NONE, NONE, 0, helper)
+pub(super) fn call(helper: bpf_func_id) -> u64 {
+    instruction(CALL, NONE, NONE, 0, helper as i32)
 }
 
 /// Ends the program.

@@ -10,6 +10,7 @@ use std::{io, thread};
 use aya::TestRunOptions;
 use aya::maps::{HashMap, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
+use aya_obj::generated::BPF_NOEXIST;
 use health_common::inflight::Inflight;
 use health_common::probe::{Path as PathKind, ProbeId, Protocol};
 use health_common::rtt::{
@@ -174,10 +175,9 @@ pub(super) fn patiently<T>(mut attempt: impl FnMut() -> io::Result<Option<T>>) -
 
 impl RttStore for KernelRtt {
     fn ensure(&self, key: RttKey) -> io::Result<()> {
-        const BPF_NOEXIST: u64 = 1;
         match self
             .rows()
-            .insert(key, RttRow::EMPTY, BPF_NOEXIST)
+            .insert(key, RttRow::EMPTY, BPF_NOEXIST.into())
             .map_err(map_io)
         {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use aya::maps::{MapData, MapError};
 use aya::{Btf, BtfError};
-use aya_obj::generated::bpf_insn;
+use aya_obj::generated::{bpf_insn, bpf_map_type};
 use aya_obj::relocation::EbpfRelocationError;
 use aya_obj::{EbpfSectionKind, Function, Map, Object, ParseError};
 
@@ -178,10 +178,9 @@ fn make_maps(
     Ok(maps)
 }
 
-/// `enum bpf_map_type`.
-const HASH: u32 = 1;
-const LRU_HASH: u32 = 9;
-const LPM_TRIE: u32 = 11;
+const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
+const LRU_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_LRU_HASH as u32;
+const LPM_TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 
 /// `struct bpf_insn`, as it lies in memory.
 fn instruction_bytes(function: &Function) -> Vec<u8> {

@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use aya::programs::SchedClassifier;
+use aya_obj::generated::bpf_attach_type::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
+use aya_obj::generated::bpf_func_id::BPF_FUNC_tail_call;
+use aya_obj::generated::bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY;
 
 use super::clsact::Clsact;
 use super::{Direction, Hook, tcx};
@@ -20,8 +23,6 @@ use crate::asm::{
 use crate::sys::{self, CreateAttr};
 use crate::{DatapathError, link_pin};
 
-const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
-const BPF_TAIL_CALL: i32 = 12;
 const TC_ACT_UNSPEC: i32 = -1;
 /// Of the last word of `cb` in `struct __sk_buff`.
 const CB_AT: i16 = 64;
@@ -94,7 +95,7 @@ impl Pair {
     fn of(program: &SchedClassifier) -> io::Result<Self> {
         let program = program.fd().map_err(io::Error::other)?;
         let calls = sys::create_map(CreateAttr {
-            kind: BPF_MAP_TYPE_PROG_ARRAY,
+            kind: BPF_MAP_TYPE_PROG_ARRAY as u32,
             key_size: 4,
             value_size: 4,
             max_entries: 1,
@@ -111,7 +112,7 @@ impl Pair {
             map,
             map_end,
             mov(R3, 0),
-            call(BPF_TAIL_CALL),
+            call(BPF_FUNC_tail_call),
             mov(R0, TC_ACT_UNSPEC),
             exit(),
         ];
@@ -135,10 +136,8 @@ impl Pair {
 
 /// Of `enum bpf_attach_type`.
 pub(crate) fn attach_type(direction: Direction) -> u32 {
-    const BPF_TCX_INGRESS: u32 = 46;
-    const BPF_TCX_EGRESS: u32 = 47;
     match direction {
-        Direction::Ingress => BPF_TCX_INGRESS,
-        Direction::Egress => BPF_TCX_EGRESS,
+        Direction::Ingress => BPF_TCX_INGRESS as u32,
+        Direction::Egress => BPF_TCX_EGRESS as u32,
     }
 }

@@ -1,28 +1,18 @@
 //! Reading types from the bytes that the kernel hands out.
 
+pub(super) use aya_obj::generated::{
+    BTF_KIND_ARRAY as KIND_ARRAY, BTF_KIND_CONST as KIND_CONST, BTF_KIND_DATASEC as KIND_DATASEC,
+    BTF_KIND_DECL_TAG as KIND_DECL_TAG, BTF_KIND_ENUM as KIND_ENUM, BTF_KIND_ENUM64 as KIND_ENUM64,
+    BTF_KIND_FLOAT as KIND_FLOAT, BTF_KIND_FUNC as KIND_FUNC,
+    BTF_KIND_FUNC_PROTO as KIND_FUNC_PROTO, BTF_KIND_FWD as KIND_FWD, BTF_KIND_INT as KIND_INT,
+    BTF_KIND_PTR as KIND_PTR, BTF_KIND_RESTRICT as KIND_RESTRICT, BTF_KIND_STRUCT as KIND_STRUCT,
+    BTF_KIND_TYPE_TAG as KIND_TYPE_TAG, BTF_KIND_TYPEDEF as KIND_TYPEDEF,
+    BTF_KIND_UNION as KIND_UNION, BTF_KIND_VAR as KIND_VAR, BTF_KIND_VOLATILE as KIND_VOLATILE,
+};
+
 use super::{Btf, BtfError, Field, Type};
 
 pub(super) const MAGIC: u16 = 0xeb9f;
-
-pub(super) const KIND_INT: u32 = 1;
-pub(super) const KIND_PTR: u32 = 2;
-pub(super) const KIND_ARRAY: u32 = 3;
-pub(super) const KIND_STRUCT: u32 = 4;
-pub(super) const KIND_UNION: u32 = 5;
-pub(super) const KIND_ENUM: u32 = 6;
-pub(super) const KIND_FWD: u32 = 7;
-pub(super) const KIND_TYPEDEF: u32 = 8;
-pub(super) const KIND_VOLATILE: u32 = 9;
-pub(super) const KIND_CONST: u32 = 10;
-pub(super) const KIND_RESTRICT: u32 = 11;
-pub(super) const KIND_FUNC: u32 = 12;
-pub(super) const KIND_FUNC_PROTO: u32 = 13;
-pub(super) const KIND_VAR: u32 = 14;
-pub(super) const KIND_DATASEC: u32 = 15;
-pub(super) const KIND_FLOAT: u32 = 16;
-pub(super) const KIND_DECL_TAG: u32 = 17;
-pub(super) const KIND_TYPE_TAG: u32 = 18;
-pub(super) const KIND_ENUM64: u32 = 19;
 
 pub(super) const INT_SIGNED: u32 = 1;
 pub(super) const INT_BOOL: u32 = 4;

@@ -354,19 +354,20 @@ pub(super) fn decode<K: Pod, V: Pod>(key: &[u8], value: &[u8]) -> Option<(K, V)>
 mod tests {
     use std::collections::BTreeMap;
 
+    use aya_obj::generated::{BPF_F_NO_PREALLOC, bpf_map_type};
+
     use super::*;
     use crate::btf::tests::Writer;
     use crate::dump::raw;
     use crate::sys::load_btf;
     use crate::sys::testing::{CreateAttr, create_map, insert};
 
-    const HASH: u32 = 1;
-    const ARRAY: u32 = 2;
-    const PROG_ARRAY: u32 = 3;
-    const PERCPU_HASH: u32 = 5;
-    const STACK_TRACE: u32 = 7;
-    const LPM_TRIE: u32 = 11;
-    const NO_PREALLOC: u32 = 1;
+    const HASH: u32 = bpf_map_type::BPF_MAP_TYPE_HASH as u32;
+    const ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
+    const PROG_ARRAY: u32 = bpf_map_type::BPF_MAP_TYPE_PROG_ARRAY as u32;
+    const PERCPU_HASH: u32 = bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH as u32;
+    const STACK_TRACE: u32 = bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32;
+    const LPM_TRIE: u32 = bpf_map_type::BPF_MAP_TYPE_LPM_TRIE as u32;
 
     fn is_root() -> bool {
         let is_root = nix::unistd::geteuid().is_root();
@@ -377,7 +378,11 @@ mod tests {
     }
 
     fn map(kind: u32, key_size: u32, value_size: u32, max_entries: u32) -> OpenMap {
-        let flags = if kind == LPM_TRIE { NO_PREALLOC } else { 0 };
+        let flags = if kind == LPM_TRIE {
+            BPF_F_NO_PREALLOC
+        } else {
+            0
+        };
         open(CreateAttr {
             kind,
             key_size,

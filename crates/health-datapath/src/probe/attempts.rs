@@ -4,6 +4,9 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{io, thread};
 
+use aya_obj::generated::BPF_F_NO_PREALLOC;
+use aya_obj::generated::bpf_func_id::{self, *};
+use aya_obj::generated::bpf_map_type::{self, *};
 use health_net::hostns::is_bpffs;
 use health_net::link::{self, VethPair};
 use health_net::mac::MacAddr;
@@ -18,9 +21,8 @@ use crate::sys::{self, CreateAttr};
 use crate::{Direction, kernel};
 
 const TC_ACT_UNSPEC: i32 = -1;
-const BPF_L4_CSUM_REPLACE: i32 = 11;
+/// Younger than the generated bindings.
 const BPF_F_IPV6: i32 = 1 << 7;
-const BPF_F_NO_PREALLOC: u32 = 1;
 /// The loopback of a fresh namespace.
 const LOOPBACK: u32 = 1;
 /// A packet with room for the headers of IPv6.
@@ -30,44 +32,48 @@ const LOG_ROOM: usize = 4_096;
 
 const NO_PROGRAMS: &str = "the programs cannot be loaded";
 
-/// Helpers that the programs call, by name and number in `enum bpf_func_id`.
-const HELPERS: [(&str, i32); 22] = [
-    ("helper-map-lookup-elem", 1),
-    ("helper-map-update-elem", 2),
-    ("helper-map-delete-elem", 3),
-    ("helper-ktime-get-ns", 5),
-    ("helper-get-prandom-u32", 7),
-    ("helper-skb-store-bytes", 9),
-    ("helper-l3-csum-replace", 10),
-    ("helper-l4-csum-replace", BPF_L4_CSUM_REPLACE),
-    ("helper-tail-call", 12),
-    ("helper-redirect", 23),
-    ("helper-skb-load-bytes", 26),
-    ("helper-skb-pull-data", 39),
-    ("helper-skb-adjust-room", 50),
-    ("helper-sk-lookup-udp", 85),
-    ("helper-sk-release", 86),
-    ("helper-skc-lookup-tcp", 99),
-    ("helper-ringbuf-output", 130),
-    ("helper-ringbuf-reserve", 131),
-    ("helper-ringbuf-submit", 132),
-    ("helper-ringbuf-discard", 133),
-    ("helper-ktime-get-coarse-ns", 160),
-    ("helper-ktime-get-tai-ns", 208),
+/// Helpers that the programs call, by name.
+const HELPERS: [(&str, bpf_func_id); 22] = [
+    ("helper-map-lookup-elem", BPF_FUNC_map_lookup_elem),
+    ("helper-map-update-elem", BPF_FUNC_map_update_elem),
+    ("helper-map-delete-elem", BPF_FUNC_map_delete_elem),
+    ("helper-ktime-get-ns", BPF_FUNC_ktime_get_ns),
+    ("helper-get-prandom-u32", BPF_FUNC_get_prandom_u32),
+    ("helper-skb-store-bytes", BPF_FUNC_skb_store_bytes),
+    ("helper-l3-csum-replace", BPF_FUNC_l3_csum_replace),
+    ("helper-l4-csum-replace", BPF_FUNC_l4_csum_replace),
+    ("helper-tail-call", BPF_FUNC_tail_call),
+    ("helper-redirect", BPF_FUNC_redirect),
+    ("helper-skb-load-bytes", BPF_FUNC_skb_load_bytes),
+    ("helper-skb-pull-data", BPF_FUNC_skb_pull_data),
+    ("helper-skb-adjust-room", BPF_FUNC_skb_adjust_room),
+    ("helper-sk-lookup-udp", BPF_FUNC_sk_lookup_udp),
+    ("helper-sk-release", BPF_FUNC_sk_release),
+    ("helper-skc-lookup-tcp", BPF_FUNC_skc_lookup_tcp),
+    ("helper-ringbuf-output", BPF_FUNC_ringbuf_output),
+    ("helper-ringbuf-reserve", BPF_FUNC_ringbuf_reserve),
+    ("helper-ringbuf-submit", BPF_FUNC_ringbuf_submit),
+    ("helper-ringbuf-discard", BPF_FUNC_ringbuf_discard),
+    ("helper-ktime-get-coarse-ns", BPF_FUNC_ktime_get_coarse_ns),
+    ("helper-ktime-get-tai-ns", BPF_FUNC_ktime_get_tai_ns),
 ];
 
-/// Kinds of maps that the programs use: name, number in `enum bpf_map_type`, bytes of a key and of a value, flags.
-const MAPS: [(&str, u32, u32, u32, u32); 7] = [
-    ("map-hash", 1, 4, 8, BPF_F_NO_PREALLOC),
-    ("map-array", 2, 4, 8, 0),
-    ("map-prog-array", 3, 4, 4, 0),
-    ("map-percpu-array", 6, 4, 8, 0),
-    ("map-lru-hash", 9, 4, 8, 0),
-    ("map-lpm-trie", LPM_TRIE, 8, 8, BPF_F_NO_PREALLOC),
-    ("map-ringbuf", RING_BUFFER, 0, 0, 0),
+/// Kinds of maps that the programs use: name, type, bytes of a key and of a value, flags.
+const MAPS: [(&str, bpf_map_type, u32, u32, u32); 7] = [
+    ("map-hash", BPF_MAP_TYPE_HASH, 4, 8, BPF_F_NO_PREALLOC),
+    ("map-array", BPF_MAP_TYPE_ARRAY, 4, 8, 0),
+    ("map-prog-array", BPF_MAP_TYPE_PROG_ARRAY, 4, 4, 0),
+    ("map-percpu-array", BPF_MAP_TYPE_PERCPU_ARRAY, 4, 8, 0),
+    ("map-lru-hash", BPF_MAP_TYPE_LRU_HASH, 4, 8, 0),
+    (
+        "map-lpm-trie",
+        BPF_MAP_TYPE_LPM_TRIE,
+        8,
+        8,
+        BPF_F_NO_PREALLOC,
+    ),
+    ("map-ringbuf", BPF_MAP_TYPE_RINGBUF, 0, 0, 0),
 ];
-const LPM_TRIE: u32 = 11;
-const RING_BUFFER: u32 = 27;
 
 /// Tries everything.
 pub(super) fn features(bpf_root: &Path) -> Vec<Feature> {
@@ -152,21 +158,25 @@ fn load_pass() -> io::Result<OwnedFd> {
 
 /// Whether programs for tc may call a helper. Without arguments the verifier refuses most calls; but of a helper
 /// that is not there, it says so.
-fn has_helper(helper: i32) -> bool {
+fn has_helper(helper: bpf_func_id) -> bool {
     let mut log = vec![0; LOG_ROOM];
     if sys::load_classifier(&[call(helper), exit()], &mut log).is_ok() {
         return true;
     }
     let log = String::from_utf8_lossy(&log);
     let says_no = ["unknown func", "invalid func", "cannot use helper"];
-    log.contains(&format!("#{helper}")) && !says_no.iter().any(|text| log.contains(text))
+    log.contains(&format!("#{}", helper as u32)) && !says_no.iter().any(|text| log.contains(text))
 }
 
-fn map(kind: u32, key_size: u32, value_size: u32, flags: u32) -> io::Result<OwnedFd> {
+fn map(kind: bpf_map_type, key_size: u32, value_size: u32, flags: u32) -> io::Result<OwnedFd> {
     // The size of a ring buffer is whole pages.
-    let max_entries = if kind == RING_BUFFER { 1 << 16 } else { 1 };
+    let max_entries = if kind == BPF_MAP_TYPE_RINGBUF {
+        1 << 16
+    } else {
+        1
+    };
     sys::create_map(CreateAttr {
-        kind,
+        kind: kind as u32,
         key_size,
         value_size,
         max_entries,
@@ -176,7 +186,7 @@ fn map(kind: u32, key_size: u32, value_size: u32, flags: u32) -> io::Result<Owne
 }
 
 fn trie_takes_batches() -> io::Result<()> {
-    let trie = map(LPM_TRIE, 8, 8, BPF_F_NO_PREALLOC)?;
+    let trie = map(BPF_MAP_TYPE_LPM_TRIE, 8, 8, BPF_F_NO_PREALLOC)?;
     let (key, value) = ([0; 8], [0; 8]);
     let (mut keys, mut values, mut next) = (key, value, key);
     sys::update_batch(trie.as_fd(), &key, &value, 1).map_err(|(_, error)| error)?;
@@ -210,7 +220,7 @@ fn has_checksum_flag() -> io::Result<bool> {
         mov(R3, 0),
         mov(R4, 0),
         mov(R5, BPF_F_IPV6),
-        call(BPF_L4_CSUM_REPLACE),
+        call(BPF_FUNC_l4_csum_replace),
         exit(),
     ])?;
     Ok(sys::run_classifier(program.as_fd(), &PACKET)? == 0)

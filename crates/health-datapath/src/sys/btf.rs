@@ -3,10 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use super::{IdAttr, bpf_open, object_info};
+use aya_obj::generated::bpf_cmd::{BPF_BTF_GET_FD_BY_ID, BPF_BTF_LOAD};
 
-const BPF_BTF_LOAD: u32 = 18;
-const BPF_BTF_GET_FD_BY_ID: u32 = 19;
+use super::{IdAttr, bpf_open, object_info};
 
 /// `struct bpf_btf_info`.
 #[repr(C)]

@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use super::{bpf, bpf_open, object_info, open_pin};
+use aya_obj::generated::bpf_cmd::{BPF_LINK_CREATE, BPF_LINK_UPDATE};
+use aya_obj::generated::bpf_link_type::BPF_LINK_TYPE_TCX;
 
-const BPF_LINK_CREATE: u32 = 28;
-const BPF_LINK_UPDATE: u32 = 29;
-const BPF_LINK_TYPE_TCX: u32 = 11;
+use super::{bpf, bpf_open, object_info, open_pin};
 
 /// The beginning of `struct bpf_link_info` of a TCX link.
 #[repr(C)]
@@ -76,5 +75,5 @@ pub(crate) fn device_of_link(path: &Path) -> io::Result<Option<u32>> {
     let link = open_pin(path)?;
     let mut info = TcxLinkInfo::default();
     object_info(link.as_fd(), &mut info)?;
-    Ok((info.kind == BPF_LINK_TYPE_TCX && info.ifindex != 0).then_some(info.ifindex))
+    Ok((info.kind == BPF_LINK_TYPE_TCX as u32 && info.ifindex != 0).then_some(info.ifindex))
 }

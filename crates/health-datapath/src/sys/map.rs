@@ -4,18 +4,15 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::{fs, io};
 
+use aya_obj::generated::BPF_NOEXIST;
+use aya_obj::generated::bpf_cmd::{
+    self, BPF_MAP_CREATE, BPF_MAP_DELETE_BATCH, BPF_MAP_DELETE_ELEM, BPF_MAP_FREEZE,
+    BPF_MAP_GET_FD_BY_ID, BPF_MAP_GET_NEXT_KEY, BPF_MAP_LOOKUP_BATCH, BPF_MAP_LOOKUP_ELEM,
+    BPF_MAP_UPDATE_BATCH, BPF_MAP_UPDATE_ELEM,
+};
+
 use super::{IdAttr, bpf, bpf_open, object_info, open_pin};
 
-const BPF_MAP_CREATE: u32 = 0;
-const BPF_MAP_LOOKUP_ELEM: u32 = 1;
-const BPF_MAP_UPDATE_ELEM: u32 = 2;
-const BPF_MAP_DELETE_ELEM: u32 = 3;
-const BPF_MAP_GET_NEXT_KEY: u32 = 4;
-const BPF_MAP_GET_FD_BY_ID: u32 = 14;
-const BPF_MAP_FREEZE: u32 = 22;
-const BPF_MAP_LOOKUP_BATCH: u32 = 24;
-const BPF_MAP_UPDATE_BATCH: u32 = 26;
-const BPF_MAP_DELETE_BATCH: u32 = 27;
 /// What the link in `/proc/self/fd` of a map says, and of no other BPF object.
 const MAP_LINK: &str = "anon_inode:bpf-map";
 
@@ -177,7 +174,7 @@ pub(crate) fn delete_batch(
 }
 
 fn change_batch(
-    command: u32,
+    command: bpf_cmd,
     map: BorrowedFd<'_>,
     keys: &[u8],
     values: u64,
@@ -242,12 +239,11 @@ pub(crate) fn set(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<(
 
 /// Adds an entry. `false` when there is one of this key, which stays as it is.
 pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<bool> {
-    const BPF_NOEXIST: u64 = 1;
     let mut attr = ElementAttr {
         map_fd: map.as_raw_fd() as u32,
         key: key.as_ptr() as u64,
         value_or_next_key: value.as_ptr() as u64,
-        flags: BPF_NOEXIST,
+        flags: BPF_NOEXIST.into(),
         ..ElementAttr::default()
     };
     match bpf(BPF_MAP_UPDATE_ELEM, &mut attr) {
@@ -259,7 +255,7 @@ pub(crate) fn add(map: BorrowedFd<'_>, key: &[u8], value: &[u8]) -> io::Result<b
 
 /// `false` when the kernel finds no such element.
 fn element(
-    command: u32,
+    command: bpf_cmd,
     map: BorrowedFd<'_>,
     key: u64,
     value_or_next_key: u64,

@@ -12,6 +12,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
+use aya_obj::generated::bpf_cmd::{self, BPF_OBJ_GET, BPF_OBJ_GET_INFO_BY_FD, BPF_OBJ_PIN};
+
 pub(crate) use self::btf::{btf, load_btf};
 pub(crate) use self::link::{create_tcx_link, device_of_link, update_link};
 pub(crate) use self::map::{
@@ -21,10 +23,6 @@ pub(crate) use self::map::{
 pub(crate) use self::program::{
     Classifier, jited_len, load_classifier, refusal, run_classifier, verify_classifier,
 };
-
-const BPF_OBJ_PIN: u32 = 6;
-const BPF_OBJ_GET: u32 = 7;
-const BPF_OBJ_GET_INFO_BY_FD: u32 = 15;
 
 /// `union bpf_attr` for opening an object by its id.
 #[repr(C)]
@@ -53,17 +51,17 @@ struct InfoAttr {
     info: u64,
 }
 
-fn bpf<A>(command: u32, attr: &mut A) -> io::Result<()> {
+fn bpf<A>(command: bpf_cmd, attr: &mut A) -> io::Result<()> {
     bpf_fd(command, attr).map(drop)
 }
 
-fn bpf_fd<A>(command: u32, attr: &mut A) -> io::Result<libc::c_long> {
+fn bpf_fd<A>(command: bpf_cmd, attr: &mut A) -> io::Result<libc::c_long> {
     // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the kernel takes the rest as
     // zero. The pointers in it are to live buffers of the sizes the map demands.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            command,
+            command as u32,
             std::ptr::from_mut(attr),
             size_of::<A>(),
         )
@@ -76,7 +74,7 @@ fn bpf_fd<A>(command: u32, attr: &mut A) -> io::Result<libc::c_long> {
 }
 
 /// For commands that answer with a descriptor.
-fn bpf_open<A>(command: u32, attr: &mut A) -> io::Result<OwnedFd> {
+fn bpf_open<A>(command: bpf_cmd, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = bpf_fd(command, attr)?;
     // SAFETY: the kernel has just opened it for us, and it fits as all descriptors do.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })

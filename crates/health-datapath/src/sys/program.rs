@@ -4,11 +4,11 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
+use aya_obj::generated::bpf_cmd::{BPF_PROG_LOAD, BPF_PROG_TEST_RUN};
+use aya_obj::generated::bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS;
+
 use super::{bpf, bpf_open, object_info};
 
-const BPF_PROG_LOAD: u32 = 5;
-const BPF_PROG_TEST_RUN: u32 = 10;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 /// Has the verifier say which ways it went.
 const BPF_LOG_WAYS: u32 = 1;
 /// Room for that; what is more, the kernel leaves out at the beginning from Linux 6.4 on.
@@ -73,7 +73,7 @@ struct ProgramAttr {
 /// Loads a program for the hooks of tc. What the verifier has to say to a program that it refuses goes to `log`.
 pub(crate) fn load_classifier(instructions: &[u64], log: &mut [u8]) -> io::Result<OwnedFd> {
     let mut attr = ProgramAttr {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
+        kind: BPF_PROG_TYPE_SCHED_CLS as u32,
         instructions: instructions.len() as u32,
         insns: instructions.as_ptr() as u64,
         license: c"Dual MIT/GPL".as_ptr() as u64,
@@ -156,7 +156,7 @@ fn load_with_log(program: &Classifier<'_>, level: u32, log: &mut [u8]) -> io::Re
     let (func_info, func_info_rec_size, func_info_cnt) = records(program.func_info);
     let (line_info, line_info_rec_size, line_info_cnt) = records(program.line_info);
     let mut attr = ProgramAttr {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
+        kind: BPF_PROG_TYPE_SCHED_CLS as u32,
         instructions: (program.instructions.len() / 8) as u32,
         insns: program.instructions.as_ptr() as u64,
         license: program.license.as_ptr() as u64,
