@@ -71,7 +71,9 @@ impl Job<'_> {
         let deadline = Instant::now() + LIMIT;
         let timed_out = loop {
             match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok((is_stdout, line)) => record.hear(is_stdout, line),
+                Ok((is_stdout, line)) => {
+                    record.hear(is_stdout, line);
+                }
                 Err(RecvTimeoutError::Disconnected) => break false,
                 Err(RecvTimeoutError::Timeout) => break true,
             }
@@ -109,9 +111,13 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    pub(crate) fn hear(&mut self, is_stdout: bool, line: String) {
+    /// Takes a line in, and returns the test that it ends, if it does.
+    pub(crate) fn hear(&mut self, is_stdout: bool, line: String) -> Option<&TestEnd> {
         match is_stdout.then(|| events::read(&line)).flatten() {
-            Some(Event::Ended(ended)) => self.ended.push(ended),
+            Some(Event::Ended(ended)) => {
+                self.ended.push(ended);
+                return self.ended.last();
+            }
             Some(Event::Started(_)) => {}
             None if is_stdout && line.starts_with(r#"{ "type": "suite""#) => {}
             None => {
@@ -119,6 +125,7 @@ impl Record {
                 self.printed.push('\n');
             }
         }
+        None
     }
 
     /// What came of these tests: those without an end failed, and `why`. What the process printed goes to the first

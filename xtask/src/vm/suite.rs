@@ -15,7 +15,7 @@ use super::kernel::Kernel;
 use super::needs::missing;
 use super::{Choice, PROGRAMS};
 use crate::process::run;
-use crate::test::events::{self, Event, TestEnd};
+use crate::test::events::TestEnd;
 use crate::test::job::{Job, Record};
 use crate::test::programs::{self, TestProgram};
 use crate::test::report::Report;
@@ -283,10 +283,9 @@ fn run_on(
             }
             let line = String::from_utf8_lossy(&lines[stream]).into_owned();
             lines[stream].clear();
-            if let (0, Some(Event::Ended(ended))) = (stream, events::read(&line)) {
-                tell(name, job, &ended)?;
+            if let Some(ended) = record.hear(stream == 0, line) {
+                tell(name, job, ended)?;
             }
-            record.hear(stream == 0, line);
         }
         Ok(())
     })?;
