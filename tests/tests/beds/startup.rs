@@ -2,15 +2,17 @@
 
 use std::fs;
 use std::net::{TcpListener, UdpSocket};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::Context as _;
 use nix::sys::signal::Signal;
+use nix::unistd::Group;
 use tests::attached::{self, has_tcx};
 use tests::bed::{BPFFS, NODES_FILE, agent_binary};
-use tests::process::run_within;
+use tests::process::{Running, run_within};
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
 /// How an agent is to be started, and what is to be wrong with it.
@@ -228,6 +230,55 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
     }
     assert!(live.pings(live.health_ipv4()?)?);
     assert!(live.logged(&["repaired"])?.is_empty());
+    Ok(())
+}
+
+/// With the capabilities that the shipped systemd unit leaves it, the agent starts, opens its socket to a group
+/// and takes in the workload of another user.
+#[test]
+#[ignore = "needs root"]
+fn the_capabilities_of_the_systemd_unit_are_enough() -> anyhow::Result<()> {
+    const UNIT: &str = include_str!("../../../deploy/health-agent.service");
+    const GROUP: &str = "daemon";
+    let mut lines = UNIT.lines();
+    let capabilities = lines
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .context("the unit bounds no capabilities")?;
+    let bounding: String = capabilities
+        .split(' ')
+        .map(|name| format!(",+{}", name.trim_start_matches("CAP_").to_lowercase()))
+        .collect();
+    let bounding = format!("-all{bounding}");
+    let bed = bed()?;
+    let node = bed.node(1);
+    let start = Start::new()?
+        .wrapped(&["setpriv", "--no-new-privs", "--bounding-set", &bounding])
+        .with(&format!("--socket-group {GROUP}"));
+    let _agent = Running::start(&mut start.command(node))?;
+    wait_for("the health endpoint", PATIENCE, || {
+        Ok(node.pings(node.health_ipv4()?)?.then_some(()))
+    })?;
+    let group = Group::from_name(GROUP)?.context("no such group")?;
+    assert_eq!(fs::metadata(node.socket())?.gid(), group.gid.as_raw());
+
+    let mut workload = Command::new("unshare");
+    let workload = Running::start(workload.args([
+        "--net",
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "sleep",
+        "infinity",
+    ]))?;
+    let process = PathBuf::from(format!("/proc/{}", workload.pid()));
+    wait_for("the workload to run", PATIENCE, || {
+        let command = fs::read_to_string(process.join("comm"))?;
+        Ok((command == "sleep\n").then_some(()))
+    })?;
+    let netns = process.join("ns/net");
+    node.cli(&format!("endpoint create --netns {}", netns.display()))?
+        .success()?;
     Ok(())
 }
 
