@@ -19,6 +19,7 @@ pub mod process;
 pub mod relay;
 pub mod snapshot;
 pub mod testrun;
+pub mod transfer;
 pub mod upgrade;
 pub mod wait;
 

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Lines};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -14,8 +15,9 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
 use tests::outside::{self, CLIENT_CIDRS, FAR, FAR4, FAR6, ROUTER_DEVICE, far, serve, sources};
-use tests::process::{Running, run, run_with_input};
-use tests::{Bed, PATIENCE, slowness, wait_for};
+use tests::process::{run, run_with_input};
+use tests::transfer::Path;
+use tests::{Bed, PATIENCE, wait_for};
 
 /// Where servers of connections listen.
 const SERVICE: u16 = 7000;
@@ -66,57 +68,38 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The largest buffer that sockets get everywhere (`net.core.rmem_max`, less than 208 KiB nowhere).
-const BUFFER: &str = "-w 200K";
+/// Where the other ends of transfers are.
+const TRANSFERS: u16 = 7001;
 
-/// Runs a client of iperf3 once the server is done with the one before, and returns its report.
-fn iperf3(source: &str, address: IpAddr, words: &str) -> anyhow::Result<Value> {
-    let mut client = command_in(source, "iperf3");
-    client.args(["-J", "-c", &address.to_string()]);
-    client.args(words.split_whitespace());
-    let ran = wait_for("the server of iperf3 to be free", PATIENCE, || {
-        let ran = run(&mut client)?;
-        Ok((!ran.stdout.contains("the server is busy")).then_some(ran))
-    })?;
-    let text = ran
-        .success()
-        .with_context(|| format!("iperf3 {words} from {source} to {address}"))?;
-    Ok(serde_json::from_str(&text)?)
+fn path(source: &str, address: IpAddr) -> anyhow::Result<Path> {
+    Path::open(source, FAR, address, TRANSFERS)
 }
 
-fn iperf3_server() -> anyhow::Result<Running> {
-    serve(command_in(FAR, "iperf3").arg("-s"), "-t", 5201)
+/// The node's own address, of the version of another.
+fn node_address(node: &Node, like: IpAddr) -> Option<IpAddr> {
+    match like {
+        IpAddr::V4(_) => Some(node.ipv4().into()),
+        IpAddr::V6(_) => node.ipv6().map(IpAddr::from),
+    }
 }
 
 #[test]
 #[ignore = "needs root"]
 fn transfers_go_both_ways() -> anyhow::Result<()> {
-    const MIB: u64 = 1 << 20;
+    const BYTES: u64 = 20 << 20;
+    const DATAGRAMS: u64 = 2000;
     let bed = masquerading("")?;
     let node = bed.node(1);
-    let _server = iperf3_server()?;
     for source in sources(node) {
         for address in far() {
-            for direction in ["", "-R"] {
-                let report = iperf3(&source, address, &format!("-n 20M {direction}"))?;
-                let received = report["end"]["sum_received"]["bytes"].as_u64();
-                // The rest is on its way when the client tells the end.
-                ensure!(
-                    received >= Some(12 * MIB),
-                    "{source} {direction}: {report:#}"
-                );
-
-                let udp = format!("-u -b 10M -l 1200 {BUFFER} -n 2M {direction}");
-                let report = iperf3(&source, address, &udp)?;
-                let sum = &report["end"]["sum"];
-                let (sent, lost) = (sum["packets"].as_u64(), sum["lost_packets"].as_u64());
-                let (sent, lost) = sent.zip(lost).context("no packets")?;
-                // A busy machine loses some by itself.
-                ensure!(
-                    sent > 1500 && lost * 4 < sent,
-                    "{source} {direction}: {report:#}"
-                );
-            }
+            let transfer = || -> anyhow::Result<()> {
+                let path = path(&source, address)?;
+                assert_eq!(Some(path.stream(BYTES)?), node_address(node, address));
+                let (_, peer) = path.datagrams(Duration::ZERO, |sent| sent < DATAGRAMS)?;
+                assert_eq!(Some(peer), node_address(node, address));
+                Ok(())
+            };
+            transfer().with_context(|| format!("from {source} to {address}"))?;
         }
     }
     Ok(())
@@ -245,7 +228,6 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
 
     // From here on, the router sends no more than that.
     ip(ROUTER, &format!("link set {ROUTER_DEVICE} mtu 1400"))?;
-    let _server = iperf3_server()?;
     for source in sources(node) {
         for (address, says) in [
             (FAR4.into(), "Frag needed and DF set (mtu = 1400)"),
@@ -265,7 +247,7 @@ fn errors_of_routers_come_to_those_whose_packets_they_are_about() -> anyhow::Res
             run(&mut flush)?.success()?;
             let before = known_mtu(&source, address)?;
             ensure!(before != Some(1400), "{source} to {address}: known still");
-            iperf3(&source, address, "-n 5M")?;
+            path(&source, address)?.stream(5 << 20)?;
             let learned = known_mtu(&source, address)?;
             ensure!(learned == Some(1400), "{source} to {address}: {learned:?}");
         }
@@ -439,35 +421,32 @@ fn round_trip(mut stream: &TcpStream) -> anyhow::Result<()> {
 fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> anyhow::Result<()> {
     let bed = masquerading("")?;
     let node = bed.node(1);
-    let _server = iperf3_server()?;
     for (source, address) in sources(node).iter().zip(far()) {
-        // The buffer holds what comes in more than a second.
-        let udp = format!("-u -b 500K -l 200 {BUFFER} -t {}", 8 * slowness());
-        let report = std::thread::scope(|scope| {
-            let transfer = scope.spawn(|| iperf3(source, address, &udp));
+        let path = path(source, address)?;
+        let is_over = AtomicBool::new(false);
+        let (sent, peer) = std::thread::scope(|scope| {
+            let interval = Duration::from_millis(3);
+            let go_on = |_| !is_over.load(Ordering::Relaxed);
+            let transfer = scope.spawn(|| path.datagrams(interval, go_on));
             let is_going = wait_for("the transfer to begin", PATIENCE, || {
                 Ok((!flows_to(node, address)?.is_empty()).then_some(()))
             });
             let restarted = is_going
                 .and_then(|()| node.kill_agent(Signal::SIGKILL))
-                .and_then(|()| node.start_agent())
-                .and_then(|()| {
-                    ensure!(!transfer.is_finished(), "the transfer ended before");
-                    Ok(())
-                });
-            let report = transfer.join().expect("no panic");
-            restarted.and(report)
+                .and_then(|()| node.start_agent());
+            is_over.store(true, Ordering::Relaxed);
+            let transfer = transfer.join().expect("no panic");
+            restarted.and(transfer)
         })?;
-        let sum = &report["end"]["sum"];
-        ensure!(sum["packets"].as_u64() > Some(2000), "{report:#}");
-        assert_eq!(sum["lost_packets"], 0, "{report:#}");
+        println!("{sent} datagrams from {source} to {address}");
+        assert_eq!(Some(peer), node_address(node, address));
     }
     Ok(())
 }
 
-/// Flows of UDP to the server of transfers.
+/// Flows of UDP to where transfers end.
 fn flows_to(node: &Node, address: IpAddr) -> anyhow::Result<Vec<Value>> {
-    let list = format!("bpf ct list --proto udp --dst {address} --port 5201");
+    let list = format!("bpf ct list --proto udp --dst {address} --port {TRANSFERS}");
     let rows = node.listing(&list)?;
     Ok(rows.as_array().context("no flows")?.clone())
 }

@@ -71,7 +71,7 @@ fn what_is_switched_off_is_not_sent() -> anyhow::Result<()> {
 #[ignore = "needs root"]
 fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyhow::Result<()> {
     const RATE: u64 = 20;
-    const WINDOW: Duration = Duration::from_secs(5);
+    const ENOUGH: u64 = 100;
     let bed = Bed::builder()
         .nodes(3)
         .agent_args(&format!(
@@ -96,30 +96,26 @@ fn the_probe_rate_bounds_the_packets_whether_they_are_answered_or_not() -> anyho
         .with_context(|| status.probe_interval.clone())?;
     assert!((666.0..667.0).contains(&effective), "{effective} ms");
 
-    let sent_in_window = || -> anyhow::Result<(u64, Duration)> {
+    // What was sent until it was enough to tell a rate, and the time that this took.
+    let sent_meanwhile = || -> anyhow::Result<(u64, Duration)> {
         let ((echos, connections), start) = (probes(node)?, Instant::now());
-        // What is measured is a rate.
-        std::thread::sleep(WINDOW);
-        let (more_echos, more_connections) = probes(node)?;
-        let sent = more_echos - echos + more_connections - connections;
-        Ok((sent, start.elapsed()))
+        wait_for("probes to be sent", PATIENCE, || {
+            let (more_echos, more_connections) = probes(node)?;
+            let sent = more_echos - echos + more_connections - connections;
+            Ok((sent >= ENOUGH).then(|| (sent, start.elapsed())))
+        })
     };
     // A second's worth may be sent in advance.
     let most = |time: Duration| (time.as_secs_f64() + 1.0) * RATE as f64;
-    let (sent, time) = sent_in_window()?;
+    let (sent, time) = sent_meanwhile()?;
     assert!(sent as f64 <= most(time), "{sent} probes in {time:?}");
-    assert!(sent >= RATE * 2, "{sent} probes in {time:?}");
 
     for peer in [bed.node(2), bed.node(3)] {
         drop_all(peer)?;
     }
-    let (sent, time) = sent_in_window()?;
+    let (sent, time) = sent_meanwhile()?;
     assert!(
         sent as f64 <= most(time),
-        "{sent} probes in {time:?} while all fails"
-    );
-    assert!(
-        sent >= RATE * 2,
         "{sent} probes in {time:?} while all fails"
     );
     Ok(())
