@@ -64,12 +64,12 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
         return false;
     };
     let waiting = ticket(id, payload.path, Fate::InFlight);
-    // SAFETY: as in `stamp`.
-    let probe = unsafe { &*slot };
-    // The tag of a probe that was stamped stood the test then.
+    // SAFETY: as in `stamp`. The ticket is read before all other fields.
+    let is_stamped = unsafe { ticket_of(slot) } == waiting;
     // SAFETY: as above.
-    let is_awaited = unsafe { ticket_of(slot) } == waiting && probe.tag == payload.tag;
-    if !is_awaited {
+    let probe = unsafe { &*slot };
+    // The tag of a probe that was stamped was verified then.
+    if !is_stamped || probe.tag != payload.tag {
         unexpected(slot, peer, message, config);
         return false;
     }
@@ -90,10 +90,7 @@ pub fn matched(peer: Addr, message: &ProbeMessage, config: &DatapathConfig, now_
         (*slot).rtt_ns = reply.rtt_ns;
         (*slot).remote_ns = reply.remote_ns;
         (*slot).forward_ns = reply.forward_ns;
-        publish(
-            &raw mut (*slot).ticket,
-            ticket(id, payload.path, Fate::Returned),
-        );
+        set_ticket(slot, ticket(id, payload.path, Fate::Returned));
     }
     true
 }
@@ -104,10 +101,10 @@ fn unexpected(slot: *mut Inflight, peer: Addr, message: &ProbeMessage, config: &
     let ProbeMessage { echo, payload } = message;
     let id = payload.id(echo.sequence_be);
     let wanted = ticket(id, payload.path, Fate::InFlight);
-    // SAFETY: as in `stamp`.
-    let probe = unsafe { &*slot };
-    // SAFETY: as above.
+    // SAFETY: as in `stamp`. The ticket is read before all other fields.
     let is_latest = same_probe(unsafe { ticket_of(slot) }, wanted);
+    // SAFETY: as above.
+    let probe = unsafe { &*slot };
     if is_latest && probe.peer != peer
         || !payload.is_genuine(config.probe_key, echo.id_be, echo.sequence_be)
     {
@@ -395,8 +392,13 @@ unsafe fn turn(slot: *mut Inflight, from: u64, to: u64) -> bool {
 /// `slot` must point to a value of `HEALTH_INFLIGHT`.
 #[inline(always)]
 unsafe fn ticket_of(slot: *const Inflight) -> u64 {
-    // SAFETY: the caller's promise. Volatile: in one piece, and anew each time.
-    unsafe { ptr::read_volatile(&raw const (*slot).ticket) }
+    // SAFETY: the caller's promise. Volatile, to read it in one piece each time; and the compiler moves no read of
+    // another field before it.
+    unsafe {
+        let ticket = ptr::read_volatile(&raw const (*slot).ticket);
+        asm!("", options(nostack, preserves_flags));
+        ticket
+    }
 }
 
 /// # Safety
@@ -404,8 +406,8 @@ unsafe fn ticket_of(slot: *const Inflight) -> u64 {
 /// As for [`ticket_of`].
 #[inline(always)]
 unsafe fn set_ticket(slot: *mut Inflight, ticket: u64) {
-    // SAFETY: the caller's promise. Volatile: in one piece, and last.
-    unsafe { ptr::write_volatile(&raw mut (*slot).ticket, ticket) }
+    // SAFETY: the caller's promise.
+    unsafe { publish(&raw mut (*slot).ticket, ticket) }
 }
 
 #[inline(always)]
