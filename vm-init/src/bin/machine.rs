@@ -2,7 +2,7 @@
 //! that nobody else sees. So several beds live side by side, each with the same names.
 //!
 //! `machine [--until-eof] COMMAND [ARG ...]` ends with the command's exit code, or 128 and the number of the
-//! signal that ended it. Whatever ends first, all that the command started ends with it, and all that it made
+//! signal that ended it; 127 if it could not be started, 143 if standard input ended first. Whatever ends first, all that the command started ends with it, and all that it made
 //! is gone: the kernel removes namespaces with their last process.
 
 use std::env;
@@ -27,8 +27,11 @@ const UNTIL_EOF: &str = "--until-eof";
 /// Says to the second self that it is the machine's first process.
 const INIT: &str = "--init";
 
-/// What could not be started, as shells tell it.
+/// The code for a command that could not be started, as of a shell.
 const NOT_STARTED: u8 = 127;
+
+/// The code where standard input ended first: that of a command that SIGTERM ended.
+const INTERRUPTED: i32 = 128 + Signal::SIGTERM as i32;
 
 fn main() -> ExitCode {
     let mut words: Vec<_> = env::args_os().skip(1).collect();
@@ -74,7 +77,7 @@ fn first_process(mut words: Vec<OsString>) -> anyhow::Result<ExitCode> {
         thread::spawn(|| {
             // Nothing is ever sent; an error is an end too.
             let _ = stdin().read_to_end(&mut Vec::new());
-            exit(i32::from(NOT_STARTED));
+            exit(INTERRUPTED);
         });
     }
     mount_own()?;

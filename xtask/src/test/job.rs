@@ -79,6 +79,10 @@ impl Job<'_> {
             }
         };
         drop(lifeline);
+        if timed_out && self.program.is_on_host() {
+            // It has no machine that ends with its lifeline.
+            child.kill().context("cannot end a test program")?;
+        }
         let status = child.wait().context("cannot wait for a test program")?;
         let why = if timed_out {
             format!("it had not ended after {} s", LIMIT.as_secs())
