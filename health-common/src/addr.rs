@@ -25,7 +25,9 @@ impl Addr {
     /// An IPv6 address, given as four words in network byte order.
     #[inline(always)]
     pub const fn v6(words_be: [u32; 4]) -> Self {
-        Self { words_be }
+        Self {
+            words_be: words(words_be),
+        }
     }
 
     /// Whether this is an IPv4 address.
@@ -76,6 +78,13 @@ impl From<IpAddr> for Addr {
             IpAddr::V6(v6) => v6.into(),
         }
     }
+}
+
+/// The same words, copied one by one: the whole LLVM copies by way of the stack, of which eBPF programs have
+/// little.
+#[inline(always)]
+pub const fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    [a, b, c, d]
 }
 
 /// Whether an IPv4 address (network byte order) can be the source of a packet that deserves an

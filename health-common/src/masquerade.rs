@@ -1,6 +1,6 @@
 //! Whose packets are masqueraded on their way to whom: the one entry of `HEALTH_MASQUERADE`.
 
-use crate::addr::Addr;
+use crate::addr::{Addr, words};
 use crate::nat::{Ports, can_change_port};
 
 /// Most prefixes of one IP version whose addresses are reached without translation.
@@ -14,6 +14,10 @@ pub trait Address: Copy + PartialEq {
     fn is_in(&self, prefix: &Prefix<Self>) -> bool;
     /// As maps of both IP versions hold it.
     fn to_addr(self) -> Addr;
+    /// The address that such a map holds, which is of this IP version.
+    fn of_addr(addr: &Addr) -> Self;
+    /// The same, see [`words`].
+    fn by_words(self) -> Self;
     /// Whether no router sends packets to it on: multicast, broadcast, link-local (RFC 3927, RFC 4291).
     fn stays_on_link(&self) -> bool;
 }
@@ -27,6 +31,16 @@ impl Address for u32 {
     #[inline(always)]
     fn to_addr(self) -> Addr {
         Addr::v4(self)
+    }
+
+    #[inline(always)]
+    fn of_addr(addr: &Addr) -> Self {
+        addr.words_be[3]
+    }
+
+    #[inline(always)]
+    fn by_words(self) -> Self {
+        self
     }
 
     #[inline(always)]
@@ -50,6 +64,16 @@ impl Address for [u32; 4] {
     #[inline(always)]
     fn to_addr(self) -> Addr {
         Addr::v6(self)
+    }
+
+    #[inline(always)]
+    fn of_addr(addr: &Addr) -> Self {
+        words(addr.words_be)
+    }
+
+    #[inline(always)]
+    fn by_words(self) -> Self {
+        words(self)
     }
 
     #[inline(always)]

@@ -1,7 +1,10 @@
 //! What conntrack, translation and collection do alike with the tuples of both IP versions.
 
 use crate::ct::{TUPLE_OUT, Tuple4, Tuple6};
-use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
+use crate::echo::{
+    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, PROTOCOL_ICMP,
+    PROTOCOL_ICMPV6,
+};
 use crate::fragment::{FragmentKey4, FragmentKey6};
 use crate::masquerade::{Address, Masquerade, MasqueradeConfig};
 use crate::nat::{Change, NatEntry4, NatEntry6};
@@ -21,6 +24,18 @@ pub trait Tuple: Copy + Default + PartialEq {
     const IP_VERSION: u32;
     /// Protocol number of this version's ICMP.
     const ICMP: u8;
+    /// Its type of an echo request.
+    const ECHO_REQUEST: u8;
+    /// Its type of an echo reply.
+    const ECHO_REPLY: u8;
+
+    /// The tuple of an echo request with this identifier, network byte order, which goes in `direction`.
+    fn of_echo(
+        source: Self::Address,
+        destination: Self::Address,
+        id_be: u16,
+        direction: u8,
+    ) -> Self;
 
     /// The tuple of a packet that goes the other way.
     #[must_use]
@@ -79,7 +94,7 @@ pub trait Tuple: Copy + Default + PartialEq {
 macro_rules! tuple {
     (
         $tuple:ty, $entry:ident, $key:ty, $address:ty, $ip_version:literal, $icmp:ident,
-        $masquerade:ident,
+        $echo_request:ident, $echo_reply:ident, $masquerade:ident,
         $fragment_key:expr, $change:expr
     ) => {
         impl Tuple for $tuple {
@@ -88,6 +103,21 @@ macro_rules! tuple {
             type FragmentKey = $key;
             const IP_VERSION: u32 = $ip_version;
             const ICMP: u8 = $icmp;
+            const ECHO_REQUEST: u8 = $echo_request;
+            const ECHO_REPLY: u8 = $echo_reply;
+
+            #[inline(always)]
+            fn of_echo(source: $address, destination: $address, id_be: u16, direction: u8) -> Self {
+                Self {
+                    saddr_be: source.by_words(),
+                    daddr_be: destination.by_words(),
+                    sport_be: id_be,
+                    dport_be: 0,
+                    protocol: $icmp,
+                    direction,
+                    pad: 0,
+                }
+            }
 
             #[inline(always)]
             fn reply(&self) -> Self {
@@ -195,6 +225,8 @@ tuple!(
     u32,
     4,
     PROTOCOL_ICMP,
+    ICMP_ECHO_REQUEST,
+    ICMP_ECHO_REPLY,
     v4,
     |tuple: &Tuple4, id_be| FragmentKey4 {
         saddr_be: tuple.saddr_be,
@@ -213,6 +245,8 @@ tuple!(
     [u32; 4],
     6,
     PROTOCOL_ICMPV6,
+    ICMPV6_ECHO_REQUEST,
+    ICMPV6_ECHO_REPLY,
     v6,
     |tuple: &Tuple6, id_be| FragmentKey6 {
         saddr_be: tuple.saddr_be,

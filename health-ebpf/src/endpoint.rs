@@ -8,11 +8,11 @@ use health_common::addr::{Addr, v6_is_link_local};
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
-    self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMP,
-    PROTOCOL_ICMPV6,
+    self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6,
 };
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
+use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{
     self, Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthernetHeader, Neighbour, Role,
@@ -22,9 +22,9 @@ use aya_ebpf::EbpfContext as _;
 
 use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::endpoint_flow::{track4, track6};
-use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED, words};
-use crate::maps::{HEALTH_CONFIG, HEALTH_CT4, HEALTH_CT6, HEALTH_ENDPOINTS};
+use crate::endpoint_flow::{Steps, track};
+use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
+use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
 
@@ -57,8 +57,11 @@ pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
     match frame.protocol() {
-        ETHERTYPE_IPV4 => to_endpoint4::<S>(frame),
-        ETHERTYPE_IPV6 => to_endpoint6::<S>(frame),
+        ETHERTYPE_IPV4 => to_endpoint_ip::<Tuple4, S>(frame),
+        ETHERTYPE_IPV6 => match to_endpoint_solicitation(frame) {
+            Some(verdict) => verdict,
+            None => to_endpoint_ip::<Tuple6, S>(frame),
+        },
         ETHERTYPE_ARP => to_endpoint_arp(frame),
         _ => pass(frame, Reason::LeftToStack, Direction::Egress),
     }
@@ -72,44 +75,118 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
         return ignore();
     }
     match frame.protocol() {
-        ETHERTYPE_IPV4 => from_endpoint4(frame),
-        ETHERTYPE_IPV6 => from_endpoint6(frame),
+        ETHERTYPE_IPV4 => from_endpoint_ip::<Tuple4>(frame),
+        ETHERTYPE_IPV6 => match from_endpoint_solicitation(frame) {
+            Some(verdict) => verdict,
+            None => from_endpoint_ip::<Tuple6>(frame),
+        },
         ETHERTYPE_ARP => from_endpoint_arp(frame),
         _ => pass(frame, Reason::Forwarded, Direction::Ingress),
     }
 }
 
+/// What of an endpoint's packets differs between the IP versions.
+trait Packets: Steps {
+    /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
+    /// extension header may stand before one.
+    const TELLS_PROTOCOL: bool;
+    /// Judges a packet to the health endpoint, and cuts off options that are not to be in its reply.
+    fn judge(frame: &Frame) -> EchoVerdict;
+    /// Turns an echo request into its reply.
+    fn turn(ip: &mut Self::Header, echo: &mut EchoHeader);
+    /// Whether a packet with this header is what hosts send to live on their link, without an address that
+    /// others know.
+    fn concerns_link(frame: &Frame, ip: &Self::Header) -> bool;
+}
+
+impl Packets for Tuple4 {
+    const TELLS_PROTOCOL: bool = true;
+
+    #[inline(always)]
+    fn judge(frame: &Frame) -> EchoVerdict {
+        match judge4(frame) {
+            EchoVerdict::AnswerWithoutOptions(len) => judge_and_cut_options(frame, len),
+            verdict => verdict,
+        }
+    }
+
+    #[inline(always)]
+    fn turn(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
+        echo::turn4(ip, echo);
+    }
+
+    #[inline(always)]
+    fn concerns_link(_frame: &Frame, _ip: &Ipv4Header) -> bool {
+        false
+    }
+}
+
+impl Packets for Tuple6 {
+    const TELLS_PROTOCOL: bool = false;
+
+    #[inline(always)]
+    fn judge(frame: &Frame) -> EchoVerdict {
+        if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
+            return EchoVerdict::Stack;
+        }
+        let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
+            return EchoVerdict::Stack;
+        };
+        if ethernet.destination[0] & 1 != 0 {
+            return EchoVerdict::Stack;
+        }
+        echo::judge6(ip, echo, frame.length())
+    }
+
+    #[inline(always)]
+    fn turn(ip: &mut Ipv6Header, echo: &mut EchoHeader) {
+        echo::turn6(ip, echo);
+    }
+
+    /// To a group (RFC 4861 section 4, RFC 3810 section 5), or neighbour discovery. With any other the endpoint would
+    /// talk to the host under an address that no policy knows.
+    #[inline(always)]
+    fn concerns_link(frame: &Frame, ip: &Ipv6Header) -> bool {
+        let source = Addr::v6(ip.saddr_be);
+        if !v6_is_link_local(&source.words_be) && !source.is_unset() {
+            return false;
+        }
+        let mut kind = 0_u8;
+        u32::from_be(ip.daddr_be[0]) >> 24 == IPV6_GROUP
+            || ip.next_header == PROTOCOL_ICMPV6
+                && load(frame, L4_AT6 as u32, &mut kind, 1).is_some()
+                && neighbour::is_neighbour_discovery(kind)
+    }
+}
+
 #[inline(always)]
-fn to_endpoint4<S: State>(frame: &Frame) -> Verdict {
-    if !frame.pull(L4_AT4) {
+fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
+    if !frame.pull(T::L4_AT) {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     }
-    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+    let Some(ip) = frame.at::<T::Header>(IP_AT) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
-    let Some(config) = for_health_endpoint(frame, Addr::v4(ip.daddr_be)) else {
-        return match endpoint_at(frame, Addr::v4(ip.daddr_be)) {
+    let destination = T::ends(ip).1.to_addr();
+    let Some(config) = for_health_endpoint(frame, destination) else {
+        return match endpoint_at(frame, destination) {
             Some(endpoint) => settle(
                 frame,
-                track4(frame, TUPLE_IN, Some(endpoint)),
+                track::<T>(frame, TUPLE_IN, Some(endpoint)),
                 Reason::Forwarded,
                 Direction::Egress,
             ),
             None => pass(frame, Reason::Forwarded, Direction::Egress),
         };
     };
-    if ip.protocol != PROTOCOL_ICMP {
-        let tracked = track4(frame, TUPLE_IN, None);
+    if T::TELLS_PROTOCOL && T::protocol_behind(ip) != T::ICMP {
+        let tracked = track::<T>(frame, TUPLE_IN, None);
         return settle(frame, tracked, Reason::Forwarded, Direction::Egress);
     }
-    let verdict = match judge4(frame) {
-        EchoVerdict::AnswerWithoutOptions(len) => judge_and_cut_options(frame, len),
-        verdict => verdict,
-    };
-    match verdict {
-        EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer4::<S>(frame, config),
+    match T::judge(frame) {
+        EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer::<T, S>(frame, config),
         EchoVerdict::Stack => {
-            let tracked = track4(frame, TUPLE_IN, None);
+            let tracked = track::<T>(frame, TUPLE_IN, None);
             settle(frame, tracked, Reason::LeftToStack, Direction::Egress)
         }
         EchoVerdict::Refuse(reason) => {
@@ -189,94 +266,19 @@ fn judge_and_cut_options(frame: &Frame, len: u32) -> EchoVerdict {
 }
 
 #[inline(always)]
-fn answer4<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ethernet, ip, echo)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
+fn answer<T: Packets, S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
+    let Some((ethernet, ip, echo)) = frame.headers::<T::Header, EchoHeader>(T::L4_AT) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     if S::KEPT {
-        let tuple = Tuple4 {
-            saddr_be: ip.saddr_be,
-            daddr_be: ip.daddr_be,
-            sport_be: echo.id_be,
-            dport_be: 0,
-            protocol: PROTOCOL_ICMP,
-            direction: TUPLE_IN,
-            pad: 0,
-        };
+        let (source, destination) = T::ends(ip);
+        let tuple = T::of_echo(source, destination, echo.id_be, TUPLE_IN);
         note(
             frame,
-            conntrack::track(&HEALTH_CT4, &tuple, exchange(frame), &config.timeouts),
+            conntrack::track(T::flows(), &tuple, exchange(frame), &config.timeouts),
         );
     }
-    echo::turn4(ip, echo);
-    turn_round::<S>(frame, ethernet, config)
-}
-
-#[inline(always)]
-fn to_endpoint6<S: State>(frame: &Frame) -> Verdict {
-    if let Some(verdict) = to_endpoint_solicitation(frame) {
-        return verdict;
-    }
-    if !frame.pull(L4_AT6) {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    }
-    let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    };
-    let Some(config) = for_health_endpoint(frame, Addr::v6(ip.daddr_be)) else {
-        return match endpoint_at(frame, Addr::v6(ip.daddr_be)) {
-            Some(endpoint) => settle(
-                frame,
-                track6(frame, TUPLE_IN, Some(endpoint)),
-                Reason::Forwarded,
-                Direction::Egress,
-            ),
-            None => pass(frame, Reason::Forwarded, Direction::Egress),
-        };
-    };
-    if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    }
-    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    };
-    if ethernet.destination[0] & 1 != 0 {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    }
-    match echo::judge6(ip, echo, frame.length()) {
-        EchoVerdict::Answer => answer6::<S>(frame, config),
-        EchoVerdict::Refuse(reason) => {
-            debug!(frame.ctx(), "echo request refused, reason {}", reason as u8);
-            refuse(frame, reason, Direction::Egress)
-        }
-        EchoVerdict::Stack | EchoVerdict::AnswerWithoutOptions(_) => {
-            let tracked = track6(frame, TUPLE_IN, None);
-            settle(frame, tracked, Reason::LeftToStack, Direction::Egress)
-        }
-    }
-}
-
-#[inline(always)]
-fn answer6<S: State>(frame: &Frame, config: &DatapathConfig) -> Verdict {
-    let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
-        return pass(frame, Reason::LeftToStack, Direction::Egress);
-    };
-    if S::KEPT {
-        let tuple = Tuple6 {
-            saddr_be: words(ip.saddr_be),
-            daddr_be: words(ip.daddr_be),
-            sport_be: echo.id_be,
-            dport_be: 0,
-            protocol: PROTOCOL_ICMPV6,
-            direction: TUPLE_IN,
-            pad: 0,
-        };
-        note(
-            frame,
-            conntrack::track(&HEALTH_CT6, &tuple, exchange(frame), &config.timeouts),
-        );
-    }
-    echo::turn6(ip, echo);
+    T::turn(ip, echo);
     turn_round::<S>(frame, ethernet, config)
 }
 
@@ -345,59 +347,28 @@ fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
 }
 
 #[inline(always)]
-fn from_endpoint4(frame: &Frame) -> Verdict {
+fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     // Whoever is in the endpoint can keep the header out of the linear part, but not from being looked at.
-    if !frame.pull(L4_AT4) {
+    if !frame.pull(T::L4_AT) {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     }
-    let Some(ip) = frame.at::<Ipv4Header>(IP_AT) else {
+    let Some(ip) = frame.at::<T::Header>(IP_AT) else {
         return pass(frame, Reason::Forwarded, Direction::Ingress);
     };
-    if let Some(endpoint) = endpoint_at(frame, Addr::v4(ip.saddr_be)) {
-        let tracked = track4(frame, TUPLE_OUT, Some(endpoint));
+    let source = T::ends(ip).0.to_addr();
+    if T::concerns_link(frame, ip) {
+        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    }
+    if let Some(endpoint) = endpoint_at(frame, source) {
+        let tracked = track::<T>(frame, TUPLE_OUT, Some(endpoint));
         return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
     }
     debug!(
         frame.ctx(),
-        "source {:i} is not the endpoint's",
-        u32::from_be(ip.saddr_be)
+        "IPv{} source is not the endpoint's",
+        T::IP_VERSION
     );
     refuse(frame, Reason::InvalidSource, Direction::Ingress)
-}
-
-#[inline(always)]
-fn from_endpoint6(frame: &Frame) -> Verdict {
-    if let Some(verdict) = from_endpoint_solicitation(frame) {
-        return verdict;
-    }
-    if !frame.pull(L4_AT6) {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
-    }
-    let Some(ip) = frame.at::<Ipv6Header>(IP_AT) else {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
-    };
-    let source = Addr::v6(ip.saddr_be);
-    if (v6_is_link_local(&source.words_be) || source.is_unset()) && concerns_link(frame, ip) {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
-    }
-    if let Some(endpoint) = endpoint_at(frame, source) {
-        let tracked = track6(frame, TUPLE_OUT, Some(endpoint));
-        return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
-    }
-    debug!(frame.ctx(), "IPv6 source is not the endpoint's");
-    refuse(frame, Reason::InvalidSource, Direction::Ingress)
-}
-
-/// Whether a packet is what hosts send from a link-local address, or without one, to live on their link: to a group
-/// (RFC 4861 section 4, RFC 3810 section 5), or neighbour discovery. With any other the endpoint would talk to the host
-/// under an address that no policy knows.
-#[inline(always)]
-fn concerns_link(frame: &Frame, ip: &Ipv6Header) -> bool {
-    let mut kind = 0_u8;
-    u32::from_be(ip.daddr_be[0]) >> 24 == IPV6_GROUP
-        || ip.next_header == PROTOCOL_ICMPV6
-            && load(frame, L4_AT6 as u32, &mut kind, 1).is_some()
-            && neighbour::is_neighbour_discovery(kind)
 }
 
 /// Answers a solicitation for the gateway; `None` for everything else.

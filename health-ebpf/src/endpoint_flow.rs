@@ -5,10 +5,7 @@ use core::ptr;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
-use health_common::echo::{
-    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, PROTOCOL_ICMP,
-    PROTOCOL_ICMPV6,
-};
+use health_common::echo::PROTOCOL_ICMPV6;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
@@ -24,57 +21,106 @@ use crate::packet::{Found, load};
 use crate::policy::{admit, table};
 use crate::version::Version;
 
-/// Enters an IPv4 packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of
-/// the endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is
-/// not known.
+/// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
+/// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
+/// known.
 #[inline(always)]
-pub fn track4(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Result<(), Reason> {
-    let endpoint_ptr = endpoint.map_or(ptr::null(), ptr::from_ref);
-    let message = match Entered(enter_packet4(frame.skb(), direction.into(), endpoint_ptr)).read() {
-        Ok(None) => return Ok(()),
-        Ok(Some(message)) => message,
-        Err(reason) => return Err(reason),
+pub fn track<T: Steps>(
+    frame: &Frame,
+    direction: u8,
+    endpoint: Option<&EndpointInfo>,
+) -> Result<(), Reason> {
+    let Some(message) = Entered(T::enter_packet(frame.skb(), direction, endpoint)).read()? else {
+        return Ok(());
     };
     if message.is_error {
-        let is_related = is_related4(frame.skb(), message.at, direction.into()) != 0;
+        let is_related = T::is_related(frame.skb(), message.at, direction) != 0;
         note_error(frame, direction, is_related);
         if is_related {
             return Ok(());
         }
     }
     match table(endpoint, direction) {
-        Some(table) => {
-            let kind = message.word();
-            refusal(judge_message4(frame.skb(), direction.into(), kind, table))
-        }
+        Some(table) => refusal(T::judge_message(
+            frame.skb(),
+            direction,
+            message.word(),
+            table,
+        )),
         None => Ok(()),
     }
 }
 
-/// As [`track4`].
-#[inline(always)]
-pub fn track6(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Result<(), Reason> {
-    let endpoint_ptr = endpoint.map_or(ptr::null(), ptr::from_ref);
-    let message = match Entered(enter_packet6(frame.skb(), direction.into(), endpoint_ptr)).read() {
-        Ok(None) => return Ok(()),
-        Ok(Some(message)) => message,
-        Err(reason) => return Err(reason),
-    };
-    if message.is_error {
-        let is_related = is_related6(frame.skb(), message.at, direction.into()) != 0;
-        note_error(frame, direction, is_related);
-        if is_related {
-            return Ok(());
-        }
-    }
-    match table(endpoint, direction) {
-        Some(table) => {
-            let kind = message.word();
-            refusal(judge_message6(frame.skb(), direction.into(), kind, table))
-        }
-        None => Ok(()),
-    }
+/// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
+/// way that leads there. And a program and what it calls share 512 bytes of stack, so one does not call the other.
+pub trait Steps: Version {
+    /// See [`enter_packet`]; the result is the word of an [`Entered`].
+    fn enter_packet(skb: *mut __sk_buff, direction: u8, endpoint: Option<&EndpointInfo>) -> u32;
+    /// See [`judge_message`].
+    fn judge_message(skb: *mut __sk_buff, direction: u8, message: u32, table: u32) -> u32;
+    /// See [`is_related`].
+    fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32;
 }
+
+macro_rules! steps {
+    ($tuple:ty, $enter_packet:ident, $judge_message:ident, $is_related:ident) => {
+        impl Steps for $tuple {
+            #[inline(always)]
+            fn enter_packet(
+                skb: *mut __sk_buff,
+                direction: u8,
+                endpoint: Option<&EndpointInfo>,
+            ) -> u32 {
+                $enter_packet(
+                    skb,
+                    direction.into(),
+                    endpoint.map_or(ptr::null(), ptr::from_ref),
+                )
+            }
+
+            #[inline(always)]
+            fn judge_message(skb: *mut __sk_buff, direction: u8, message: u32, table: u32) -> u32 {
+                $judge_message(skb, direction.into(), message, table)
+            }
+
+            #[inline(always)]
+            fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32 {
+                $is_related(skb, error_at, direction.into())
+            }
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $enter_packet(
+            skb: *mut __sk_buff,
+            direction: u32,
+            endpoint: *const EndpointInfo,
+        ) -> u32 {
+            // SAFETY: null, or made of a reference to an endpoint.
+            enter_packet::<$tuple>(skb, direction as u8, unsafe { endpoint.as_ref() }).0
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $judge_message(
+            skb: *mut __sk_buff,
+            direction: u32,
+            message: u32,
+            table: u32,
+        ) -> u32 {
+            judge_message::<$tuple>(skb, direction as u8, Message::of(message), table)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $is_related(skb: *mut __sk_buff, error_at: u32, direction: u32) -> u32 {
+            is_related::<$tuple>(skb, error_at, direction as u8)
+        }
+    };
+}
+
+steps!(Tuple4, enter_packet4, judge_message4, is_related4);
+steps!(Tuple6, enter_packet6, judge_message6, is_related6);
 
 /// What is left to be done about a packet.
 #[derive(Clone, Copy)]
@@ -142,34 +188,6 @@ fn refusal(number: u32) -> Result<(), Reason> {
         FRAGMENT => Err(Reason::FragmentUnknown),
         _ => Err(Reason::PolicyDenied),
     }
-}
-
-/// As [`enter_packet`].
-///
-/// A function of its own in the kernel too, as are its likes: the verifier looks at it once, and not
-/// once for each way that leads there. And a program and what it calls share 512 bytes of stack, so one does
-/// not call the other.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn enter_packet4(
-    skb: *mut __sk_buff,
-    direction: u32,
-    endpoint: *const EndpointInfo,
-) -> u32 {
-    // SAFETY: null, or made of a reference to an endpoint.
-    enter_packet::<Tuple4>(skb, direction as u8, unsafe { endpoint.as_ref() }).0
-}
-
-/// As [`enter_packet4`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn enter_packet6(
-    skb: *mut __sk_buff,
-    direction: u32,
-    endpoint: *const EndpointInfo,
-) -> u32 {
-    // SAFETY: as above.
-    enter_packet::<Tuple6>(skb, direction as u8, unsafe { endpoint.as_ref() }).0
 }
 
 /// Does all for a packet of a flow, and for every other one that no policy is to judge.
@@ -263,30 +281,15 @@ fn destination_port<T: Version>(tuple: &T) -> u16 {
     }
     // The identifier stands on the side of who asks.
     let is_reply = port_be != 0;
-    let kind = match (T::ICMP, is_reply) {
-        (PROTOCOL_ICMP, false) => ICMP_ECHO_REQUEST,
-        (PROTOCOL_ICMP, true) => ICMP_ECHO_REPLY,
-        (_, false) => ICMPV6_ECHO_REQUEST,
-        (_, true) => ICMPV6_ECHO_REPLY,
+    let kind = if is_reply {
+        T::ECHO_REPLY
+    } else {
+        T::ECHO_REQUEST
     };
     u16::from(kind).to_be()
 }
 
-/// What the policy in `table` says about a packet that belongs to no flow, by the word of its [`Message`]: the
-/// reason to drop it, or 0.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn judge_message4(skb: *mut __sk_buff, direction: u32, message: u32, table: u32) -> u32 {
-    judge_message::<Tuple4>(skb, direction as u8, Message::of(message), table)
-}
-
-/// As [`judge_message4`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn judge_message6(skb: *mut __sk_buff, direction: u32, message: u32, table: u32) -> u32 {
-    judge_message::<Tuple6>(skb, direction as u8, Message::of(message), table)
-}
-
+/// What the policy in `table` says about a packet that belongs to no flow: the reason to drop it, or 0.
 #[inline(always)]
 fn judge_message<T: Version>(
     skb: *mut __sk_buff,
@@ -327,19 +330,6 @@ fn judge_message<T: Version>(
 
 /// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known: 1 or
 /// 0.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn is_related4(skb: *mut __sk_buff, error_at: u32, direction: u32) -> u32 {
-    is_related::<Tuple4>(skb, error_at, direction as u8)
-}
-
-/// As [`is_related4`].
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn is_related6(skb: *mut __sk_buff, error_at: u32, direction: u32) -> u32 {
-    is_related::<Tuple6>(skb, error_at, direction as u8)
-}
-
 #[inline(always)]
 fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32 {
     let ctx = TcContext::new(skb);

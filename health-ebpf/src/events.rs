@@ -10,17 +10,17 @@ use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::addr::Addr;
 use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
-use health_common::echo::{Ipv4Header, Ipv6Header};
 use health_common::events::{EVENT_DROP, Event, WANT_CT, WANT_DROP, WANT_NAT};
+use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 use health_common::tuple::Tuple;
 
 use crate::clock::now_ns;
-use crate::frame::{Frame, words};
+use crate::frame::Frame;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR};
 use crate::metrics::count_bytes;
-use crate::packet::{read4, read6};
+use crate::version::Version;
 
 /// Tells that a packet is dropped.
 #[inline(always)]
@@ -70,8 +70,8 @@ extern "C" fn tell_drop(skb: *mut __sk_buff, reason: u32, direction: u32) -> u32
         ..Event::default()
     };
     match frame.network() {
-        Some((ETHERTYPE_IPV4, ip_at)) => describe4(&frame, ip_at, event),
-        Some((ETHERTYPE_IPV6, ip_at)) => describe6(&frame, ip_at, event),
+        Some((ETHERTYPE_IPV4, ip_at)) => describe::<Tuple4>(&frame, ip_at, event),
+        Some((ETHERTYPE_IPV6, ip_at)) => describe::<Tuple6>(&frame, ip_at, event),
         _ => {}
     }
     write(event)
@@ -88,35 +88,26 @@ fn draft() -> Option<&'static mut Event> {
 }
 
 #[inline(always)]
-fn describe4(frame: &Frame, ip_at: usize, event: &mut Event) {
-    if let Some(found) = read4(frame, ip_at, TUPLE_OUT) {
-        let tuple = found.packet.tuple;
-        event.source = Addr::v4(tuple.saddr_be);
-        event.destination = Addr::v4(tuple.daddr_be);
-        event.sport_be = tuple.sport_be;
-        event.dport_be = tuple.dport_be;
-        event.protocol = tuple.protocol;
-    } else if let Some(ip) = frame.at::<Ipv4Header>(ip_at) {
-        event.source = Addr::v4(ip.saddr_be);
-        event.destination = Addr::v4(ip.daddr_be);
-        event.protocol = ip.protocol;
+fn describe<T: Version>(frame: &Frame, ip_at: usize, event: &mut Event) {
+    if let Some(found) = T::read(frame, ip_at, TUPLE_OUT) {
+        name(event, &found.packet.tuple);
+    } else if let Some(ip) = frame.at::<T::Header>(ip_at) {
+        let (source, destination) = T::ends(ip);
+        event.source = source.to_addr();
+        event.destination = destination.to_addr();
+        event.protocol = T::protocol_behind(ip);
     }
 }
 
+/// Tells between whom it was.
 #[inline(always)]
-fn describe6(frame: &Frame, ip_at: usize, event: &mut Event) {
-    if let Some(found) = read6(frame, ip_at, TUPLE_OUT) {
-        let tuple = found.packet.tuple;
-        event.source = Addr::v6(words(tuple.saddr_be));
-        event.destination = Addr::v6(words(tuple.daddr_be));
-        event.sport_be = tuple.sport_be;
-        event.dport_be = tuple.dport_be;
-        event.protocol = tuple.protocol;
-    } else if let Some(ip) = frame.at::<Ipv6Header>(ip_at) {
-        event.source = Addr::v6(words(ip.saddr_be));
-        event.destination = Addr::v6(words(ip.daddr_be));
-        event.protocol = ip.next_header;
-    }
+fn name<T: Tuple>(event: &mut Event, tuple: &T) {
+    let (source, destination) = (tuple.source(), tuple.destination());
+    event.source = source.0.to_addr();
+    event.destination = destination.0.to_addr();
+    event.sport_be = source.1;
+    event.dport_be = destination.1;
+    event.protocol = tuple.protocol();
 }
 
 #[unsafe(no_mangle)]
@@ -128,22 +119,7 @@ extern "C" fn tell_flow4(
     source_identity: u32,
 ) -> u32 {
     // SAFETY: made of a reference to such a tuple; the verifier wants to see it compared with null.
-    let (Some(tuple), Some(event)) = (unsafe { tuple.as_ref() }, draft()) else {
-        return 0;
-    };
-    *event = Event {
-        source: Addr::v4(tuple.saddr_be),
-        destination: Addr::v4(tuple.daddr_be),
-        ifindex,
-        source_identity,
-        sport_be: tuple.sport_be,
-        dport_be: tuple.dport_be,
-        kind: kind as u8,
-        protocol: tuple.protocol,
-        direction: tuple.direction,
-        ..Event::default()
-    };
-    write(event)
+    write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
 }
 
 /// As [`tell_flow4`].
@@ -156,21 +132,22 @@ extern "C" fn tell_flow6(
     source_identity: u32,
 ) -> u32 {
     // SAFETY: as above.
-    let (Some(tuple), Some(event)) = (unsafe { tuple.as_ref() }, draft()) else {
+    write_flow(unsafe { tuple.as_ref() }, kind, ifindex, source_identity)
+}
+
+#[inline(always)]
+fn write_flow<T: Tuple>(tuple: Option<&T>, kind: u32, ifindex: u32, source_identity: u32) -> u32 {
+    let (Some(tuple), Some(event)) = (tuple, draft()) else {
         return 0;
     };
     *event = Event {
-        source: Addr::v6(words(tuple.saddr_be)),
-        destination: Addr::v6(words(tuple.daddr_be)),
         ifindex,
         source_identity,
-        sport_be: tuple.sport_be,
-        dport_be: tuple.dport_be,
         kind: kind as u8,
-        protocol: tuple.protocol,
-        direction: tuple.direction,
+        direction: tuple.direction(),
         ..Event::default()
     };
+    name(event, tuple);
     write(event)
 }
 

@@ -205,9 +205,3 @@ impl<'a> Frame<'a> {
 fn is_tag(ethertype: u16) -> bool {
     ethertype == ETHERTYPE_VLAN || ethertype == ETHERTYPE_VLAN_SERVICE
 }
-
-/// The same words, copied one by one: the whole LLVM copies by way of the stack, which has little room.
-#[inline(always)]
-pub fn words([a, b, c, d]: [u32; 4]) -> [u32; 4] {
-    [a, b, c, d]
-}

@@ -1,23 +1,19 @@
 //! `to_netdev` and `from_netdev`: the uplinks.
 
-use health_common::addr::Addr;
 use health_common::arrivals::{self, Prober};
 use health_common::config::DatapathConfig;
-use health_common::echo::{
-    ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, IPV4_LEN, IPV6_LEN,
-    Ipv4Header, Ipv6Header, PROTOCOL_ICMP, PROTOCOL_ICMPV6,
-};
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use health_common::probe::{
-    MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
-};
+use health_common::probe::{MESSAGE_LEN, ProbeMessage};
 
 use crate::clock::received_ns;
 use crate::frame::Frame;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
 use crate::tcp::{self, Packet};
+use crate::version::Version;
 use crate::{arrivals as counts, flow, nat, rtt, turnround};
 
 /// A packet that leaves by an uplink.
@@ -31,8 +27,8 @@ pub fn to_netdev(frame: &Frame) -> Verdict {
         return nat::leave(frame, ethertype);
     }
     let probe = match ethertype {
-        ETHERTYPE_IPV4 => to_netdev4(frame, ip_at),
-        ETHERTYPE_IPV6 => to_netdev6(frame, ip_at),
+        ETHERTYPE_IPV4 => probe_leaves::<Tuple4>(frame, ip_at),
+        ETHERTYPE_IPV6 => probe_leaves::<Tuple6>(frame, ip_at),
         _ => return ignore(),
     };
     match probe {
@@ -52,8 +48,8 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
         return nat::arrive(frame, ethertype);
     }
     let probe = match ethertype {
-        ETHERTYPE_IPV4 => from_netdev4(frame, ip_at),
-        ETHERTYPE_IPV6 => from_netdev6(frame, ip_at),
+        ETHERTYPE_IPV4 => probe_comes::<Tuple4>(frame, ip_at),
+        ETHERTYPE_IPV6 => probe_comes::<Tuple6>(frame, ip_at),
         _ => return ignore(),
     };
     match probe {
@@ -64,101 +60,54 @@ pub fn from_netdev(frame: &Frame) -> Verdict {
 
 /// A probe that leaves, of this agent or answered by this host; `None` for everything else.
 #[inline(always)]
-fn to_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let (ip, message, config) = probe4(frame, ip_at)?;
-    match message.echo.kind {
-        ICMP_ECHO_REQUEST if is_own(message, config) => {
-            let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            let (local, peer) = (Addr::v4(ip.saddr_be), Addr::v4(ip.daddr_be));
-            rtt::stamp(local, peer, message, frame.ifindex());
-            Some(verdict)
-        }
-        ICMP_ECHO_REPLY => Some(depart(frame, true, ip_at + IPV4_LEN, message, config)),
-        _ => None,
-    }
-}
-
-/// As [`to_netdev4`].
-#[inline(always)]
-fn to_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let (ip, message, config) = probe6(frame, ip_at)?;
-    match message.echo.kind {
-        ICMPV6_ECHO_REQUEST if is_own(message, config) => {
-            let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
-            let (local, peer) = (Addr::v6(ip.saddr_be), Addr::v6(ip.daddr_be));
-            rtt::stamp(local, peer, message, frame.ifindex());
-            Some(verdict)
-        }
-        ICMPV6_ECHO_REPLY => Some(depart(frame, false, ip_at + IPV6_LEN, message, config)),
-        _ => None,
+fn probe_leaves<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe::<T>(frame, ip_at)?;
+    if message.echo.kind == T::ECHO_REQUEST && is_own(message, config) {
+        let verdict = pass(frame, Reason::ProbeStamped, Direction::Egress);
+        let (local, peer) = T::ends(ip);
+        rtt::stamp(local.to_addr(), peer.to_addr(), message, frame.ifindex());
+        Some(verdict)
+    } else if message.echo.kind == T::ECHO_REPLY {
+        Some(depart::<T>(frame, ip_at, message, config))
+    } else {
+        None
     }
 }
 
 /// A probe that came, of another agent or answering this one's; `None` for everything else.
 #[inline(always)]
-fn from_netdev4(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let (ip, message, config) = probe4(frame, ip_at)?;
-    let peer = Addr::v4(ip.saddr_be);
-    match message.echo.kind {
-        ICMP_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            let now_ns = received_ns(frame, config);
-            let is_intact = match (frame.at(ip_at), frame.at(ip_at + IPV4_LEN)) {
-                (Some(ip), Some(message)) => is_intact4(ip, message),
-                _ => false,
-            };
-            if !is_intact {
-                return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
-            }
-            if rtt::matched(peer, message, config, now_ns) {
-                return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
-            }
-            flow::received4(ip.daddr_be, ip.saddr_be, config, now_ns);
-            Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
+fn probe_comes<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
+    let (ip, message, config) = probe::<T>(frame, ip_at)?;
+    if message.echo.kind == T::ECHO_REPLY && message.echo.id_be == config.icmp_id_be {
+        let (peer, local) = T::ends(ip);
+        let now_ns = received_ns(frame, config);
+        if !T::is_intact(frame, ip_at) {
+            return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
         }
-        ICMP_ECHO_REQUEST => Some(arrive(frame, true, ip_at + IPV4_LEN, message, config)),
-        _ => None,
+        if rtt::matched(peer.to_addr(), message, config, now_ns) {
+            return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
+        }
+        flow::received::<T>(local, peer, config, now_ns);
+        Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
+    } else if message.echo.kind == T::ECHO_REQUEST {
+        Some(arrive::<T>(frame, ip_at, message, config))
+    } else {
+        None
     }
 }
 
-/// As [`from_netdev4`].
+/// A request of somebody else.
 #[inline(always)]
-fn from_netdev6(frame: &Frame, ip_at: usize) -> Option<Verdict> {
-    let (ip, message, config) = probe6(frame, ip_at)?;
-    let peer = Addr::v6(ip.saddr_be);
-    match message.echo.kind {
-        ICMPV6_ECHO_REPLY if message.echo.id_be == config.icmp_id_be => {
-            let now_ns = received_ns(frame, config);
-            let is_intact = match frame.at(ip_at + IPV6_LEN) {
-                Some(message) => is_intact6(ip, message),
-                None => false,
-            };
-            if !is_intact {
-                return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
-            }
-            if rtt::matched(peer, message, config, now_ns) {
-                return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
-            }
-            flow::received6(ip.daddr_be, ip.saddr_be, config, now_ns);
-            Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
-        }
-        ICMPV6_ECHO_REQUEST => Some(arrive(frame, false, ip_at + IPV6_LEN, message, config)),
-        _ => None,
-    }
-}
-
-/// A request of somebody else, whose message begins at `offset`.
-#[inline(always)]
-fn arrive(
+fn arrive<T: Version>(
     frame: &Frame,
-    is_v4: bool,
-    offset: usize,
+    ip_at: usize,
     message: &ProbeMessage,
     config: &DatapathConfig,
 ) -> Verdict {
-    let (prober, way) = (prober(message), arrivals::way(is_v4, message.payload.path));
+    let (prober, way) = (prober(message), way::<T>(message));
     // A packet can cross two uplinks, a bridge and its port: it arrives at the first.
     let is_first = message.payload.turnround_be == 0;
-    if !turnround::arrive(frame, offset, message, config) {
+    if !turnround::arrive(frame, ip_at + T::HEADER_LEN, message, config) {
         return ignore();
     }
     if is_first {
@@ -167,21 +116,25 @@ fn arrive(
     pass(frame, Reason::ProbeArrived, Direction::Ingress)
 }
 
-/// A reply to somebody else, whose message begins at `offset`.
+/// A reply to somebody else.
 #[inline(always)]
-fn depart(
+fn depart<T: Version>(
     frame: &Frame,
-    is_v4: bool,
-    offset: usize,
+    ip_at: usize,
     message: &ProbeMessage,
     config: &DatapathConfig,
 ) -> Verdict {
-    let (prober, way) = (prober(message), arrivals::way(is_v4, message.payload.path));
-    if !turnround::depart(frame, offset, message, config) {
+    let (prober, way) = (prober(message), way::<T>(message));
+    if !turnround::depart(frame, ip_at + T::HEADER_LEN, message, config) {
         return ignore();
     }
     counts::replied(&prober, way);
     pass(frame, Reason::ProbeReturned, Direction::Egress)
+}
+
+#[inline(always)]
+fn way<T: Version>(message: &ProbeMessage) -> usize {
+    arrivals::way(T::IP_VERSION == 4, message.payload.path)
 }
 
 /// Whose probe a message is, or answers.
@@ -205,36 +158,18 @@ fn is_own(message: &ProbeMessage, config: &DatapathConfig) -> bool {
 
 /// Headers and message of a packet that may be a probe of the mesh, and the settings.
 #[inline(always)]
-fn probe4<'a>(
+fn probe<'a, T: Version>(
     frame: &Frame<'a>,
     ip_at: usize,
-) -> Option<(&'a Ipv4Header, &'a ProbeMessage, &'static DatapathConfig)> {
+) -> Option<(&'a T::Header, &'a ProbeMessage, &'static DatapathConfig)> {
     // Most packets are none of ours; they are told apart before anything is pulled.
-    if frame.at::<Ipv4Header>(ip_at)?.protocol != PROTOCOL_ICMP
-        || !frame.pull(ip_at + IPV4_LEN + MESSAGE_LEN)
+    if T::protocol_behind(frame.at::<T::Header>(ip_at)?) != T::ICMP
+        || !frame.pull(ip_at + T::HEADER_LEN + MESSAGE_LEN)
     {
         return None;
     }
-    let (ip, message) = (frame.at(ip_at)?, frame.at(ip_at + IPV4_LEN)?);
-    if !may_be_probe4(ip, message) {
-        return None;
-    }
-    Some((ip, message, HEALTH_CONFIG.get(0)?))
-}
-
-/// As [`probe4`].
-#[inline(always)]
-fn probe6<'a>(
-    frame: &Frame<'a>,
-    ip_at: usize,
-) -> Option<(&'a Ipv6Header, &'a ProbeMessage, &'static DatapathConfig)> {
-    if frame.at::<Ipv6Header>(ip_at)?.next_header != PROTOCOL_ICMPV6
-        || !frame.pull(ip_at + IPV6_LEN + MESSAGE_LEN)
-    {
-        return None;
-    }
-    let (ip, message) = (frame.at(ip_at)?, frame.at(ip_at + IPV6_LEN)?);
-    if !may_be_probe6(ip, message) {
+    let (ip, message) = (frame.at(ip_at)?, frame.at(ip_at + T::HEADER_LEN)?);
+    if !T::may_be_probe(ip, message) {
         return None;
     }
     Some((ip, message, HEALTH_CONFIG.get(0)?))

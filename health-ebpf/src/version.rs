@@ -6,9 +6,10 @@ use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header};
 use health_common::fragment::FragmentPorts;
+use health_common::probe::{ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6};
 use health_common::tuple::Tuple;
 
-use crate::frame::Frame;
+use crate::frame::{Frame, IP_AT};
 use crate::maps::{
     HEALTH_CT4, HEALTH_CT6, HEALTH_FRAGMENTS4, HEALTH_FRAGMENTS6, HEALTH_NAT4, HEALTH_NAT6,
 };
@@ -24,12 +25,24 @@ pub trait Version: Tuple + Sized + 'static {
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts>;
     /// Bytes of this version's addresses and two ports, as a tuple begins: a `struct bpf_sock_tuple`.
     const SOCKET_TUPLE_LEN: u32;
+    /// Its IP header, without options.
+    type Header;
+    /// Length of that, bytes.
+    const HEADER_LEN: usize = size_of::<Self::Header>();
+    /// Where what follows it begins in an untagged packet.
+    const L4_AT: usize = IP_AT + Self::HEADER_LEN;
     /// Where the IP header holds its source address, and where its destination address.
     const ADDRESSES_AT: [u32; 2];
     /// Where the IP header holds its checksum.
     const IP_CHECK_AT: Option<u32>;
-    /// Source and destination of the packet whose IP header is at `ip_at`.
-    fn addresses(frame: &Frame, ip_at: usize) -> Option<(Self::Address, Self::Address)>;
+    /// Source and destination in a header.
+    fn ends(ip: &Self::Header) -> (Self::Address, Self::Address);
+    /// Protocol of what follows a header: with IPv6, of an extension header too.
+    fn protocol_behind(ip: &Self::Header) -> u8;
+    /// Whether a packet of this version's ICMP may be a probe of the mesh.
+    fn may_be_probe(ip: &Self::Header, message: &ProbeMessage) -> bool;
+    /// Whether the checksums of such a packet, whose IP header is at `ip_at`, are right.
+    fn is_intact(frame: &Frame, ip_at: usize) -> bool;
     /// The packet whose IP header is at `ip_at` and which goes in `direction`. `None` when it is cut short or
     /// of another version.
     fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Self>>;
@@ -41,14 +54,22 @@ pub trait Version: Tuple + Sized + 'static {
         error_at: u32,
         direction: u8,
     ) -> Option<Inner<Self>>;
+
+    /// Source and destination of the packet whose IP header is at `ip_at`.
+    #[inline(always)]
+    fn addresses(frame: &Frame, ip_at: usize) -> Option<(Self::Address, Self::Address)> {
+        let ip = frame.at::<Self::Header>(ip_at)?;
+        Some(Self::ends(ip))
+    }
 }
 
 macro_rules! version {
     (
         $tuple:ty, $header:ty, $flows:ident, $translations:ident, $fragments:ident, $read:ident,
-        $read_inner:ident, $check_at:expr
+        $read_inner:ident, $protocol:ident, $may_be_probe:ident, $is_intact:ident, $check_at:expr
     ) => {
         impl Version for $tuple {
+            type Header = $header;
             const SOCKET_TUPLE_LEN: u32 = offset_of!($tuple, dport_be) as u32 + 2;
             const ADDRESSES_AT: [u32; 2] = [
                 offset_of!($header, saddr_be) as u32,
@@ -57,9 +78,23 @@ macro_rules! version {
             const IP_CHECK_AT: Option<u32> = $check_at;
 
             #[inline(always)]
-            fn addresses(frame: &Frame, ip_at: usize) -> Option<(Self::Address, Self::Address)> {
-                let ip = frame.at::<$header>(ip_at)?;
-                Some((ip.saddr_be, ip.daddr_be))
+            fn ends(ip: &$header) -> (Self::Address, Self::Address) {
+                (ip.saddr_be, ip.daddr_be)
+            }
+            #[inline(always)]
+            fn protocol_behind(ip: &$header) -> u8 {
+                ip.$protocol
+            }
+            #[inline(always)]
+            fn may_be_probe(ip: &$header, message: &ProbeMessage) -> bool {
+                $may_be_probe(ip, message)
+            }
+            #[inline(always)]
+            fn is_intact(frame: &Frame, ip_at: usize) -> bool {
+                match (frame.at(ip_at), frame.at(ip_at + Self::HEADER_LEN)) {
+                    (Some(ip), Some(message)) => $is_intact(ip, message),
+                    _ => false,
+                }
             }
             #[inline(always)]
             fn flows() -> &'static LruHashMap<Self, CtEntry> {
@@ -98,6 +133,9 @@ version!(
     HEALTH_FRAGMENTS4,
     read4,
     read_inner4,
+    protocol,
+    may_be_probe4,
+    is_intact4,
     Some(offset_of!(Ipv4Header, check) as u32)
 );
 version!(
@@ -108,5 +146,8 @@ version!(
     HEALTH_FRAGMENTS6,
     read6,
     read_inner6,
+    next_header,
+    may_be_probe6,
+    is_intact6,
     None
 );
