@@ -30,23 +30,18 @@ pub fn track<T: Steps>(
     direction: u8,
     endpoint: Option<&EndpointInfo>,
 ) -> Result<(), Reason> {
-    let Some(message) = Entered(T::enter_packet(frame.skb(), direction, endpoint)).read()? else {
+    let Some(message) = T::enter_packet(frame.skb(), direction, endpoint).read()? else {
         return Ok(());
     };
     if message.is_error {
-        let is_related = T::is_related(frame.skb(), message.at, direction) != 0;
+        let is_related = T::is_related(frame.skb(), message.at, direction);
         note_error(frame, direction, is_related);
         if is_related {
             return Ok(());
         }
     }
     match table(endpoint, direction) {
-        Some(table) => refusal(T::judge_message(
-            frame.skb(),
-            direction,
-            message.word(),
-            table,
-        )),
+        Some(table) => T::judge_message(frame.skb(), direction, message, table),
         None => Ok(()),
     }
 }
@@ -54,12 +49,18 @@ pub fn track<T: Steps>(
 /// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
 /// way that leads there. And a program and what it calls share 512 bytes of stack, so one does not call the other.
 pub trait Steps: Version {
-    /// See [`enter_packet`]; the result is the word of an [`Entered`].
-    fn enter_packet(skb: *mut __sk_buff, direction: u8, endpoint: Option<&EndpointInfo>) -> u32;
+    /// See [`enter_packet`].
+    fn enter_packet(skb: *mut __sk_buff, direction: u8, endpoint: Option<&EndpointInfo>)
+    -> Entered;
     /// See [`judge_message`].
-    fn judge_message(skb: *mut __sk_buff, direction: u8, message: u32, table: u32) -> u32;
+    fn judge_message(
+        skb: *mut __sk_buff,
+        direction: u8,
+        message: Message,
+        table: u32,
+    ) -> Result<(), Reason>;
     /// See [`is_related`].
-    fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32;
+    fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool;
 }
 
 macro_rules! steps {
@@ -70,22 +71,24 @@ macro_rules! steps {
                 skb: *mut __sk_buff,
                 direction: u8,
                 endpoint: Option<&EndpointInfo>,
-            ) -> u32 {
-                $enter_packet(
-                    skb,
-                    direction.into(),
-                    endpoint.map_or(ptr::null(), ptr::from_ref),
-                )
+            ) -> Entered {
+                let endpoint = endpoint.map_or(ptr::null(), ptr::from_ref);
+                Entered($enter_packet(skb, direction.into(), endpoint))
             }
 
             #[inline(always)]
-            fn judge_message(skb: *mut __sk_buff, direction: u8, message: u32, table: u32) -> u32 {
-                $judge_message(skb, direction.into(), message, table)
+            fn judge_message(
+                skb: *mut __sk_buff,
+                direction: u8,
+                message: Message,
+                table: u32,
+            ) -> Result<(), Reason> {
+                refusal($judge_message(skb, direction.into(), message.word(), table))
             }
 
             #[inline(always)]
-            fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32 {
-                $is_related(skb, error_at, direction.into())
+            fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool {
+                $is_related(skb, error_at, direction.into()) != 0
             }
         }
 
@@ -108,13 +111,16 @@ macro_rules! steps {
             message: u32,
             table: u32,
         ) -> u32 {
-            judge_message::<$tuple>(skb, direction as u8, Message::of(message), table)
+            match judge_message::<$tuple>(skb, direction as u8, Message::of(message), table) {
+                Ok(()) => ADMITTED,
+                Err(reason) => reason as u32,
+            }
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $is_related(skb: *mut __sk_buff, error_at: u32, direction: u32) -> u32 {
-            is_related::<$tuple>(skb, error_at, direction as u8)
+            is_related::<$tuple>(skb, error_at, direction as u8).into()
         }
     };
 }
@@ -124,7 +130,7 @@ steps!(Tuple6, enter_packet6, judge_message6, is_related6);
 
 /// What is left to be done about a packet.
 #[derive(Clone, Copy)]
-struct Message {
+pub struct Message {
     /// Where what the packet carries begins.
     at: u32,
     /// IP protocol.
@@ -151,7 +157,7 @@ impl Message {
 
 /// What [`enter_packet`] returns: 0 when all is done; a reason to drop the packet with the highest bit; else the
 /// word of a [`Message`]. Functions in the kernel return nothing but numbers.
-struct Entered(u32);
+pub struct Entered(u32);
 
 impl Entered {
     const REFUSED: u32 = 1 << 31;
@@ -174,10 +180,13 @@ impl Entered {
     }
 }
 
-/// The reason with which a policy refuses a packet, of its number; 0 for none.
+/// In place of a reason: the packet is not refused.
+const ADMITTED: u32 = 0;
+
+/// The reason with which a policy refuses a packet, of its number.
 #[inline(always)]
 fn refusal(number: u32) -> Result<(), Reason> {
-    const NONE: u8 = 0;
+    const NONE: u8 = ADMITTED as u8;
     const DENIED_BY_RULE: u8 = Reason::PolicyDeniedByRule as u8;
     const INVALID: u8 = Reason::InvalidPacket as u8;
     const FRAGMENT: u8 = Reason::FragmentUnknown as u8;
@@ -289,53 +298,48 @@ fn destination_port<T: Version>(tuple: &T) -> u16 {
     u16::from(kind).to_be()
 }
 
-/// What the policy in `table` says about a packet that belongs to no flow: the reason to drop it, or 0.
+/// What the policy in `table` says about a packet that belongs to no flow.
 #[inline(always)]
 fn judge_message<T: Version>(
     skb: *mut __sk_buff,
     direction: u8,
     message: Message,
     table: u32,
-) -> u32 {
+) -> Result<(), Reason> {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
-        return Reason::InvalidPacket as u32;
+        return Err(Reason::InvalidPacket);
     };
     let mut port_be = 0;
     if message.protocol == T::ICMP {
         let mut kind = 0_u8;
         if load(frame, message.at, &mut kind, 1).is_none() {
-            return Reason::InvalidPacket as u32;
+            return Err(Reason::InvalidPacket);
         }
         if T::ICMP == PROTOCOL_ICMPV6 && is_neighbour_discovery(kind) {
-            return 0;
+            return Ok(());
         }
         port_be = u16::from(kind).to_be();
     }
     let peer = peer(source, destination, direction);
-    let admitted = admit(
+    admit(
         table,
         direction,
         peer,
         message.protocol,
         port_be,
         frame.length(),
-    );
-    match admitted {
-        Ok(()) => 0,
-        Err(reason) => reason as u32,
-    }
+    )
 }
 
-/// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known: 1 or
-/// 0.
+/// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known.
 #[inline(always)]
-fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> u32 {
+fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool {
     let ctx = TcContext::new(skb);
     match T::read_inner(&Frame::new(&ctx), IP_AT, error_at, direction) {
-        Some(mut inner) => is_known(T::flows(), &mut inner.reply).into(),
-        None => 0,
+        Some(mut inner) => is_known(T::flows(), &mut inner.reply),
+        None => false,
     }
 }
 

@@ -1,0 +1,172 @@
+//! Packets that came by an uplink.
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use health_common::ct::TUPLE_IN;
+use health_common::nat::End;
+use health_common::packet::Kind;
+
+use super::entry::{mark_masqueraded, translation};
+use super::settings;
+use super::step::{Passage, StepResult, Steps};
+use crate::clock::coarse_now_secs;
+use crate::conntrack::{Said, Traffic, enter};
+use crate::fragment::resolve;
+use crate::frame::Frame;
+use crate::maps::HEALTH_CONFIG;
+use crate::packet::Found;
+use crate::rewrite::Ends;
+use crate::version::Version;
+
+#[inline(always)]
+pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
+    let Some(settings) = settings::<T>() else {
+        return StepResult::PASSED;
+    };
+    let skb = frame.skb();
+    let mut passage = Passage::<T>::at(ip_at);
+    match T::addresses(frame, ip_at) {
+        Some((_, destination)) if destination == settings.node_be => {}
+        Some((_, destination)) if settings.is_behind(&destination) => {
+            return T::note_opened(skb, &mut passage);
+        }
+        _ => return StepResult::PASSED,
+    }
+    match T::read_arriving(skb, &mut passage) {
+        StepResult::FOUND => {}
+        StepResult::IS_ERROR => return T::arriving_error(skb, &mut passage),
+        result => return result,
+    }
+    match T::find_reply(skb, &mut passage) {
+        StepResult::FOUND => T::rewrite_destination(skb, &mut passage),
+        result => result,
+    }
+}
+
+/// Reads a packet for this node's address.
+#[inline(always)]
+pub(super) fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(config), Some(settings)) =
+        (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
+    else {
+        return StepResult::PASSED;
+    };
+    let Some(Found {
+        mut packet,
+        content_at,
+    }) = T::read(frame, ip_at, TUPLE_IN)
+    else {
+        return StepResult::PASSED;
+    };
+    passage.content_at = content_at;
+    match packet.kind {
+        Kind::Flow | Kind::Fragment(_) => {}
+        Kind::IcmpError => return StepResult::IS_ERROR,
+        Kind::NoFlow => return StepResult::PASSED,
+    }
+    if !resolve(&mut packet, &config.timeouts) {
+        return StepResult::PASSED;
+    }
+    passage.take_in(&packet);
+    if settings.is_shared(packet.tuple.protocol(), packet.tuple.destination().1) {
+        StepResult::FOUND
+    } else {
+        StepResult::PASSED
+    }
+}
+
+/// Finds the translation that a packet for this node's address belongs to.
+#[inline(always)]
+pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
+        return StepResult::PASSED;
+    };
+    // As in `find`.
+    let key = passage.tuple;
+    let Some(entry) = translation(&key) else {
+        return StepResult::PASSED;
+    };
+    passage.entry = entry;
+    let mut flow = key.flow(&entry);
+    if let Some(tracked) = T::flows().get_ptr_mut(flow) {
+        // A flow that is over and only waits to be collected gets nothing any more.
+        // SAFETY: a value of that map.
+        if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
+            return StepResult::PASSED;
+        }
+        // It may have been made anew under a translation that there was.
+        // SAFETY: as above.
+        unsafe { mark_masqueraded::<T>(tracked, &entry) };
+    }
+    // The look-up keeps the other entry, too, from being evicted.
+    if T::translations().get_ptr(flow).is_none() {
+        let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
+        // The next packet out tries again.
+        let _ = T::translations().insert(flow, out, u64::from(BPF_NOEXIST));
+    }
+    if passage.needs_ct() {
+        flow = flow.reply();
+        let traffic = received(frame, ip_at);
+        // As on the way out.
+        let _ = enter(
+            T::flows(),
+            &mut flow,
+            passage.said(),
+            traffic,
+            &config.timeouts,
+        );
+    }
+    if passage.is_host_local() {
+        StepResult::PASSED
+    } else {
+        StepResult::FOUND
+    }
+}
+
+#[inline(always)]
+pub(super) fn rewrite_destination<T: Version>(
+    frame: &Frame,
+    passage: &mut Passage<T>,
+) -> StepResult {
+    let ends = Ends::<T> {
+        end: End::Destination,
+        old: passage.tuple.destination(),
+        new: T::translated(&passage.entry),
+    };
+    passage.rewrite(frame, &ends)
+}
+
+/// Enters a packet for a host behind this gateway: what that host answers is told from what it opens.
+#[inline(always)]
+pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
+        return StepResult::PASSED;
+    };
+    let Some(Found { mut packet, .. }) = T::read(frame, ip_at, TUPLE_IN) else {
+        return StepResult::PASSED;
+    };
+    if !matches!(packet.kind, Kind::Flow | Kind::Fragment(_)) {
+        return StepResult::PASSED;
+    }
+    if resolve(&mut packet, &config.timeouts) {
+        let said = Said::by(&packet);
+        let traffic = received(frame, ip_at);
+        // Whether it was entered decides nothing.
+        let _ = enter(
+            T::flows(),
+            &mut packet.tuple,
+            said,
+            traffic,
+            &config.timeouts,
+        );
+    }
+    StepResult::PASSED
+}
+
+#[inline(always)]
+fn received(frame: &Frame, ip_at: usize) -> Traffic {
+    Traffic {
+        rx_bytes: frame.length() - ip_at as u32,
+        ifindex: frame.ifindex(),
+        ..Traffic::default()
+    }
+}

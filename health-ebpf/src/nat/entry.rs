@@ -1,0 +1,98 @@
+//! Translations in their maps, two entries each, and the flows that they are for.
+
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_or};
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use health_common::collect::may_be_orphan;
+use health_common::ct::{CT_MASQUERADED, CT_STATE_OFFSET, CtEntry, CtState};
+use health_common::nat::{NAT_CREATED_OFFSET, NAT_HOST_LOCAL};
+
+use crate::clock::{coarse_now_ns, coarse_now_secs};
+use crate::version::Version;
+
+/// The entry under a key.
+#[inline(always)]
+pub(super) fn translation<T: Version>(key: &T) -> Option<T::Translation> {
+    let entry = T::translations().get_ptr(key)?;
+    // SAFETY: a value of that map.
+    Some(unsafe { *entry })
+}
+
+/// The translation of an outbound flow, of which both entries are there. Both are looked up, so the map,
+/// which evicts what is not used, has both or none for long.
+#[inline(always)]
+pub(super) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
+    let out = translation(flow)?;
+    let key = flow.reply_key(&out);
+    match translation(&key) {
+        Some(back) if T::translated(&back) == flow.source() => return Some(out),
+        Some(_) => {}
+        None => {
+            let back = T::translation(flow.source(), T::flags(&out), T::created_ns(&out));
+            if T::translations()
+                .insert(key, back, u64::from(BPF_NOEXIST))
+                .is_ok()
+            {
+                return Some(out);
+            }
+        }
+    }
+    // Its port is another flow's by now.
+    let _ = T::translations().remove(flow);
+    None
+}
+
+/// Removes a translation, whose entry of direction in is `back`, if its flow is over and only waits to be
+/// collected. `false` when it is not, or when another CPU does.
+#[inline(always)]
+pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
+    let flow = key.flow(back);
+    let (created_ns, now_ns) = (T::created_ns(back), coarse_now_ns());
+    let is_over = has_expired(&flow).unwrap_or_else(|| may_be_orphan(created_ns, now_ns));
+    let Some(entry) = T::translations().get_ptr_mut(key).filter(|_| is_over) else {
+        return false;
+    };
+    // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`. Who changes it
+    // removes the entries: else two CPUs could, the second of them those that the first has made since.
+    let (seen_ns, _) = unsafe {
+        atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+            entry.cast::<u8>().add(NAT_CREATED_OFFSET).cast::<u64>(),
+            created_ns,
+            now_ns,
+        )
+    };
+    if seen_ns != created_ns {
+        return false;
+    }
+    let _ = T::translations().remove(flow);
+    T::translations().remove(key).is_ok()
+}
+
+/// Whether a flow's time in conntrack is over; `None` for one that is not there.
+#[inline(always)]
+fn has_expired<T: Version>(flow: &T) -> Option<bool> {
+    let entry = T::flows().get_ptr(flow)?;
+    // SAFETY: a value of that map.
+    Some(unsafe { (*entry).has_expired(coarse_now_secs()) })
+}
+
+/// Tells conntrack that a flow's source is translated.
+///
+/// # Safety
+///
+/// `tracked` must point to a value of a conntrack map.
+#[inline(always)]
+pub(super) unsafe fn mark_masqueraded<T: Version>(tracked: *mut CtEntry, entry: &T::Translation) {
+    let is_host_local = T::flags(entry) & NAT_HOST_LOCAL != 0;
+    // SAFETY: the caller's promise.
+    if is_host_local || unsafe { (*tracked).flags } & CT_MASQUERADED != 0 {
+        return;
+    }
+    let bits = CtState::default().with(CT_MASQUERADED).word();
+    // SAFETY: an aligned word in the entry, to which bits are added. For why an intrinsic see
+    // `conntrack::add`.
+    unsafe {
+        let word = tracked.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>();
+        atomic_or::<u32, u32, { AtomicOrdering::Relaxed }>(word, bits);
+    }
+}

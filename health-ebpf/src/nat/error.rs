@@ -1,0 +1,101 @@
+//! ICMP errors about packets of translated flows.
+
+use health_common::ct::{TUPLE_IN, TUPLE_OUT};
+use health_common::metrics::Reason;
+use health_common::nat::{End, NAT_HOST_LOCAL};
+
+use super::entry::translation;
+use super::leaving::unmasqueraded;
+use super::settings;
+use super::step::{Passage, StepResult};
+use crate::conntrack::is_known;
+use crate::frame::Frame;
+use crate::packet::Inner;
+use crate::rewrite::{self, Ends};
+use crate::version::Version;
+
+/// Sees to an ICMP error that leaves: about a packet that came for one whose flow is translated.
+#[inline(always)]
+pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
+        return StepResult::PASSED;
+    };
+    let Some((source, destination)) = T::addresses(frame, ip_at) else {
+        return StepResult::PASSED;
+    };
+    let sender = passage.sender;
+    let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
+        return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+    };
+    let Some(entry) = translation(&inner.reply) else {
+        // About a packet of somebody who knows whom it was for.
+        if is_known(T::flows(), &mut inner.reply) && inner.reply.direction() == TUPLE_IN {
+            return StepResult::PASSED;
+        }
+        return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+    };
+    if T::flags(&entry) & NAT_HOST_LOCAL != 0 {
+        return StepResult::PASSED;
+    }
+    let inside = Ends::<T> {
+        end: End::Destination,
+        old: inner.reply.source(),
+        new: T::translated(&entry),
+    };
+    let around = Ends::<T> {
+        end: End::Source,
+        old: (source, 0),
+        new: (settings.node_be, 0),
+    };
+    rewrite_error(frame, passage, &inner, &inside, &around)
+}
+
+/// Sees to an ICMP error for this node's address: about a packet that was translated.
+#[inline(always)]
+pub(super) fn arriving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(settings)) = (passage.ip_at(), settings::<T>()) else {
+        return StepResult::PASSED;
+    };
+    let Some(inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_IN) else {
+        return StepResult::PASSED;
+    };
+    let Some(entry) = translation(&inner.reply) else {
+        return StepResult::PASSED;
+    };
+    if T::flags(&entry) & NAT_HOST_LOCAL != 0 {
+        return StepResult::PASSED;
+    }
+    let to = T::translated(&entry);
+    let inside = Ends::<T> {
+        end: End::Source,
+        old: inner.reply.destination(),
+        new: to,
+    };
+    let around = Ends::<T> {
+        end: End::Destination,
+        old: (settings.node_be, 0),
+        new: (to.0, 0),
+    };
+    rewrite_error(frame, passage, &inner, &inside, &around)
+}
+
+#[inline(always)]
+fn rewrite_error<T: Version>(
+    frame: &Frame,
+    passage: &Passage<T>,
+    inner: &Inner<T>,
+    inside: &Ends<T>,
+    around: &Ends<T>,
+) -> StepResult {
+    let error_at = passage.content_at;
+    if rewrite::inner(frame, error_at, inner, inside).is_none() {
+        return StepResult::dropped(Reason::WriteFailed);
+    }
+    StepResult::written(rewrite::packet(
+        frame,
+        passage.ip_at,
+        Some(error_at),
+        T::ICMP,
+        around,
+    ))
+}

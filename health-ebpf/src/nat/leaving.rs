@@ -1,0 +1,184 @@
+//! Packets that leave by an uplink.
+
+use health_common::ct::TUPLE_OUT;
+use health_common::identity;
+use health_common::masquerade::{Address as _, Masquerade};
+use health_common::metrics::Reason;
+use health_common::nat::{End, NAT_NEEDS_CT};
+use health_common::packet::Kind;
+
+use super::entry::whole;
+use super::settings;
+use super::step::{Passage, Sender, StepResult, Steps};
+use crate::conntrack::{Tracked, Traffic, enter, is_known};
+use crate::fragment::resolve;
+use crate::frame::Frame;
+use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_PEERS};
+use crate::packet::Found;
+use crate::rewrite::Ends;
+use crate::version::Version;
+
+#[inline(always)]
+pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
+    let skb = frame.skb();
+    let mut passage = Passage::<T>::at(ip_at);
+    match T::read_leaving(skb, &mut passage) {
+        StepResult::FOUND => {}
+        StepResult::IS_ERROR => return T::leaving_error(skb, &mut passage),
+        result => return result,
+    }
+    let found = match T::find(skb, &mut passage) {
+        StepResult::IS_NEW => T::translate(skb, &mut passage),
+        result => result,
+    };
+    match found {
+        StepResult::FOUND if passage.is_host_local() => StepResult::PASSED,
+        StepResult::FOUND => T::rewrite_source(skb, &mut passage),
+        result => result,
+    }
+}
+
+/// Reads a packet that leaves.
+#[inline(always)]
+pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(config), Some(settings)) =
+        (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
+    else {
+        return StepResult::PASSED;
+    };
+    let Some((source, destination)) = T::addresses(frame, ip_at) else {
+        return StepResult::PASSED;
+    };
+    let Some(sender) = sender::<T>(&source, settings) else {
+        return StepResult::PASSED;
+    };
+    if sender == Sender::Node && is_native::<T>(&destination, settings) {
+        return StepResult::PASSED;
+    }
+    passage.sender = sender;
+    let Some(Found {
+        mut packet,
+        content_at,
+    }) = T::read(frame, ip_at, TUPLE_OUT)
+    else {
+        return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+    };
+    passage.content_at = content_at;
+    match packet.kind {
+        Kind::Flow | Kind::Fragment(_) => {}
+        Kind::IcmpError => return StepResult::IS_ERROR,
+        Kind::NoFlow => {
+            return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+        }
+    }
+    if !resolve(&mut packet, &config.timeouts) {
+        return unmasqueraded::<T>(sender, &destination, settings, Reason::FragmentUnknown);
+    }
+    passage.take_in(&packet);
+    if sender == Sender::Node
+        && !settings.is_shared(packet.tuple.protocol(), packet.tuple.source().1)
+    {
+        return StepResult::PASSED;
+    }
+    StepResult::FOUND
+}
+
+/// Finds the translation of a flow. Without one, it tells whether there is to be one.
+#[inline(always)]
+pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let (Some(ip_at), Some(config), Some(settings)) =
+        (passage.ip_at(), HEALTH_CONFIG.get(0), settings::<T>())
+    else {
+        return StepResult::PASSED;
+    };
+    let traffic = Traffic {
+        tx_bytes: frame.length() - ip_at as u32,
+        source_identity: if passage.sender == Sender::Node {
+            identity::HOST
+        } else {
+            identity::UNKNOWN
+        },
+        ifindex: frame.ifindex(),
+        ..Traffic::default()
+    };
+    let (said, timeouts) = (passage.said(), &config.timeouts);
+    let sender = passage.sender;
+    // Linux 6.1 takes keys of maps from the stack alone.
+    let mut flow = passage.tuple;
+    if let Some(entry) = whole(&flow) {
+        passage.entry = entry;
+        if T::flags(&entry) & NAT_NEEDS_CT != 0 {
+            // A segment that is no part of its connection is translated all the same.
+            let _ = enter(T::flows(), &mut flow, said, traffic, timeouts);
+            flow = flow.outbound();
+        }
+        passage.tuple = flow;
+        return StepResult::FOUND;
+    }
+    if sender != Sender::Node && is_native::<T>(&flow.destination().0, settings) {
+        return StepResult::PASSED;
+    }
+    let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), &mut flow)
+        || matches!(
+            enter(T::flows(), &mut flow, said, traffic, timeouts),
+            Tracked::Known | Tracked::New
+        );
+    passage.tuple = flow;
+    // What answers somebody who knows its source keeps it.
+    if is_tracked && flow.direction() != TUPLE_OUT {
+        return StepResult::PASSED;
+    }
+    // The identifier of an echo reply is that of the request.
+    let is_echo_reply = flow.protocol() == T::ICMP && flow.destination().1 != 0;
+    if is_tracked && !is_echo_reply {
+        return StepResult::IS_NEW;
+    }
+    if sender == Sender::Node {
+        StepResult::PASSED
+    } else {
+        StepResult::dropped(Reason::NatUnsupported)
+    }
+}
+
+#[inline(always)]
+pub(super) fn rewrite_source<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let ends = Ends::<T> {
+        end: End::Source,
+        old: passage.tuple.source(),
+        new: T::translated(&passage.entry),
+    };
+    passage.rewrite(frame, &ends)
+}
+
+/// Who sends a packet with this source; `None` for those that are none of our business.
+#[inline(always)]
+fn sender<T: Version>(source: &T::Address, settings: &Masquerade<T::Address>) -> Option<Sender> {
+    if *source == settings.node_be {
+        return Some(Sender::Node);
+    }
+    if HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some() {
+        return Some(Sender::Endpoint);
+    }
+    settings.is_behind(source).then_some(Sender::Routed)
+}
+
+/// Whether packets to this address keep their source.
+#[inline(always)]
+fn is_native<T: Version>(destination: &T::Address, settings: &Masquerade<T::Address>) -> bool {
+    settings.is_native(destination) || HEALTH_PEERS.get_ptr(destination.to_addr()).is_some()
+}
+
+/// The result of a packet that cannot be masqueraded: it is dropped where it had to be.
+#[inline(always)]
+pub(super) fn unmasqueraded<T: Version>(
+    sender: Sender,
+    destination: &T::Address,
+    settings: &Masquerade<T::Address>,
+    reason: Reason,
+) -> StepResult {
+    if sender == Sender::Node || is_native::<T>(destination, settings) {
+        StepResult::PASSED
+    } else {
+        StepResult::dropped(reason)
+    }
+}

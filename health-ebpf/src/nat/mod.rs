@@ -1,0 +1,103 @@
+//! Masquerading: packets that leave by an uplink get this node's address, and what comes back is given to
+//! those who asked.
+//!
+//! `to_netdev` and `from_netdev` hand packets on to the programs `masquerade` and `unmasquerade`, which have
+//! a stack of their own. A packet's way through these is cut into steps that are functions of their own in
+//! the kernel too: the verifier looks at each once, and not once for each way that leads there.
+
+mod arriving;
+mod entry;
+mod error;
+mod leaving;
+mod port;
+mod step;
+
+use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::masquerade::Masquerade;
+use health_common::metrics::{Direction, Reason};
+use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
+
+use crate::bounds::forgotten;
+use crate::frame::Frame;
+use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
+use crate::metrics::{Verdict, ignore, refuse};
+use crate::version::Version;
+use arriving::arriving;
+use leaving::leaving;
+use step::StepResult;
+
+/// Why packets are dropped here.
+const DROPS: [Reason; 4] = [
+    Reason::NatNoMapping,
+    Reason::NatUnsupported,
+    Reason::FragmentUnknown,
+    Reason::WriteFailed,
+];
+
+/// Hands a packet that leaves by an uplink on to `masquerade`, if anything of its IP version is masqueraded.
+#[inline(always)]
+pub fn leave(frame: &Frame, ethertype: u16) -> Verdict {
+    if is_on(ethertype) {
+        // SAFETY: nothing is held that would have to be dropped.
+        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_MASQUERADE) };
+    }
+    ignore()
+}
+
+/// Hands a packet that came by an uplink on to `unmasquerade`, if it may be for a masqueraded flow.
+#[inline(always)]
+pub fn arrive(frame: &Frame, ethertype: u16) -> Verdict {
+    if is_on(ethertype) {
+        // SAFETY: as above.
+        unsafe { HEALTH_CALLS.tail_call(frame.ctx(), CALL_UNMASQUERADE) };
+    }
+    ignore()
+}
+
+#[inline(always)]
+fn is_on(ethertype: u16) -> bool {
+    match (HEALTH_MASQUERADE.get(0), ethertype) {
+        (Some(config), ETHERTYPE_IPV4) => config.v4.is_on(),
+        (Some(config), ETHERTYPE_IPV6) => config.v6.is_on(),
+        _ => false,
+    }
+}
+
+/// The program `masquerade`: a packet that leaves by an uplink.
+#[inline(always)]
+pub fn masquerade(frame: &Frame) -> Verdict {
+    let result = match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => leaving::<Tuple4>(frame, ip_at),
+        Some((ETHERTYPE_IPV6, ip_at)) => leaving::<Tuple6>(frame, ip_at),
+        _ => StepResult::PASSED,
+    };
+    verdict(frame, result, Direction::Egress)
+}
+
+/// The program `unmasquerade`: a packet that came by an uplink.
+#[inline(always)]
+pub fn unmasquerade(frame: &Frame) -> Verdict {
+    let result = match frame.network() {
+        Some((ETHERTYPE_IPV4, ip_at)) => arriving::<Tuple4>(frame, ip_at),
+        Some((ETHERTYPE_IPV6, ip_at)) => arriving::<Tuple6>(frame, ip_at),
+        _ => StepResult::PASSED,
+    };
+    verdict(frame, result, Direction::Ingress)
+}
+
+#[inline(always)]
+fn verdict(frame: &Frame, result: StepResult, direction: Direction) -> Verdict {
+    for reason in DROPS {
+        if result == StepResult::dropped(reason) {
+            return refuse(frame, reason, direction);
+        }
+    }
+    ignore()
+}
+
+#[inline(always)]
+fn settings<T: Version>() -> Option<&'static Masquerade<T::Address>> {
+    // Else LLVM adds the place in it before the comparison with null, which older verifiers do not take.
+    Some(T::masquerade(forgotten(HEALTH_MASQUERADE.get(0)?)))
+}

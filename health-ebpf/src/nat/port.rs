@@ -1,0 +1,144 @@
+//! Ports for new flows.
+
+use aya_ebpf::EbpfContext as _;
+use aya_ebpf::bindings::{BPF_F_CURRENT_NETNS, BPF_NOEXIST};
+use aya_ebpf::helpers::generated::{
+    bpf_get_prandom_u32, bpf_sk_lookup_udp, bpf_sk_release, bpf_skc_lookup_tcp,
+};
+use health_common::ct::IP_PROTOCOL_UDP;
+use health_common::metrics::Reason;
+use health_common::nat::{NAT_HOST_LOCAL, NAT_NEEDS_CT, TRIES, can_change_port};
+use health_common::tcp::IP_PROTOCOL_TCP;
+
+use super::entry::{mark_masqueraded, released, translation};
+use super::settings;
+use super::step::{Passage, Sender, StepResult, Steps};
+use crate::clock::coarse_now_ns;
+use crate::frame::Frame;
+use crate::version::Version;
+
+/// What `bpf_map_update_elem` says of a key that is there.
+const EEXIST: i32 = -17;
+
+/// Finds a port for a new flow, and makes both entries.
+#[inline(always)]
+pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    let Some(settings) = settings::<T>() else {
+        return StepResult::PASSED;
+    };
+    let now_ns = coarse_now_ns();
+    let own = passage.tuple.source();
+    if passage.sender == Sender::Node {
+        passage.entry = T::translation(own, NAT_HOST_LOCAL | NAT_NEEDS_CT, now_ns);
+        match T::take(frame.skb(), passage) {
+            StepResult::IS_TAKEN => {}
+            StepResult::FOUND => return StepResult::FOUND,
+            // Without room, nothing is translated wrongly.
+            _ => return StepResult::PASSED,
+        }
+        // Without a socket it is a packet that was translated before, at a port of this bridge.
+        if !has_socket(frame) {
+            return StepResult::PASSED;
+        }
+    }
+    let flags = if passage.sender == Sender::Endpoint {
+        0
+    } else {
+        NAT_NEEDS_CT
+    };
+    // SAFETY: a helper without arguments.
+    let random = unsafe { bpf_get_prandom_u32() };
+    let search = settings.ports.search(u16::from_be(own.1), random);
+    let is_fixed = !can_change_port(passage.tuple.protocol());
+    for tries in 0..TRIES {
+        let port_be = match search.candidate(tries) {
+            _ if is_fixed && tries == 0 => own.1,
+            Some(port) if !is_fixed => port.to_be(),
+            _ => break,
+        };
+        passage.entry = T::translation((settings.node_be, port_be), flags, now_ns);
+        match T::take(frame.skb(), passage) {
+            StepResult::IS_TAKEN => {}
+            StepResult::FOUND => {
+                if let Some(tracked) = T::flows().get_ptr_mut(passage.tuple) {
+                    // SAFETY: a value of that map.
+                    unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
+                }
+                return StepResult::FOUND;
+            }
+            _ => break,
+        }
+    }
+    StepResult::dropped(Reason::NatNoMapping)
+}
+
+/// Takes the port of the entry for a flow: makes both entries, or none. Where another CPU was faster, the
+/// entry is what that one made.
+#[inline(always)]
+pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
+    // As in `find`; of values, too.
+    let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
+    let key = flow.reply_key(out);
+    match translation(&key) {
+        // What is left of its translation, or what another CPU is about to make whole.
+        Some(back) if T::translated(&back) == flow.source() => {}
+        there => {
+            if there.is_some_and(|back| !released(&key, &back))
+                || !passage.is_host_local() && is_used_by_host(frame, &key)
+            {
+                return StepResult::IS_TAKEN;
+            }
+            let back = T::translation(flow.source(), T::flags(out), T::created_ns(out));
+            match T::translations().insert(key, back, u64::from(BPF_NOEXIST)) {
+                Ok(()) => {}
+                Err(EEXIST) => return StepResult::IS_TAKEN,
+                Err(_) => return StepResult::dropped(Reason::NatNoMapping),
+            }
+        }
+    }
+    if T::translations()
+        .insert(flow, out, u64::from(BPF_NOEXIST))
+        .is_ok()
+    {
+        return StepResult::FOUND;
+    }
+    let there = translation(flow);
+    if there.is_none_or(|there| T::translated(&there) != T::translated(out)) {
+        let _ = T::translations().remove(key);
+    }
+    match there {
+        Some(there) => {
+            passage.entry = there;
+            StepResult::FOUND
+        }
+        None => StepResult::dropped(Reason::NatNoMapping),
+    }
+}
+
+/// Whether a process of this host would get packets with this tuple.
+#[inline(always)]
+fn is_used_by_host<T: Version>(frame: &Frame, key: &T) -> bool {
+    let ctx = frame.ctx().as_ptr();
+    let tuple = core::ptr::from_ref(key).cast_mut().cast();
+    let (len, netns) = (T::SOCKET_TUPLE_LEN, BPF_F_CURRENT_NETNS as u64);
+    // SAFETY: a valid context; a tuple begins as the helpers want one. The reference is given back.
+    unsafe {
+        let socket = match key.protocol() {
+            IP_PROTOCOL_TCP => bpf_skc_lookup_tcp(ctx, tuple, len, netns, 0),
+            IP_PROTOCOL_UDP => bpf_sk_lookup_udp(ctx, tuple, len, netns, 0),
+            _ => return false,
+        };
+        if socket.is_null() {
+            return false;
+        }
+        bpf_sk_release(socket.cast());
+    }
+    true
+}
+
+/// Whether a process of this host sends the packet: those that are passed on have no socket.
+#[inline(always)]
+fn has_socket(frame: &Frame) -> bool {
+    // SAFETY: the context pointer is valid for the program's run.
+    unsafe { !(*frame.skb()).__bindgen_anon_2.sk.is_null() }
+}
