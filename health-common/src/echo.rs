@@ -3,12 +3,16 @@
 //! The program answers exactly as a Linux host would (RFC 1122 section 3.2.2.6, RFC 4443 section 4.2,
 //! `net/ipv4/icmp.c`, `net/ipv6/icmp.c`) or leaves the packet to the endpoint's own stack.
 
+use network_types::eth::EthHdr;
+use network_types::icmp::{Icmpv4Type, Icmpv6Type};
+use network_types::ip::IpProto;
+
 use crate::addr::{v4_source_is_possible, v6_source_is_possible};
 use crate::checksum::{fold, sum, update};
 use crate::metrics::Reason;
 
 /// Length of an Ethernet header without tags, bytes.
-pub const ETHERNET_LEN: usize = 14;
+pub const ETHERNET_LEN: usize = EthHdr::LEN;
 /// Length of an IPv4 header without options, bytes.
 pub const IPV4_LEN: usize = 20;
 /// Length of an IPv6 header, bytes.
@@ -19,23 +23,26 @@ pub const ECHO_LEN: usize = 8;
 pub const IPV4_OPTIONS_MAX: usize = 40;
 
 /// IP protocol number of ICMP.
-pub const PROTOCOL_ICMP: u8 = 1;
+pub const PROTOCOL_ICMP: u8 = IpProto::Icmp as u8;
 /// IP protocol number of ICMPv6.
-pub const PROTOCOL_ICMPV6: u8 = 58;
+pub const PROTOCOL_ICMPV6: u8 = IpProto::Ipv6Icmp as u8;
 /// ICMP type of an echo reply.
-pub const ICMP_ECHO_REPLY: u8 = 0;
+pub const ICMP_ECHO_REPLY: u8 = Icmpv4Type::EchoReply as u8;
 /// ICMP type of an echo request.
-pub const ICMP_ECHO_REQUEST: u8 = 8;
+pub const ICMP_ECHO_REQUEST: u8 = Icmpv4Type::Echo as u8;
 /// ICMPv6 type of an echo request.
-pub const ICMPV6_ECHO_REQUEST: u8 = 128;
+pub const ICMPV6_ECHO_REQUEST: u8 = Icmpv6Type::EchoRequest as u8;
 /// ICMPv6 type of an echo reply.
-pub const ICMPV6_ECHO_REPLY: u8 = 129;
+pub const ICMPV6_ECHO_REPLY: u8 = Icmpv6Type::EchoReply as u8;
 
 /// Time to live and hop limit of a reply, Linux's default (`IPDEFTTL`).
 const REPLY_TTL: u8 = 64;
 const DONT_FRAGMENT: u16 = 0x4000;
 /// The more-fragments bit and the fragment offset.
 pub(crate) const FRAGMENT_MASK: u16 = 0x3fff;
+
+// The headers of IP, TCP and ICMP are types of our own: in those of `network_types` words are bytes without
+// alignment, which LLVM loads and stores one by one on this target.
 
 /// IPv4 header without options (RFC 791 section 3.1). Multi-byte fields in network byte order.
 #[repr(C)]

@@ -1,20 +1,27 @@
 //! ARP requests and neighbour solicitations that the kernel programs answer.
 
+use network_types::arp::ArpHdr;
+use network_types::eth::{EthHdr, EtherType};
+
 use crate::checksum::{fold, sum};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6, halves};
 
-/// Ethernet type of ARP.
-pub const ETHERTYPE_ARP: u16 = 0x0806;
+/// Ethernet type of ARP, host byte order as all of these.
+pub const ETHERTYPE_ARP: u16 = number(EtherType::Arp);
 /// Ethernet type of IPv4.
-pub const ETHERTYPE_IPV4: u16 = 0x0800;
+pub const ETHERTYPE_IPV4: u16 = number(EtherType::Ipv4);
 /// Ethernet type of IPv6.
-pub const ETHERTYPE_IPV6: u16 = 0x86dd;
+pub const ETHERTYPE_IPV6: u16 = number(EtherType::Ipv6);
 /// Ethernet type of a VLAN tag (IEEE 802.1Q).
-pub const ETHERTYPE_VLAN: u16 = 0x8100;
+pub const ETHERTYPE_VLAN: u16 = number(EtherType::Ieee8021q);
 /// Ethernet type of a service provider's VLAN tag (IEEE 802.1ad), in front of another.
-pub const ETHERTYPE_VLAN_SERVICE: u16 = 0x88a8;
+pub const ETHERTYPE_VLAN_SERVICE: u16 = number(EtherType::Ieee8021ad);
 /// ICMPv6 type of a neighbour solicitation.
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+/// As the fields of an ARP packet lie in memory (RFC 826).
+const ARP_ETHERNET: [u8; 2] = 1_u16.to_be_bytes();
+const ARP_REQUEST: [u8; 2] = 1_u16.to_be_bytes();
+const ARP_REPLY: [u8; 2] = 2_u16.to_be_bytes();
 const ROUTER_SOLICITATION: u8 = 133;
 const REDIRECT: u8 = 137;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
@@ -23,56 +30,15 @@ const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
 const SOLICITED_AND_ROUTER: u32 = 0xc000_0000;
 
+/// `network_types` has them in network byte order.
+const fn number(ethertype: EtherType) -> u16 {
+    u16::from_be(ethertype as u16)
+}
+
 /// Whether an ICMPv6 message of this type is one of neighbour discovery (RFC 4861 section 4).
 #[inline(always)]
 pub const fn is_neighbour_discovery(kind: u8) -> bool {
     matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
-}
-
-/// What follows the Ethernet type of a tag (IEEE 802.1Q clause 9).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VlanTag {
-    /// Priority, drop eligibility and VLAN.
-    pub control_be: u16,
-    /// Ethernet type of what follows.
-    pub ethertype_be: u16,
-}
-
-/// Ethernet header.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EthernetHeader {
-    /// Destination.
-    pub destination: [u8; 6],
-    /// Source.
-    pub source: [u8; 6],
-    /// Type of what follows.
-    pub ethertype_be: u16,
-}
-
-/// ARP for IPv4 on Ethernet (RFC 826). Addresses are kept as halves since they are not aligned.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Arp {
-    /// Hardware type, 1 for Ethernet.
-    pub hardware_be: u16,
-    /// Protocol type.
-    pub protocol_be: u16,
-    /// Length of a hardware address, 6.
-    pub hardware_len: u8,
-    /// Length of a protocol address, 4.
-    pub protocol_len: u8,
-    /// 1 for a request, 2 for a reply.
-    pub operation_be: u16,
-    /// Sender's hardware address.
-    pub sender_mac: [u8; 6],
-    /// Sender's IPv4 address.
-    pub sender_ip: [u8; 4],
-    /// Target's hardware address.
-    pub target_mac: [u8; 6],
-    /// Target's IPv4 address.
-    pub target_ip: [u8; 4],
 }
 
 /// Neighbour solicitation or advertisement with one link-layer address option (RFC 4861 sections 4.3
@@ -98,8 +64,6 @@ pub struct Neighbour {
     pub mac: [u8; 6],
 }
 
-const _: () = assert!(core::mem::size_of::<EthernetHeader>() == 14);
-const _: () = assert!(core::mem::size_of::<Arp>() == 28);
 const _: () = assert!(core::mem::size_of::<Neighbour>() == 32);
 
 /// Who answers: the side that an advertisement speaks for.
@@ -115,27 +79,27 @@ pub enum Role {
 /// hardware address it names, that can be answered for its target. Announcements and probes for
 /// duplicates (RFC 5227) are not.
 #[inline(always)]
-pub fn is_arp_request(ethernet: &EthernetHeader, arp: &Arp) -> bool {
-    arp.hardware_be == 1_u16.to_be()
-        && arp.protocol_be == ETHERTYPE_IPV4.to_be()
-        && arp.hardware_len == 6
-        && arp.protocol_len == 4
-        && arp.operation_be == 1_u16.to_be()
-        && arp.sender_mac == ethernet.source
-        && arp.sender_mac[0] & 1 == 0
-        && u32::from_ne_bytes(arp.sender_ip) != 0
-        && arp.sender_ip != arp.target_ip
+pub fn is_arp_request(ethernet: &EthHdr, arp: &ArpHdr) -> bool {
+    arp.htype == ARP_ETHERNET
+        && arp.ptype == ETHERTYPE_IPV4.to_be_bytes()
+        && arp.hlen == 6
+        && arp.plen == 4
+        && arp.oper == ARP_REQUEST
+        && arp.sha == ethernet.src_addr
+        && arp.sha[0] & 1 == 0
+        && u32::from_ne_bytes(arp.spa) != 0
+        && arp.spa != arp.tpa
 }
 
 /// Turns an ARP request into the reply that `mac` has the target's address.
 #[inline(always)]
-pub fn turn_arp(ethernet: &mut EthernetHeader, arp: &mut Arp, mac: [u8; 6]) {
-    ethernet.destination = arp.sender_mac;
-    ethernet.source = mac;
-    arp.operation_be = 2_u16.to_be();
-    core::mem::swap(&mut arp.sender_ip, &mut arp.target_ip);
-    arp.target_mac = arp.sender_mac;
-    arp.sender_mac = mac;
+pub fn turn_arp(ethernet: &mut EthHdr, arp: &mut ArpHdr, mac: [u8; 6]) {
+    ethernet.dst_addr = arp.sha;
+    ethernet.src_addr = mac;
+    arp.oper = ARP_REPLY;
+    core::mem::swap(&mut arp.spa, &mut arp.tpa);
+    arp.tha = arp.sha;
+    arp.sha = mac;
 }
 
 /// Whether this is a valid neighbour solicitation (RFC 4861 section 7.1.1) of a sender with an address
@@ -159,14 +123,14 @@ pub fn is_solicitation(ip: &Ipv6Header, neighbour: &Neighbour, frame_len: u32) -
 /// Turns a solicitation into the advertisement that `mac` has the target's address.
 #[inline(always)]
 pub fn turn_solicitation(
-    ethernet: &mut EthernetHeader,
+    ethernet: &mut EthHdr,
     ip: &mut Ipv6Header,
     neighbour: &mut Neighbour,
     mac: [u8; 6],
     role: Role,
 ) {
-    ethernet.destination = ethernet.source;
-    ethernet.source = mac;
+    ethernet.dst_addr = ethernet.src_addr;
+    ethernet.src_addr = mac;
     ip.daddr_be = ip.saddr_be;
     ip.saddr_be = neighbour.target_be;
     neighbour.kind = NEIGHBOUR_ADVERTISEMENT;

@@ -3,6 +3,8 @@
 //!
 //! The kernel side fetches bytes and hands them in; nothing here looks past what the packet holds.
 
+use network_types::ip::IpProto;
+
 use crate::ct::{IP_PROTOCOL_SCTP, IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use crate::echo::{
     ICMP_ECHO_REPLY, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REPLY, ICMPV6_ECHO_REQUEST, IPV4_LEN, IPV6_LEN,
@@ -14,13 +16,13 @@ use crate::tcp::IP_PROTOCOL_TCP;
 /// Most extension headers that are walked. A packet with more belongs to no flow.
 pub const EXTENSIONS_MAX: usize = 6;
 /// Extension header: fragment, whose eight bytes are a [`crate::fragment::FragmentHeader`].
-pub const EXTENSION_FRAGMENT: u8 = 44;
-const EXTENSION_HOP_BY_HOP: u8 = 0;
-const EXTENSION_ROUTING: u8 = 43;
-const EXTENSION_AUTHENTICATION: u8 = 51;
-const EXTENSION_DESTINATION: u8 = 60;
+pub const EXTENSION_FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
+const EXTENSION_HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
+const EXTENSION_ROUTING: u8 = IpProto::Ipv6Route as u8;
+const EXTENSION_AUTHENTICATION: u8 = IpProto::Ah as u8;
+const EXTENSION_DESTINATION: u8 = IpProto::Ipv6Opts as u8;
 /// Nothing follows (RFC 8200 section 4.7).
-const NO_NEXT_HEADER: u8 = 59;
+const NO_NEXT_HEADER: u8 = IpProto::Ipv6NoNxt as u8;
 
 /// ICMP types of errors about a packet (RFC 792). Source quench and redirects are left out: the first
 /// is obsolete (RFC 6633), the second is an advice to the sender's host.

@@ -7,6 +7,8 @@
 //! The module of the same name in `health-ebpf` reads the segments. The pair shares its name on purpose:
 //! the decisions stand here, what only the kernel can do stands there.
 
+use network_types::ip::IpProto;
+
 use crate::addr::Addr;
 use crate::checksum::fold;
 use crate::rtt::RttKey;
@@ -16,7 +18,7 @@ pub const TCP_LEN: usize = 20;
 /// Longest TCP header, bytes (RFC 9293 section 3.1).
 pub const TCP_MAX_LEN: usize = 60;
 /// IP protocol number of TCP.
-pub const IP_PROTOCOL_TCP: u8 = 6;
+pub const IP_PROTOCOL_TCP: u8 = IpProto::Tcp as u8;
 
 /// No more data from the sender.
 pub const FIN: u8 = 0x01;

@@ -15,10 +15,12 @@ use health_common::identity;
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::{
-    self, Arp, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, EthernetHeader, Neighbour, Role,
+    self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Neighbour, Role,
 };
 
 use aya_ebpf::EbpfContext as _;
+use network_types::arp::ArpHdr;
+use network_types::eth::EthHdr;
 
 use crate::bounds::within;
 use crate::conntrack::{self, Tracked, Traffic};
@@ -132,7 +134,7 @@ impl Packets for Tuple6 {
         let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
             return EchoVerdict::Stack;
         };
-        if ethernet.destination[0] & 1 != 0 {
+        if ethernet.dst_addr[0] & 1 != 0 {
             return EchoVerdict::Stack;
         }
         echo::judge6(ip, echo, frame.length())
@@ -206,7 +208,7 @@ fn judge4(frame: &Frame) -> EchoVerdict {
         return EchoVerdict::Stack;
     };
     // A host does not answer what came to a group's hardware address.
-    if ethernet.destination[0] & 1 != 0 {
+    if ethernet.dst_addr[0] & 1 != 0 {
         return EchoVerdict::Stack;
     }
     if ip.version_ihl == 0x45 {
@@ -303,12 +305,8 @@ fn note(frame: &Frame, tracked: Tracked) {
 
 /// Sends the packet, now a reply, back the way it came.
 #[inline(always)]
-fn turn_round<S: State>(
-    frame: &Frame,
-    ethernet: &mut EthernetHeader,
-    config: &DatapathConfig,
-) -> Verdict {
-    core::mem::swap(&mut ethernet.destination, &mut ethernet.source);
+fn turn_round<S: State>(frame: &Frame, ethernet: &mut EthHdr, config: &DatapathConfig) -> Verdict {
+    core::mem::swap(&mut ethernet.dst_addr, &mut ethernet.src_addr);
     frame.set_mark(MARK_ANSWERED);
     let code = frame.redirect(config.health_ifindex, u64::from(BPF_F_INGRESS));
     if S::KEPT {
@@ -323,7 +321,7 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
     let Some((ethernet, arp)) = arp(frame) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
-    let target = Addr::v4(u32::from_ne_bytes(arp.target_ip));
+    let target = Addr::v4(u32::from_ne_bytes(arp.tpa));
     match endpoint_at(frame, target) {
         Some(endpoint) if neighbour::is_arp_request(ethernet, arp) => {
             neighbour::turn_arp(ethernet, arp, endpoint.mac);
@@ -394,8 +392,8 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
     };
     if neighbour::is_arp_request(ethernet, arp)
         && let Some(config) = config()
-        && Addr::v4(u32::from_ne_bytes(arp.target_ip)) == config.gateway4
-        && let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.sender_ip)))
+        && Addr::v4(u32::from_ne_bytes(arp.tpa)) == config.gateway4
+        && let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa)))
     {
         neighbour::turn_arp(ethernet, arp, endpoint.host_mac);
         return answer_neighbour(frame, endpoint.ifindex, Direction::Ingress);
@@ -405,11 +403,11 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
 
 /// The parts of an ARP packet.
 #[inline(always)]
-fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthernetHeader, &'a mut Arp)> {
-    if !frame.pull(IP_AT + size_of::<Arp>()) {
+fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthHdr, &'a mut ArpHdr)> {
+    if !frame.pull(IP_AT + ArpHdr::LEN) {
         return None;
     }
-    let (ethernet, _, arp) = frame.headers::<(), Arp>(IP_AT)?;
+    let (ethernet, _, arp) = frame.headers::<(), ArpHdr>(IP_AT)?;
     Some((ethernet, arp))
 }
 
@@ -417,11 +415,7 @@ fn arp<'a>(frame: &Frame<'a>) -> Option<(&'a mut EthernetHeader, &'a mut Arp)> {
 #[inline(always)]
 fn solicitation<'a>(
     frame: &Frame<'a>,
-) -> Option<(
-    &'a mut EthernetHeader,
-    &'a mut Ipv6Header,
-    &'a mut Neighbour,
-)> {
+) -> Option<(&'a mut EthHdr, &'a mut Ipv6Header, &'a mut Neighbour)> {
     // Longer ones are not answered, so nothing is pulled for the sake of those that are no solicitations.
     if frame.length() as usize != L4_AT6 + size_of::<Neighbour>()
         || !frame.pull(L4_AT6 + size_of::<Neighbour>())

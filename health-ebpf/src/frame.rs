@@ -4,11 +4,13 @@ use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::bpf_redirect;
 use aya_ebpf::programs::TcContext;
-use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE, EthernetHeader, VlanTag};
+use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE};
+use network_types::eth::EthHdr;
+use network_types::vlan::VlanHdr;
 
 /// Where the IP header of an untagged packet begins. Headers lie at fixed places: no extension headers
 /// or options are walked.
-pub const IP_AT: usize = 14;
+pub const IP_AT: usize = EthHdr::LEN;
 /// Where an IP header begins at most: behind two VLAN tags.
 pub const IP_AT_MAX: u32 = IP_AT as u32 + 8;
 /// Where the transport header of IPv4 without options begins.
@@ -102,16 +104,13 @@ impl<'a> Frame<'a> {
         if !is_tag(protocol) {
             return Some((protocol, IP_AT));
         }
-        let tag = self.at::<VlanTag>(IP_AT)?;
-        let protocol = u16::from_be(tag.ethertype_be);
+        let tag = self.at::<VlanHdr>(IP_AT)?;
+        let protocol = u16::from_be(tag.ether_type);
         if !is_tag(protocol) {
-            return Some((protocol, IP_AT + size_of::<VlanTag>()));
+            return Some((protocol, IP_AT + VlanHdr::LEN));
         }
-        let tag = self.at::<VlanTag>(IP_AT + size_of::<VlanTag>())?;
-        Some((
-            u16::from_be(tag.ethertype_be),
-            IP_AT + 2 * size_of::<VlanTag>(),
-        ))
+        let tag = self.at::<VlanHdr>(IP_AT + VlanHdr::LEN)?;
+        Some((u16::from_be(tag.ether_type), IP_AT + 2 * VlanHdr::LEN))
     }
 
     /// How many full-sized segments the device cuts the packet into (GSO), given how many bytes follow the
@@ -161,10 +160,7 @@ impl<'a> Frame<'a> {
         clippy::mut_from_ref,
         reason = "the bytes belong to the packet, not to the context"
     )]
-    pub fn headers<I, T>(
-        &self,
-        offset: usize,
-    ) -> Option<(&'a mut EthernetHeader, &'a mut I, &'a mut T)> {
+    pub fn headers<I, T>(&self, offset: usize) -> Option<(&'a mut EthHdr, &'a mut I, &'a mut T)> {
         let start = self.ctx.data();
         if start + offset + size_of::<T>() > self.ctx.data_end() {
             return None;
@@ -173,7 +169,7 @@ impl<'a> Frame<'a> {
         // all are plain integers. For alignment see `at`.
         Some(unsafe {
             (
-                &mut *(start as *mut EthernetHeader),
+                &mut *(start as *mut EthHdr),
                 &mut *((start + IP_AT) as *mut I),
                 &mut *((start + offset) as *mut T),
             )

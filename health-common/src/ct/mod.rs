@@ -3,13 +3,15 @@
 
 pub mod tcp;
 
+use network_types::ip::IpProto;
+
 use crate::echo::{PROTOCOL_ICMP, PROTOCOL_ICMPV6};
 use crate::tcp::IP_PROTOCOL_TCP;
 
 /// IP protocol number of UDP.
-pub const IP_PROTOCOL_UDP: u8 = 17;
+pub const IP_PROTOCOL_UDP: u8 = IpProto::Udp as u8;
 /// IP protocol number of SCTP.
-pub const IP_PROTOCOL_SCTP: u8 = 132;
+pub const IP_PROTOCOL_SCTP: u8 = IpProto::Sctp as u8;
 
 /// Entries that `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6` have room for, unless the agent
 /// asks for another size.
