@@ -11,15 +11,6 @@ pub(crate) const FLAGS: &[&str] = &["-Zunstable-options", "--format=json", "--re
 /// Has it take those flags.
 pub(crate) const ENVIRONMENT: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Something that happened to a test.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event {
-    /// It began.
-    Started(String),
-    /// It ended.
-    Ended(TestEnd),
-}
-
 /// How a test ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TestEnd {
@@ -59,25 +50,32 @@ struct Line {
     stdout: String,
 }
 
-/// Reads a line; `None` if it tells of no test: it may be what a test's child printed.
-pub(crate) fn read(line: &str) -> Option<Event> {
+/// How every event begins, be it of a test or of all: one that began, ended or takes long. Tests and their children
+/// print JSON without these blanks.
+const START: &str = r#"{ "type": ""#;
+
+/// Whether the harness wrote a line. Others are what a test's child printed.
+pub(crate) fn is_event(line: &str) -> bool {
+    line.starts_with(START)
+}
+
+/// Reads the end of a test; `None` for all other lines.
+pub(crate) fn read(line: &str) -> Option<TestEnd> {
     let line: Line = serde_json::from_str(line).ok()?;
     if line.kind != "test" {
         return None;
     }
-    let test = line.name?;
     let outcome = match line.event.as_str() {
-        "started" => return Some(Event::Started(test)),
         "ok" => Outcome::Passed,
         "failed" => Outcome::Failed(line.stdout),
         "ignored" => Outcome::Ignored,
         _ => return None,
     };
-    Some(Event::Ended(TestEnd {
-        test,
+    Some(TestEnd {
+        test: line.name?,
         took: Duration::try_from_secs_f64(line.exec_time).unwrap_or_default(),
         outcome,
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -85,21 +83,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_read_and_other_lines_are_not() {
-        let started = r#"{ "type": "test", "event": "started", "name": "a::b" }"#;
-        assert_eq!(read(started), Some(Event::Started("a::b".to_owned())));
+    fn ends_are_read_and_other_lines_are_not() {
         let failed = r#"{ "type": "test", "name": "a::b", "event": "failed", "exec_time": 1.5, "stdout": "no\n" }"#;
-        let Some(Event::Ended(ended)) = read(failed) else {
-            panic!("{failed} is no end");
-        };
+        let ended = read(failed).expect("an end");
+        assert_eq!(ended.test, "a::b");
         assert_eq!(ended.took, Duration::from_millis(1500));
         assert_eq!(ended.outcome, Outcome::Failed("no\n".to_owned()));
-        for other in [
+        for event in [
             r#"{ "type": "suite", "event": "started", "test_count": 2 }"#,
+            r#"{ "type": "test", "event": "started", "name": "a::b" }"#,
+            r#"{ "type": "test", "event": "timeout", "name": "a::b" }"#,
+        ] {
+            assert_eq!(read(event), None, "{event}");
+            assert!(is_event(event), "{event}");
+        }
+        for other in [
             r#"{"level":"INFO","message":"an agent"}"#,
+            r#"{"type":"test"}"#,
             "a line",
         ] {
             assert_eq!(read(other), None, "{other}");
+            assert!(!is_event(other), "{other}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::events::{self, Event, Outcome, TestEnd};
+use super::events::{self, Outcome, TestEnd};
 use super::programs::TestProgram;
 use crate::privilege::as_root;
 use crate::process::cannot_run;
@@ -117,23 +117,17 @@ pub(crate) struct Record {
 impl Record {
     /// Takes a line in, and returns the test that it ends, if it does.
     pub(crate) fn hear(&mut self, is_stdout: bool, line: String) -> Option<&TestEnd> {
-        match is_stdout.then(|| events::read(&line)).flatten() {
-            Some(Event::Ended(ended)) => {
-                self.ended.push(ended);
-                return self.ended.last();
-            }
-            Some(Event::Started(_)) => {}
-            None if is_stdout && line.starts_with(r#"{ "type": "suite""#) => {}
-            None => {
-                self.printed.push_str(&line);
-                self.printed.push('\n');
-            }
+        if !is_stdout || !events::is_event(&line) {
+            self.printed.push_str(&line);
+            self.printed.push('\n');
+            return None;
         }
-        None
+        self.ended.push(events::read(&line)?);
+        self.ended.last()
     }
 
     /// What came of these tests: those without an end failed, and `why`. What the process printed goes to the first
-    /// that failed.
+    /// that failed, before the test's own words, so that these end its text.
     pub(crate) fn close(mut self, tests: &[&str], why: &str) -> Vec<TestEnd> {
         for &test in tests {
             if !self.ended.iter().any(|ended| ended.test == test) {
@@ -155,8 +149,7 @@ impl Record {
         if let Some(said) = failed
             && !printed.is_empty()
         {
-            said.push_str("-- its process printed:\n");
-            said.push_str(&printed);
+            *said = format!("-- its process printed:\n{printed}-- the test itself:\n{said}");
         }
         self.ended
     }
@@ -187,15 +180,17 @@ mod tests {
         let mut record = Record::default();
         let passed = r#"{ "type": "test", "name": "a", "event": "ok", "exec_time": 0.1 }"#;
         record.hear(true, passed.to_owned());
+        let slow = r#"{ "type": "test", "event": "timeout", "name": "b" }"#;
+        record.hear(true, slow.to_owned());
         record.hear(false, "a crash".to_owned());
         let ended = record.close(&["a", "b"], "it ended");
         assert_eq!(ended[0].outcome, Outcome::Passed);
         let Outcome::Failed(said) = &ended[1].outcome else {
             panic!("{ended:?}");
         };
-        assert!(
-            said.contains("it ended") && said.contains("a crash"),
-            "{said}"
+        assert_eq!(
+            said,
+            "-- its process printed:\na crash\n-- the test itself:\nit ended\n"
         );
     }
 }

@@ -69,10 +69,11 @@ pub(crate) fn test(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     pool::run(workspace, &environment, jobs(chosen), width, &mut report)?;
     let ran = start.elapsed();
 
-    report.print();
+    report.print_slowest();
     for (test, feature) in &skipped {
         println!("skipped {test}: it needs {feature}, which this machine's kernel lacks");
     }
+    report.print_failed();
     println!(
         "build {:.1} s, tests {:.1} s: {:.1} s of them, {width} processes side by side",
         built.as_secs_f64(),

@@ -9,6 +9,9 @@ use super::events::{Outcome, TestEnd};
 /// Tests and files that are named as the slowest.
 const SLOWEST: usize = 15;
 
+/// Lines of a failed test that are printed once more at the end.
+const LAST_LINES: usize = 60;
+
 /// Passed, failed and skipped tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -31,19 +34,20 @@ impl fmt::Display for Counts {
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) counts: Counts,
-    failed: Vec<String>,
+    /// By name, and with what they said.
+    failed: Vec<(String, String)>,
     took: Vec<(Duration, String)>,
 }
 
 impl Report {
     /// Adds a test by its name among all tests.
     pub(crate) fn add(&mut self, name: String, ended: &TestEnd) {
-        match ended.outcome {
+        match &ended.outcome {
             Outcome::Passed => self.counts.passed += 1,
             Outcome::Ignored => self.counts.skipped += 1,
-            Outcome::Failed(_) => {
+            Outcome::Failed(said) => {
                 self.counts.failed += 1;
-                self.failed.push(name.clone());
+                self.failed.push((name.clone(), said.clone()));
             }
         }
         self.took.push((ended.took, name));
@@ -54,8 +58,8 @@ impl Report {
         self.took.iter().map(|(took, _)| took).sum()
     }
 
-    /// The slowest tests, the slowest files, and what failed.
-    pub(crate) fn print(&mut self) {
+    /// The slowest tests and the slowest files.
+    pub(crate) fn print_slowest(&mut self) {
         self.took.sort_by(|first, second| second.cmp(first));
         let mut files = BTreeMap::<&str, Duration>::new();
         for (took, name) in &self.took {
@@ -72,9 +76,24 @@ impl Report {
         for (took, file) in files.iter().take(SLOWEST) {
             println!("{:>8.1} s  {file}", took.as_secs_f64());
         }
-        for name in &self.failed {
-            println!("failed {name}");
+    }
+
+    /// What failed, each with the end of what it said: the tail of a log tells why.
+    pub(crate) fn print_failed(&self) {
+        for (name, said) in &self.failed {
+            println!("\nfailed {name}\n{}", last_lines(said));
         }
+    }
+}
+
+/// The end of a text, and how much of it is left out.
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let (before, last) = lines.split_at(lines.len().saturating_sub(LAST_LINES));
+    let last = last.join("\n");
+    match before.len() {
+        0 => last,
+        before => format!("({before} lines more where it failed)\n{last}"),
     }
 }
 
@@ -100,5 +119,14 @@ mod tests {
         }
         assert_eq!(report.counts.to_string(), "2 passed, 1 failed, 1 skipped");
         assert_eq!(report.total(), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn of_a_long_text_the_last_lines_are_shown() {
+        assert_eq!(last_lines("a\nb\n"), "a\nb");
+        let text: String = (1..=70).map(|number| format!("line {number}\n")).collect();
+        let shown = last_lines(&text);
+        assert!(shown.starts_with("(10 lines more where it failed)\nline 11\n"));
+        assert!(shown.ends_with("\nline 70"), "{shown}");
     }
 }

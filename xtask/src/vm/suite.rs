@@ -111,19 +111,18 @@ pub(crate) fn test(
         guests.into_iter().map(|guest| guest.join()).collect()
     });
 
-    let mut summary = Vec::new();
+    let mut reports = Vec::new();
     let mut problems = Vec::new();
     for ((kernel, selection), result) in kernels.iter().zip(&selections).zip(results) {
         let Ok((mut report, ran)) = result else {
             bail!("the thread of {} panicked", kernel.name);
         };
         println!("\nLinux {}", kernel.release);
-        report.print();
+        report.print_slowest();
         for (test, feature) in &selection.skipped {
             println!("skipped {test}: it needs {feature}");
         }
         report.counts.skipped += selection.skipped.len() as u64;
-        summary.push(format!("Linux {}: {}", kernel.release, report.counts));
         match ran {
             Ok(true) if report.counts.failed == 0 => {}
             Ok(true) => {
@@ -133,10 +132,17 @@ pub(crate) fn test(
             Ok(false) => problems.push("interrupted".to_owned()),
             Err(error) => problems.push(format!("{error:#}")),
         }
+        reports.push((kernel, report));
+    }
+    for (kernel, report) in &reports {
+        if report.counts.failed > 0 {
+            println!("\nLinux {}", kernel.release);
+            report.print_failed();
+        }
     }
     println!();
-    for line in summary {
-        println!("{line}");
+    for (kernel, report) in &reports {
+        println!("Linux {}: {}", kernel.release, report.counts);
     }
     if !problems.is_empty() {
         bail!(problems.join("; "));
