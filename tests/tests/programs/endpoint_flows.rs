@@ -8,42 +8,21 @@ use health_common::ct::{CT_SEEN_NON_SYN, CtEntry};
 use health_common::identity;
 use health_common::metrics::Reason;
 use health_datapath::dump::Flow;
-use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, Tcp, ethernet, payload};
+use tests::packet::{Ipv4, payload};
 use tests::testrun::{GO_ON, Outcome, TestRun};
 
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
-const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
-const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
+use crate::endpoint_packets::Way::{self, In, Out};
+use crate::endpoint_packets::{
+    ACK, ENDPOINT4, ENDPOINT6, FIN, GRE, HOST_MAC, MAC, MORE_FRAGMENTS, RST, SCTP, SYN, UDP, frame,
+    framed, hosts, packet, segment, with_ports,
+};
+
 const FAR4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
 const FAR6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9);
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
-const UDP: u8 = 17;
-const GRE: u8 = 47;
-const SCTP: u8 = 132;
-const MORE_FRAGMENTS: u16 = 0x2000;
-
-/// Which way a packet goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// The endpoint sends it.
-    Out,
-    /// It is sent to the endpoint.
-    In,
-}
-use Way::{In, Out};
-
-impl Way {
-    fn back(self) -> Self {
-        match self {
-            In => Out,
-            Out => In,
-        }
-    }
+/// A host far away.
+fn far(is_v4: bool) -> IpAddr {
+    if is_v4 { FAR4.into() } else { FAR6.into() }
 }
 
 struct Endpoint(TestRun);
@@ -58,15 +37,11 @@ impl Endpoint {
 
     /// Has a packet pass the programs, unchanged.
     fn pass(&self, way: Way, packet: &[u8]) {
-        let program = match way {
-            Out => "from_endpoint",
-            In => "to_endpoint",
-        };
         let unchanged = Outcome {
             code: GO_ON,
             bytes: packet.to_vec(),
         };
-        assert_eq!(self.0.run(program, packet), unchanged, "{way:?}");
+        assert_eq!(self.0.run(way.program(), packet), unchanged, "{way:?}");
     }
 
     fn flows(&self) -> Vec<(Flow, CtEntry)> {
@@ -80,70 +55,6 @@ impl Endpoint {
         };
         flow.clone()
     }
-}
-
-/// The endpoint's address and that of a host far away, in the order in which a packet has them.
-fn hosts(way: Way, is_v4: bool) -> (IpAddr, IpAddr) {
-    let (endpoint, far): (IpAddr, IpAddr) = match is_v4 {
-        true => (ENDPOINT4.into(), FAR4.into()),
-        false => (ENDPOINT6.into(), FAR6.into()),
-    };
-    match way {
-        Out => (endpoint, far),
-        In => (far, endpoint),
-    }
-}
-
-fn framed(way: Way, ethertype: u16, packet: &[u8]) -> Vec<u8> {
-    let (to, from) = match way {
-        Out => (HOST_MAC, MAC),
-        In => (MAC, HOST_MAC),
-    };
-    ethernet(to, from, ethertype, packet)
-}
-
-/// An IP packet with this content.
-fn packet(way: Way, is_v4: bool, protocol: u8, content: &[u8]) -> Vec<u8> {
-    match hosts(way, is_v4) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let ip = Ipv4 {
-                protocol,
-                ..Ipv4::icmp(source, destination)
-            };
-            ip.packet(content)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let ip = Ipv6 {
-                next_header: protocol,
-                ..Ipv6::icmp(source, destination)
-            };
-            ip.packet(content)
-        }
-        _ => unreachable!("both are of one IP version"),
-    }
-}
-
-fn frame(way: Way, is_v4: bool, protocol: u8, content: &[u8]) -> Vec<u8> {
-    let ethertype = if is_v4 { IPV4 } else { IPV6 };
-    framed(way, ethertype, &packet(way, is_v4, protocol, content))
-}
-
-/// The first bytes of a transport header with ports, and data.
-fn with_ports(source: u16, destination: u16) -> Vec<u8> {
-    let mut bytes = [source.to_be_bytes(), destination.to_be_bytes()].concat();
-    bytes.extend(payload(36));
-    bytes
-}
-
-fn segment(way: Way, is_v4: bool, ports: (u16, u16), flags: u8) -> Vec<u8> {
-    let (source, destination) = hosts(way, is_v4);
-    let tcp = Tcp {
-        source: ports.0,
-        destination: ports.1,
-        flags,
-        ..Tcp::default()
-    };
-    tcp.frame(source, destination)
 }
 
 #[test]
@@ -179,7 +90,7 @@ fn a_connection_goes_through_its_states_whoever_opens_it() {
             } else {
                 (80, client)
             };
-            bed.pass(way, &segment(way, is_v4, ports, flags));
+            bed.pass(way, &segment(way, far(is_v4), ports, flags));
             match way {
                 In => received += 1,
                 Out => sent += 1,
@@ -191,7 +102,7 @@ fn a_connection_goes_through_its_states_whoever_opens_it() {
                 .expect("the flow");
             assert_eq!(flows.len(), usize::from(number) + 1, "{flows:?}");
             assert_eq!(flow.inbound, opener == In);
-            assert_eq!((flow.source, flow.destination), hosts(opener, is_v4));
+            assert_eq!((flow.source, flow.destination), hosts(opener, far(is_v4)));
             assert_eq!((flow.protocol, flow.destination_port), (6, 80));
             assert_eq!(TcpState::of(entry.state()).name(), state, "{entry:?}");
             assert_eq!((entry.rx_packets, entry.tx_packets), (received, sent));
@@ -215,20 +126,20 @@ fn a_connection_goes_through_its_states_whoever_opens_it() {
 fn a_connection_is_picked_up_in_its_midst_and_nothing_else_begins_one() {
     let bed = Endpoint::new();
     for flags in [RST, RST | ACK, FIN | ACK, SYN | ACK, SYN | FIN, 0] {
-        bed.pass(Out, &segment(Out, true, (40_000, 80), flags));
+        bed.pass(Out, &segment(Out, FAR4.into(), (40_000, 80), flags));
     }
-    let mut cut = segment(Out, true, (40_000, 80), SYN);
+    let mut cut = segment(Out, FAR4.into(), (40_000, 80), SYN);
     cut.truncate(14 + 20 + 12);
     bed.pass(Out, &cut);
     assert_eq!(bed.flows(), []);
     assert_eq!(bed.0.counted(Reason::CtInvalid), 7);
 
-    bed.pass(In, &segment(In, true, (80, 40_000), ACK));
+    bed.pass(In, &segment(In, FAR4.into(), (80, 40_000), ACK));
     let (flow, entry) = bed.only_flow();
     assert!(flow.inbound && entry.flags & CT_SEEN_NON_SYN != 0);
     assert_eq!(TcpState::of(entry.state()).name(), "ESTABLISHED");
     // Of the endpoint's answers it is one flow.
-    bed.pass(Out, &segment(Out, true, (40_000, 80), ACK));
+    bed.pass(Out, &segment(Out, FAR4.into(), (40_000, 80), ACK));
     let (_, entry) = bed.only_flow();
     assert_eq!((entry.rx_packets, entry.tx_packets), (1, 1));
 }
@@ -244,10 +155,10 @@ fn protocols_without_a_state_are_tracked_by_ports_or_by_their_number() {
         ] {
             for opener in [Out, In] {
                 let bed = Endpoint::new();
-                let there = frame(opener, is_v4, protocol, &with_ports(ports.0, ports.1));
+                let there = frame(opener, far(is_v4), protocol, &with_ports(ports.0, ports.1));
                 let back = frame(
                     opener.back(),
-                    is_v4,
+                    far(is_v4),
                     protocol,
                     &with_ports(ports.1, ports.0),
                 );
@@ -279,7 +190,7 @@ fn protocols_without_a_state_are_tracked_by_ports_or_by_their_number() {
 fn padding_behind_a_short_packet_is_not_taken_for_its_ports() {
     for is_v4 in [true, false] {
         let bed = Endpoint::new();
-        let mut padded = frame(Out, is_v4, UDP, &[0; 4]);
+        let mut padded = frame(Out, far(is_v4), UDP, &[0; 4]);
         padded.extend(with_ports(5353, 53));
         bed.pass(Out, &padded);
         assert_eq!(bed.flows(), []);
@@ -292,7 +203,7 @@ fn error(is_v4: bool, about: &[u8]) -> Vec<u8> {
     let (protocol, kind) = if is_v4 { (1, 3) } else { (58, 1) };
     let mut message = vec![kind, 1, 0, 0, 0, 0, 0, 0];
     message.extend(about);
-    frame(In, is_v4, protocol, &message)
+    frame(In, far(is_v4), protocol, &message)
 }
 
 #[test]
@@ -300,9 +211,8 @@ fn error(is_v4: bool, about: &[u8]) -> Vec<u8> {
 fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
     for is_v4 in [true, false] {
         let bed = Endpoint::new();
-        let sent = packet(Out, is_v4, UDP, &with_ports(5353, 53));
-        let ethertype = if is_v4 { IPV4 } else { IPV6 };
-        bed.pass(Out, &framed(Out, ethertype, &sent));
+        let sent = packet(Out, far(is_v4), UDP, &with_ports(5353, 53));
+        bed.pass(Out, &framed(Out, &sent));
         let before = bed.only_flow();
         // As much of it as an error holds at least, and all of it.
         for held in [if is_v4 { 28 } else { 48 }, sent.len()] {
@@ -311,7 +221,7 @@ fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
         assert_eq!(bed.0.counted(Reason::CtRelated), 2);
         assert_eq!(bed.0.counted(Reason::CtInvalid), 0);
         // About what was never sent, about too little, about nothing.
-        let other = packet(Out, is_v4, UDP, &with_ports(5354, 53));
+        let other = packet(Out, far(is_v4), UDP, &with_ports(5354, 53));
         for about in [
             &other[..],
             &sent[..if is_v4 { 27 } else { 47 }],
@@ -337,7 +247,7 @@ fn fragments_belong_to_the_flow_of_their_first() {
             fragment: offset_and_more,
             ..Ipv4::icmp(FAR4, ENDPOINT4)
         };
-        framed(In, IPV4, &ip.packet(content))
+        framed(In, &ip.packet(content))
     };
     let first = fragment(7, MORE_FRAGMENTS, &with_ports(53, 5353));
     let later = fragment(7, 5, &payload(24));
@@ -366,7 +276,7 @@ fn extension_headers_are_walked_over_and_fragments_found_behind_them() {
         bytes.extend(offset_and_more.to_be_bytes());
         bytes.extend(id.to_be_bytes());
         bytes.extend(content);
-        frame(Out, false, 0, &bytes)
+        frame(Out, FAR6.into(), 0, &bytes)
     };
     bed.pass(Out, &fragment(1, 77, &with_ports(5353, 53)));
     bed.pass(Out, &fragment(40, 77, &payload(24)));
@@ -378,8 +288,11 @@ fn extension_headers_are_walked_over_and_fragments_found_behind_them() {
     // More headers than are walked over, and one that runs past the end.
     let mut many = [60, 0, 1, 4, 0, 0, 0, 0].repeat(7);
     many.extend(with_ports(5353, 53));
-    bed.pass(Out, &frame(Out, false, 60, &many));
-    bed.pass(Out, &frame(Out, false, 60, &[UDP, 200, 1, 4, 0, 0, 0, 0]));
+    bed.pass(Out, &frame(Out, FAR6.into(), 60, &many));
+    bed.pass(
+        Out,
+        &frame(Out, FAR6.into(), 60, &[UDP, 200, 1, 4, 0, 0, 0, 0]),
+    );
     assert_eq!(bed.0.counted(Reason::CtInvalid), 3);
     assert_eq!(bed.flows().len(), 1);
 }

@@ -4,6 +4,7 @@
 mod conntrack_gc;
 mod ct_list;
 mod endpoint_flows;
+mod endpoint_packets;
 mod fuzz;
 mod nat;
 mod packets;

@@ -22,61 +22,28 @@ use health_datapath::events::{Ring as _, Switch as _};
 use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
-use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Tcp, echo, echo4, ethernet, payload};
+use tests::packet::{ARP, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};
 
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
-const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 9);
-const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 9);
+use crate::endpoint_packets::Way::{self, In, Out};
+use crate::endpoint_packets::{
+    ACK, ENDPOINT4, ENDPOINT6, FIN, GRE, HOST_MAC, ICMP, ICMPV6, MAC, MORE_FRAGMENTS, RST, SCTP,
+    SYN, TCP, UDP, frame, framed, hosts, segment, with_ports,
+};
+
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 /// Whose policy the tables are.
 const SUBJECT: u32 = 4242;
 const APP: u32 = 1000;
 const DATABASE: u32 = 1001;
 
-const FIN: u8 = 1;
-const SYN: u8 = 2;
-const RST: u8 = 4;
-const ACK: u8 = 16;
-const ICMP: u8 = 1;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const GRE: u8 = 47;
-const ICMPV6: u8 = 58;
-const SCTP: u8 = 132;
 const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
 
-/// Which way a packet goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// The endpoint sends it.
-    Out,
-    /// It is sent to the endpoint.
-    In,
-}
-use Way::{In, Out};
-
-impl Way {
-    fn program(self) -> &'static str {
-        match self {
-            In => "to_endpoint",
-            Out => "from_endpoint",
-        }
-    }
-
-    fn policy(self) -> u8 {
-        match self {
-            In => POLICY_INGRESS,
-            Out => POLICY_EGRESS,
-        }
-    }
-
-    fn back(self) -> Self {
-        match self {
-            In => Out,
-            Out => In,
-        }
+/// The rules that are about packets of this way.
+fn direction(way: Way) -> u8 {
+    match way {
+        In => POLICY_INGRESS,
+        Out => POLICY_EGRESS,
     }
 }
 
@@ -201,7 +168,7 @@ fn address(identity: u32, is_v4: bool) -> IpAddr {
 /// A rule about a port, or a range of ports by its prefix.
 fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMatch {
     PolicyMatch {
-        direction: way.policy(),
+        direction: direction(way),
         identity,
         protocol,
         port_be: port.to_be(),
@@ -228,7 +195,7 @@ fn protocol(way: Way, identity: u32, protocol: u8) -> PolicyMatch {
 /// A rule about everything.
 fn everything(way: Way, identity: u32) -> PolicyMatch {
     PolicyMatch {
-        direction: way.policy(),
+        direction: direction(way),
         identity,
         protocol: 0,
         port_be: 0,
@@ -240,63 +207,6 @@ fn everything(way: Way, identity: u32) -> PolicyMatch {
 fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-fn hosts(way: Way, peer: IpAddr) -> (IpAddr, IpAddr) {
-    let endpoint: IpAddr = match peer {
-        IpAddr::V4(_) => ENDPOINT4.into(),
-        IpAddr::V6(_) => ENDPOINT6.into(),
-    };
-    match way {
-        Out => (endpoint, peer),
-        In => (peer, endpoint),
-    }
-}
-
-fn framed(way: Way, ethertype: u16, packet: &[u8]) -> Vec<u8> {
-    let (to, from) = match way {
-        Out => (HOST_MAC, MAC),
-        In => (MAC, HOST_MAC),
-    };
-    ethernet(to, from, ethertype, packet)
-}
-
-/// A packet between the endpoint and its peer.
-fn frame(way: Way, peer: IpAddr, protocol: u8, content: &[u8]) -> Vec<u8> {
-    match hosts(way, peer) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let ip = Ipv4 {
-                protocol,
-                ..Ipv4::icmp(source, destination)
-            };
-            framed(way, IPV4, &ip.packet(content))
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let ip = Ipv6 {
-                next_header: protocol,
-                ..Ipv6::icmp(source, destination)
-            };
-            framed(way, IPV6, &ip.packet(content))
-        }
-        _ => unreachable!("both are of one IP version"),
-    }
-}
-
-fn with_ports(source: u16, destination: u16) -> Vec<u8> {
-    let mut bytes = [source.to_be_bytes(), destination.to_be_bytes()].concat();
-    bytes.extend(payload(36));
-    bytes
-}
-
-fn segment(way: Way, peer: IpAddr, ports: (u16, u16), flags: u8) -> Vec<u8> {
-    let (source, destination) = hosts(way, peer);
-    let tcp = Tcp {
-        source: ports.0,
-        destination: ports.1,
-        flags,
-        ..Tcp::default()
-    };
-    tcp.frame(source, destination)
 }
 
 /// ICMP of the peer's IP version.
@@ -333,7 +243,7 @@ fn expected(
     let of = |identity: u32| {
         rules
             .iter()
-            .filter(|(rule, _)| rule.direction == way.policy() && rule.identity == identity)
+            .filter(|(rule, _)| rule.direction == direction(way) && rule.identity == identity)
             .filter(|(rule, _)| rule.prefix_len < PREFIX_PROTOCOL || rule.protocol == protocol)
             .filter(|(rule, _)| {
                 let any = PREFIX_PORT - rule.prefix_len.max(PREFIX_PROTOCOL);
@@ -670,7 +580,7 @@ fn fragments_have_the_verdict_of_their_packet() {
             protocol: UDP,
             ..Ipv4::icmp(ENDPOINT4, peer)
         };
-        framed(Out, IPV4, &ip.packet(content))
+        framed(Out, &ip.packet(content))
     };
     let fragment6 = |id: u16, offset_and_more: u16, content: &[u8]| {
         let mut bytes = vec![UDP, 0];
@@ -684,7 +594,7 @@ fn fragments_have_the_verdict_of_their_packet() {
         let start = with_ports(fresh(), number);
         if is_v4 {
             (
-                fragment4(id, 0x2000, &start),
+                fragment4(id, MORE_FRAGMENTS, &start),
                 fragment4(id, 5, &payload(24)),
             )
         } else {
@@ -814,7 +724,7 @@ fn questions_about_neighbours_are_answered_whatever_the_policy() {
         message.extend([1, 1]);
         message.extend(HOST_MAC);
         let packet = ip.packet(&ip.with_checksum(message));
-        let answer = bed.run.run("to_endpoint", &framed(In, IPV6, &packet));
+        let answer = bed.run.run("to_endpoint", &framed(In, &packet));
         assert_eq!(answer.code, REDIRECT);
         assert_eq!(answer.bytes[6..12], MAC);
     }
@@ -839,7 +749,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
         };
         let ip = Ipv6::icmp(source.parse().expect("an address"), destination);
         let message = ip.with_checksum(echo(kind, 0, fresh(), 1, &payload(24)));
-        framed(Out, IPV6, &ip.packet(&message))
+        framed(Out, &ip.packet(&message))
     };
     let datagram = |source: &str, destination: IpAddr| {
         let IpAddr::V6(destination) = destination else {
@@ -849,7 +759,7 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
             next_header: UDP,
             ..Ipv6::icmp(source.parse().expect("an address"), destination)
         };
-        framed(Out, IPV6, &ip.packet(&with_ports(fresh(), 53)))
+        framed(Out, &ip.packet(&with_ports(fresh(), 53)))
     };
     let refused = Some(Reason::InvalidSource);
     for flags in [BOTH, 0] {
