@@ -1,10 +1,11 @@
-//! Conntrack and NAT entries of both families, readable.
+//! Conntrack and NAT entries of both IP versions, readable.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use aya::Pod;
 use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
-use health_common::nat::{NAT_HOST_LOCAL, NatEntry4, NatEntry6};
+use health_common::nat::NAT_HOST_LOCAL;
+use health_common::tuple::Tuple;
 
 use super::map::decode;
 use crate::layout::{self, MapLayout};
@@ -39,114 +40,79 @@ pub struct Translation {
     pub host_local: bool,
 }
 
-/// What tuples and translations are in one IP version.
-pub(super) trait Family {
-    type Tuple: Pod;
-    type NatEntry: Pod;
+/// The tuples of one IP version, and the maps that have them as keys.
+pub(super) trait Version: Tuple<Translation: Pod> + Pod {
     const CT: MapLayout;
     const NAT: MapLayout;
 
-    fn flow(tuple: &Self::Tuple) -> Flow;
-    fn translation(entry: &Self::NatEntry) -> Translation;
-    /// The key of the other entry of a translation, whose one entry is this.
-    fn other_entry(tuple: &Self::Tuple, entry: &Self::NatEntry) -> Self::Tuple;
+    fn ip(address: Self::Address) -> IpAddr;
 }
 
-/// IPv4.
-pub(super) struct V4;
-
-/// IPv6.
-pub(super) struct V6;
-
-impl Family for V4 {
-    type Tuple = Tuple4;
-    type NatEntry = NatEntry4;
+impl Version for Tuple4 {
     const CT: MapLayout = layout::CT4;
     const NAT: MapLayout = layout::NAT4;
 
-    fn flow(tuple: &Tuple4) -> Flow {
-        Flow {
-            protocol: tuple.protocol,
-            inbound: tuple.direction == TUPLE_IN,
-            source: v4(tuple.saddr_be),
-            source_port: u16::from_be(tuple.sport_be),
-            destination: v4(tuple.daddr_be),
-            destination_port: u16::from_be(tuple.dport_be),
-        }
-    }
-
-    fn translation(entry: &NatEntry4) -> Translation {
-        Translation {
-            addr: v4(entry.addr_be),
-            port: u16::from_be(entry.port_be),
-            created_ns: entry.created_ns,
-            host_local: entry.flags & NAT_HOST_LOCAL != 0,
-        }
-    }
-
-    fn other_entry(tuple: &Tuple4, entry: &NatEntry4) -> Tuple4 {
-        if tuple.direction == TUPLE_IN {
-            entry.outbound_key(tuple)
-        } else {
-            entry.inbound_key(tuple)
-        }
+    fn ip(addr_be: u32) -> IpAddr {
+        Ipv4Addr::from_bits(u32::from_be(addr_be)).into()
     }
 }
 
-impl Family for V6 {
-    type Tuple = Tuple6;
-    type NatEntry = NatEntry6;
+impl Version for Tuple6 {
     const CT: MapLayout = layout::CT6;
     const NAT: MapLayout = layout::NAT6;
 
-    fn flow(tuple: &Tuple6) -> Flow {
-        Flow {
-            protocol: tuple.protocol,
-            inbound: tuple.direction == TUPLE_IN,
-            source: v6(tuple.saddr_be),
-            source_port: u16::from_be(tuple.sport_be),
-            destination: v6(tuple.daddr_be),
-            destination_port: u16::from_be(tuple.dport_be),
-        }
+    /// Not by way of [`health_common::addr::Addr`]: an IPv4 address in an IPv6 tuple stays what it is.
+    fn ip(words_be: [u32; 4]) -> IpAddr {
+        let words = words_be.map(|word| u128::from(u32::from_be(word)));
+        let bits = words.into_iter().fold(0, |bits, word| bits << 32 | word);
+        Ipv6Addr::from_bits(bits).into()
     }
+}
 
-    fn translation(entry: &NatEntry6) -> Translation {
-        Translation {
-            addr: v6(entry.addr_be),
-            port: u16::from_be(entry.port_be),
-            created_ns: entry.created_ns,
-            host_local: entry.flags & NAT_HOST_LOCAL != 0,
-        }
-    }
-
-    fn other_entry(tuple: &Tuple6, entry: &NatEntry6) -> Tuple6 {
-        if tuple.direction == TUPLE_IN {
-            entry.outbound_key(tuple)
-        } else {
-            entry.inbound_key(tuple)
+impl Flow {
+    pub(super) fn of<T: Version>(tuple: &T) -> Self {
+        let (source, sport_be) = tuple.source();
+        let (destination, dport_be) = tuple.destination();
+        Self {
+            protocol: tuple.protocol(),
+            inbound: tuple.direction() == TUPLE_IN,
+            source: T::ip(source),
+            source_port: u16::from_be(sport_be),
+            destination: T::ip(destination),
+            destination_port: u16::from_be(dport_be),
         }
     }
 }
 
-fn v4(addr_be: u32) -> IpAddr {
-    Ipv4Addr::from_bits(u32::from_be(addr_be)).into()
+impl Translation {
+    pub(super) fn of<T: Version>(entry: &T::Translation) -> Self {
+        let (address, port_be) = T::translated(entry);
+        Self {
+            addr: T::ip(address),
+            port: u16::from_be(port_be),
+            created_ns: T::created_ns(entry),
+            host_local: T::flags(entry) & NAT_HOST_LOCAL != 0,
+        }
+    }
 }
 
-/// Not by way of [`health_common::addr::Addr`]: an IPv4 address in an IPv6 tuple stays what it is.
-fn v6(words_be: [u32; 4]) -> IpAddr {
-    let words = words_be.map(|word| u128::from(u32::from_be(word)));
-    let bits = words.into_iter().fold(0, |bits, word| bits << 32 | word);
-    Ipv6Addr::from_bits(bits).into()
+/// The key of the other entry of a translation, of which one entry is this.
+pub(super) fn other_key<T: Version>(tuple: T, entry: &T::Translation) -> T {
+    if tuple.direction() == TUPLE_IN {
+        tuple.flow(entry)
+    } else {
+        tuple.reply_key(entry)
+    }
 }
 
 /// A conntrack entry.
-pub(super) fn conntrack<F: Family>(key: &[u8], value: &[u8]) -> Option<(Flow, CtEntry)> {
-    let (tuple, entry) = decode::<F::Tuple, _>(key, value)?;
-    Some((F::flow(&tuple), entry))
+pub(super) fn conntrack<T: Version>(key: &[u8], value: &[u8]) -> Option<(Flow, CtEntry)> {
+    let (tuple, entry) = decode::<T, _>(key, value)?;
+    Some((Flow::of(&tuple), entry))
 }
 
 /// A NAT entry.
-pub(super) fn translation<F: Family>(key: &[u8], value: &[u8]) -> Option<(Flow, Translation)> {
-    let (tuple, entry) = decode::<F::Tuple, F::NatEntry>(key, value)?;
-    Some((F::flow(&tuple), F::translation(&entry)))
+pub(super) fn translation<T: Version>(key: &[u8], value: &[u8]) -> Option<(Flow, Translation)> {
+    let (tuple, entry) = decode::<T, T::Translation>(key, value)?;
+    Some((Flow::of(&tuple), Translation::of::<T>(&entry)))
 }

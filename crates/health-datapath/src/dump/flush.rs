@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use aya::Pod;
-use health_common::ct::CtEntry;
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
 
-use super::flow::{Family, Flow, Translation, V4, V6};
+use super::flow::{Flow, Translation, Version, other_key};
 use super::map::{OpenMap, decode};
 use super::{DumpError, Pinned};
 use crate::layout::MapLayout;
@@ -26,8 +26,8 @@ impl Pinned {
         &self,
         is_wanted: impl Fn(&Flow, &CtEntry) -> bool,
     ) -> Result<Vec<FlushedMap>, DumpError> {
-        let [ct4, nat4] = self.flush_flows::<V4>(&is_wanted)?;
-        let [ct6, nat6] = self.flush_flows::<V6>(&is_wanted)?;
+        let [ct4, nat4] = self.flush_flows::<Tuple4>(&is_wanted)?;
+        let [ct6, nat6] = self.flush_flows::<Tuple6>(&is_wanted)?;
         Ok(vec![ct4, ct6, nat4, nat6])
     }
 
@@ -37,40 +37,40 @@ impl Pinned {
         is_wanted: impl Fn(&Flow, &Translation) -> bool,
     ) -> Result<Vec<FlushedMap>, DumpError> {
         Ok(vec![
-            self.flush_translations::<V4>(&is_wanted)?,
-            self.flush_translations::<V6>(&is_wanted)?,
+            self.flush_translations::<Tuple4>(&is_wanted)?,
+            self.flush_translations::<Tuple6>(&is_wanted)?,
         ])
     }
 
-    fn flush_flows<F: Family>(
+    fn flush_flows<T: Version>(
         &self,
         is_wanted: &dyn Fn(&Flow, &CtEntry) -> bool,
     ) -> Result<[FlushedMap; 2], DumpError> {
-        let mut flows = Flush::of(self, &F::CT)?;
-        let mut translations = Flush::of(self, &F::NAT)?;
-        let rows = self.rows(&F::CT, decode::<F::Tuple, CtEntry>)?;
+        let mut flows = Flush::of(self, &T::CT)?;
+        let mut translations = Flush::of(self, &T::NAT)?;
+        let rows = self.rows(&T::CT, decode::<T, CtEntry>)?;
         rows.try_each(|(tuple, entry)| {
-            if !is_wanted(&F::flow(&tuple), &entry) {
+            if !is_wanted(&Flow::of(&tuple), &entry) {
                 return Ok(());
             }
             flows.delete(&tuple)?;
-            match translations.find::<_, F::NatEntry>(&tuple)? {
-                Some(entry) => translations.delete_both::<F>(&tuple, &entry),
+            match translations.find::<_, T::Translation>(&tuple)? {
+                Some(entry) => translations.delete_both(&tuple, &entry),
                 None => Ok(()),
             }
         })?;
         Ok([flows.done(), translations.done()])
     }
 
-    fn flush_translations<F: Family>(
+    fn flush_translations<T: Version>(
         &self,
         is_wanted: &dyn Fn(&Flow, &Translation) -> bool,
     ) -> Result<FlushedMap, DumpError> {
-        let mut translations = Flush::of(self, &F::NAT)?;
-        let rows = self.rows(&F::NAT, decode::<F::Tuple, F::NatEntry>)?;
+        let mut translations = Flush::of(self, &T::NAT)?;
+        let rows = self.rows(&T::NAT, decode::<T, T::Translation>)?;
         rows.try_each(|(tuple, entry)| {
-            if is_wanted(&F::flow(&tuple), &F::translation(&entry)) {
-                translations.delete_both::<F>(&tuple, &entry)?;
+            if is_wanted(&Flow::of(&tuple), &Translation::of::<T>(&entry)) {
+                translations.delete_both(&tuple, &entry)?;
             }
             Ok(())
         })?;
@@ -103,13 +103,13 @@ impl Flush {
         Ok(())
     }
 
-    fn delete_both<F: Family>(
+    fn delete_both<T: Version>(
         &mut self,
-        tuple: &F::Tuple,
-        entry: &F::NatEntry,
+        tuple: &T,
+        entry: &T::Translation,
     ) -> Result<(), DumpError> {
         self.delete(tuple)?;
-        self.delete(&F::other_entry(tuple, entry))
+        self.delete(&other_key(*tuple, entry))
     }
 
     fn done(self) -> FlushedMap {

@@ -12,11 +12,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use flow::{V4, V6};
 use health_common::addr::Addr;
 use health_common::arrivals::{Arrivals, Prober};
 use health_common::config::DatapathConfig;
-use health_common::ct::CtEntry;
+use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::events::MonitorFilter;
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
@@ -176,8 +175,8 @@ impl Pinned {
     /// Conntrack entries, of IPv4 and of IPv6.
     pub fn conntrack_rows(&self) -> Result<[Rows<(Flow, CtEntry)>; 2], DumpError> {
         Ok([
-            self.rows(&layout::CT4, flow::conntrack::<V4>)?,
-            self.rows(&layout::CT6, flow::conntrack::<V6>)?,
+            self.rows(&layout::CT4, flow::conntrack::<Tuple4>)?,
+            self.rows(&layout::CT6, flow::conntrack::<Tuple6>)?,
         ])
     }
 
@@ -190,8 +189,8 @@ impl Pinned {
     /// NAT entries, of IPv4 and of IPv6.
     pub fn nat_rows(&self) -> Result<[Rows<(Flow, Translation)>; 2], DumpError> {
         Ok([
-            self.rows(&layout::NAT4, flow::translation::<V4>)?,
-            self.rows(&layout::NAT6, flow::translation::<V6>)?,
+            self.rows(&layout::NAT4, flow::translation::<Tuple4>)?,
+            self.rows(&layout::NAT6, flow::translation::<Tuple6>)?,
         ])
     }
 
