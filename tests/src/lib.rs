@@ -26,4 +26,4 @@ pub mod wait;
 pub use bed::{Bed, Node};
 pub use member::Member;
 pub use snapshot::Snapshot;
-pub use wait::{PATIENCE, is_long, slowness, wait_for};
+pub use wait::{PATIENCE, is_long, seed, slowness, wait_for};

@@ -17,6 +17,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const SLOWNESS: &str = "HEALTH_AGENT_SLOWNESS";
 /// In the environment: `1` where tests may take their time.
 const LONG: &str = "HEALTH_AGENT_LONG";
+/// In the environment: the seed of random numbers, as property tests have it.
+const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Looks again and again until `look` finds something, and returns it. Fails after `deadline`, with
 /// `what` it waited for and the last error of `look`, if it had one. Where the environment has
@@ -51,6 +53,14 @@ pub fn slowness() -> u32 {
     env::var(SLOWNESS)
         .ok()
         .and_then(|times| times.parse().ok())
+        .unwrap_or(1)
+}
+
+/// Where random numbers of tests begin: the same for all runs but long ones, and where the caller sets another seed.
+pub fn seed() -> u64 {
+    env::var(SEED)
+        .ok()
+        .and_then(|seed| seed.parse().ok())
         .unwrap_or(1)
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fs, thread};
+use std::{fs, thread};
 
 use anyhow::{Context as _, ensure};
 use health_agent::api::client::Client;
@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use tests::bed::command_in;
 use tests::process::run;
-use tests::{Bed, Node, PATIENCE, Snapshot, is_long, wait_for};
+use tests::{Bed, Node, PATIENCE, Snapshot, is_long, seed, wait_for};
 
 /// Moments at which the agent is killed.
 fn kills() -> usize {
@@ -25,8 +25,6 @@ fn kills() -> usize {
 
 /// Endpoints that nobody touches.
 const RESIDENTS: usize = 2;
-/// Makes a run kill at the moments of another one.
-const SEED: &str = "HEALTH_SEED";
 /// Identities of the host and of health endpoints.
 const HOST: u32 = 1;
 const HEALTH: u32 = 4;
@@ -289,11 +287,8 @@ fn is_whole(place: &Place, endpoint: Option<&Endpoint>) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs root"]
 fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Result<()> {
-    let seed = match env::var(SEED) {
-        Ok(seed) => seed.parse()?,
-        Err(_) => fastrand::u64(..),
-    };
-    println!("{SEED}={seed}");
+    let seed = seed();
+    println!("the moments of seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     let bed = Bed::builder().nodes(1).ipv6(true).start()?;
     bed.wait_all_reachable(PATIENCE)?;

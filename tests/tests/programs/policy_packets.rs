@@ -23,6 +23,7 @@ use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
 use tests::packet::{ARP, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use tests::seed;
 use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};
 
 use crate::endpoint_packets::Way::{self, In, Out};
@@ -339,7 +340,7 @@ fn each_packet_has_the_verdict_of_its_identity_port_protocol_and_direction() {
 #[test]
 #[ignore = "needs root"]
 fn random_tables_are_what_a_plain_reading_of_them_says() {
-    let mut random = fastrand::Rng::with_seed(0x706f_6c69);
+    let mut random = fastrand::Rng::with_seed(seed());
     let peers = [APP, DATABASE, identity::HOST, identity::WORLD];
     let protocols = [TCP, UDP, SCTP, GRE];
     let mut verdicts = [0; 3];

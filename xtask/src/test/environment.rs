@@ -8,7 +8,7 @@ use super::events;
 /// Has tests of many rounds run for as long as it takes to find what is rare.
 const LONG: &str = "HEALTH_AGENT_LONG";
 
-/// Where the random numbers of property tests begin; the same for all runs but long ones.
+/// Where the random numbers of tests begin; the same for all runs but long ones.
 const SEED: &str = "PROPTEST_RNG_SEED";
 
 /// Variables that are handed on, by how their names begin.
