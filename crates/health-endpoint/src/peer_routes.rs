@@ -6,8 +6,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use health_model::ipam::Family;
+use health_net::KernelError;
 use health_net::netlink::Handle;
-use health_net::route::{self, Route, RouteError};
+use health_net::route::{self, Route};
 use ipnet::IpNet;
 
 /// A route that was changed.
@@ -91,7 +92,7 @@ pub enum PeerRouteError {
     },
     /// The kernel refused for another reason.
     #[error(transparent)]
-    Kernel(#[from] RouteError),
+    Kernel(#[from] KernelError),
 }
 
 /// Time until a node that was on no network of this host is tried again: with very many of them, each
@@ -125,7 +126,7 @@ impl PeerRoutes {
         handle: &Handle,
         wanted: &[(IpNet, IpAddr)],
         now: Instant,
-    ) -> Result<Outcome, RouteError> {
+    ) -> Result<Outcome, KernelError> {
         if self.retry_at.is_none_or(|at| at <= now) {
             self.retry_at = Some(now + OFF_LINK_RETRY);
             self.off_link.clear();
@@ -186,7 +187,7 @@ fn consistent(
     routes
 }
 
-async fn existing(handle: &Handle) -> Result<HashMap<IpNet, Route>, RouteError> {
+async fn existing(handle: &Handle) -> Result<HashMap<IpNet, Route>, KernelError> {
     let ours = route::list_ours(handle).await?;
     Ok(ours
         .into_iter()

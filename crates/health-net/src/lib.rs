@@ -5,6 +5,7 @@
 
 pub mod carrier;
 pub mod clock;
+mod error;
 pub mod hostns;
 pub mod link;
 pub mod listen;
@@ -17,3 +18,5 @@ pub mod rawsock;
 pub mod route;
 pub mod sysctl;
 pub mod tc;
+
+pub use error::KernelError;

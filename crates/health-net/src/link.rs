@@ -1,7 +1,7 @@
 //! Devices and their addresses.
 
 use std::collections::HashMap;
-use std::io;
+use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -14,62 +14,9 @@ use netlink_packet_route::link::{
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 
+use super::KernelError;
 use super::mac::MacAddr;
-use super::netlink::{Handle, os_error};
-
-/// Why devices could not be read or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// One device.
-    #[error("cannot {attempt} device {device}: {source}")]
-    Device {
-        /// What was attempted.
-        attempt: &'static str,
-        /// On which device: its name, or its number.
-        device: String,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// All devices.
-    #[error("cannot list {what}: {source}")]
-    List {
-        /// `devices` or `addresses`.
-        what: &'static str,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-}
-
-impl LinkError {
-    fn device(
-        attempt: &'static str,
-        device: impl ToString,
-    ) -> impl FnOnce(rtnetlink::Error) -> Self {
-        let device = device.to_string();
-        move |error| Self::Device {
-            attempt,
-            device,
-            source: os_error(error),
-        }
-    }
-
-    fn list(what: &'static str) -> impl FnOnce(rtnetlink::Error) -> Self {
-        move |error| Self::List {
-            what,
-            source: os_error(error),
-        }
-    }
-
-    /// The kernel's error number behind it.
-    pub fn os_code(&self) -> Option<i32> {
-        let (Self::Device { source, .. } | Self::List { source, .. }) = self;
-        source.raw_os_error()
-    }
-
-    fn is_missing(&self) -> bool {
-        self.os_code() == Some(libc::ENODEV)
-    }
-}
+use super::netlink::Handle;
 
 /// A device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,35 +82,35 @@ pub struct VethPair<'a> {
 }
 
 /// Finds a device by its name.
-pub async fn by_name(handle: &Handle, name: &str) -> Result<Option<Link>, LinkError> {
+pub async fn by_name(handle: &Handle, name: &str) -> Result<Option<Link>, KernelError> {
     let request = handle.link().get().match_name(name);
-    one(request, name).await
+    one(request, device(name)).await
 }
 
 /// Finds a device by its number.
-pub async fn by_index(handle: &Handle, index: u32) -> Result<Option<Link>, LinkError> {
+pub async fn by_index(handle: &Handle, index: u32) -> Result<Option<Link>, KernelError> {
     let request = handle.link().get().match_index(index);
-    one(request, index).await
+    one(request, device(index)).await
 }
 
 async fn one(
     request: rtnetlink::LinkGetRequest,
-    device: impl ToString,
-) -> Result<Option<Link>, LinkError> {
+    device: String,
+) -> Result<Option<Link>, KernelError> {
     let answer = request
         .execute()
         .try_next()
         .await
-        .map_err(LinkError::device("find", device));
+        .map_err(KernelError::netlink("find", device));
     match answer {
         Ok(message) => Ok(message.map(Link::from)),
-        Err(error) if error.is_missing() => Ok(None),
+        Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
 /// Lists all devices.
-pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
+pub async fn list(handle: &Handle) -> Result<Vec<Link>, KernelError> {
     let _turn = handle.turn_to_list().await;
     handle
         .link()
@@ -172,11 +119,11 @@ pub async fn list(handle: &Handle) -> Result<Vec<Link>, LinkError> {
         .map_ok(Link::from)
         .try_collect()
         .await
-        .map_err(LinkError::list("devices"))
+        .map_err(KernelError::netlink("list", "devices"))
 }
 
 /// Lists the addresses of all devices.
-pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, LinkError> {
+pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, KernelError> {
     let _turn = handle.turn_to_list().await;
     handle
         .address()
@@ -185,13 +132,13 @@ pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, LinkError> {
         .try_filter_map(async |message| Ok(link_address(&message)))
         .try_collect()
         .await
-        .map_err(LinkError::list("addresses"))
+        .map_err(KernelError::netlink("list", "addresses"))
 }
 
 /// Lists all devices with their addresses.
 pub async fn list_with_addresses(
     handle: &Handle,
-) -> Result<Vec<(Link, Vec<LinkAddress>)>, LinkError> {
+) -> Result<Vec<(Link, Vec<LinkAddress>)>, KernelError> {
     let mut by_index: HashMap<u32, Vec<LinkAddress>> = HashMap::new();
     for address in addresses(handle).await? {
         by_index.entry(address.index).or_default().push(address);
@@ -210,7 +157,7 @@ pub async fn list_with_addresses(
 pub async fn carrying(
     handle: &Handle,
     wanted: &[IpAddr],
-) -> Result<Vec<(Link, Vec<IpAddr>)>, LinkError> {
+) -> Result<Vec<(Link, Vec<IpAddr>)>, KernelError> {
     let links = list_with_addresses(handle).await?;
     Ok(links
         .into_iter()
@@ -226,7 +173,7 @@ pub async fn carrying(
 }
 
 /// Makes a veth pair, both ends down and in the handle's namespace.
-pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), LinkError> {
+pub async fn create_veth(handle: &Handle, pair: &VethPair<'_>) -> Result<(), KernelError> {
     create(handle, pair, |peer| peer).await
 }
 
@@ -234,7 +181,7 @@ async fn create(
     handle: &Handle,
     pair: &VethPair<'_>,
     place: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
-) -> Result<(), LinkError> {
+) -> Result<(), KernelError> {
     let peer = LinkMessageBuilder::<LinkUnspec>::new()
         .name(pair.peer_name)
         .address(pair.peer_mac.0.to_vec())
@@ -250,7 +197,7 @@ async fn create(
         .add(message)
         .execute()
         .await
-        .map_err(LinkError::device("create veth", pair.name))
+        .map_err(KernelError::netlink("create veth", device(pair.name)))
 }
 
 /// Makes a veth pair, both ends down: the first in the handle's namespace, the other one in `netns`.
@@ -258,17 +205,17 @@ pub async fn create_veth_into(
     handle: &Handle,
     pair: &VethPair<'_>,
     netns: BorrowedFd<'_>,
-) -> Result<(), LinkError> {
+) -> Result<(), KernelError> {
     create(handle, pair, |peer| peer.setns_by_fd(netns.as_raw_fd())).await
 }
 
 /// Marks a device with a free text.
-pub async fn set_alias(handle: &Handle, link: &Link, alias: &str) -> Result<(), LinkError> {
+pub async fn set_alias(handle: &Handle, link: &Link, alias: &str) -> Result<(), KernelError> {
     change(handle, link, "set the alias of", |m| m.alias(alias)).await
 }
 
 /// Gives a device another hardware address.
-pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), LinkError> {
+pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), KernelError> {
     change(handle, link, "set the hardware address of", |m| {
         m.address(mac.0.to_vec())
     })
@@ -276,17 +223,17 @@ pub async fn set_mac(handle: &Handle, link: &Link, mac: MacAddr) -> Result<(), L
 }
 
 /// Gives a device another MTU, bytes.
-pub async fn set_mtu(handle: &Handle, link: &Link, mtu: u32) -> Result<(), LinkError> {
+pub async fn set_mtu(handle: &Handle, link: &Link, mtu: u32) -> Result<(), KernelError> {
     change(handle, link, "set the MTU of", |m| m.mtu(mtu)).await
 }
 
 /// Brings a device up.
-pub async fn set_up(handle: &Handle, link: &Link) -> Result<(), LinkError> {
+pub async fn set_up(handle: &Handle, link: &Link) -> Result<(), KernelError> {
     change(handle, link, "bring up", LinkMessageBuilder::up).await
 }
 
 /// Takes a device down.
-pub async fn set_down(handle: &Handle, link: &Link) -> Result<(), LinkError> {
+pub async fn set_down(handle: &Handle, link: &Link) -> Result<(), KernelError> {
     change(handle, link, "take down", LinkMessageBuilder::down).await
 }
 
@@ -295,7 +242,7 @@ pub async fn move_to_netns(
     handle: &Handle,
     link: &Link,
     netns: BorrowedFd<'_>,
-) -> Result<(), LinkError> {
+) -> Result<(), KernelError> {
     change(handle, link, "move to another namespace", |m| {
         m.setns_by_fd(netns.as_raw_fd())
     })
@@ -307,29 +254,29 @@ async fn change(
     link: &Link,
     attempt: &'static str,
     edit: impl FnOnce(LinkMessageBuilder<LinkUnspec>) -> LinkMessageBuilder<LinkUnspec>,
-) -> Result<(), LinkError> {
+) -> Result<(), KernelError> {
     let message = edit(LinkUnspec::new_with_index(link.index)).build();
     handle
         .link()
         .set(message)
         .execute()
         .await
-        .map_err(LinkError::device(attempt, &link.name))
+        .map_err(KernelError::netlink(attempt, device(&link.name)))
 }
 
 /// Deletes a device; of a veth pair, both ends. Returns whether it was there.
-pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, LinkError> {
+pub async fn delete(handle: &Handle, link: &Link) -> Result<bool, KernelError> {
     let done = handle.link().del(link.index).execute().await;
-    match done.map_err(LinkError::device("delete", &link.name)) {
+    match done.map_err(KernelError::netlink("delete", device(&link.name))) {
         Ok(()) => Ok(true),
-        Err(error) if error.is_missing() => Ok(false),
+        Err(error) if is_missing(&error) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
 /// Gives a device an address of its own (`/32` or `/128`), at once usable. One that is there
 /// already is left.
-pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), LinkError> {
+pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Result<(), KernelError> {
     let prefix_len = if address.is_ipv4() { 32 } else { 128 };
     let mut request = handle
         .address()
@@ -339,10 +286,19 @@ pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Resul
         // Nobody else is on the link who could have it.
         request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
     }
-    request
-        .execute()
-        .await
-        .map_err(LinkError::device("add an address to", &link.name))
+    request.execute().await.map_err(KernelError::netlink(
+        "add an address to",
+        device(&link.name),
+    ))
+}
+
+/// A device by its name or number, for an error.
+fn device(which: impl fmt::Display) -> String {
+    format!("device {which}")
+}
+
+fn is_missing(error: &KernelError) -> bool {
+    error.os_code() == Some(libc::ENODEV)
 }
 
 impl From<LinkMessage> for Link {

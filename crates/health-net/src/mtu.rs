@@ -10,25 +10,7 @@ use rtnetlink::MulticastGroup;
 use rtnetlink::packet_core::NetlinkPayload;
 
 use super::netlink::{Handle, os_error};
-use super::route::{self, RouteError};
-
-/// Why it is not known.
-#[derive(Debug, thiserror::Error)]
-pub enum MtuError {
-    /// The route.
-    #[error(transparent)]
-    Route(#[from] RouteError),
-    /// The device of the route.
-    #[error("cannot find device #{index}, to which the route to {address} leads: {source}")]
-    Device {
-        /// The address.
-        address: IpAddr,
-        /// The device's number.
-        index: u32,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-}
+use super::{KernelError, route};
 
 /// The way out of this host to an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +25,7 @@ pub struct WayOut {
 }
 
 /// Finds the way to an address; `None` where no route leads there.
-pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>, MtuError> {
+pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>, KernelError> {
     let Some(route) = route::matching(handle, address).await? else {
         return Ok(None);
     };
@@ -57,10 +39,9 @@ pub async fn way_out(handle: &Handle, address: IpAddr) -> Result<Option<WayOut>,
     };
     let answer = handle.link().get().match_index(index).execute();
     let message = answer.into_stream().try_next().await;
-    let message = message.map_err(|error| MtuError::Device {
-        address,
-        index,
-        source: os_error(error),
+    let message = message.map_err(|error| {
+        let device = format!("device #{index}, to which the route to {address} leads");
+        KernelError::new("find", device, os_error(error))
     })?;
     Ok(message.and_then(|message| way_through(&message, address, route.mtu)))
 }

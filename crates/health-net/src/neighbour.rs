@@ -8,19 +8,10 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use rtnetlink::packet_core::{NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 
+use super::KernelError;
 use super::link::Link;
 use super::mac::MacAddr;
 use super::netlink::{Handle, os_error};
-
-/// Why a neighbour entry could not be read or written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {attempt} the neighbour entry of {address} on device {device}: {source}")]
-pub struct NeighbourError {
-    attempt: &'static str,
-    address: IpAddr,
-    device: String,
-    source: io::Error,
-}
 
 /// Makes an entry that does not age and is not asked for on the link.
 pub async fn set_permanent(
@@ -28,7 +19,7 @@ pub async fn set_permanent(
     link: &Link,
     address: IpAddr,
     mac: MacAddr,
-) -> Result<(), NeighbourError> {
+) -> Result<(), KernelError> {
     handle
         .neighbours()
         .add(link.index, address)
@@ -36,12 +27,7 @@ pub async fn set_permanent(
         .replace()
         .execute()
         .await
-        .map_err(|error| NeighbourError {
-            attempt: "write",
-            address,
-            device: link.name.clone(),
-            source: os_error(error),
-        })
+        .map_err(KernelError::netlink("write", entry(address, link)))
 }
 
 /// The hardware address of a permanent entry, if there is one.
@@ -49,13 +35,8 @@ pub async fn permanent(
     handle: &Handle,
     link: &Link,
     address: IpAddr,
-) -> Result<Option<MacAddr>, NeighbourError> {
-    let failed = |source| NeighbourError {
-        attempt: "read",
-        address,
-        device: link.name.clone(),
-        source,
-    };
+) -> Result<Option<MacAddr>, KernelError> {
+    let failed = |source| KernelError::new("read", entry(address, link), source);
     // The library only offers to dump all entries.
     let mut wanted = handle.neighbours().add(link.index, address);
     wanted.message_mut().header.state = NeighbourState::None;
@@ -79,6 +60,11 @@ pub async fn permanent(
         Some(NetlinkPayload::Error(error)) => Err(failed(error.to_io())),
         _ => Err(failed(io::ErrorKind::UnexpectedEof.into())),
     }
+}
+
+/// An entry, for an error.
+fn entry(address: IpAddr, link: &Link) -> String {
+    format!("the neighbour entry of {address} on device {}", link.name)
 }
 
 fn permanent_mac(entry: &NeighbourMessage) -> Option<MacAddr> {

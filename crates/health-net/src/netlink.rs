@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use tokio::sync::{Mutex, MutexGuard};
 
+use super::KernelError;
+
 /// A connection. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Handle {
@@ -47,7 +49,11 @@ impl DerefMut for Handle {
 
 /// Opens a connection in the calling thread's network namespace. Must be called inside a tokio
 /// runtime, which then drives it until the last clone of the handle is dropped.
-pub fn open() -> io::Result<Handle> {
+pub fn open() -> Result<Handle, KernelError> {
+    connect().map_err(|source| KernelError::new("open", "a netlink socket", source))
+}
+
+pub(super) fn connect() -> io::Result<Handle> {
     // Strict checking makes the kernel honour filters in dump requests.
     let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()?;
     tokio::spawn(connection);
@@ -67,7 +73,7 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::link::{self, LinkError, VethPair};
+    use crate::link::{self, VethPair};
     use crate::mac::MacAddr;
     use crate::route;
 
@@ -111,7 +117,7 @@ mod tests {
                     link::addresses(&handle).await?;
                     route::list_ours(&handle).await.unwrap();
                 }
-                Ok::<_, LinkError>(())
+                Ok::<_, KernelError>(())
             })
         });
         for result in futures_util::future::join_all(lists).await {

@@ -197,7 +197,7 @@ pub fn netlink_in(netns: &NetNs) -> Result<netlink::Handle, NetNsError> {
     netns
         .run_in(|| {
             let _entered = runtime.enter();
-            netlink::open()
+            netlink::connect()
         })?
         .map_err(|e| NetNsError::new("open netlink in", netns.path(), e))
 }

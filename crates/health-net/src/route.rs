@@ -12,48 +12,12 @@ use netlink_packet_route::route::{
     RouteProtocol, RouteScope, RouteType,
 };
 
+use super::KernelError;
 use super::netlink::{Handle, os_error};
 
 /// The protocol number that marks a route as made by this program. It is in none of
 /// `/etc/iproute2/rt_protos`, so `ip route` shows it as `proto 72`.
 pub const ROUTE_PROTOCOL: u8 = 72;
-
-/// Why routes could not be read or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum RouteError {
-    /// One route.
-    #[error("cannot {attempt} route {route}: {source}")]
-    Change {
-        /// What was attempted.
-        attempt: &'static str,
-        /// The route, as `ip route` writes it.
-        route: String,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// All routes.
-    #[error("cannot list routes: {0}")]
-    List(io::Error),
-    /// A lookup.
-    #[error("cannot look up the route to {address}: {source}")]
-    Lookup {
-        /// To which address.
-        address: IpAddr,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-}
-
-impl RouteError {
-    /// The kernel's error number behind it.
-    pub fn os_code(&self) -> Option<i32> {
-        match self {
-            Self::Change { source, .. } | Self::List(source) | Self::Lookup { source, .. } => {
-                source.raw_os_error()
-            }
-        }
-    }
-}
 
 /// A unicast route. Without a gateway its destination is on the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,21 +94,27 @@ impl fmt::Display for Route {
 }
 
 /// Makes a route; one with the same destination and metric must not be there (`EEXIST`).
-pub async fn add(handle: &Handle, route: &Route) -> Result<(), RouteError> {
+pub async fn add(handle: &Handle, route: &Route) -> Result<(), KernelError> {
     let request = handle.route().add(route.message());
-    request.execute().await.map_err(failed("add", route))
+    request
+        .execute()
+        .await
+        .map_err(KernelError::netlink("add", named(route)))
 }
 
 /// Makes a route, or puts it in the place of that with the same destination and metric.
-pub async fn replace(handle: &Handle, route: &Route) -> Result<(), RouteError> {
+pub async fn replace(handle: &Handle, route: &Route) -> Result<(), KernelError> {
     let request = handle.route().add(route.message()).replace();
-    request.execute().await.map_err(failed("set", route))
+    request
+        .execute()
+        .await
+        .map_err(KernelError::netlink("set", named(route)))
 }
 
 /// Deletes a route. Returns whether it was there.
-pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, RouteError> {
+pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, KernelError> {
     let done = handle.route().del(route.message()).execute().await;
-    match done.map_err(failed("delete", route)) {
+    match done.map_err(KernelError::netlink("delete", named(route))) {
         Ok(()) => Ok(true),
         Err(error) if error.os_code() == Some(libc::ESRCH) => Ok(false),
         Err(error) => Err(error),
@@ -152,19 +122,19 @@ pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, RouteError> 
 }
 
 /// Lists the routes of our protocol, both families.
-pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     let mut routes = list(handle, RouteProtocol::from(ROUTE_PROTOCOL)).await?;
     routes.retain(|route| route.protocol == ROUTE_PROTOCOL);
     Ok(routes)
 }
 
 /// Lists the routes of the main table, both families, whoever made them.
-pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, RouteError> {
+pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
     list(handle, RouteProtocol::Unspec).await
 }
 
 /// [`RouteProtocol::Unspec`] stands for any.
-async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, RouteError> {
+async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, KernelError> {
     let _turn = handle.turn_to_list().await;
     let mut routes = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -178,7 +148,7 @@ async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, Ro
             // A kernel without IPv6, or a table that has never had a route.
             Err(error) => match os_error(error) {
                 e if is_absent_table(&e) => {}
-                e => return Err(RouteError::List(e)),
+                e => return Err(KernelError::new("list", "routes", e)),
             },
         }
     }
@@ -187,13 +157,13 @@ async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, Ro
 
 /// The route that packets to an address take, whoever made it and in whichever table it is, the
 /// host's own addresses included; `None` where there is none that delivers.
-pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, RouteError> {
+pub async fn matching(handle: &Handle, address: IpAddr) -> Result<Option<Route>, KernelError> {
     look_up(handle, address, RouteFlags::FibMatch).await
 }
 
 /// The number of the device that packets to an address leave by; of a route with several next hops, the
 /// one that is chosen for it.
-pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, RouteError> {
+pub async fn device_towards(handle: &Handle, address: IpAddr) -> Result<Option<u32>, KernelError> {
     let route = look_up(handle, address, RouteFlags::empty()).await?;
     Ok(route.and_then(|route| route.device))
 }
@@ -202,7 +172,7 @@ async fn look_up(
     handle: &Handle,
     address: IpAddr,
     flags: RouteFlags,
-) -> Result<Option<Route>, RouteError> {
+) -> Result<Option<Route>, KernelError> {
     let mut request = RouteMessage::default();
     request.header.address_family = family(address);
     request.header.destination_prefix_length = full_length(address);
@@ -214,16 +184,16 @@ async fn look_up(
     match answer.map_err(os_error) {
         Ok(message) => Ok(message.as_ref().and_then(parse)),
         Err(source) if is_undeliverable(&source) => Ok(None),
-        Err(source) => Err(RouteError::Lookup { address, source }),
+        Err(source) => {
+            let route = format!("the route to {address}");
+            Err(KernelError::new("look up", route, source))
+        }
     }
 }
 
-fn failed(attempt: &'static str, route: &Route) -> impl FnOnce(rtnetlink::Error) -> RouteError {
-    move |error| RouteError::Change {
-        attempt,
-        route: route.to_string(),
-        source: os_error(error),
-    }
+/// A route for an error, as `ip route` writes it.
+fn named(route: &Route) -> String {
+    format!("route {route}")
 }
 
 fn is_absent_table(error: &io::Error) -> bool {

@@ -6,28 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a setting could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum SysctlError {
-    /// It cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// Which file.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-    /// It cannot be written.
-    #[error("cannot write {value} to {}: {source}", path.display())]
-    Write {
-        /// Which file.
-        path: PathBuf,
-        /// What was to be written.
-        value: String,
-        /// The kernel's answer.
-        source: io::Error,
-    },
-}
+use super::KernelError;
 
 /// A value that a setting shall have.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,28 +27,27 @@ impl Setting {
     }
 
     /// Gives the setting its value.
-    pub fn apply(&self) -> Result<(), SysctlError> {
+    pub fn apply(&self) -> Result<(), KernelError> {
         write(&self.key, &self.value)
     }
 }
 
 /// Reads a setting; `None` where the kernel or the device has none of that name.
-pub fn read(key: &str) -> Result<Option<String>, SysctlError> {
+pub fn read(key: &str) -> Result<Option<String>, KernelError> {
     let path = path_of(key);
     match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SysctlError::Read { path, source }),
+        Err(source) => Err(KernelError::new("read", path.display(), source)),
     }
 }
 
 /// Writes a setting.
-pub fn write(key: &str, value: &str) -> Result<(), SysctlError> {
+pub fn write(key: &str, value: &str) -> Result<(), KernelError> {
     let path = path_of(key);
-    fs::write(&path, value).map_err(|source| SysctlError::Write {
-        path,
-        value: value.to_owned(),
-        source,
+    fs::write(&path, value).map_err(|source| {
+        let what = format!("{value} to {}", path.display());
+        KernelError::new("write", what, source)
     })
 }
 
@@ -87,7 +65,7 @@ struct Original {
 
 impl Originals {
     /// Remembers a setting's present value, if it is about to change and no older one is known.
-    pub fn remember(&mut self, change: &Setting) -> Result<(), SysctlError> {
+    pub fn remember(&mut self, change: &Setting) -> Result<(), KernelError> {
         if self.0.iter().any(|original| original.key == change.key) {
             return Ok(());
         }
@@ -116,7 +94,7 @@ impl Originals {
     /// Gives back the old values, the last change first. A setting that someone else has changed in
     /// the meantime, or whose device is gone, is left alone. Returns what was restored and what
     /// could not be.
-    pub fn restore(&self) -> (Vec<Setting>, Vec<SysctlError>) {
+    pub fn restore(&self) -> (Vec<Setting>, Vec<KernelError>) {
         let (mut restored, mut failed) = (Vec::new(), Vec::new());
         for original in self.0.iter().rev() {
             match original.restore() {
@@ -130,7 +108,7 @@ impl Originals {
 }
 
 impl Original {
-    fn restore(&self) -> Result<bool, SysctlError> {
+    fn restore(&self) -> Result<bool, KernelError> {
         if read(&self.key)?.is_none_or(|now| now != self.set) {
             return Ok(false);
         }

@@ -136,7 +136,7 @@ impl Agent {
             Some(own) => own,
             None => own::wait(&*registry, config, &source).await?,
         };
-        let netlink = netlink::open().context("cannot open a netlink socket")?;
+        let netlink = netlink::open()?;
         let (uplinks, found) = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;

@@ -54,7 +54,7 @@ pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node
 
 /// The first address of each family of the uplinks: those that are named, or those with the way out.
 async fn uplink_addresses(config: &Config) -> anyhow::Result<Vec<IpAddr>> {
-    let netlink = netlink::open().context("cannot open a netlink socket")?;
+    let netlink = netlink::open()?;
     let exits = match config.devices.as_slice() {
         [] => exits(&netlink).await?,
         _ => Vec::new(),

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use health_net::link::{self, LinkError};
+use health_net::KernelError;
+use health_net::link;
 use health_net::netlink::Handle;
 use health_registry::config::Config;
 use health_registry::nodes::Node;
@@ -82,7 +83,7 @@ impl Uplinks {
     }
 
     /// Looks what there is now. Costs a dump of all addresses, and a question for each uplink.
-    pub(super) async fn look(&mut self) -> Result<UplinkSurvey, LinkError> {
+    pub(super) async fn look(&mut self) -> Result<UplinkSurvey, KernelError> {
         let all = link::addresses(&self.netlink).await?;
         let mut found = UplinkSurvey::default();
         for name in &self.asked {

@@ -275,6 +275,7 @@ fn makes_veth() -> io::Result<bool> {
             peer_mac: MacAddr([2, 0, 0, 0, 0, 2]),
             mtu: 1500,
         };
-        Ok(link::create_veth(&netlink::open()?, &pair).await.is_ok())
+        let netlink = netlink::open().map_err(io::Error::other)?;
+        Ok(link::create_veth(&netlink, &pair).await.is_ok())
     })
 }

@@ -68,8 +68,7 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
     let saved = file.load();
     // Told by what is in it, so before anything is removed.
     let foreign = report.record(pair::netns_is_foreign(instance, saved.as_ref()).await);
-    let opened = netlink::open().map_err(HealthError::Netlink);
-    if let Some(host) = report.record(opened) {
+    if let Some(host) = report.record(netlink::open()) {
         remove_from_host(&host, instance, &mut report).await;
     }
     if foreign == Some(false) {

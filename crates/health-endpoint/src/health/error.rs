@@ -5,11 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use health_model::ipam::IpamError;
-use health_net::link::LinkError;
-use health_net::neighbour::NeighbourError;
+use health_net::KernelError;
 use health_net::netns::NetNsError;
-use health_net::route::RouteError;
-use health_net::sysctl::SysctlError;
 
 use super::{DEVICE, Fault};
 
@@ -56,24 +53,12 @@ pub enum HealthError {
     /// An address of the pod CIDRs cannot be had.
     #[error(transparent)]
     Ipam(#[from] IpamError),
-    /// Netlink cannot be opened.
-    #[error("cannot open netlink: {0}")]
-    Netlink(io::Error),
-    /// A device.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// A neighbour entry.
-    #[error(transparent)]
-    Neighbour(#[from] NeighbourError),
     /// A network namespace.
     #[error(transparent)]
     NetNs(#[from] NetNsError),
-    /// A route.
+    /// A device, an address, a route or a setting.
     #[error(transparent)]
-    Route(#[from] RouteError),
-    /// A setting of the kernel.
-    #[error(transparent)]
-    Sysctl(#[from] SysctlError),
+    Kernel(#[from] KernelError),
     /// The state file.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {

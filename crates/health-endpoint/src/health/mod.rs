@@ -92,7 +92,7 @@ impl HealthEndpoint {
     /// is nothing the first time. One that is in order is not touched. After a failure nothing is
     /// left that was not there before.
     pub async fn ensure(spec: &HealthEndpointSpec) -> Result<(Self, Vec<Repair>), HealthError> {
-        let host = netlink::open().map_err(HealthError::Netlink)?;
+        let host = netlink::open()?;
         let file = StateFile::in_dir(&spec.state_dir);
         let saved = file.load();
         let Survey {

@@ -2,13 +2,14 @@
 
 use std::os::fd::AsFd;
 
+use health_net::KernelError;
 use health_net::link::{self, Link, VethPair};
 use health_net::mac::MacAddr;
 use health_net::netlink::Handle;
 use health_net::netns::{self, NetNs};
-use health_net::sysctl::{self, Setting, SysctlError};
+use health_net::sysctl::{self, Setting};
 
-use super::{DEVICE, Fault, HealthError, INNER_DEVICE, State};
+use super::{DEVICE, End, Fault, HealthError, INNER_DEVICE, State};
 
 /// A namespace with one end of a veth pair, the other end of which is on the host.
 #[derive(Debug)]
@@ -163,25 +164,28 @@ pub(super) async fn create(
         mtu: blueprint.mtu,
     };
     link::create_veth(&inside, &pair).await?;
-    let outer = existing(&inside, DEVICE).await?;
+    let outer = existing(&inside, End::Outer).await?;
     link::set_alias(&inside, &outer, &alias(instance)).await?;
     link::move_to_netns(&inside, &outer, netns::own()?.as_fd()).await?;
     Ok(Pair {
-        outer: existing(host, DEVICE).await?,
-        inner: existing(&inside, INNER_DEVICE).await?,
+        outer: existing(host, End::Outer).await?,
+        inner: existing(&inside, End::Inner).await?,
         netns,
         inside,
     })
 }
 
-async fn existing(handle: &Handle, name: &'static str) -> Result<Link, HealthError> {
-    link::by_name(handle, name)
-        .await?
-        .ok_or_else(|| HealthError::NoSuchDevice(name.to_owned()))
+/// An end of the pair that was just made.
+async fn existing(handle: &Handle, end: End) -> Result<Link, HealthError> {
+    let found = link::by_name(handle, end.device()).await?;
+    found.ok_or(HealthError::Unrepaired(match end {
+        End::Outer => Fault::VethGone,
+        End::Inner => Fault::PeerGone,
+    }))
 }
 
 /// Settings that the namespace's devices start with.
-fn configure_namespace(ipv6: bool) -> Result<(), SysctlError> {
+fn configure_namespace(ipv6: bool) -> Result<(), KernelError> {
     let disable = if ipv6 { "0" } else { "1" };
     for setting in [
         Setting::new("ipv6/conf/default/disable_ipv6", disable),

@@ -4,11 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use health_model::ipam::{Family, IpamError, Pool};
+use health_net::KernelError;
 use health_net::link::{self, Link, LinkAddress};
 use health_net::mac::MacAddr;
 use health_net::netlink::Handle;
 use health_net::route::{self, Route};
-use health_net::sysctl::{self, Setting, SysctlError};
+use health_net::sysctl::{self, Setting};
 use ipnet::IpNet;
 use rand::seq::IteratorRandom as _;
 use tokio::time::{self, Instant};
@@ -173,7 +174,7 @@ impl Plan {
 
     /// Settings of the host that stay, and so are to be given back, in the order in which to apply
     /// them.
-    pub(super) fn host_settings(&self) -> Result<Vec<Setting>, SysctlError> {
+    pub(super) fn host_settings(&self) -> Result<Vec<Setting>, KernelError> {
         let mut settings = Vec::new();
         if self.stack(Family::V4).is_some() {
             for uplink in &self.uplinks {

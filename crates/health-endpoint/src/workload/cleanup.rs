@@ -18,7 +18,7 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> (Vec<String>, Vec<Stri
             remove_devices(&devices, &mut removed, &mut failed).await;
             remove_unmarked(&states, &devices, &mut removed, &mut failed).await;
         }
-        Err(error) => failed.push(format!("cannot open a netlink socket: {error}")),
+        Err(error) => failed.push(error.to_string()),
     }
     let folder = states.path();
     if folder.exists() {

@@ -6,11 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use health_net::link::{self, Link, LinkError, VethPair};
+use health_net::KernelError;
+use health_net::link::{self, Link, VethPair};
 use health_net::neighbour;
 use health_net::netlink::Handle;
 use health_net::netns::{self, NetNs, NetNsId};
-use health_net::route::{self, Route, RouteError};
+use health_net::route::{self, Route};
 use health_net::sysctl::Setting;
 use ipnet::IpNet;
 use tokio::time::{self, Instant};
@@ -66,7 +67,7 @@ impl HostDevices {
     /// Which of both names is taken, if that is what the kernel says.
     async fn explain(
         &self,
-        error: LinkError,
+        error: KernelError,
         blueprint: &Blueprint,
         inside: &Handle,
     ) -> WorkloadError {
@@ -153,7 +154,7 @@ impl HostDevices {
     }
 
     /// Without the node's address as the source, where that is on no device for now.
-    async fn route_to(&self, stack: &Stack, ifindex: u32) -> Result<(), RouteError> {
+    async fn route_to(&self, stack: &Stack, ifindex: u32) -> Result<(), KernelError> {
         let route = Route {
             device: Some(ifindex),
             prefsrc: stack.node,

@@ -3,11 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use health_net::link::LinkError;
-use health_net::neighbour::NeighbourError;
+use health_net::KernelError;
 use health_net::netns::NetNsError;
-use health_net::route::RouteError;
-use health_net::sysctl::SysctlError;
 
 /// Why a workload's endpoint could not be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -40,21 +37,9 @@ pub enum WorkloadError {
     /// The kernel lets no packets pass.
     #[error("device {0} lets no packets pass though both ends are up")]
     NotRunning(String),
-    /// Netlink cannot be opened.
-    #[error("cannot open a netlink socket: {0}")]
-    Netlink(io::Error),
-    /// A device.
+    /// A device, an address, a route or a setting.
     #[error(transparent)]
-    Link(#[from] LinkError),
-    /// A route.
-    #[error(transparent)]
-    Route(#[from] RouteError),
-    /// A neighbour entry.
-    #[error(transparent)]
-    Neighbour(#[from] NeighbourError),
-    /// A kernel setting.
-    #[error(transparent)]
-    Sysctl(#[from] SysctlError),
+    Kernel(#[from] KernelError),
     /// A state file.
     #[error("cannot {attempt} {}: {source}", path.display())]
     State {

@@ -22,7 +22,8 @@ use tokio::task::{JoinError, JoinSet};
 
 pub(super) use self::search::TooBig;
 
-use health_net::mtu::{self, DeviceMtu, MtuError, WayOut};
+use health_net::KernelError;
+use health_net::mtu::{self, DeviceMtu, WayOut};
 use health_net::netlink;
 
 use self::search::{Limits, Outcome, Search, Step, Verdict};
@@ -86,7 +87,7 @@ pub(super) struct PathMtuOptions {
 }
 
 /// A way out that was looked up.
-type Lookup = (TargetId, Result<Option<WayOut>, MtuError>);
+type Lookup = (TargetId, Result<Option<WayOut>, KernelError>);
 
 /// Finds the MTU of paths.
 pub(super) struct PathMtuProber {
