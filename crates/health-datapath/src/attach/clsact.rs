@@ -52,8 +52,7 @@ impl Clsact {
             .map_err(hook.failed("attach"))
     }
 
-    /// Puts any program where that of a hook shall be.
-    pub(super) fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
+    fn put(&self, hook: &Hook, program: BorrowedFd<'_>) -> io::Result<()> {
         let (device, side) = (hook.device_number()?, side(hook.direction));
         let name = self.name(hook.program);
         let mut socket = Socket::open()?;

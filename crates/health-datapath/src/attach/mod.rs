@@ -2,7 +2,6 @@
 //! back.
 
 mod clsact;
-mod handover;
 mod tcx;
 
 use std::collections::{HashMap, HashSet};
@@ -21,7 +20,6 @@ use super::loader::{classifier, file_error, set_aside};
 use super::{Datapath, DatapathError, link_pin};
 
 pub(super) use clsact::Clsact;
-pub(super) use handover::attach_type;
 
 const FROM_ENDPOINT: &str = "from_endpoint";
 const TO_ENDPOINT: &str = "to_endpoint";
@@ -220,7 +218,7 @@ pub(super) type AttachedPrograms = HashMap<Hook, ProgramHolder>;
 
 impl Datapath {
     /// Chooses what holds the programs, TCX links unless told. To be called before anything is attached; what a
-    /// former agent attached otherwise is handed over then.
+    /// former agent attached otherwise is taken away then.
     pub fn set_attachments(&mut self, attachments: Attachments) {
         self.attachments = attachments;
     }
@@ -330,17 +328,19 @@ impl Datapath {
         let program = classifier(&mut self.ebpf, hook.program)?;
         let held = match attachment {
             Attachment::Tcx => {
-                let pin = self.pins.join(LINK_PINS).join(hook.pin_name());
-                let _between = match self.may_have_filters {
-                    true => handover::to_tcx(&self.clsact, hook, program, &pin)?,
-                    false => None,
-                };
                 let link = tcx::attach(program, hook, former.collect())?;
-                ProgramHolder::Link(self.pin_link(hook, link)?)
+                let link = self.pin_link(hook, link)?;
+                // Only now: in between, a packet meets both, and at no time none.
+                if self.may_have_filters {
+                    self.clsact.detach(hook)?;
+                }
+                ProgramHolder::Link(link)
             }
             Attachment::Clsact => {
-                let _between = handover::to_clsact(&self.clsact, hook, program, former.collect())?;
                 self.clsact.attach(hook, program)?;
+                if let Some(pin) = tcx::pin_on_device(hook, former.collect()) {
+                    fs::remove_file(&pin).map_err(file_error("remove", &pin))?;
+                }
                 ProgramHolder::Filter
             }
         };

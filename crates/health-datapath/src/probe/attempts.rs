@@ -5,6 +5,7 @@ use std::path::Path;
 use std::{io, thread};
 
 use aya_obj::generated::BPF_F_NO_PREALLOC;
+use aya_obj::generated::bpf_attach_type::BPF_TCX_INGRESS;
 use aya_obj::generated::bpf_func_id::{self, *};
 use aya_obj::generated::bpf_map_type::{self, *};
 use health_net::hostns::is_bpffs;
@@ -16,9 +17,8 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::{CLSACT, Feature, Need, TCX};
 use crate::asm::{R0, R2, R3, R4, R5, call, exit, mov};
-use crate::attach::attach_type;
+use crate::kernel;
 use crate::sys::{self, CreateAttr};
-use crate::{Direction, kernel};
 
 const TC_ACT_UNSPEC: i32 = -1;
 /// Younger than the generated bindings.
@@ -250,7 +250,7 @@ fn in_namespace_of_its_own() -> Devices {
 }
 
 fn attaches_by_tcx(program: BorrowedFd<'_>) -> io::Result<()> {
-    sys::create_tcx_link(program, LOOPBACK, attach_type(Direction::Ingress)).map(drop)
+    sys::create_tcx_link(program, LOOPBACK, BPF_TCX_INGRESS as u32).map(drop)
 }
 
 fn attaches_by_clsact(program: BorrowedFd<'_>) -> io::Result<()> {

@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use aya_obj::generated::bpf_cmd::{BPF_LINK_CREATE, BPF_LINK_UPDATE};
+use aya_obj::generated::bpf_cmd::BPF_LINK_CREATE;
 use aya_obj::generated::bpf_link_type::BPF_LINK_TYPE_TCX;
 
-use super::{bpf, bpf_open, object_info, open_pin};
+use super::{bpf_open, object_info, open_pin};
 
 /// The beginning of `struct bpf_link_info` of a TCX link.
 #[repr(C)]
@@ -34,16 +34,6 @@ struct LinkAttr {
     expected_revision: u64,
 }
 
-/// `union bpf_attr` for giving a link another program.
-#[repr(C)]
-#[derive(Default)]
-struct LinkUpdateAttr {
-    link: u32,
-    program: u32,
-    flags: u32,
-    former: u32,
-}
-
 /// Puts a program on a device, behind those that are there. The link goes with its last descriptor or pin.
 pub(crate) fn create_tcx_link(
     program: BorrowedFd<'_>,
@@ -57,16 +47,6 @@ pub(crate) fn create_tcx_link(
         ..LinkAttr::default()
     };
     bpf_open(BPF_LINK_CREATE, &mut attr)
-}
-
-/// Gives a link another program: each packet meets the one or the other.
-pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    let mut attr = LinkUpdateAttr {
-        link: link.as_raw_fd() as u32,
-        program: program.as_raw_fd() as u32,
-        ..LinkUpdateAttr::default()
-    };
-    bpf(BPF_LINK_UPDATE, &mut attr)
 }
 
 /// Number of the device that the TCX link pinned at `path` is on; `None` for other objects, and where
