@@ -114,7 +114,7 @@ pub(super) async fn import<S: Source>(
         unchanged: texts(&imported.unchanged),
         ..PolicyChange::default()
     };
-    told(&enforcer, change, revision, begun).await
+    answer_when_in_force(&enforcer, change, revision, begun).await
 }
 
 pub(super) async fn delete<S: Source>(
@@ -142,11 +142,11 @@ pub(super) async fn delete<S: Source>(
         deleted: deleted.iter().map(ToString::to_string).collect(),
         ..PolicyChange::default()
     };
-    told(&enforcer, change, revision, begun).await
+    answer_when_in_force(&enforcer, change, revision, begun).await
 }
 
 /// Answers once endpoints follow the change, or when that takes long.
-async fn told(
+async fn answer_when_in_force(
     enforcer: &Enforcer,
     change: PolicyChange,
     revision: u64,

@@ -59,7 +59,7 @@ impl Ours {
             .filter(|(flow, entry)| {
                 (flow.source == host || flow.destination == host) && !entry.has_expired(now)
             })
-            .map(|(flow, entry)| told(flow, entry))
+            .map(|(flow, entry)| to_entry(flow, entry))
             .collect())
     }
 
@@ -88,7 +88,7 @@ impl Ours {
     }
 }
 
-fn told(flow: &Flow, entry: &CtEntry) -> Entry {
+fn to_entry(flow: &Flow, entry: &CtEntry) -> Entry {
     let received = TrafficCount {
         packets: entry.rx_packets,
         bytes: entry.rx_bytes,

@@ -175,13 +175,13 @@ fn check_checksums(before: &[u8], after: &[u8]) -> Result<(), String> {
     }
     for (old, new) in old.iter().zip(&new) {
         if old != new {
-            return Err(told(*old, *new));
+            return Err(describe_change(*old, *new));
         }
     }
     Ok(())
 }
 
-fn told(old: Checksum, new: Checksum) -> String {
+fn describe_change(old: Checksum, new: Checksum) -> String {
     let which = match old.place {
         Place::Header => "IPv4 header checksum",
         Place::Transport => "transport checksum",

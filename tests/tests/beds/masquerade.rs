@@ -424,9 +424,9 @@ fn a_transfer_does_not_notice_that_the_agent_is_killed_and_started_anew() -> any
     for (source, address) in sources(node).iter().zip(far()) {
         let path = path(source, address)?;
         let is_over = AtomicBool::new(false);
+        let interval = Duration::from_millis(3);
+        let go_on = |_| !is_over.load(Ordering::Relaxed);
         let (sent, peer) = std::thread::scope(|scope| {
-            let interval = Duration::from_millis(3);
-            let go_on = |_| !is_over.load(Ordering::Relaxed);
             let transfer = scope.spawn(|| path.datagrams(interval, go_on));
             let is_going = wait_for("the transfer to begin", PATIENCE, || {
                 Ok((!flows_to(node, address)?.is_empty()).then_some(()))

@@ -122,7 +122,7 @@ impl Wire {
     }
 
     /// What the rows tell of the time since netem began.
-    fn told(&self) -> anyhow::Result<RowCounts> {
+    fn row_counts(&self) -> anyhow::Result<RowCounts> {
         let (before, now) = (self.before, self.total()?);
         Ok(RowCounts {
             samples: now.samples - before.samples,
@@ -151,12 +151,12 @@ impl Wire {
         is_so: impl Fn(RowCounts) -> bool,
     ) -> anyhow::Result<RowCounts> {
         let told = wait_for(what, PATIENCE, || {
-            let told = self.told()?;
+            let told = self.row_counts()?;
             ensure!(is_so(told), "{told:?}");
             Ok(Some(told))
         })?;
         let later = wait_for("more round trips", PATIENCE, || {
-            Ok(Some(self.told()?).filter(|later| later.samples >= told.samples + 4))
+            Ok(Some(self.row_counts()?).filter(|later| later.samples >= told.samples + 4))
         })?;
         ensure!(is_so(later), "{what}: {told:?}, then {later:?}");
         Ok(told)

@@ -36,7 +36,7 @@ fn row(kernel: &str, program: &VerifiedProgram) -> String {
 }
 
 /// How many instructions the table says that a kernel's verifier looks at in a program.
-fn told(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
+fn documented_instructions(kernel: &str, name: &str) -> anyhow::Result<Option<u64>> {
     let start = format!("| {kernel} | `{name}` |");
     let Some(row) = DOCS.lines().find(|line| line.starts_with(&start)) else {
         return Ok(None);
@@ -71,7 +71,7 @@ fn the_verifier_looks_at_no_more_than_is_written_down() -> anyhow::Result<()> {
         );
         // Of other kernels than those that the table has, the budget is all that holds.
         if is_listed {
-            let told = told(&kernel, name)?.with_context(|| {
+            let told = documented_instructions(&kernel, name)?.with_context(|| {
                 format!("docs/verifier.md does not have {name}; the table would be:\n{table}")
             })?;
             ensure!(

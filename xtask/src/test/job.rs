@@ -92,6 +92,11 @@ impl Job<'_> {
         Ok(record.close(&self.tests, &why))
     }
 
+    /// The ends of all its tests, where it could not run at all.
+    pub(crate) fn failed(&self, why: &str) -> Vec<TestEnd> {
+        Record::default().close(&self.tests, why)
+    }
+
     fn command(&self, workspace: &Workspace, environment: &[String]) -> anyhow::Result<Command> {
         // Variables come by `env`, since sudo keeps none.
         let mut command = as_root("env", "running tests")?;

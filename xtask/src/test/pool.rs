@@ -74,7 +74,7 @@ pub(crate) fn run(
         }
         drop(sender);
         for (job, result) in results {
-            let ended = result?;
+            let ended = result.unwrap_or_else(|error| job.failed(&format!("{error:#}")));
             times.note(job.name(), ended.iter().map(|ended| ended.took).sum());
             let whole_program = job.tests.len() > 1;
             for ended in &ended {

@@ -294,12 +294,12 @@ fn change_identity(entry: &mut Entry, identity: Identity, now: jiff::Timestamp) 
             Side::Manager,
             State::WaitingToRegenerate,
             now,
-            &told(identity),
+            &identity_message(identity),
         )
         .is_ok()
 }
 
-fn told(identity: Identity) -> String {
+fn identity_message(identity: Identity) -> String {
     match identity {
         Identity::INIT => "identity reserved:init: no other is allocated for its labels".to_owned(),
         identity => format!("identity {identity} for its labels"),

@@ -200,7 +200,8 @@ impl<'a> Picture<'a> {
     }
 
     fn rejected(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {
-        let told = self.told(addresses, |reason| matches!(reason, Reason::Rejected(_)))?;
+        let told =
+            self.reported_failure(addresses, |reason| matches!(reason, Reason::Rejected(_)))?;
         let ReportedFailure { failure, what, .. } = &told;
         let message = match told.reason.sender() {
             Some(sender) => format!(
@@ -269,7 +270,7 @@ impl<'a> Picture<'a> {
             Reason::NoRoute(Some(sender)) => !self.peer.has(sender),
             reason => matches!(reason, Reason::NoRoute(None) | Reason::Unreachable),
         };
-        let told = self.told(addresses, others)?;
+        let told = self.reported_failure(addresses, others)?;
         let ReportedFailure {
             failure,
             what,
@@ -420,7 +421,7 @@ impl<'a> Picture<'a> {
 
     /// What one sender says of targets of this peer: the failures that `is` holds for, of the first
     /// that names its sender, or of this host if none does.
-    fn told(
+    fn reported_failure(
         &self,
         addresses: &[Address<'a>],
         is: impl Fn(Reason) -> bool,

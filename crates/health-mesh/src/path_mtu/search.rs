@@ -449,7 +449,7 @@ mod tests {
         })
     }
 
-    fn told(next_hop_mtu: u32) -> Option<TooBig> {
+    fn too_big_error(next_hop_mtu: u32) -> Option<TooBig> {
         match too_big(next_hop_mtu) {
             Outcome::TooBig(told) => Some(told),
             _ => None,
@@ -479,7 +479,7 @@ mod tests {
         let trace = run(search(1500), path(1500, 1400, too_big(1400)));
         let verdict = Verdict::Reduced {
             mtu: 1400,
-            told: told(1400),
+            told: too_big_error(1400),
         };
         assert_eq!(trace.verdict, verdict);
         assert_eq!(trace.sizes()[2..5], [1500, 1400, 1401]);
@@ -586,7 +586,7 @@ mod tests {
                 (_, None) => Verdict::Reduced { mtu, told: None },
                 (_, Some(hint)) => Verdict::Reduced {
                     mtu,
-                    told: told(if honest { mtu } else { hint }),
+                    told: too_big_error(if honest { mtu } else { hint }),
                 },
             };
             prop_assert_eq!(trace.verdict, expected);
