@@ -4,7 +4,7 @@
 //! A probe is an echo message of exactly [`PROBE_LEN`] bytes of payload in a packet without options,
 //! extension headers or fragmentation. A ping of anybody else lacks the tag and is never touched.
 
-use crate::checksum::{fold64, sum32};
+use crate::checksum::{fold, fold64, sum, sum32};
 use crate::echo::{EchoHeader, FRAGMENT_MASK, IPV4_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
 use crate::rtt::Reply;
 use crate::siphash::{SipKey, siphash24_two_words};
@@ -260,11 +260,11 @@ pub const fn may_be_probe6(ip: &Ipv6Header, message: &ProbeMessage) -> bool {
         && message.payload.magic == PROBE_MAGIC
 }
 
-/// Whether both checksums of an IPv4 packet that may be a probe are right, given its headers and its
-/// message as they lie in memory.
+/// Whether both checksums of an IPv4 packet that may be a probe are right, given its message as it lies in
+/// memory.
 #[inline(always)]
-pub fn is_intact4(ip: &[u32; IPV4_LEN / 4], message: &[u32; MESSAGE_LEN / 4]) -> bool {
-    fold64(sum32(ip)) == 0xffff && fold64(sum32(message)) == 0xffff
+pub fn is_intact4(ip: &Ipv4Header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
+    fold(sum(&ip.words())) == 0xffff && fold64(sum32(message)) == 0xffff
 }
 
 /// The same of an IPv6 packet, whose checksum covers the addresses too (RFC 8200 section 8.1).

@@ -79,14 +79,18 @@ fn probe_leaves<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
 fn probe_comes<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
     let (ip, message, config) = probe::<T>(frame, ip_at)?;
     if message.echo.kind == T::ECHO_REPLY && message.echo.id_be == config.icmp_id_be {
-        let (peer, local) = T::ends(ip);
         let now_ns = received_ns(frame, config);
-        if !T::is_intact(frame, ip_at) {
+        let is_intact = match frame.at(ip_at + T::HEADER_LEN) {
+            Some(words) => T::is_intact(ip, words),
+            None => false,
+        };
+        if !is_intact {
             return Some(pass(frame, Reason::ProbeDamaged, Direction::Ingress));
         }
-        if rtt::matched(peer.to_addr(), message, config, now_ns) {
+        if rtt::matched(T::ends(ip).0.to_addr(), message, config, now_ns) {
             return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
         }
+        let (peer, local) = T::ends(ip);
         flow::received::<T>(local, peer, config, now_ns);
         Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
     } else if message.echo.kind == T::ECHO_REQUEST {

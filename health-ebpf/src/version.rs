@@ -6,7 +6,9 @@ use aya_ebpf::maps::LruHashMap;
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header};
 use health_common::fragment::FragmentPorts;
-use health_common::probe::{ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6};
+use health_common::probe::{
+    MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
+};
 use health_common::tuple::Tuple;
 
 use crate::frame::{Frame, IP_AT};
@@ -41,8 +43,8 @@ pub trait Version: Tuple + Sized + 'static {
     fn protocol_behind(ip: &Self::Header) -> u8;
     /// Whether a packet of this version's ICMP may be a probe of the mesh.
     fn may_be_probe(ip: &Self::Header, message: &ProbeMessage) -> bool;
-    /// Whether the checksums of such a packet, whose IP header is at `ip_at`, are right.
-    fn is_intact(frame: &Frame, ip_at: usize) -> bool;
+    /// Whether the checksums of such a packet are right, given its message as it lies in memory.
+    fn is_intact(ip: &Self::Header, message: &[u32; MESSAGE_LEN / 4]) -> bool;
     /// The packet whose IP header is at `ip_at` and which goes in `direction`. `None` when it is cut short or
     /// of another version.
     fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Self>>;
@@ -90,11 +92,8 @@ macro_rules! version {
                 $may_be_probe(ip, message)
             }
             #[inline(always)]
-            fn is_intact(frame: &Frame, ip_at: usize) -> bool {
-                match (frame.at(ip_at), frame.at(ip_at + Self::HEADER_LEN)) {
-                    (Some(ip), Some(message)) => $is_intact(ip, message),
-                    _ => false,
-                }
+            fn is_intact(ip: &$header, message: &[u32; MESSAGE_LEN / 4]) -> bool {
+                $is_intact(ip, message)
             }
             #[inline(always)]
             fn flows() -> &'static LruHashMap<Self, CtEntry> {
