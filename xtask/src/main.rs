@@ -5,6 +5,8 @@ mod arch;
 mod bench;
 mod crates;
 mod debian;
+#[cfg(test)]
+mod docs;
 mod features;
 mod fuzz;
 mod packages;

@@ -1,0 +1,68 @@
+//! A test of the documentation: the files that it names are there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::workspace::Workspace;
+
+/// How names of files end that pages give from the workspace's folder.
+const EXTENSIONS: &[&str] = &["c", "json", "md", "rs", "service", "sh", "toml", "yaml"];
+
+/// Files that a page names in code spans, by their paths from the workspace's folder.
+fn named<'a>(root: &Path, page: &'a str) -> Vec<&'a str> {
+    let spans = page
+        .lines()
+        .flat_map(|line| line.split('`').skip(1).step_by(2));
+    let in_workspace = |span: &&str| {
+        let path = Path::new(span);
+        let has_extension = path
+            .extension()
+            .is_some_and(|extension| EXTENSIONS.iter().any(|known| extension == *known));
+        let folder = span.split_once('/').map(|(folder, _)| folder);
+        has_extension
+            && folder.is_some_and(|folder| !folder.is_empty() && root.join(folder).is_dir())
+    };
+    spans.filter(in_workspace).collect()
+}
+
+/// Files that a page links to, by their paths from the page's folder.
+fn linked(page: &str) -> Vec<&str> {
+    let targets = page.split("](").skip(1);
+    let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+    targets
+        .filter(|target| !target.is_empty() && !target.contains("://"))
+        .collect()
+}
+
+fn pages(root: &Path) -> Vec<PathBuf> {
+    let docs = fs::read_dir(root.join("docs")).expect("a folder docs");
+    let docs = docs.map(|entry| entry.expect("an entry of docs").path());
+    let pages = docs.chain([root.join("README.md")]);
+    pages
+        .filter(|path| path.extension().is_some_and(|extension| extension == "md"))
+        .collect()
+}
+
+#[test]
+fn files_that_pages_name_or_link_to_are_there() {
+    let workspace = Workspace::locate().expect("the workspace");
+    let root = workspace.root();
+    let mut missing = Vec::new();
+    for path in pages(root) {
+        let page = fs::read_to_string(&path).expect("a page");
+        let folder = path.parent().expect("a page's folder");
+        let named = named(root, &page).into_iter().map(|file| root.join(file));
+        let linked = linked(&page).into_iter().map(|file| folder.join(file));
+        let absent = named.chain(linked).filter(|file| !file.exists());
+        missing.extend(absent.map(|file| format!("{}: {}", path.display(), file.display())));
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+#[test]
+fn names_and_links_are_found() {
+    let workspace = Workspace::locate().expect("the workspace");
+    let page = "`docs/a.md`, `b.rs`, `/etc/c.yaml` and `docs d.md`; [e](e.md#f), [g](https://h.i/j.md), [k](#k)";
+    assert_eq!(named(workspace.root(), page), ["docs/a.md"]);
+    assert_eq!(linked(page), ["e.md"]);
+}
