@@ -3,6 +3,8 @@
 //! Data flows one way: sources (flags, the node registry, the kernel) become state, state goes to
 //! the datapath; maps become results, results go to the API and the command line.
 
+#![forbid(unsafe_code)]
+
 pub mod agent;
 pub mod api;
 mod causes;

@@ -1,5 +1,7 @@
 //! Endpoints of this node, and the routes that lead to other nodes' endpoints.
 
+#![forbid(unsafe_code)]
+
 pub mod enforcement;
 pub mod error;
 pub mod health;

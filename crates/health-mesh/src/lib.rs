@@ -8,6 +8,8 @@
 //! addresses that peers tell of themselves. `path_mtu` finds the MTU of paths. A `handle` is what others hold of it; `sweep` is a request
 //! to probe everything. [`hello`] is the side that answers.
 
+#![forbid(unsafe_code)]
+
 mod accounts;
 mod budget;
 mod confirm;

@@ -1,6 +1,7 @@
-//! What all parts of the agent talk about: labels and identities, address pools, durations, the words of policy,
-//! events, the types of the API. Nothing here does anything but keep files whole: it reads, checks, compares and
-//! shows.
+//! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
+//! events, the types of the API. No sockets, no clock, no kernel: `durable` writes files, `ipam` allocates addresses.
+
+#![forbid(unsafe_code)]
 
 pub mod api;
 pub mod durable;

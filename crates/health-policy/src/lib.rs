@@ -5,6 +5,8 @@
 //! that select an endpoint; a [`ResolvedPolicy`] decides packets one by one, plainly, and compiles
 //! to a [`CompiledPolicy`], whose entries decide the same in the kernel.
 
+#![forbid(unsafe_code)]
+
 mod cilium;
 mod compile;
 mod cover;
