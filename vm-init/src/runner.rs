@@ -32,7 +32,7 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("USER", "root"),
     ("LANG", "C.UTF-8"),
     ("RUST_BACKTRACE", "1"),
-    // Tests wait longer: under software emulation all takes ten times as long.
+    // Software emulation is about ten times slower, but tests mostly wait: three times the deadlines are enough.
     ("HEALTH_AGENT_SLOWNESS", "3"),
 ];
 
