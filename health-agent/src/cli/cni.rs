@@ -13,7 +13,7 @@ specification has it. Give it to them by a link in their folder of plugins, and 
 configuration.
 
 Examples:
-  ln -s /usr/bin/health-agent /opt/cni/bin/health-agent-cni
+  ln -s /usr/local/bin/health-agent /opt/cni/bin/health-agent-cni
   cat /etc/cni/net.d/10-health-agent.conflist
     {\"cniVersion\": \"1.0.0\", \"name\": \"health\",
      \"plugins\": [{\"type\": \"health-agent-cni\", \"labels\": {\"k8s:app\": \"web\"}}]}
