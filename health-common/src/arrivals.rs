@@ -1,10 +1,9 @@
 //! Echo probes of other agents that arrived here, and their replies that left: `HEALTH_ARRIVALS`.
 //!
-//! Kept by agent and not by address: an agent may have several addresses, and others may translate
-//! them. An agent that starts anew is another one.
+//! Counted by agent and not by address: an agent may have several addresses, and others may translate
+//! them. An agent that was restarted is another one.
 //!
-//! The module of the same name in `health-ebpf` counts them. The pair shares its name on purpose: the
-//! layout stands here, what only the kernel can do stands there.
+//! The module of the same name in `health-ebpf` counts them.
 
 use crate::probe::Path;
 

@@ -1,8 +1,8 @@
 //! The probes of this agent, by IP version and sequence number: `HEALTH_INFLIGHT`.
 //!
-//! An array, so a probe on its way is never evicted, and each is counted exactly once: as a sample or as
-//! lost. What its reply tells stays here until the agent, which gives up each probe or hears of its answer,
-//! has it entered into the probe's row: a packet waits for nothing but its slot.
+//! An array, so a probe in flight is never evicted, and each is counted exactly once: as a sample or as lost.
+//! The data of its reply stays here until the agent gives up the probe or receives its answer, and has it
+//! recorded in the probe's row: a packet waits for nothing but its slot.
 
 use crate::addr::Addr;
 use crate::probe::ProbeId;

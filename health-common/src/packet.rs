@@ -1,5 +1,5 @@
-//! What conntrack wants to know of a packet: its tuple, its TCP flags, and whether it is a fragment or
-//! tells of an error.
+//! What conntrack needs to know about a packet: its tuple, its TCP flags, and whether it is a fragment or
+//! an ICMP error.
 //!
 //! The kernel side fetches bytes and hands them in; nothing here looks past what the packet holds.
 

@@ -1,8 +1,8 @@
-//! The payload of an echo probe: how the agents of a mesh know each other's probes, and what the
+//! The payload of an echo probe: how the agents of a mesh recognise each other's probes, and what the
 //! responder's programs write into them.
 //!
 //! A probe is an echo message of exactly [`PROBE_LEN`] bytes of payload in a packet without options,
-//! extension headers or fragmentation. A ping of anybody else lacks the tag and is never touched.
+//! extension headers or fragmentation. Other pings lack the tag and are never modified.
 
 use crate::checksum::{fold, fold64, sum, sum32};
 use crate::echo::{EchoHeader, FRAGMENT_MASK, IPV4_LEN, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};

@@ -1,8 +1,8 @@
-//! Telling whoever monitors: records for `HEALTH_EVENTS`, written only if `HEALTH_MONITOR` wants them.
+//! Events for monitoring: records for `HEALTH_EVENTS`, written only if `HEALTH_MONITOR` wants them.
 //!
-//! Where nobody monitors, a program pays a look-up in an array, which the kernel inlines, and a test; and
-//! that only where there is something to tell. All else is in functions of their own in the kernel too, so
-//! that the verifier looks at them once, and not once for each place that tells.
+//! While no client monitors, a program pays a look-up in an array, which the kernel inlines, and a test; and
+//! only where there is an event. Everything else is in separate functions in the kernel too, so that the
+//! verifier checks them once, and not once for each caller.
 
 use core::ptr;
 

@@ -1,4 +1,4 @@
-//! `cargo xtask check-crates`: whether each crate uses only those that stand above it in the table of
+//! `cargo xtask check-crates`: whether each crate uses only those that are above it in the table of
 //! `docs/architecture.md`.
 
 use std::fs;
@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 
 /// The page with the table, from the workspace's folder.
 const PAGE: &str = "docs/architecture.md";
-/// The heading that it stands under.
+/// The heading above it.
 const HEADING: &str = "## Crates";
 
 /// What cargo says of the workspace.
@@ -37,7 +37,7 @@ struct Dependency {
     path: Option<String>,
 }
 
-/// Fails, and names each offender, when a crate of the table uses one that does not stand above it.
+/// Fails, and names each offender, when a crate of the table uses one that is not above it.
 pub(crate) fn check(workspace: &Workspace) -> anyhow::Result<()> {
     let page = workspace.root().join(PAGE);
     let text =

@@ -37,13 +37,13 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Bring in what building needs: rust-src, bpf-linker, and what static programs need
+    /// Install what building needs: rust-src, bpf-linker, and what static programs need
     Setup,
     /// Build all and run a cluster of real agents on this machine, or in a virtual one, until Ctrl-C
     Run(run::Args),
     /// Run all tests, on this machine or in a virtual one
     Test(test::Args),
-    /// Run random and mutated packets through the datapath's programs, and stop at what must not be
+    /// Run random and mutated packets through the datapath's programs, and stop at the first finding
     Fuzz(fuzz::Args),
     /// Run a benchmark and print its figures
     Bench(bench::Args),

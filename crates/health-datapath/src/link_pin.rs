@@ -1,4 +1,4 @@
-//! Names of pinned links. Each tells its program and its device, and no two hooks share one.
+//! Names of pinned links. Each name contains the program and the device, and no two hooks share one.
 
 use super::layout;
 

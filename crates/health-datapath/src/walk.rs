@@ -1,10 +1,11 @@
 //! Reading a map of any layout from its first entry to its last, in batches where its kind has them.
 //!
 //! Hash maps are read bucket by bucket, each under its lock, and the kernel never resizes them nor moves
-//! an entry to another bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). So an entry
-//! that lives through the walk is read exactly once, and no key is read twice. Arrays are read by index.
-//! What has no batches, and LPM tries, are followed from key to key: where the key just read is
-//! deleted, the kernel begins anew, and entries may be read more than once, but none is missed.
+//! an entry to another bucket (`kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`). An entry
+//! that exists throughout the walk is therefore read exactly once, and no key is read twice. Arrays are
+//! read by index. LPM tries, and kinds without batches, are read key by key: if the key just read is
+//! deleted, the kernel restarts from the beginning, and entries may be read more than once, but none is
+//! missed.
 
 use std::io;
 use std::os::fd::BorrowedFd;

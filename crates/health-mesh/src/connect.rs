@@ -1,4 +1,4 @@
-//! Connections for HTTP probes. An attempt that an ICMP error ends is told by that error and its sender.
+//! Connections for HTTP probes. If an ICMP error ends an attempt, the result is that error and its sender.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;

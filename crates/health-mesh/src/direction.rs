@@ -1,13 +1,13 @@
-//! Where echo probes to a peer get lost: on the way there, in its host, on the way back or in this one.
+//! Where echo probes to a peer are lost: on the way there, in its host, on the way back or in this host.
 //!
 //! The peer's programs count the probes of this agent that arrive and their replies that leave; its agent
-//! tells the counts in its answers to `GET /hello`. Between two such *exchanges*, what was sent here is set
-//! against what arrived there. What is on its way while counts are read is told apart by bounds: a loss that
-//! is told is at least as large. Counts that contradict each other tell nothing.
+//! reports the counts in its answers to `GET /hello`. Between two such *exchanges*, the probes sent here are
+//! compared with those that arrived there. Packets in flight while counts are read are covered by bounds: the
+//! real loss is at least as large as the reported one. Contradictory counts are ignored.
 //!
-//! The peer counts packets, not probes, so a duplicate is one reply more that may be on its way back. How
-//! many were is known when they have come. So an exchange counts as the end of a passage as soon as a later
-//! one tells what came after it.
+//! The peer counts packets, not probes, so a duplicate is one more reply that may be on its way back. The
+//! number of those is known when they have arrived. An exchange therefore ends an interval only when a later
+//! exchange shows what arrived after it.
 //!
 //! A *way* is a path by one IP version. Ways are followed from their first exchange after a loss, while
 //! there are losses. Pure: times are durations since the mesh's start.

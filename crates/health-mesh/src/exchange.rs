@@ -1,7 +1,7 @@
-//! What two agents tell each other in the headers of `GET /hello` about the asker's echo probes: who
-//! asks, and how many of them arrived.
+//! What two agents report to each other in the headers of `GET /hello` about the requester's echo probes:
+//! who asks, and how many of them arrived.
 //!
-//! Both are numbers of a fixed form. Anything else is rubbish, and tells nothing.
+//! Both are numbers in a fixed format. Anything else is ignored.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Health-endpoint addresses that peers told of themselves, kept over restarts.
+//! Health-endpoint addresses that peers reported, kept across restarts.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,12 +1,11 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
-//! One task owns all state (`engine`). The parts it is made of know nothing of each other:
-//! `target` says what to probe, `schedule` when, within a `budget`, `relief` when not; `icmp` and `http` do it, `confirm`
-//! tells a lost probe from an outage, `results` keeps what came out, with a `history` of each target,
-//! `direction` compares it with what peers tell of their side, `exchange`d with HTTP probes,
-//! `diagnosis` says what it means, `accounts` counts it in the datapath's rows, and `learned` keeps the
-//! addresses that peers tell of themselves. `path_mtu` finds the MTU of paths. A `handle` is what others hold of it; `sweep` is a request
-//! to probe everything. [`hello`] is the side that answers.
+//! One task owns all state (`engine`). Its parts are independent of each other: `target` defines what to probe,
+//! `schedule` when, within a `budget`, `relief` when not; `icmp` and `http` probe, `confirm` distinguishes a lost
+//! probe from an outage, `results` keeps the results, with a `history` of each target, `direction` compares them
+//! with the reports of peers, `exchange`d with HTTP probes, `diagnosis` interprets them, `accounts` counts them in
+//! the datapath's rows, and `learned` keeps the addresses that peers report. `path_mtu` finds the MTU of paths. Others
+//! use a `handle`; `sweep` is a request to probe everything. [`hello`] is the side that answers.
 
 #![forbid(unsafe_code)]
 

@@ -23,7 +23,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ConfigArgs {
-    /// Show what the running kernel can do of what an agent uses, tried out as root; needs no agent
+    /// Test as root which features of an agent the kernel supports; needs no agent
     #[arg(long)]
     probe_kernel: bool,
     #[command(flatten)]

@@ -67,22 +67,22 @@ pub enum EndpointCommand {
     /// List all endpoints
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
-    /// Show all that is known about one endpoint
+    /// Show everything about one endpoint
     #[command(after_help = GET_EXAMPLES)]
     Get(GetArgs),
-    /// Show what became of one endpoint lately
+    /// Show the log of one endpoint
     #[command(after_help = LOG_EXAMPLES)]
     Log(ShowArgs),
-    /// Show how one endpoint does
+    /// Show the health of one endpoint
     #[command(after_help = HEALTH_EXAMPLES)]
     Health(ShowArgs),
-    /// Make an endpoint in a network namespace
+    /// Create an endpoint in a network namespace
     #[command(after_help = CREATE_EXAMPLES)]
     Create(CreateArgs),
-    /// Delete endpoints; that there is none is no failure
+    /// Delete endpoints; succeeds if there is none
     #[command(after_help = DELETE_EXAMPLES)]
     Delete(DeleteArgs),
-    /// Give an endpoint other labels, and so another identity
+    /// Change the labels of an endpoint, and so its identity
     #[command(after_help = LABELS_EXAMPLES)]
     Labels(LabelsArgs),
 }
@@ -90,10 +90,10 @@ pub enum EndpointCommand {
 /// Flags of `endpoint list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// Leave the line of column names out
+    /// Omit the column names
     #[arg(long)]
     no_headers: bool,
-    /// Keep showing endpoints as they change: a JSON object a line
+    /// Keep showing endpoints as they change, one JSON object per line
     #[arg(long, conflicts_with_all = ["no_headers", "output"])]
     watch: bool,
     /// Form of the output

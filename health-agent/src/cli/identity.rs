@@ -27,7 +27,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum IdentityCommand {
-    /// List all identities: reserved ones, those of the cluster, and this node's own of CIDRs
+    /// List all identities: reserved ones, those of the cluster, and this node's own for CIDRs
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
     /// Show one identity
@@ -41,7 +41,7 @@ pub struct GetArgs {
     /// Its number, or a reserved one's name
     #[arg(value_name = "ID")]
     id: Identity,
-    /// Form of the output
+    /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value = "json")]
     output: Format,
 }

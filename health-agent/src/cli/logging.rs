@@ -33,7 +33,7 @@ pub enum LogFormat {
 /// How severe an event is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// Something failed and needs somebody
+    /// Something failed and needs attention
     Error,
     /// Something failed and was worked around
     Warn,

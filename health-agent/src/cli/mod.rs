@@ -34,12 +34,12 @@ Examples:
   health-agent run                    Run the daemon
   health-agent status                 Show the connectivity to all nodes
   health-agent status --watch         Keep showing it, and what changes
-  health-agent node get host2         Show all that is known about a node
+  health-agent node get host2         Show everything about a node
   health-agent monitor --type drop    Show packets as they are dropped
   health-agent bpf rtt list -o json   Show round-trip times as the kernel measured them
   health-agent help status            Explain a command";
 
-/// Tells the truth about the connectivity and health of Linux hosts.
+/// Reports the connectivity and health of Linux hosts.
 #[derive(Debug, Parser)]
 #[command(name = "health-agent", version, after_help = EXAMPLES)]
 pub struct Cli {
@@ -55,7 +55,7 @@ pub struct Cli {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
-    /// Name that tells several agents on one machine apart
+    /// Name that distinguishes several agents on one machine
     #[arg(
         long,
         global = true,
@@ -73,7 +73,7 @@ pub struct GlobalArgs {
         default_value = "/run/health-agent"
     )]
     pub runtime_dir: PathBuf,
-    /// Folder of what must survive a reboot
+    /// Folder of state that survives a reboot
     #[arg(
         long,
         global = true,
@@ -91,7 +91,7 @@ pub struct GlobalArgs {
         default_value = "/sys/fs/bpf"
     )]
     pub bpf_root: PathBuf,
-    /// Work for the network namespace at PATH instead of the one it is started in
+    /// Use the network namespace at PATH instead of the current one
     #[arg(long, global = true, env = "HEALTH_AGENT_NETNS", value_name = "PATH", value_parser = absolute_path())]
     pub netns: Option<PathBuf>,
 }
@@ -122,28 +122,28 @@ pub enum Command {
     Run(Box<run::RunArgs>),
     /// Show the connectivity to all nodes
     Status(status::StatusArgs),
-    /// Find out how large packets to other nodes may be
+    /// Probe the path MTU to other nodes
     PathMtu(path_mtu::PathMtuArgs),
-    /// Look at the nodes and at the registries that they come from
+    /// Show the nodes and the registries that they come from
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Look at the endpoints of this node, make and delete them
+    /// Show, create and delete endpoints of this node
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
-    /// Look at the security identities that this node knows
+    /// Show the security identities that this node knows
     #[command(subcommand)]
     Identity(identity::IdentityCommand),
-    /// Say who may talk to whom
+    /// Manage and trace network policy
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Look at the pinned maps and programs, with or without an agent
+    /// Show the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
-    /// Connect containers, as a plugin of their runtime
+    /// Connect containers, as a CNI plugin of their runtime
     Cni(cni::CniArgs),
     /// Show drops and flows as they happen
     Monitor(monitor::MonitorArgs),
-    /// Show the settings that the agent runs with, or what the kernel offers it
+    /// Show the settings of the agent, or what the kernel supports
     Config(config::ConfigArgs),
     /// Remove everything that an agent left on this machine
     Cleanup(cleanup::CleanupArgs),

@@ -21,9 +21,9 @@ use crate::api::client::Client;
 
 const EXAMPLES: &str = "\
 Output:
-  Events are shown as they happen, until Ctrl-C. The programs in the kernel write only those that
-  somebody monitors: without the flags below this is every flow of an endpoint that begins or ends.
-  Where events are lost, since there were too many or this command was too slow, a line says how many
+  Events are shown as they happen, until Ctrl-C. The programs in the kernel write only monitored
+  events: without filters these are all drops, and every flow of an endpoint that begins or ends.
+  If events are lost because there are too many or this command is too slow, a line says how many
 
 Examples:
   health-agent monitor --type drop
@@ -36,15 +36,15 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct MonitorArgs {
-    /// Only events of this type; give it once for each
+    /// Only events of this type (repeatable)
     #[arg(long = "type", value_enum, value_name = "TYPE")]
     types: Vec<EventType>,
     #[command(flatten)]
     tuple: TupleFilter,
-    /// Only what concerns the endpoint of this id; give it once for each
+    /// Only events of the endpoint with this id (repeatable)
     #[arg(long = "endpoint", value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4095))]
     endpoints: Vec<u16>,
-    /// End after so many events
+    /// End after this number of events
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// End after this time

@@ -15,11 +15,11 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Packets are echo requests that must not be fragmented: a small one, one as large as the device or the
-route of this host allows, and if that is not answered, those in between. A path that rejects large
-packets or loses them is looked at twice, which takes up to half a minute.
+route of this host allows, and if that is not answered, sizes in between. A path that rejects or loses
+large packets is probed twice, which takes up to half a minute.
 
-The agent does the same by itself, once in --path-mtu-interval; `health-agent status` tells what is
-wrong, and with --verbose what it saw last.
+The agent does the same by itself, once per --path-mtu-interval; `health-agent status` reports
+problems, and with --verbose the last results.
 
 Examples:
   health-agent path-mtu

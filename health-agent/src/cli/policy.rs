@@ -1,4 +1,4 @@
-//! `health-agent policy`: who may talk to whom.
+//! `health-agent policy`: network policy.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -23,7 +23,7 @@ Examples:
   health-agent policy trace --src-endpoint 17 --dst k8s:app=web --dport 80/TCP";
 
 const IMPORT_EXAMPLES: &str = "\
-All policies of the file are taken, or none. Kinds: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, \
+All policies of the file are imported, or none. Kinds: CiliumNetworkPolicy, CiliumClusterwideNetworkPolicy, \
 NetworkPolicy, List, and a bare JSON list of rules.
 
 Examples:
@@ -52,7 +52,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum PolicyCommand {
-    /// Take policies from a file
+    /// Import policies from a file
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(ImportArgs),
     /// Show policies as they were imported

@@ -23,7 +23,7 @@ use super::absolute_path;
 use super::exit::Failure;
 use super::logging::LogArgs;
 
-/// The registry of an agent that was told of none.
+/// The default registry.
 const NODES_FILE: &str = "/etc/health-agent/nodes.yaml";
 
 const EXAMPLES: &str = "\
@@ -57,7 +57,7 @@ pub struct RunArgs {
     /// configuration, kubernetes[:PATH of a kubeconfig]
     #[arg(long, value_name = "REGISTRY")]
     registry: Option<RegistrySpec>,
-    /// Another cluster to probe, and its registry; give it once for each
+    /// Another cluster to probe, and its registry (repeatable)
     #[arg(long = "remote-cluster", value_name = "NAME=REGISTRY")]
     remote_clusters: Vec<RemoteCluster>,
     /// Where the identities of this cluster are kept, the same on all its nodes: file:PATH,
@@ -65,30 +65,28 @@ pub struct RunArgs {
     /// file:identities.json in --state-dir]
     #[arg(long, value_name = "STORE")]
     identity_store: Option<RegistrySpec>,
-    /// Address that this node registers in etcd; give it once for each [default: those of the
-    /// uplinks]
+    /// Address that this node registers in etcd (repeatable) [default: those of the uplinks]
     #[arg(long = "node-address", value_name = "IP")]
     node_addresses: Vec<IpAddr>,
-    /// Prefix of this node's endpoints, to register in etcd; give it once for each
+    /// Prefix of this node's endpoints, to register in etcd (repeatable)
     #[arg(long = "pod-cidr", value_name = "CIDR")]
     pod_cidrs: Vec<IpNet>,
-    /// Addresses of the pod CIDRs that no endpoint gets: a CIDR or FIRST-LAST; give it once for each
+    /// Addresses of the pod CIDRs that are never allocated: a CIDR or FIRST-LAST (repeatable)
     #[arg(long = "ipam-exclude", value_name = "RANGE")]
     ipam_excludes: Vec<AddressRange>,
-    /// How long an address that was given back is not given out again while others are free, at most 24h
+    /// How long a released address is not reused while others are free, at most 24h
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     ipam_cooling_time: Duration,
     /// When policy is enforced
     #[arg(long, value_enum, value_name = "MODE", default_value_t = PolicyMode::Default)]
     policy_mode: PolicyMode,
-    /// Let this host reach its own endpoints wherever no rule denies it
+    /// Let this host reach its own endpoints unless a rule denies it
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     policy_allow_localhost: bool,
-    /// Uplink, by interface name; give it once for each [default: those that carry the node's
-    /// addresses]
+    /// Uplink, by interface name (repeatable) [default: those that carry the node's addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
     devices: Vec<String>,
-    /// What holds the programs on their devices
+    /// How programs are attached to devices
     #[arg(
         long,
         env = "HEALTH_AGENT_ATTACH_MODE",
@@ -103,63 +101,64 @@ pub struct RunArgs {
     /// Time between two probes of one address and protocol, 100ms to 1h
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_duration)]
     probe_interval: Duration,
-    /// Another interval for some targets, or `off`: icmp, http, host, endpoint, or one such as
-    /// endpoint-http; give it once for each, the last one counts
+    /// Another interval for some targets, or `off`: icmp, http, host, endpoint, or a combination
+    /// such as endpoint-http (repeatable, the last match applies)
     #[arg(long = "probe", value_name = "TARGETS=INTERVAL")]
     probes: Vec<ProbeChoice>,
-    /// Most probes a second; with very many targets, intervals grow
+    /// Maximum number of probes per second; with very many targets, intervals grow
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     probe_rate: u32,
     /// How long a probe waits for its answer, at most 20s and --probe-interval
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     probe_timeout: Duration,
-    /// Time between two looks at the MTU of the path to an address, 1s to 24h, or off
+    /// Time between two checks of the path MTU to an address, 1s to 24h, or off
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     path_mtu_interval: Interval,
-    /// Part of a target's probes, in percent, whose loss degrades it
+    /// A target that loses a larger share of its probes, in percent, is degraded
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     loss_threshold: u8,
-    /// Measure round trips of the TCP connections that there are to nodes and health endpoints
+    /// Measure round trips of existing TCP connections to nodes and health endpoints
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
           value_parser = on_or_off)]
     passive_rtt: bool,
-    /// Probe an address by ICMP so many times less often while such a connection shows that it
+    /// Probe an address by ICMP this many times less often while such a connection shows that it
     /// answers, 1 to 5
     #[arg(long, value_name = "FACTOR", default_value_t = 1)]
     passive_relief: u8,
     /// Time between two collections of conntrack entries, 1s to 12h, or adaptive: by how many expire
     #[arg(long, value_name = "DURATION", default_value = "adaptive")]
     conntrack_gc_interval: GcInterval,
-    /// Longest time between two of them while it is adaptive, 10s to 12h
+    /// Longest time between two collections while the interval is adaptive, 10s to 12h
     #[arg(long, value_name = "DURATION", default_value = "12h", value_parser = parse_duration)]
     conntrack_gc_max_interval: Duration,
-    /// Destinations that endpoints reach without masquerading, which it turns on for this IP version; give
-    /// it once for each
+    /// Destinations that endpoints reach without masquerading; enables masquerading to all others for this
+    /// IP version (repeatable)
     #[arg(long = "native-routing-cidr", value_name = "CIDR")]
     native_routing_cidrs: Vec<IpNet>,
-    /// More destinations that are reached without masquerading; give it once for each
+    /// More destinations that are reached without masquerading (repeatable)
     #[arg(long = "masquerade-exclude", value_name = "CIDR")]
     masquerade_excludes: Vec<IpNet>,
-    /// Ports that masqueraded flows get, 1024 or higher
+    /// Source ports for masqueraded flows, 1024 or higher
     #[arg(long, value_name = "MIN-MAX", default_value = "32768-65535")]
     masquerade_ports: MasqueradePorts,
-    /// Sources routed through this host that are masqueraded besides its endpoints; give it once for each
+    /// Sources routed through this host that are masqueraded in addition to its endpoints (repeatable)
     #[arg(long = "gateway-cidr", value_name = "CIDR")]
     gateway_cidrs: Vec<IpNet>,
     /// How long conntrack entries live.
     #[command(flatten)]
     conntrack_timeouts: ConntrackTimeouts,
-    /// Most conntrack entries of each IP version, 1024 to 16777216; those there are stay when this changes
+    /// Maximum number of conntrack entries of each IP version, 1024 to 16777216; entries are kept when it
+    /// changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     conntrack_max_entries: u32,
-    /// Most NAT entries of each IP version, two a translation, 1024 to 16777216; as above
+    /// Maximum number of NAT entries of each IP version, two per translation, 1024 to 16777216; as above
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     nat_max_entries: u32,
-    /// File with a secret of 16 bytes or more, the same on all nodes, by which agents know each other's
-    /// ICMP probes [default: a key that everybody knows]
+    /// File with a secret of 16 bytes or more, the same on all nodes, by which agents recognise each
+    /// other's ICMP probes [default: a public key]
     #[arg(long, value_name = "FILE")]
     probe_key_file: Option<PathBuf>,
-    /// Measure delays of each direction; the clocks of all nodes must be in step
+    /// Measure the delay of each direction; the clocks of all nodes must be synchronised
     #[arg(long)]
     one_way: bool,
     /// Group that may use the agent's socket [default: the agent's own]
@@ -168,7 +167,7 @@ pub struct RunArgs {
     /// Where GET /metrics is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9962")]
     metrics_address: ListenAddress,
-    /// Show series of every target, not of failing ones alone
+    /// Show series of every target, not only of failing ones
     #[arg(long)]
     metrics_per_target: bool,
     /// Where GET /healthz is served: ADDRESS:PORT, localhost:PORT (both IP versions) or off

@@ -16,7 +16,7 @@ use super::screen::Screen;
 
 /// Between two texts in one stream; in YAML, between two documents.
 const SEPARATOR: &str = "---";
-/// Columns and rows of a terminal that does not tell them.
+/// Columns and rows of a terminal that does not report them.
 const USUAL_SIZE: (u16, u16) = (80, 24);
 
 /// How often something is shown, and how.

@@ -1,6 +1,6 @@
-//! Prometheus metrics, built anew for each scrape from what the agent and its maps know.
+//! Prometheus metrics, built for each scrape from the state of the agent and its maps.
 //!
-//! Metrics that Cilium has too carry Cilium's names and labels, with `health_agent_` in place of
+//! Metrics that Cilium also exports have Cilium's names and labels, with `health_agent_` instead of
 //! `cilium_`: a host may run both, and two exporters with the same names would be added up.
 
 mod collections;

@@ -1,18 +1,17 @@
 //! What the segments of a TCP connection do to its conntrack entry.
 //!
-//! The states are those of RFC 9293 section 3.3.2 as somebody between the two hosts sees them, named
-//! as nf_conntrack does (`net/netfilter/nf_conntrack_proto_tcp.c`), and so are the transitions. They
-//! are derived from bits that are only added ([`CtState`]), so three of them differ:
+//! The states are those of RFC 9293 section 3.3.2 as seen by an observer between the two hosts, named as in
+//! nf_conntrack (`net/netfilter/nf_conntrack_proto_tcp.c`), and so are the transitions. They are derived
+//! from bits that are only added ([`CtState`]), so three of them differ:
 //!
-//! - A FIN that is sent again is told from one of the other side: it does not make LAST_ACK.
+//! - A retransmitted FIN is distinguished from one of the other side: it does not lead to LAST_ACK.
 //! - LAST_ACK becomes TIME_WAIT once both sides have acknowledged after the other's FIN.
-//! - A SYN of the original side in LAST_ACK opens the connection anew, as in TIME_WAIT and CLOSE, since
-//!   the last acknowledgement may have taken another way or been lost before it came here. In CLOSE it
-//!   does so whoever sent the RST.
+//! - A SYN of the original side in LAST_ACK reopens the connection, as in TIME_WAIT and CLOSE, since the
+//!   last acknowledgement may have taken another path or been lost before it came here. In CLOSE it does so
+//!   whoever sent the RST.
 //!
-//! Sequence numbers are not looked at, so a RST that its receiver will refuse (RFC 9293 section
-//! 3.10.7.4) closes the entry too. It goes on to serve the connection, and lives for the closing timeout
-//! from each packet on.
+//! Sequence numbers are ignored, so a RST that its receiver will refuse (RFC 9293 section 3.10.7.4) closes
+//! the entry too. The entry still serves the connection, with the closing timeout from each packet on.
 
 use super::{
     CT_RX_ACKED_FIN, CT_RX_CLOSING, CT_SEEN_NON_SYN, CT_TX_ACKED_FIN, CT_TX_CLOSING, CtState,

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// Run tests of many rounds for as long as it takes to find what is rare, with new random numbers
     #[arg(long, conflicts_with = "ci")]
     long: bool,
-    /// How many processes with tests run at once; three a processor unless told
+    /// How many processes with tests run at once; by default three per processor
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
 }

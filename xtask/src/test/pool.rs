@@ -13,7 +13,7 @@ use super::job::Job;
 use super::report::Report;
 use crate::workspace::Workspace;
 
-/// Jobs at once for each processor, unless told.
+/// Jobs at once for each processor, by default.
 const JOBS_A_PROCESSOR: usize = 3;
 
 /// Tests that take longest, by how their names begin: with them first, no single one is waited for at the end. Used

@@ -34,10 +34,10 @@ const PROGRAMS: &str = "/usr/bin";
 /// Which virtual machine, if any.
 #[derive(clap::Args)]
 pub(crate) struct Choice {
-    /// Do it in a virtual machine with this kernel of Debian, such as 6.1
+    /// Use a virtual machine with this kernel of Debian, such as 6.1
     #[arg(long, value_name = "KERNEL")]
     vm: Option<String>,
-    /// Let that machine have another processor
+    /// Processor of the virtual machine
     #[arg(long, requires = "vm")]
     arch: Option<Arch>,
     #[command(flatten)]
@@ -47,10 +47,10 @@ pub(crate) struct Choice {
 /// A kernel from a file, and bounds.
 #[derive(clap::Args)]
 pub(crate) struct Image {
-    /// Do it in a virtual machine with the kernel of this file (bzImage)
+    /// Use a virtual machine with the kernel in this file (bzImage)
     #[arg(long, value_name = "PATH", conflicts_with = "vm")]
     kernel_image: Option<PathBuf>,
-    /// Folder with the modules of that kernel; without, those beside it
+    /// Folder with the modules of that kernel; by default those next to it
     #[arg(long, value_name = "DIR", requires = "kernel_image")]
     kernel_modules: Option<PathBuf>,
     /// End a virtual machine that takes longer

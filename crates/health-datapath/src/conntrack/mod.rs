@@ -1,4 +1,4 @@
-//! Collection of conntrack and NAT entries: when it happens, and what is told of it.
+//! Collection of conntrack and NAT entries: when it happens, and what is reported about it.
 
 mod collector;
 mod counts;

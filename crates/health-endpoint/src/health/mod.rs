@@ -1,6 +1,6 @@
 //! The node's health endpoint: a network namespace behind a veth pair, whose host side is
 //! `lxc_health`. [`HealthEndpoint::ensure`] makes, adopts or repairs it, [`HealthEndpoint::check`]
-//! tells whether that is needed, [`cleanup()`] removes it.
+//! reports whether that is needed, [`cleanup()`] removes it.
 //!
 //! Its gateway is on no device: the programs on `lxc_health` answer for it.
 

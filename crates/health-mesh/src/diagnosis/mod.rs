@@ -1,12 +1,12 @@
 //! What is wrong with a peer, in one sentence, from the results of all its targets; and whether it
 //! is this node that is cut off. Pure.
 //!
-//! A diagnosis is made of confirmed verdicts. While any probed target of a peer has none, the peer
-//! has no diagnosis: what is missing might tell otherwise. Nor are verdicts from before a change put
-//! together with those from after it: whoever asks waits for all to be known anew. An address is *heard* when something came
-//! that it takes the address itself to send: an answer, a refusal, an ICMP error of its own. It is
-//! *silent* when nothing came back for any probe of it, or this host could not even resolve the next
-//! hop. A peer is unheard when none of its addresses is heard, nor sends an error for another.
+//! A diagnosis is based on confirmed verdicts. While any probed target of a peer has none, the peer has no
+//! diagnosis, because the missing verdict might change it. Verdicts from before and after a change are not
+//! combined: the caller waits until all are known again. An address is *heard* when something arrived that
+//! only the address itself can send: an answer, a refusal, an ICMP error of its own. It is *silent* when
+//! nothing came back for any probe to it, or this host could not even resolve the next hop. A peer is unheard
+//! when none of its addresses is heard, or sends an error for another.
 //!
 //! The first row that holds is the diagnosis; the evidence names all verdicts.
 //!
@@ -30,8 +30,8 @@
 //! | `loss` | all answer; more losses than the threshold, and than chance makes of it |
 //! | `path-mtu` | all answer; packets larger than the path's MTU vanish |
 //! | `latency-shift` | all answer; round trips are well above those before |
-//! | `path-mtu` | all answer; a router tells of an MTU that is lower than this host's |
-//! | `endpoint-address-unknown` | all answer; nobody tells the addresses of the endpoint |
+//! | `path-mtu` | all answer; a router reports an MTU that is lower than this host's |
+//! | `endpoint-address-unknown` | all answer; the addresses of the endpoint are not reported |
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
 

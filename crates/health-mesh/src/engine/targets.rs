@@ -1,4 +1,4 @@
-//! What is probed: made of the registry, the local health endpoint and what peers told.
+//! The targets, derived from the registry, the local health endpoint and the reports of peers.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

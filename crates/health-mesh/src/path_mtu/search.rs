@@ -3,15 +3,15 @@
 //!
 //! Sizes count whole IP packets, in bytes. A search asks for one probe after another:
 //!
-//! 1. a *small* one, which tells that the path works at all;
-//! 2. one *above* the device's MTU, which this host has to refuse, or the MTU is not what it was;
-//! 3. one as large as the way out takes. If it is answered, that is all;
-//! 4. sizes in between, those first that a router names, until one fits and one byte more does not;
-//! 5. after a pause, these two sizes by turns, until the larger one has failed several times.
+//! 1. a *small* one, which shows that the path works at all;
+//! 2. one *above* the device's MTU, which this host must refuse; otherwise the MTU has changed;
+//! 3. one as large as the device or route allows. If it is answered, the search is done;
+//! 4. sizes in between, first those that a router reports, until one fits and one byte more does not;
+//! 5. after a pause, these two sizes alternately, until the larger one has failed several times.
 //!
-//! A packet without an answer may have been lost by chance. So it counts only if the largest size
-//! known to fit is answered right after it. An ICMP error counts by itself while sizes are looked for, but
-//! nothing is told on its word alone: the size that it names has to fit, and one byte more has not.
+//! A packet without an answer may have been lost by chance, so it counts only if the largest size known to
+//! fit is answered right after it. During the search an ICMP error counts by itself, but is not sufficient
+//! for a result: the size that it reports must fit, and one byte more must not.
 
 use std::net::IpAddr;
 use std::time::Duration;

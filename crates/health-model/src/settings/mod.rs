@@ -1,4 +1,4 @@
-//! Settings that more than one part of the agent knows, and how one that cannot be used is told.
+//! Settings that several parts of the agent use, and the error for an invalid one.
 
 mod attach;
 mod location;

@@ -1,4 +1,4 @@
-//! Who has which address, as the programs are told: every prefix that has an identity of its own.
+//! Identities of addresses for the programs: every prefix that has an identity of its own.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

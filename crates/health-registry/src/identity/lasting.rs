@@ -1,5 +1,5 @@
-//! A map whose entries stay for a while after they were taken away, so that a mistake or a loss at
-//! the store can be mended before anybody notices. Times count from any fixed moment.
+//! A map whose entries remain for a while after their removal, so that a mistake or a loss at the
+//! store can be repaired before it has effects. Times count from any fixed moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

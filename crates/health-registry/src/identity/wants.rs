@@ -1,5 +1,5 @@
-//! What this node wants of a store: identities for the labels of its endpoints, and that its
-//! endpoints' addresses are known. What came of it is told to those who wait.
+//! What this node needs from a store: identities for the labels of its endpoints, and announcements of its
+//! endpoints' addresses. Results are sent to the waiting callers.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -24,9 +24,9 @@ Examples:
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  Entries are listed while they are read, in no order: pipe them through sort. Times are seconds
-  since the host was started. An entry that is made or deleted meanwhile may be listed or not, any
-  other one is listed once
+  Entries are listed while they are read, unordered: pipe them through sort. Times are seconds since
+  the host was started. An entry that is created or deleted meanwhile may be listed or not; every
+  other entry is listed once
 
 Examples:
   health-agent bpf ct list
@@ -45,7 +45,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum CtCommand {
-    /// List the flows that are tracked
+    /// List the tracked flows
     #[command(after_help = LIST_EXAMPLES)]
     List(ListArgs),
     /// Delete entries, and the translations of their flows
@@ -56,15 +56,15 @@ pub enum CtCommand {
 /// Flags of `bpf ct list`.
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// `global` for all flows, or the id or an address of the endpoint whose flows are wanted
+    /// `global` for all flows, or the id or an address of an endpoint for its flows
     #[arg(default_value = "global")]
     scope: Scope,
     #[command(flatten)]
     filter: CtFilter,
-    /// Times relative to now: until an entry expires, and since its last packets
+    /// Show times relative to now: until an entry expires, and since its last packets
     #[arg(short = 'd', long)]
     time_diff: bool,
-    /// Only the number of entries
+    /// Print only the number of entries
     #[arg(long)]
     count: bool,
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub struct ListArgs {
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").args(["scope", "states"]).args(FlowFilter::FLAGS).multiple(true).required(true))]
 pub struct FlushArgs {
-    /// `global` for all flows, or the id or an address of the endpoint whose flows are meant
+    /// `global` for all flows, or the id or an address of an endpoint for its flows
     scope: Option<Scope>,
     #[command(flatten)]
     filter: CtFilter,
@@ -86,8 +86,8 @@ pub struct FlushArgs {
 struct CtFilter {
     #[command(flatten)]
     flows: FlowFilter,
-    /// Only TCP connections in this state, as `conntrack -L` names it: established, time_wait and so on;
-    /// give it once for each
+    /// Only TCP connections in this state, as `conntrack -L` names it: established, time_wait and so on
+    /// (repeatable)
     #[arg(long = "state", value_name = "STATE")]
     states: Vec<State>,
 }
@@ -327,7 +327,7 @@ impl Times {
     }
 }
 
-/// A moment as a line tells it.
+/// A moment as a line shows it.
 enum Moment {
     Clock(u32),
     Relative(i64),

@@ -14,16 +14,16 @@ use super::flow::Direction;
 /// Flags that choose by protocol, addresses and ports.
 #[derive(Args, Clone, Debug, Default)]
 pub(in crate::cli) struct TupleFilter {
-    /// Only this protocol: tcp, udp, icmp, icmpv6, sctp or its number; give it once for each
+    /// Only this protocol: tcp, udp, icmp, icmpv6, sctp or its number (repeatable)
     #[arg(long = "proto", value_name = "PROTOCOL")]
     pub(in crate::cli) protocols: Vec<IpProtocol>,
-    /// Only flows from this address or prefix; give it once for each
+    /// Only flows from this address or prefix (repeatable)
     #[arg(long = "src", value_name = "ADDRESS|PREFIX")]
     pub(in crate::cli) sources: Vec<Network>,
-    /// Only flows to this address or prefix; give it once for each
+    /// Only flows to this address or prefix (repeatable)
     #[arg(long = "dst", value_name = "ADDRESS|PREFIX")]
     pub(in crate::cli) destinations: Vec<Network>,
-    /// Only flows with this port, or ICMP identifier, on either side; give it once for each
+    /// Only flows with this port or ICMP identifier on either side (repeatable)
     #[arg(long = "port", value_name = "PORT")]
     pub(in crate::cli) ports: Vec<u16>,
 }

@@ -49,7 +49,7 @@ impl fmt::Display for PacketKey {
     }
 }
 
-/// What its first fragment told.
+/// What its first fragment contained.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Ports {

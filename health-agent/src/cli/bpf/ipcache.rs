@@ -36,7 +36,7 @@ pub enum IpcacheCommand {
     /// List all prefixes with their identities
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show the longest prefix that an address is in
+    /// Show the longest prefix that contains an address
     #[command(after_help = GET_EXAMPLES)]
     Get(GetArgs),
 }

@@ -30,9 +30,9 @@ Examples:
 
 const DUMP_EXAMPLES: &str = "\
 Output:
-  Entries of large maps are shown while they are read, in no order. Another program's map is shown
-  by the types that it was made with (BTF), where each value of a per-CPU map is a list of all
-  CPUs', and in hexadecimal where there are none
+  Entries of large maps are shown while they are read, unordered. Another program's map is decoded by
+  its types (BTF), or shown in hexadecimal if there are none. Each value of a per-CPU map is a list of
+  the values of all CPUs
 
 Examples:
   health-agent bpf map dump HEALTH_CONFIG
@@ -46,7 +46,7 @@ pub enum MapCommand {
     /// List all maps
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show all entries of a map, of the agent's or any other that is pinned
+    /// Show all entries of a map of the agent, or of any other pinned map
     #[command(after_help = DUMP_EXAMPLES)]
     Dump(DumpArgs),
 }

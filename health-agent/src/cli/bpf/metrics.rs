@@ -20,7 +20,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum MetricsCommand {
-    /// List what became of packets, by reason and direction
+    /// List packet counters by reason and direction
     #[command(after_help = EXAMPLES)]
     List(OutputArgs),
 }

@@ -1,5 +1,5 @@
-//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is asked for names
-//! alone.
+//! `health-agent bpf`: the pinned maps and programs, read from the kernel. An agent is only asked for
+//! names.
 
 mod address;
 mod arrivals;
@@ -42,31 +42,31 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum BpfCommand {
-    /// Look at connection tracking, or clear it
+    /// Show or flush connection tracking
     #[command(subcommand)]
     Ct(ct::CtCommand),
-    /// Look at address translation, or clear it
+    /// Show or flush address translation
     #[command(subcommand)]
     Nat(nat::NatCommand),
-    /// Look at round-trip times
+    /// Show or reset round-trip times
     #[command(subcommand)]
     Rtt(rtt::RttCommand),
-    /// Look at the endpoints as the datapath knows them
+    /// Show the endpoints in the datapath
     #[command(subcommand)]
     Endpoint(endpoint::EndpointCommand),
-    /// Look at the verdicts about packets of endpoints
+    /// Show the policy verdicts for packets of endpoints
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Look at the identities behind addresses
+    /// Show the identities of addresses
     #[command(subcommand)]
     Ipcache(ipcache::IpcacheCommand),
-    /// Look at packet counters
+    /// Show packet counters
     #[command(subcommand)]
     Metrics(metrics::MetricsCommand),
-    /// Look at the maps themselves
+    /// Show the maps
     #[command(subcommand)]
     Map(map::MapCommand),
-    /// Look at the programs
+    /// Show the programs
     #[command(subcommand)]
     Prog(prog::ProgCommand),
 }

@@ -21,9 +21,9 @@ Examples:
 
 const LIST_EXAMPLES: &str = "\
 Output:
-  Entries are listed while they are read, in no order: pipe them through sort. An entry that is
-  made or deleted meanwhile may be listed or not, any other one is listed once. The age of each
-  stands under Created
+  Entries are listed while they are read, unordered: pipe them through sort. An entry that is created
+  or deleted meanwhile may be listed or not; every other entry is listed once. Created is the age of
+  an entry
 
 Examples:
   health-agent bpf nat list
@@ -52,7 +52,7 @@ pub enum NatCommand {
 pub struct ListArgs {
     #[command(flatten)]
     filter: FlowFilter,
-    /// Only the number of entries
+    /// Print only the number of entries
     #[arg(long)]
     count: bool,
     #[command(flatten)]

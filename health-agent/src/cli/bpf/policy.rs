@@ -31,7 +31,7 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum PolicyCommand {
-    /// Show the verdicts of an endpoint's table, of one table or of all
+    /// Show the verdicts in the table of an endpoint, in one table or in all
     #[command(after_help = EXAMPLES)]
     Get(GetArgs),
 }

@@ -39,13 +39,13 @@ Examples:
 #[derive(Debug, Subcommand)]
 #[command(after_help = EXAMPLES)]
 pub enum NodeCommand {
-    /// List all nodes that the agent knows
+    /// List all known nodes
     #[command(after_help = LIST_EXAMPLES)]
     List(OutputArgs),
-    /// Show all that is known about one node: its entry, diagnosis, results and windows
+    /// Show everything about one node: its entry, diagnosis, results and windows
     #[command(after_help = GET_EXAMPLES)]
     Get(GetArgs),
-    /// List the node registries, how old what they say is, and what is left out of them
+    /// List the node registries, the age of their data, and rejected entries
     #[command(after_help = REGISTRIES_EXAMPLES)]
     Registries(OutputArgs),
 }

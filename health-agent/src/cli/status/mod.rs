@@ -27,13 +27,13 @@ pub(super) use self::view::{UnknownNode, is_named};
 
 const EXAMPLES: &str = "\
 Exit codes:
-  0   nothing of what is shown is unreachable; it may be degraded or not known yet, as the line
+  0   nothing that is shown is unreachable; it may be degraded or not known yet, as the line
       \"Cluster health\" says. Also when --watch was ended
   1   there is no agent, it does not answer, or it knows no such node
-  3   something of what is shown is unreachable
+  3   something that is shown is unreachable
 
 Output:
-  json and yaml hold the whole report; jsonl has a node a line, or with --watch a report a line
+  json and yaml contain the whole report; jsonl has one line per node, or with --watch per report
 
 Examples:
   health-agent status
@@ -52,7 +52,7 @@ pub struct StatusArgs {
     /// when its results are there
     #[arg(long)]
     probe: bool,
-    /// Show it again and again, every second if nothing else is given, and mark with * what changed
+    /// Update the output continuously, by default every second, and mark changes with *
     #[arg(
         long,
         value_name = "SECONDS",
@@ -63,7 +63,7 @@ pub struct StatusArgs {
         conflicts_with = "probe"
     )]
     watch: Option<Duration>,
-    /// Show a line a node
+    /// Show one line per node
     #[arg(long)]
     succinct: bool,
     /// Show all addresses, times, evidence, loss and round-trip statistics; with --succinct, counts

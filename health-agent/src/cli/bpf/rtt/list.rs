@@ -20,19 +20,19 @@ use crate::cli::watch::{self, Pace};
 
 const EXAMPLES: &str = "\
 Columns:
-  LOSS      part of the probes without an answer
+  LOSS      share of the probes without an answer
   JITTER    mean deviation between neighbouring round trips
-  NETWORK   part of the round trips that was not spent in the peer's host
+  NETWORK   share of the round trips that was not spent in the peer's host
 
 Output:
-  wide adds columns; json, jsonl and yaml hold everything, times in nanoseconds, with the buckets of
-  the histogram that are not empty as [from, up to, round trips]. The agent is asked for the names of
-  nodes alone, and the listing does without it
+  wide adds columns; json, jsonl and yaml contain everything, times in nanoseconds, with the non-empty
+  buckets of the histogram as [from, up to, round trips]. The agent is only asked for the names of
+  nodes; the listing works without it
 
 Differences:
-  with --watch --delta all figures, the histogram's too, are of the probes and round trips since the look
-  before; of a row that was reset meanwhile, since then. MIN and MAX are read off the histogram, within
-  6.25 %, unless they are the row's records. JITTER and SMOOTHED are running figures, and stay so
+  with --watch --delta all figures, including the histogram, cover the probes and round trips since the
+  previous update, or since a row was reset. MIN and MAX are read from the histogram, within 6.25 %,
+  unless they are the row's records. JITTER and SMOOTHED are running figures and show their current value
 
 Examples:
   health-agent bpf rtt list
@@ -46,7 +46,7 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ListArgs {
-    /// Only the rows of this peer: an address, a prefix or a node's name; give it once for each
+    /// Only the rows of this peer: an address, a prefix or a node's name (repeatable)
     #[arg(long = "peer", value_name = "ADDRESS|PREFIX|NODE")]
     peers: Vec<Peer>,
     /// Draw the histograms of this peer: an address, a prefix or a node's name
@@ -54,22 +54,22 @@ pub struct ListArgs {
     histogram: Option<Peer>,
     #[command(flatten)]
     scope: Scope,
-    /// Only rows with at least this part of the probes lost
+    /// Only rows that lost at least this share of their probes
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     min_loss: Option<f64>,
-    /// What to sort by: names in ascending order, figures from the largest on
+    /// Sort by this column: names in ascending, figures in descending order
     #[arg(long, value_enum, value_name = "COLUMN", default_value = "peer")]
     sort: Sort,
-    /// Turn the order round
+    /// Reverse the order
     #[arg(long)]
     reverse: bool,
-    /// Only the first so many rows
+    /// Only this number of rows, from the top
     #[arg(long, value_name = "ROWS")]
     top: Option<usize>,
-    /// Leave the names of nodes away, and do not ask the agent for them
+    /// Omit the names of nodes, and do not ask the agent for them
     #[arg(short, long)]
     numeric: bool,
-    /// Show it again and again, every second if nothing else is given
+    /// Update the output continuously, by default every second
     #[arg(
         long,
         value_name = "SECONDS",
@@ -79,10 +79,10 @@ pub struct ListArgs {
         value_parser = watch::parse_period
     )]
     watch: Option<Duration>,
-    /// Show what came since the look before, the first time after one period
+    /// Show what was counted since the previous update, first after one period
     #[arg(long, requires = "watch")]
     delta: bool,
-    /// Form of the output
+    /// Output format
     #[arg(
         short,
         long,

@@ -16,7 +16,7 @@ use crate::cli::bpf::parallel::on_all_cpus;
 /// Rows that are kept, and sorted, together.
 const CHUNK: usize = 4_096;
 
-/// All rows of one look, to tell at the next what came since.
+/// All rows of one update, to show at the next one what was counted since.
 pub(super) type Look = HashMap<RttKey, RttSummary>;
 
 /// What is asked for.

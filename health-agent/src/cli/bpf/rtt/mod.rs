@@ -30,7 +30,7 @@ Examples:
 pub enum RttCommand {
     /// List the round-trip times along each path
     List(list::ListArgs),
-    /// Make rows empty: they begin anew with the next round trip
+    /// Reset rows: they start again with the next round trip
     Reset(reset::ResetArgs),
 }
 

@@ -1,4 +1,4 @@
-//! `health-agent bpf rtt reset`: rows that begin anew.
+//! `health-agent bpf rtt reset`: resets rows.
 
 use anyhow::bail;
 use clap::Args;
@@ -20,14 +20,14 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct ResetArgs {
-    /// Whose rows: addresses, prefixes or nodes' names
+    /// Peers whose rows to reset: addresses, prefixes or names of nodes
     #[arg(
         value_name = "ADDRESS|PREFIX|NODE",
         required_unless_present = "all",
         conflicts_with = "all"
     )]
     peers: Vec<Peer>,
-    /// Those of all peers
+    /// Reset the rows of all peers
     #[arg(long)]
     all: bool,
     #[command(flatten)]
