@@ -617,6 +617,58 @@ mod tests {
     }
 
     #[test]
+    fn a_duplicate_that_waits_in_the_peers_host_is_no_loss() {
+        let duplicate = Probe {
+            stay: 200,
+            lag: 10,
+            ..Probe::new(95_470, 100, DuplicatedThere)
+        };
+        let model = Model {
+            probes: vec![duplicate],
+            restarts: Vec::new(),
+            base: 0,
+        };
+        // When the counts are read, both have arrived and neither is answered.
+        let exchanges = [
+            (4513, 4514, 4514),
+            (95_332, 95_695, 95_695),
+            (97_000, 97_000, 97_000),
+        ];
+        let passage = model.track(&exchanges).passage(millis(0)).unwrap();
+        assert_eq!((passage.arrived, passage.replied), (2, 0));
+        assert_eq!(passage.lost_in_peer, 0, "{passage:?}");
+    }
+
+    #[test]
+    fn probes_that_this_host_did_not_send_hide_no_losses() {
+        let mut model = regular(LostThere, 4);
+        for probe in model.probes.iter_mut().skip(1).step_by(4) {
+            probe.fate = Unsent;
+        }
+        let passage = passage(&model, 60, 600).unwrap();
+        // One in three of those that left.
+        let share = f64::from(passage.lost_there) / f64::from(passage.sent);
+        assert!((0.31..0.35).contains(&share), "{passage:?}");
+    }
+
+    #[test]
+    fn replies_that_the_agent_did_not_see_are_told_of_their_time_alone() {
+        let model = regular(Returned, 4);
+        let exchange = |second: u64| {
+            let at = second * 1000 + 500;
+            model.exchange(at, at + 1, at + 2)
+        };
+        let mut track = Track::default();
+        for (second, unseen) in [(1, 4), (60, 2), (65, 3)] {
+            track.unseen += unseen;
+            track.exchanged(&exchange(second));
+        }
+        let passage = track.passage(millis(0)).unwrap();
+        assert_eq!(passage.time, millis(59_002));
+        assert_eq!(passage.lost_here, 2);
+    }
+
+    #[test]
     fn what_is_followed_is_bounded() {
         assert!(size_of::<Point>() <= 72);
         let model = regular(LostThere, 4);
