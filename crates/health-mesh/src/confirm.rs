@@ -675,6 +675,34 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_that_may_still_come_is_waited_for_whatever_is_refused_meanwhile() {
+        let mut bed = Bed::reachable();
+        let lost = bed.now;
+        bed.probe(Fate::Lost);
+        bed.run_until(millis(3000), || Fate::Refused);
+        assert_eq!(bed.verdicts, [(lost + millis(900), false)]);
+    }
+
+    #[test]
+    fn an_error_about_an_earlier_probe_than_was_answered_raises_no_doubt() {
+        let mut confirmation = Confirmation::default();
+        confirmation.insert(target(1));
+        confirmation.answered(target(1), Duration::ZERO, RTT, RTT);
+        let sent = [10, 20, 30, 40].map(millis);
+        for at in &sent[..3] {
+            confirmation.sent(target(1), *at, *at + TIMEOUT);
+        }
+        // The answers overtake each other.
+        confirmation.answered(target(1), sent[2], RTT, millis(31));
+        confirmation.answered(target(1), sent[0], RTT, millis(32));
+        confirmation.failed(target(1), sent[1], &refused(), millis(33));
+        assert!(!confirmation.in_doubt(target(1)));
+        confirmation.sent(target(1), sent[3], sent[3] + TIMEOUT);
+        confirmation.failed(target(1), sent[3], &refused(), millis(41));
+        assert!(confirmation.in_doubt(target(1)));
+    }
+
+    #[test]
     fn an_agent_may_restart_unnoticed() {
         let mut bed = Bed::reachable();
         bed.probe(Fate::Refused);
@@ -772,6 +800,7 @@ mod tests {
         confirmation.sent(target(1), millis(10), millis(1010));
         confirmation.withdrawn(target(1), millis(20));
         assert_eq!(confirmation.next_due(&budget), None);
+        assert_eq!(confirmation.unanswered(target(1)), 0);
         confirmation.sent(target(1), millis(20), millis(1020));
         let due = confirmation.poll(millis(70), &mut budget);
         assert_eq!(due, Some(Due::Reprobe(target(1))));
