@@ -164,6 +164,17 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_is_given_again_has_the_time_of_its_new_probe() {
+        let mut inflight = Inflight::new(7, 1);
+        assert_eq!(inflight.insert(probe(10)), Some(number(0, 1)));
+        assert!(inflight.take(1, |_| true).is_some());
+        inflight.next = number(1, 1);
+        assert_eq!(inflight.insert(probe(50)), Some(number(1, 1)));
+        assert!(inflight.take_expired(Duration::from_millis(10)).is_none());
+        assert_eq!(inflight.next_expiry(), Some(Duration::from_millis(50)));
+    }
+
+    #[test]
     fn only_what_waits_expires_and_only_once() {
         let mut inflight = Inflight::new(7, 1);
         let mut insert = |expires_ms| inflight.insert(probe(expires_ms)).unwrap().sequence;

@@ -294,3 +294,89 @@ fn round_trip(probe: &Probe, received_realtime: Duration, now: Duration) -> Dura
         .filter(|rtt| !rtt.is_zero() && *rtt <= elapsed + SLACK)
         .unwrap_or(elapsed)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use health_common::probe::Path;
+
+    use super::*;
+    use crate::target::Protocol;
+    use crate::testing::Namespace;
+
+    fn probe(sent: Duration) -> Probe {
+        let key = TargetKey {
+            address: IpAddr::from([127, 0, 0, 1]),
+            path: Path::Host,
+            protocol: Protocol::Icmp,
+        };
+        Probe::new(
+            TargetId::default(),
+            key,
+            sent,
+            sent + Duration::from_secs(1),
+        )
+    }
+
+    #[test]
+    fn a_late_reply_does_not_answer_the_next_probe_with_its_sequence_number() {
+        let Some(namespace) = Namespace::new() else {
+            return;
+        };
+        namespace.block_on(async || {
+            let mark = Mark {
+                icmp_id: 1,
+                session: 7,
+                key: [1, 2],
+                one_way: false,
+            };
+            let ignored = Arc::new(IgnoredReplies::default());
+            let mut prober = IcmpProber::open(mark, 9, ignored).unwrap();
+            let mut events = Vec::new();
+            prober.push(probe(Duration::ZERO), &mut events);
+            prober.flush(&mut events);
+            prober.readable().await.unwrap();
+            // It is given up before anybody looks at the reply, and all other numbers are used up.
+            let now = Duration::from_secs(2);
+            prober.expire(now, &mut events);
+            let inflight = &mut prober.v4.as_mut().unwrap().inflight;
+            for _ in 0..u16::MAX {
+                let number = inflight.insert(probe(now)).unwrap();
+                inflight.take(number.sequence, |_| true);
+            }
+            events.clear();
+            prober.push(probe(now), &mut events);
+            prober.receive(now, &mut events).unwrap();
+            assert!(events.is_empty(), "{events:?}");
+            prober.flush(&mut events);
+            prober.readable().await.unwrap();
+            prober.receive(now, &mut events).unwrap();
+            let [IcmpEvent::Answered { probe, .. }] = &events[..] else {
+                panic!("{events:?}");
+            };
+            let expected = ProbeId {
+                session: 7,
+                round: 1,
+                sequence: 9,
+            };
+            assert_eq!(probe.number, expected);
+        });
+    }
+
+    #[test]
+    fn a_clock_that_is_set_between_a_probe_and_its_reply_does_no_harm() {
+        let [sent, took, heard] = [10_000, 3, 5].map(Duration::from_millis);
+        let clock = Duration::from_secs(1_000_000);
+        let probe = Probe {
+            sent_realtime: clock,
+            ..probe(sent)
+        };
+        let rtt = |received| round_trip(&probe, received, sent + heard);
+        assert_eq!(rtt(clock + took), took);
+        let hour = Duration::from_secs(3600);
+        for set in [clock + hour, clock - hour] {
+            assert_eq!(rtt(set + took), heard);
+        }
+    }
+}
