@@ -453,6 +453,20 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_that_is_asked_for_gives_way_to_none() {
+        let mut bed = Bed::new("agent", 1000);
+        bed.insert(1, Duration::ZERO, Duration::ZERO);
+        assert_eq!(bed.pop_due(Duration::ZERO), Some(target(1)));
+        // It is due early at the same time, which alone would let the other go first.
+        let now = millis(100);
+        assert_eq!(bed.next_due(), Some(now));
+        bed.schedule.pull_in(target(1), now);
+        bed.insert(2, now, Duration::ZERO);
+        assert_eq!(bed.pop_due(now), Some(target(1)));
+        assert_eq!(bed.pop_due(now), Some(target(2)));
+    }
+
+    #[test]
     fn more_targets_than_the_rate_allows_stretch_the_interval() {
         let mut bed = Bed::new("agent", 100);
         for number in 0..900 {

@@ -1,5 +1,6 @@
 //! The mesh against real networks, in namespaces of its own.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -556,6 +557,31 @@ fn probing_on_request_has_a_new_result_of_each_of_few_targets() {
             let report = probed_anew(&bed).await;
             assert_eq!(report.nodes.len(), 10);
         }
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_target_that_stays_silent_is_probed_less_and_less_often() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    there.sysctl("ipv4/icmp_echo_ignore_all", "1");
+    here.block_on(async || {
+        let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"])]);
+        let target = key("172.30.0.2", Path::Host, Protocol::Icmp);
+        let lost = || bed.store.get(target).map_or(0, |row| row.lost);
+        // Each failure comes a time-out after its probe. None of them brings the next probe forward.
+        let pause = TIMEOUT * 3;
+        let last = Cell::new((0, Instant::now()));
+        bed.until("pausing", |_| {
+            let (count, since) = last.get();
+            if lost() != count {
+                last.set((lost(), Instant::now()));
+            }
+            count >= 3 && since.elapsed() >= pause
+        })
+        .await;
         bed.mesh.shutdown().await;
     });
 }
