@@ -628,6 +628,28 @@ mod tests {
         assert_eq!(History::default().trend(secs(1), secs(0)).usual, None);
     }
 
+    #[test]
+    fn a_rise_lasts_through_a_single_short_round_trip() {
+        let mut history = History::default();
+        for (second, us) in [
+            (10, 100),
+            (20, 100),
+            (30, 900),
+            (40, 900),
+            (50, 100),
+            (60, 900),
+            (70, 900),
+        ] {
+            history.record(secs(second), Some(micros(us)), MOST);
+        }
+        let level = micros(200);
+        assert_eq!(history.risen_since(level), Some(secs(30)));
+        history.record(secs(80), Some(micros(100)), MOST);
+        assert_eq!(history.risen_since(level), Some(secs(30)));
+        history.record(secs(90), Some(micros(100)), MOST);
+        assert_eq!(history.risen_since(level), None);
+    }
+
     proptest! {
         #[test]
         fn round_trips_are_kept_to_one_part_in_4096(ns in 0_u64..4_000_000_000_000) {
