@@ -857,6 +857,11 @@ fn of_http_is_told_which_part_takes_longer() {
         "; 60.0ms of the increase after the handshake: suspect the peer's agent and the load of its host"
     );
     assert_eq!(told(0, 1, 62, 3), "");
+    // No part makes more than the whole increase.
+    assert_eq!(
+        told(31, 31, 62, 4),
+        "; 60.0ms of the increase in the network or the network stack of the peer's host"
+    );
 }
 
 proptest! {
@@ -966,6 +971,14 @@ fn a_path_that_takes_less_than_this_host_sends_is_said() {
         "path to fd00:30::3: packets of 1404 bytes are answered, those of 1405 lost without an \
          ICMP error; eth0 takes 1500"
     );
+
+    // Of two of a kind, the smaller one is said.
+    let smaller = reduced(1280, None);
+    for paths in [[&smaller, &silent], [&silent, &smaller]] {
+        let diagnosis = diagnose_paths(paths.map(Some), Trend::default()).unwrap();
+        let said = "path MTU: packets of more than 1280 bytes";
+        assert!(diagnosis.message.starts_with(said), "{diagnosis:?}");
+    }
 }
 
 #[test]
