@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use health_common::config::DatapathConfig;
 use health_common::ct::tcp::TcpState;
-use health_common::ct::{CT_SEEN_NON_SYN, CtEntry};
+use health_common::ct::{CT_SEEN_NON_SYN, CtEntry, Timeouts};
 use health_common::identity;
 use health_common::metrics::Reason;
 use health_datapath::dump::Flow;
@@ -236,19 +236,21 @@ fn an_error_belongs_to_the_flow_that_it_is_about_and_makes_none() {
     }
 }
 
+/// A part of a UDP packet to the endpoint.
+fn fragment(id: u16, offset_and_more: u16, content: &[u8]) -> Vec<u8> {
+    let ip = Ipv4 {
+        protocol: UDP,
+        id,
+        fragment: offset_and_more,
+        ..Ipv4::icmp(FAR4, ENDPOINT4)
+    };
+    framed(In, IPV4, &ip.packet(content))
+}
+
 #[test]
 #[ignore = "needs root"]
 fn fragments_belong_to_the_flow_of_their_first() {
     let bed = Endpoint::new();
-    let fragment = |id, offset_and_more, content: &[u8]| {
-        let ip = Ipv4 {
-            protocol: UDP,
-            id,
-            fragment: offset_and_more,
-            ..Ipv4::icmp(FAR4, ENDPOINT4)
-        };
-        framed(In, &ip.packet(content))
-    };
     let first = fragment(7, MORE_FRAGMENTS, &with_ports(53, 5353));
     let later = fragment(7, 5, &payload(24));
     // Nothing is known yet of a packet whose first fragment is late.
@@ -263,6 +265,25 @@ fn fragments_belong_to_the_flow_of_their_first() {
     assert_eq!((flow.source_port, flow.destination_port), (53, 5353));
     let bytes = (first.len() + later.len() - 2 * 14) as u64;
     assert_eq!((entry.rx_packets, entry.rx_bytes), (2, bytes));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_late_fragment_does_not_belong_to_a_flow_of_before() {
+    let mut bed = Endpoint::new();
+    let settings = DatapathConfig {
+        timeouts: Timeouts {
+            fragment: 0,
+            ..Timeouts::default()
+        },
+        ..DatapathConfig::default()
+    };
+    bed.0
+        .set_health_endpoint((ENDPOINT4, ENDPOINT6), MAC, HOST_MAC, settings);
+    bed.pass(In, &fragment(7, MORE_FRAGMENTS, &with_ports(53, 5353)));
+    bed.pass(In, &fragment(7, 5, &payload(24)));
+    assert_eq!(bed.0.counted(Reason::CtInvalid), 1);
+    assert_eq!(bed.only_flow().1.rx_packets, 1);
 }
 
 #[test]

@@ -570,7 +570,7 @@ fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
 #[test]
 #[ignore = "needs root"]
 fn fragments_have_the_verdict_of_their_packet() {
-    let bed = Bed::new(&[(exactly(Out, APP, UDP, 53), VERDICT_ALLOW)]);
+    let mut bed = Bed::new(&[(exactly(Out, APP, UDP, 53), VERDICT_ALLOW)]);
     let fragment4 = |id: u16, field: u16, content: &[u8]| {
         let IpAddr::V4(peer) = address(APP, true) else {
             unreachable!("IPv4");
@@ -602,6 +602,7 @@ fn fragments_have_the_verdict_of_their_packet() {
             (fragment6(id, 1, &start), fragment6(id, 40, &payload(24)))
         }
     };
+    let denied = Some(Reason::PolicyDenied);
     for is_v4 in [true, false] {
         let (first, later) = of(is_v4, 1, 53);
         let unknown = Some(Reason::FragmentUnknown);
@@ -609,8 +610,13 @@ fn fragments_have_the_verdict_of_their_packet() {
         assert_eq!(bed.verdict(Out, &first), None);
         assert_eq!(bed.verdict(Out, &later), None);
         let (first, later) = of(is_v4, 2, 54);
-        let denied = Some(Reason::PolicyDenied);
         assert_eq!(bed.verdict(Out, &first), denied);
+        assert_eq!(bed.verdict(Out, &later), denied);
+    }
+    // Of a flow that a change of policy ended, too.
+    bed.change(1, 2, &[(exactly(Out, APP, UDP, 54), VERDICT_ALLOW)]);
+    for is_v4 in [true, false] {
+        let (_, later) = of(is_v4, 1, 53);
         assert_eq!(bed.verdict(Out, &later), denied);
     }
 }
