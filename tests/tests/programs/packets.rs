@@ -881,6 +881,22 @@ fn a_probe_and_its_reply_make_a_round_trip() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_probe_that_crosses_two_uplinks_counts_from_the_second() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let out = probe(Path::Host, 8, PROBE_ID, 1);
+    bed.run("to_netdev", &out);
+    std::thread::sleep(Duration::from_millis(200));
+    let second = Instant::now();
+    bed.run("to_netdev", &out);
+    bed.run("from_netdev", &probe(Path::Host, 0, PROBE_ID, 1));
+    let most = second.elapsed();
+    let measured = Duration::from_nanos(hear(&rtt, key, number(1)));
+    assert!(measured <= most, "{measured:?} of {most:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_reply_counts_from_the_kernels_stamp_and_not_from_one_of_another_time() {
     const LONG: Duration = Duration::from_millis(1);
     const HOUR_NS: u64 = 3_600_000_000_000;
@@ -1500,6 +1516,17 @@ fn an_answer_that_the_uplink_did_not_see_is_counted_once() {
         rtt.lost(key, number(2)).expect("an answer"),
         LossOutcome::AlreadyAnswered
     );
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_probe_that_crosses_no_uplink_leaves_no_flow() {
+    let bed = bed();
+    let (rtt, key) = host_row(&bed);
+    let measured = rtt.answered(key, number(1), 7_000);
+    assert_eq!(measured.expect("a row"), Measurement::AtSocket);
+    assert_eq!(bed.maps().conntrack().expect("the flows"), []);
+    assert_eq!(bed.maps().nat().expect("the translations"), []);
 }
 
 #[test]
