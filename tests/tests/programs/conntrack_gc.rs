@@ -308,6 +308,20 @@ fn a_way_back_that_now_belongs_to_another_flow_stays() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_translation_stays_while_either_entry_of_its_flow_lives() {
+    let mut bed = Bed::new();
+    bed.enter4(flow4(0), now() - 2, 40_000, now_ns());
+    // Made by a late reply.
+    let inward = flow4(0).reply();
+    bed.ct4.insert(inward, entry(now() + 60), 0).expect("room");
+    let collected = bed.collect(Family::Ipv4);
+    assert_eq!((collected.flows.removed, collected.flows.alive), (1, 1));
+    assert_eq!(collected.translations.removed, 0);
+    assert_eq!(bed.nat4.keys().count(), 2);
+}
+
+#[test]
+#[ignore = "needs root"]
 fn how_full_a_map_is_shows_without_reading_it_all() {
     let mut bed = Bed::new();
     let fill = |bed: &Bed| -> Fill {
