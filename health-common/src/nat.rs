@@ -694,6 +694,15 @@ mod tests {
     }
 
     #[test]
+    fn a_word_holds_the_carry_that_its_carries_leave() {
+        let difference = Difference::of128(&[1, 2, 3, 4], &[1, 2, 3, 6]);
+        for check in [1, 0x1234, 0xfffe] {
+            let by_word = !fold64(u64::from(!check) + u64::from(difference.word()));
+            assert_eq!(by_word, difference.apply(check));
+        }
+    }
+
+    #[test]
     fn a_difference_of_nothing_changes_no_sum() {
         for check in [1, 0x1234, 0xfffe] {
             assert_eq!(Difference::default().apply(check), check);
