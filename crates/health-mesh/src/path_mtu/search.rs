@@ -551,6 +551,29 @@ mod tests {
     }
 
     #[test]
+    fn what_is_lost_together_with_its_control_does_not_count() {
+        let mut losses = 0;
+        let trace = run(search(1500), |size| {
+            let is_lost = match size {
+                1501 => return Outcome::Refused,
+                1500 => losses < 6,
+                _ => losses % 2 == 1,
+            };
+            losses += u32::from(is_lost);
+            match is_lost {
+                true => Outcome::Lost,
+                false => Outcome::Answered(RTT),
+            }
+        });
+        assert_eq!(trace.verdict, Verdict::Full);
+        let tries = [1500, SMALL, SMALL].repeat(3);
+        assert_eq!(
+            trace.sizes(),
+            [&[SMALL, 1501], &tries[..], &[1500]].concat()
+        );
+    }
+
+    #[test]
     fn a_device_with_another_mtu_ends_the_search() {
         // It has grown, then shrunk.
         for mtu in [9000, 1400] {
