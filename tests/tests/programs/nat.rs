@@ -171,6 +171,20 @@ impl Bed {
         entries
     }
 
+    /// Has the time of all IPv4 flows be over.
+    fn expire_flows4(&self) {
+        let mut flows: HashMap<MapData, Tuple4, CtEntry> = self.map("HEALTH_CT4");
+        let keys: Vec<Tuple4> = flows.keys().map(|key| key.expect("a key")).collect();
+        for key in keys {
+            let entry = flows.get(&key, 0).expect("its entry");
+            let over = CtEntry {
+                expires: 0,
+                ..entry
+            };
+            flows.insert(key, over, 0).expect("an entry");
+        }
+    }
+
     fn flows(&self) -> Vec<(Flow, CtEntry)> {
         self.0.maps().conntrack().expect("the flows")
     }
@@ -524,19 +538,7 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
     let hosts = v4();
     let to = (hosts.far, 443);
     bed.open(TCP, (hosts.endpoint, 5000), to);
-    let mut flows: HashMap<MapData, Tuple4, CtEntry> = bed.map("HEALTH_CT4");
-    let key = flows.keys().next().expect("a flow").expect("its key");
-    let entry = flows.get(&key, 0).expect("its entry");
-    flows
-        .insert(
-            key,
-            CtEntry {
-                expires: 0,
-                ..entry
-            },
-            0,
-        )
-        .expect("an entry");
+    bed.expire_flows4();
     assert_eq!(bed.open(TCP, (hosts.other_endpoint, 6000), to), 40_000);
     let ports: Vec<_> = bed
         .nat()
@@ -552,6 +554,7 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
     let again = packet(TCP, (hosts.endpoint, 5000), to);
     assert_eq!(bed.send(&again), dropped(&again));
     // Without an entry of its flow, a translation is given up when it is old enough.
+    let mut flows: HashMap<MapData, Tuple4, CtEntry> = bed.map("HEALTH_CT4");
     flows
         .remove(
             &flows
@@ -562,6 +565,24 @@ fn the_port_of_a_flow_that_is_over_is_free_before_it_is_collected() {
         )
         .expect("an entry");
     assert_eq!(bed.send(&again), dropped(&again));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_comes_after_the_time_of_its_flow_is_not_the_endpoints() {
+    let bed = Bed::new("32768-65535");
+    let hosts = v4();
+    let (from, to) = ((hosts.endpoint, 1000), (hosts.far, 53));
+    let port = bed.open(UDP, from, to);
+    let back = packet(UDP, to, (hosts.node, port));
+    assert_eq!(bed.arrive(&back), passed(&packet(UDP, to, from)));
+    assert_eq!(bed.open(UDP, from, to), port);
+    assert_eq!(bed.flow(from).tx_packets, 2);
+    bed.expire_flows4();
+    assert_eq!(bed.arrive(&back), passed(&back));
+    // The endpoint's next packet opens another flow, of which nothing was counted.
+    assert_eq!(bed.open(UDP, from, to), port);
+    assert_eq!(bed.flow(from).tx_packets, 1);
 }
 
 #[test]
@@ -652,6 +673,20 @@ fn errors_about_what_came_back_leave_as_if_this_node_had_got_it() {
         // About what nobody knows of.
         let request = packet(UDP, (hosts.far, 50_001), (hosts.endpoint, 99));
         let sent = error(hosts.endpoint, hosts.far, &request[14..]);
+        assert_eq!(bed.leave(&sent), dropped(&sent));
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_error_about_a_flow_whose_translation_is_lost_tells_no_address_of_an_endpoint() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let (from, to) = ((hosts.endpoint, 1000), (hosts.far, 53));
+        bed.open(UDP, from, to);
+        bed.0.maps().flush_nat(|_, _| true).expect("a flush");
+        let came = packet(UDP, to, from);
+        let sent = error(hosts.endpoint, hosts.far, &came[14..]);
         assert_eq!(bed.leave(&sent), dropped(&sent));
     }
 }
