@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::{env, io};
 
@@ -55,7 +56,9 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
         hostns::enter(path).context("--netns")?;
     }
     let runtime = runtime(&cli.command).context("cannot start the runtime")?;
-    let result = runtime.block_on(cli.command.execute(location));
+    // Unboxed, each kind of runtime would have all commands compiled into it once more.
+    let command: Pin<Box<dyn Future<Output = _>>> = Box::pin(cli.command.execute(location));
+    let result = runtime.block_on(command);
     // The command is over; whatever thread is still busy must not hold up the exit.
     runtime.shutdown_background();
     result
