@@ -1,13 +1,16 @@
 //! `HEALTH_EVENTS` and `HEALTH_MONITOR` from user space.
 
 use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, Map, MapData, PerCpuArray, RingBuf};
 use health_common::events::{Event, MonitorFilter};
 use health_common::metrics::{Counter, Direction, Reason, metrics_index};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
 
 use crate::events::{Ring, Switch};
 use crate::kernel_rtt::map_io;
@@ -16,9 +19,15 @@ use crate::sys;
 /// Events that are taken before somebody else has a turn.
 const BATCH: usize = 1_024;
 
+/// How long the ring stays mapped without events. Less than the pause between two looks at what was lost, which end
+/// a wait.
+const QUIET: Duration = Duration::from_millis(200);
+
 /// Where the programs write events.
 pub struct KernelRing {
-    ring: AsyncFd<RingBuf<MapData>>,
+    map: AsyncFd<OwnedFd>,
+    /// `None` while nothing comes: mapped, the ring counts twice in the agent's memory.
+    ring: Option<RingBuf<MapData>>,
     counters: PerCpuArray<MapData, Counter>,
 }
 
@@ -28,25 +37,43 @@ impl KernelRing {
         ring: RingBuf<MapData>,
         counters: PerCpuArray<MapData, Counter>,
     ) -> io::Result<Self> {
-        // SAFETY: the ring owns its descriptor and never closes or replaces it before it is dropped.
-        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }
+        let map = ring.as_fd().try_clone_to_owned()?;
+        // SAFETY: the descriptor is not closed or replaced before it is dropped.
+        let map = unsafe { AsyncFd::register_with_interest(map, Interest::READABLE) }
             .map_err(io::Error::from)?;
-        Ok(Self { ring, counters })
+        Ok(Self {
+            map,
+            ring: Some(ring),
+            counters,
+        })
+    }
+
+    fn mapped(&self) -> io::Result<RingBuf<MapData>> {
+        MapData::from_fd(self.map.get_ref().try_clone()?)
+            .and_then(|map| RingBuf::try_from(Map::RingBuf(map)))
+            .map_err(map_io)
     }
 }
 
 impl Ring for KernelRing {
     async fn ready(&mut self) -> io::Result<()> {
-        self.ring.readable_mut().await.map(|mut ready| {
-            // The kernel tells again of what comes while the ring is empty, and only then: it is emptied after
-            // each time.
-            ready.clear_ready();
-        })
+        if self.ring.is_some() {
+            if let Ok(ready) = timeout(QUIET, readable(&self.map)).await {
+                return ready;
+            }
+            self.ring = None;
+        }
+        readable(&self.map).await?;
+        self.ring = Some(self.mapped()?);
+        Ok(())
     }
 
     fn take(&mut self, mut each: impl FnMut(&Event)) -> bool {
+        let Some(ring) = &mut self.ring else {
+            return false;
+        };
         for _ in 0..BATCH {
-            let Some(record) = self.ring.get_mut().next() else {
+            let Some(record) = ring.next() else {
                 return false;
             };
             // Another version's record would be of another length.
@@ -66,6 +93,14 @@ impl Ring for KernelRing {
         }
         Ok(lost)
     }
+}
+
+async fn readable(map: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    map.readable().await.map(|mut ready| {
+        // The kernel tells again of what comes while the ring is empty, and only then: it is emptied after
+        // each time.
+        ready.clear_ready();
+    })
 }
 
 /// Which events the programs write.
