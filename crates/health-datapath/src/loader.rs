@@ -12,6 +12,7 @@ use aya::maps::{
 };
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
+use aya_log::EbpfLogger;
 use health_common::addr::Addr;
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
 use health_common::config::DatapathConfig;
@@ -42,10 +43,19 @@ pub enum ProgramLog {
     Debug,
 }
 
+pub(super) type Programs = StdHashMap<&'static str, SchedClassifier>;
+
+/// What the programs log, as lines of the agent's log.
+pub(super) type ProgramLines = EbpfLogger<&'static dyn ::log::Log>;
+
 /// The loaded programs and their maps. Dropping it leaves everything pinned and attached.
 pub struct Datapath {
     pub(super) pins: PathBuf,
-    pub(super) ebpf: Ebpf,
+    /// By name, as opened from their pins: what they were loaded from, some megabyte of it, is not kept.
+    pub(super) programs: Programs,
+    maps: StdHashMap<String, Map>,
+    /// What the programs log, until it is forwarded.
+    pub(super) log: Option<ProgramLines>,
     /// Where programs shall be.
     pub(super) hooks: Vec<Hook>,
     pub(super) attachments: Attachments,
@@ -101,17 +111,26 @@ impl Datapath {
             .override_global(aya_log::LEVEL, &level, false)
             .load(PROGRAMS)?;
         for name in layout::PROGRAMS {
-            classifier(&mut ebpf, name)?
-                .load()
-                .map_err(program_error("load", name))?;
+            let program = loaded(&mut ebpf, name)?;
+            program.load().map_err(program_error("load", name))?;
         }
         let endpoints = typed(&pins, &layout::ENDPOINTS, HashMap::try_from)?;
         let config = typed(&pins, &layout::CONFIG, Array::try_from)?;
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
+        let mut programs = Programs::new();
+        for name in layout::PROGRAMS {
+            let path = pin_program(&pins, name, loaded(&mut ebpf, name)?)?;
+            let program = SchedClassifier::from_pin(path).map_err(program_error("open", name))?;
+            programs.insert(name, program);
+        }
+        let log = EbpfLogger::init(&mut ebpf).ok();
+        let maps = take_maps(ebpf);
         let clsact = Clsact::of(&pins);
         let mut datapath = Self {
             pins,
-            ebpf,
+            programs,
+            maps,
+            log,
             hooks: Vec::new(),
             attachments: Attachments::all(Attachment::Tcx),
             attached: attach::AttachedPrograms::default(),
@@ -124,7 +143,6 @@ impl Datapath {
             masquerade,
             lock,
         };
-        datapath.pin_programs()?;
         // Programs that others go on with serve from then on: not before the maps hold what they need.
         if datapath.resizing.is_none() {
             datapath.connect_programs()?;
@@ -137,7 +155,9 @@ impl Datapath {
         // All fields by name, so that a new one is thought of here. Maps and programs are handles.
         let Self {
             pins: _,
-            ebpf: _,
+            programs: _,
+            maps: _,
+            log: _,
             hooks,
             attachments,
             attached,
@@ -165,7 +185,7 @@ impl Datapath {
             (CALL_MASQUERADE, layout::MASQUERADE_OUT),
             (CALL_UNMASQUERADE, layout::MASQUERADE_IN),
         ] {
-            let program = classifier(&mut self.ebpf, name)?;
+            let program = classifier(&mut self.programs, name)?;
             let fd = program.fd().map_err(program_error("open", name))?;
             calls
                 .set(index, fd, 0)
@@ -297,8 +317,8 @@ impl Datapath {
                 continue;
             }
             let handle = self
-                .ebpf
-                .map(map.name)
+                .maps
+                .get(map.name)
                 .ok_or_else(|| DatapathError::Missing(map.name.into()))?;
             handle
                 .pin(&path)
@@ -310,7 +330,7 @@ impl Datapath {
             .filter(|name| !self.pins.join(PROGRAM_PINS).join(name).exists())
             .collect();
         for name in missing {
-            self.pin_program(name)?;
+            pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?;
             lost.push(name.to_owned());
         }
         Ok(lost)
@@ -322,26 +342,6 @@ impl Datapath {
             && layout::PROGRAMS
                 .iter()
                 .all(|name| self.pins.join(PROGRAM_PINS).join(name).exists())
-    }
-
-    fn pin_programs(&mut self) -> Result<(), DatapathError> {
-        layout::PROGRAMS
-            .into_iter()
-            .try_for_each(|name| self.pin_program(name))
-    }
-
-    /// Pins a program, replacing another's pin of the same name at once.
-    fn pin_program(&mut self, name: &str) -> Result<(), DatapathError> {
-        let folder = self.pins.join(PROGRAM_PINS);
-        let fresh = folder.join(format!("{name}_new"));
-        remove_tree(&fresh)?;
-        classifier(&mut self.ebpf, name)?
-            .pin(&fresh)
-            .map_err(|source| DatapathError::Pin {
-                path: fresh.clone(),
-                source,
-            })?;
-        fs::rename(&fresh, folder.join(name)).map_err(file_error("rename", &fresh))
     }
 
     /// Makes the folders of pins that are missing.
@@ -504,13 +504,47 @@ fn typed<T>(
 }
 
 pub(super) fn classifier<'a>(
-    ebpf: &'a mut Ebpf,
+    programs: &'a mut Programs,
     name: &str,
 ) -> Result<&'a mut SchedClassifier, DatapathError> {
+    programs
+        .get_mut(name)
+        .ok_or_else(|| DatapathError::Missing(name.to_owned()))
+}
+
+/// A program of the object.
+fn loaded<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, DatapathError> {
     match ebpf.program_mut(name) {
         Some(Program::SchedClassifier(program)) => Ok(program),
         _ => Err(DatapathError::Missing(name.to_owned())),
     }
+}
+
+/// The object's maps, without the object.
+fn take_maps(mut ebpf: Ebpf) -> StdHashMap<String, Map> {
+    let names: Vec<String> = ebpf.maps().map(|(name, _)| name.to_owned()).collect();
+    names
+        .into_iter()
+        .filter_map(|name| ebpf.take_map(&name).map(|map| (name, map)))
+        .collect()
+}
+
+/// Pins a program, replacing another's pin of the same name at once. Returns where.
+fn pin_program(
+    pins: &Path,
+    name: &str,
+    program: &mut SchedClassifier,
+) -> Result<PathBuf, DatapathError> {
+    let folder = pins.join(PROGRAM_PINS);
+    let path = folder.join(name);
+    let fresh = folder.join(format!("{name}_new"));
+    remove_tree(&fresh)?;
+    program.pin(&fresh).map_err(|source| DatapathError::Pin {
+        path: fresh.clone(),
+        source,
+    })?;
+    fs::rename(&fresh, &path).map_err(file_error("rename", &fresh))?;
+    Ok(path)
 }
 
 /// Removes a file or a folder with all in it; `bpffs` knows no recursive removal of its own.

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use aya_log::EbpfLogger;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -12,8 +11,8 @@ use super::Datapath;
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The object has no log, or it was taken.
-    #[error("cannot read the log of the eBPF programs: {0}")]
-    Open(#[from] aya_log::Error),
+    #[error("cannot read the log of the eBPF programs")]
+    Missing,
     /// The runtime cannot wait for it.
     #[error("cannot poll the log of the eBPF programs: {0}")]
     Poll(io::Error),
@@ -21,7 +20,7 @@ pub enum LogError {
 
 /// Passes on what the programs log, until the runtime ends. Must be called in a tokio runtime.
 pub fn forward(datapath: &mut Datapath) -> Result<(), LogError> {
-    let log = EbpfLogger::init(&mut datapath.ebpf)?;
+    let log = datapath.log.take().ok_or(LogError::Missing)?;
     // SAFETY: the logger owns its descriptor and never closes or replaces it before it is dropped.
     let mut log = unsafe { AsyncFd::register_with_interest(log, Interest::READABLE) }
         .map_err(|error| LogError::Poll(error.into()))?;

@@ -290,8 +290,8 @@ impl Datapath {
 
     pub(super) fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
         let program = self
-            .ebpf
-            .program(hook.program)
+            .programs
+            .get(hook.program)
             .and_then(|program| program.info().ok())?
             .id();
         let is_there = match self.attachment_at(hook) {
@@ -325,7 +325,7 @@ impl Datapath {
         let folders = [&self.pins, &set_aside(&self.pins)].map(|pins| pins.join(LINK_PINS));
         let former = folders.iter().flat_map(|folder| candidates(hook, folder));
         let attachment = self.attachment_at(hook);
-        let program = classifier(&mut self.ebpf, hook.program)?;
+        let program = classifier(&mut self.programs, hook.program)?;
         let held = match attachment {
             Attachment::Tcx => {
                 let link = tcx::attach(program, hook, former.collect())?;
