@@ -24,7 +24,7 @@ const NODES: u8 = 3;
 /// The agent is measured for so long, and so often; after each time come the processes of `ping`.
 const WINDOW: Duration = Duration::from_secs(10);
 const ROUNDS: u32 = 3;
-const MEMORY_LIMIT_MIB: f64 = 25.0;
+const MEMORY_LIMIT_MIB: f64 = 20.0;
 /// Against a process of `ping` for each probe.
 const CPU_RATIO: f64 = 7.0;
 
