@@ -164,6 +164,10 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
         // aya-build sets the flags of the compiler itself; these come beside them.
         .env("CARGO_UNSTABLE_PROFILE_RUSTFLAGS", "true")
         .env("CARGO_PROFILE_RELEASE_RUSTFLAGS", COMPILER_FLAGS)
+        // The rest of the profile is for a small agent.
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4")
+        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .env(
             "CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS",
             "-Ctarget-cpu=generic",
