@@ -244,7 +244,7 @@ fn fragment(id: u16, offset_and_more: u16, content: &[u8]) -> Vec<u8> {
         fragment: offset_and_more,
         ..Ipv4::icmp(FAR4, ENDPOINT4)
     };
-    framed(In, IPV4, &ip.packet(content))
+    framed(In, &ip.packet(content))
 }
 
 #[test]
