@@ -42,7 +42,7 @@ const DONT_FRAGMENT: u16 = 0x4000;
 pub(crate) const FRAGMENT_MASK: u16 = 0x3fff;
 
 // The headers of IP, TCP and ICMP are types of our own: in those of `network_types` words are bytes without
-// alignment, which LLVM loads and stores one by one on this target.
+// alignment, which LLVM loads and stores one by one on this target, with more on the stack than it holds.
 
 /// IPv4 header without options (RFC 791 section 3.1). Multi-byte fields in network byte order.
 #[repr(C)]
