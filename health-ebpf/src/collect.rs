@@ -13,7 +13,7 @@ use health_common::tuple::Tuple as _;
 use crate::bounds::forgotten;
 use crate::clock::{coarse_now_ns, seconds};
 use crate::frame::Frame;
-use crate::version::Version;
+use crate::ip_version::Version;
 
 /// What became of a key. Those of a whole request are added up, and none overflows into the next.
 const REFRESHED: u32 = 1;

@@ -49,23 +49,23 @@ pub enum Tracked {
     Full,
 }
 
-/// What a packet says about the state of its flow.
+/// The flags of a packet, as far as it holds them.
 #[derive(Clone, Copy)]
-pub enum Said {
-    /// Nothing, as a later fragment: it makes no entry.
-    Nothing,
-    /// These TCP flags, which count for TCP alone.
-    Flags(u8),
+pub enum PacketFlags {
+    /// A later fragment has none, and makes no entry.
+    Unknown,
+    /// TCP flags; of other protocols they mean nothing.
+    Tcp(u8),
 }
 
-impl Said {
-    /// By a packet.
+impl PacketFlags {
+    /// Those of a packet.
     #[inline(always)]
-    pub fn by<T>(packet: &Packet<T>) -> Self {
+    pub fn of<T>(packet: &Packet<T>) -> Self {
         if packet.is_later() {
-            Self::Nothing
+            Self::Unknown
         } else {
-            Self::Flags(packet.tcp_flags)
+            Self::Tcp(packet.tcp_flags)
         }
     }
 }
@@ -76,11 +76,11 @@ impl Said {
 pub fn enter<K: Tuple>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &mut K,
-    said: Said,
+    flags: PacketFlags,
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
-    match enter_if(map, tuple, said, traffic, timeouts, |_| Ok::<_, Never>(())) {
+    match enter_if(map, tuple, flags, traffic, timeouts, |_| Ok::<_, Never>(())) {
         Ok(tracked) => tracked,
         Err(never) => match never {},
     }
@@ -92,7 +92,7 @@ pub fn enter<K: Tuple>(
 pub fn enter_if<K: Tuple, E>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &mut K,
-    said: Said,
+    flags: PacketFlags,
     traffic: Traffic,
     timeouts: &Timeouts,
     admit: impl Fn(&K) -> Result<(), E>,
@@ -102,7 +102,7 @@ pub fn enter_if<K: Tuple, E>(
         if side == Side::Original {
             admit(tuple)?;
         }
-        if let Said::Flags(tcp_flags) = said {
+        if let PacketFlags::Tcp(tcp_flags) = flags {
             // SAFETY: a value of that map.
             let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
             if !is_part {
@@ -119,7 +119,7 @@ pub fn enter_if<K: Tuple, E>(
         return Ok(Tracked::Known);
     }
     admit(tuple)?;
-    let Said::Flags(tcp_flags) = said else {
+    let PacketFlags::Tcp(tcp_flags) = flags else {
         return Ok(Tracked::Invalid);
     };
     let state = if tuple.protocol() == IP_PROTOCOL_TCP {

@@ -36,19 +36,19 @@ const IPV6_GROUP: u32 = 0xff;
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
     /// See [`State`].
-    const KEPT: bool;
+    const IS_STATEFUL: bool;
 }
 
-/// State is kept.
-pub struct Kept;
-/// State is not kept.
+/// With state.
+pub struct Stateful;
+/// Without.
 pub struct Stateless;
 
-impl State for Kept {
-    const KEPT: bool = true;
+impl State for Stateful {
+    const IS_STATEFUL: bool = true;
 }
 impl State for Stateless {
-    const KEPT: bool = false;
+    const IS_STATEFUL: bool = false;
 }
 
 /// A packet on its way to an endpoint.
@@ -272,7 +272,7 @@ fn answer<T: Packets, S: State>(frame: &Frame, config: &DatapathConfig) -> Verdi
     let Some((ethernet, ip, echo)) = frame.headers::<T::Header, EchoHeader>(T::L4_AT) else {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
-    if S::KEPT {
+    if S::IS_STATEFUL {
         let (source, destination) = T::ends(ip);
         let tuple = T::of_echo(source, destination, echo.id_be, TUPLE_IN);
         note(
@@ -309,7 +309,7 @@ fn turn_round<S: State>(frame: &Frame, ethernet: &mut EthHdr, config: &DatapathC
     core::mem::swap(&mut ethernet.dst_addr, &mut ethernet.src_addr);
     frame.set_mark(MARK_ANSWERED);
     let code = frame.redirect(config.health_ifindex, u64::from(BPF_F_INGRESS));
-    if S::KEPT {
+    if S::IS_STATEFUL {
         redirected(frame, Reason::EchoAnswered, Direction::Egress, code)
     } else {
         crate::metrics::redirected_uncounted(code)

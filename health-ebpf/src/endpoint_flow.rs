@@ -12,14 +12,14 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::is_neighbour_discovery;
 use health_common::packet::Kind;
 
-use crate::conntrack::{Said, Tracked, Traffic, enter_if, is_known};
+use crate::conntrack::{PacketFlags, Tracked, Traffic, enter_if, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
+use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
-use crate::packet::{Found, load};
+use crate::packet::{ParsedPacket, load};
 use crate::policy::{admit, table};
-use crate::version::Version;
 
 /// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
 /// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
@@ -50,8 +50,11 @@ pub fn track<T: Steps>(
 /// way that leads there. And a program and what it calls share 512 bytes of stack, so one does not call the other.
 pub trait Steps: Version {
     /// See [`enter_packet`].
-    fn enter_packet(skb: *mut __sk_buff, direction: u8, endpoint: Option<&EndpointInfo>)
-    -> Entered;
+    fn enter_packet(
+        skb: *mut __sk_buff,
+        direction: u8,
+        endpoint: Option<&EndpointInfo>,
+    ) -> EnterResult;
     /// See [`judge_message`].
     fn judge_message(
         skb: *mut __sk_buff,
@@ -71,9 +74,9 @@ macro_rules! steps {
                 skb: *mut __sk_buff,
                 direction: u8,
                 endpoint: Option<&EndpointInfo>,
-            ) -> Entered {
+            ) -> EnterResult {
                 let endpoint = endpoint.map_or(ptr::null(), ptr::from_ref);
-                Entered($enter_packet(skb, direction.into(), endpoint))
+                EnterResult($enter_packet(skb, direction.into(), endpoint))
             }
 
             #[inline(always)]
@@ -157,9 +160,9 @@ impl Message {
 
 /// What [`enter_packet`] returns: 0 when all is done; a reason to drop the packet with the highest bit; else the
 /// word of a [`Message`]. Functions in the kernel return nothing but numbers.
-pub struct Entered(u32);
+pub struct EnterResult(u32);
 
-impl Entered {
+impl EnterResult {
     const REFUSED: u32 = 1 << 31;
     const DONE: Self = Self(0);
 
@@ -205,14 +208,14 @@ fn enter_packet<T: Version>(
     skb: *mut __sk_buff,
     direction: u8,
     endpoint: Option<&EndpointInfo>,
-) -> Entered {
+) -> EnterResult {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
     let table = table(endpoint, direction);
     let Some(config) = HEALTH_CONFIG.get(0) else {
-        return Entered::DONE;
+        return EnterResult::DONE;
     };
-    let Some(Found {
+    let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, IP_AT, direction)
@@ -226,20 +229,20 @@ fn enter_packet<T: Version>(
             protocol: packet.tuple.protocol(),
             is_error,
         };
-        return Entered(message.word());
+        return EnterResult(message.word());
     }
     if matches!(packet.kind, Kind::NoFlow) {
-        return Entered::DONE;
+        return EnterResult::DONE;
     }
     if !resolve(&mut packet, &config.timeouts) {
         return left_out(frame, direction, table, Reason::FragmentUnknown);
     }
-    let said = Said::by(&packet);
+    let flags = PacketFlags::of(&packet);
     let traffic = traffic(frame, direction, endpoint);
     let entered = enter_if(
         T::flows(),
         &mut packet.tuple,
-        said,
+        flags,
         traffic,
         &config.timeouts,
         |tuple| match table {
@@ -256,19 +259,19 @@ fn enter_packet<T: Version>(
     );
     match entered {
         Ok(tracked) => note(frame, direction, tracked),
-        Err(reason) => return Entered::refused(reason),
+        Err(reason) => return EnterResult::refused(reason),
     }
-    Entered::DONE
+    EnterResult::DONE
 }
 
 /// A packet of which conntrack can make nothing: no policy can allow it.
 #[inline(always)]
-fn left_out(frame: &Frame, direction: u8, table: Option<u32>, reason: Reason) -> Entered {
+fn left_out(frame: &Frame, direction: u8, table: Option<u32>, reason: Reason) -> EnterResult {
     if table.is_some() {
-        return Entered::refused(reason);
+        return EnterResult::refused(reason);
     }
     note(frame, direction, Tracked::Invalid);
-    Entered::DONE
+    EnterResult::DONE
 }
 
 /// Whom the endpoint talks to.

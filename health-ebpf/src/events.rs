@@ -18,9 +18,9 @@ use health_common::tuple::Tuple;
 
 use crate::clock::now_ns;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_DRAFT, HEALTH_ENDPOINTS, HEALTH_EVENTS, HEALTH_MONITOR};
 use crate::metrics::count_bytes;
-use crate::version::Version;
 
 /// Tells that a packet is dropped.
 #[inline(always)]

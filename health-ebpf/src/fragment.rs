@@ -6,7 +6,7 @@ use health_common::fragment::FragmentPorts;
 use health_common::packet::{Kind, Packet};
 
 use crate::clock::coarse_now_secs;
-use crate::version::Version;
+use crate::ip_version::Version;
 
 /// Keeps the ports of a first fragment, and gives a later one those of its packet; `false` when they are not
 /// known.

@@ -16,9 +16,9 @@ pub mod conntrack;
 pub mod endpoint;
 pub mod endpoint_flow;
 pub mod events;
-pub mod flow;
 pub mod fragment;
 pub mod frame;
+pub mod ip_version;
 pub mod ipcache;
 pub mod maps;
 pub mod metrics;
@@ -26,11 +26,11 @@ pub mod nat;
 pub mod netdev;
 pub mod packet;
 pub mod policy;
+pub mod probe_flow;
 pub mod rewrite;
 pub mod rtt;
 pub mod tcp;
 pub mod turnround;
-pub mod version;
 
 /// Never reached: the verifier proves that no program panics.
 #[panic_handler]

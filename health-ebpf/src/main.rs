@@ -11,14 +11,14 @@ use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use health_common::rtt::{AccountRequest, UNKNOWN_PEER};
 use health_common::tcp::ConnectionRequest;
-use health_ebpf::endpoint::Kept;
+use health_ebpf::endpoint::Stateful;
 use health_ebpf::frame::Frame;
 use health_ebpf::{collect, endpoint, nat, netdev, rtt, tcp};
 
 /// tc egress, host side of an endpoint's veth pair.
 #[classifier]
 fn to_endpoint(ctx: TcContext) -> i32 {
-    endpoint::to_endpoint::<Kept>(&Frame::new(&ctx)).code()
+    endpoint::to_endpoint::<Stateful>(&Frame::new(&ctx)).code()
 }
 
 /// tc ingress, host side of an endpoint's veth pair.

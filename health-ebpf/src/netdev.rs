@@ -10,11 +10,11 @@ use health_common::probe::{MESSAGE_LEN, ProbeMessage};
 
 use crate::clock::received_ns;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::{Verdict, ignore, pass};
 use crate::tcp::{self, Packet};
-use crate::version::Version;
-use crate::{arrivals as counts, flow, nat, rtt, turnround};
+use crate::{arrivals as counts, nat, probe_flow, rtt, turnround};
 
 /// A packet that leaves by an uplink.
 #[inline(always)]
@@ -91,7 +91,7 @@ fn probe_comes<T: Version>(frame: &Frame, ip_at: usize) -> Option<Verdict> {
             return Some(pass(frame, Reason::ProbeMatched, Direction::Ingress));
         }
         let (peer, local) = T::ends(ip);
-        flow::received::<T>(local, peer, config, now_ns);
+        probe_flow::received::<T>(local, peer, config, now_ns);
         Some(pass(frame, Reason::ProbeUnmatched, Direction::Ingress))
     } else if message.echo.kind == T::ECHO_REQUEST {
         Some(arrive::<T>(frame, ip_at, message, config))

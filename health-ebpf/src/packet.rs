@@ -16,8 +16,8 @@ use crate::frame::Frame;
 /// Bytes of an ICMP error before the packet that it is about (RFC 792, RFC 4443 section 3).
 const ERROR_LEN: u32 = ECHO_LEN as u32;
 
-/// A packet, and what it carries.
-pub struct Found<T> {
+/// A packet whose headers were read.
+pub struct ParsedPacket<T> {
     /// What conntrack wants to know of it.
     pub packet: Packet<T>,
     /// Where the transport header begins, behind IP options and extension headers.
@@ -39,12 +39,12 @@ pub struct Inner<T> {
 /// The IPv4 packet whose header is at `ip_at` and which goes in `direction`, as in a tuple. `None` when it
 /// is cut short or not IPv4.
 #[inline(always)]
-pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple4>> {
+pub fn read4(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Tuple4>> {
     let ip = frame.at::<Ipv4Header>(ip_at)?;
     let content_at = ip_at as u32 + ip.header_len();
     let start = transport_start(frame, content_at, transport_len(ip.protocol));
     let packet = packet::read4(ip, frame.length() - ip_at as u32, &start, direction)?;
-    Some(Found { packet, content_at })
+    Some(ParsedPacket { packet, content_at })
 }
 
 /// The packet in an IPv4 ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
@@ -75,12 +75,12 @@ pub fn read_inner4(
 
 /// As [`read4`].
 #[inline(always)]
-pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Tuple6>> {
+pub fn read6(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Tuple6>> {
     let ip = frame.at::<Ipv6Header>(ip_at)?;
     let (upper, content_at) = upper(frame, ip_at as u32, ip, frame.length())?;
     let start = transport_start(frame, content_at, transport_len(upper.protocol));
     let packet = packet::read6(ip, &upper, &start, direction)?;
-    Some(Found { packet, content_at })
+    Some(ParsedPacket { packet, content_at })
 }
 
 /// As [`read_inner4`].

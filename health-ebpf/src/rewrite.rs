@@ -7,8 +7,8 @@ use aya_ebpf::helpers::generated::{bpf_l3_csum_replace, bpf_l4_csum_replace, bpf
 use health_common::nat::{ChecksumField, Difference, End, checksum_field, port_at};
 
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::packet::{Inner, load};
-use crate::version::Version;
 
 /// Of `bpf_l4_csum_replace`, from Linux 6.16 on: the pseudo header is that of IPv6, whose addresses no other
 /// checksum makes up for. Younger than the generated bindings.

@@ -16,8 +16,8 @@ use health_common::rtt::{
 
 use crate::bounds::forgotten;
 use crate::clock::{now_ns, utc_now_ns};
-use crate::flow;
 use crate::maps::{HEALTH_CONFIG, HEALTH_INFLIGHT, HEALTH_RTT};
+use crate::probe_flow;
 
 /// How often the lock of a row is tried. It is held for some ten nanoseconds, but by a virtual CPU that
 /// may have been taken off in the midst.
@@ -226,7 +226,7 @@ pub fn account(request: &mut AccountRequest) -> u32 {
     if is_followed && result == ACCOUNTED && probe.sent_ns != 0 {
         // Not done where it leaves and returns: it would cost there as much as all the rest.
         if let Some(config) = HEALTH_CONFIG.get(0) {
-            flow::exchanged(probe, to != Fate::Lost, config, now_ns);
+            probe_flow::exchanged(probe, to != Fate::Lost, config, now_ns);
         }
     }
     if has_returned && result == ACCOUNTED || result == ALREADY_ANSWERED {

@@ -9,13 +9,13 @@ use super::entry::{mark_masqueraded, translation};
 use super::settings;
 use super::step::{Passage, StepResult, Steps};
 use crate::clock::coarse_now_secs;
-use crate::conntrack::{Said, Traffic, enter};
+use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::fragment::resolve;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::maps::HEALTH_CONFIG;
-use crate::packet::Found;
+use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
-use crate::version::Version;
 
 #[inline(always)]
 pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
@@ -50,7 +50,7 @@ pub(super) fn read_arriving<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     else {
         return StepResult::PASSED;
     };
-    let Some(Found {
+    let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, ip_at, TUPLE_IN)
@@ -110,7 +110,7 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
         let _ = enter(
             T::flows(),
             &mut flow,
-            passage.said(),
+            passage.packet_flags(),
             traffic,
             &config.timeouts,
         );
@@ -141,20 +141,20 @@ pub(super) fn note_opened<T: Version>(frame: &Frame, passage: &mut Passage<T>) -
     let (Some(ip_at), Some(config)) = (passage.ip_at(), HEALTH_CONFIG.get(0)) else {
         return StepResult::PASSED;
     };
-    let Some(Found { mut packet, .. }) = T::read(frame, ip_at, TUPLE_IN) else {
+    let Some(ParsedPacket { mut packet, .. }) = T::read(frame, ip_at, TUPLE_IN) else {
         return StepResult::PASSED;
     };
     if !matches!(packet.kind, Kind::Flow | Kind::Fragment(_)) {
         return StepResult::PASSED;
     }
     if resolve(&mut packet, &config.timeouts) {
-        let said = Said::by(&packet);
+        let flags = PacketFlags::of(&packet);
         let traffic = received(frame, ip_at);
         // Whether it was entered decides nothing.
         let _ = enter(
             T::flows(),
             &mut packet.tuple,
-            said,
+            flags,
             traffic,
             &config.timeouts,
         );

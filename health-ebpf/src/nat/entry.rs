@@ -8,7 +8,7 @@ use health_common::ct::{CT_MASQUERADED, CT_STATE_OFFSET, CtEntry, CtState};
 use health_common::nat::{NAT_CREATED_OFFSET, NAT_HOST_LOCAL};
 
 use crate::clock::{coarse_now_ns, coarse_now_secs};
-use crate::version::Version;
+use crate::ip_version::Version;
 
 /// The entry under a key.
 #[inline(always)]

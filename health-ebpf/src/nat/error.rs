@@ -10,9 +10,9 @@ use super::settings;
 use super::step::{Passage, StepResult};
 use crate::conntrack::is_known;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::packet::Inner;
 use crate::rewrite::{self, Ends};
-use crate::version::Version;
 
 /// Sees to an ICMP error that leaves: about a packet that came for one whose flow is translated.
 #[inline(always)]

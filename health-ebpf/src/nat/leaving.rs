@@ -13,10 +13,10 @@ use super::step::{Passage, Sender, StepResult, Steps};
 use crate::conntrack::{Tracked, Traffic, enter, is_known};
 use crate::fragment::resolve;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS, HEALTH_PEERS};
-use crate::packet::Found;
+use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
-use crate::version::Version;
 
 #[inline(always)]
 pub(super) fn leaving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
@@ -56,7 +56,7 @@ pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) 
         return StepResult::PASSED;
     }
     passage.sender = sender;
-    let Some(Found {
+    let Some(ParsedPacket {
         mut packet,
         content_at,
     }) = T::read(frame, ip_at, TUPLE_OUT)
@@ -101,7 +101,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         ifindex: frame.ifindex(),
         ..Traffic::default()
     };
-    let (said, timeouts) = (passage.said(), &config.timeouts);
+    let (flags, timeouts) = (passage.packet_flags(), &config.timeouts);
     let sender = passage.sender;
     // Linux 6.1 takes keys of maps from the stack alone.
     let mut flow = passage.tuple;
@@ -109,7 +109,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         passage.entry = entry;
         if T::flags(&entry) & NAT_NEEDS_CT != 0 {
             // A segment that is no part of its connection is translated all the same.
-            let _ = enter(T::flows(), &mut flow, said, traffic, timeouts);
+            let _ = enter(T::flows(), &mut flow, flags, traffic, timeouts);
             flow = flow.outbound();
         }
         passage.tuple = flow;
@@ -120,7 +120,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
     let is_tracked = sender == Sender::Endpoint && is_known(T::flows(), &mut flow)
         || matches!(
-            enter(T::flows(), &mut flow, said, traffic, timeouts),
+            enter(T::flows(), &mut flow, flags, traffic, timeouts),
             Tracked::Known | Tracked::New
         );
     passage.tuple = flow;

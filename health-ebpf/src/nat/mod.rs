@@ -20,9 +20,9 @@ use health_common::neighbour::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
 use crate::bounds::forgotten;
 use crate::frame::Frame;
+use crate::ip_version::Version;
 use crate::maps::{HEALTH_CALLS, HEALTH_MASQUERADE};
 use crate::metrics::{Verdict, ignore, refuse};
-use crate::version::Version;
 use arriving::arriving;
 use leaving::leaving;
 use step::StepResult;

@@ -15,7 +15,7 @@ use super::settings;
 use super::step::{Passage, Sender, StepResult, Steps};
 use crate::clock::coarse_now_ns;
 use crate::frame::Frame;
-use crate::version::Version;
+use crate::ip_version::Version;
 
 /// What `bpf_map_update_elem` says of a key that is there.
 const EEXIST: i32 = -17;

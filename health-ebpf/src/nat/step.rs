@@ -12,10 +12,10 @@ use super::error::{arriving_error, leaving_error};
 use super::leaving::{find, read_leaving, rewrite_source};
 use super::port::{take, translate};
 use crate::bounds::forgotten;
-use crate::conntrack::Said;
+use crate::conntrack::PacketFlags;
 use crate::frame::{Frame, IP_AT_MAX};
+use crate::ip_version::Version;
 use crate::rewrite::{self, Ends};
-use crate::version::Version;
 
 /// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
 #[repr(transparent)]
@@ -102,11 +102,11 @@ impl<T: Version> Passage<T> {
     }
 
     #[inline(always)]
-    pub(super) fn said(&self) -> Said {
+    pub(super) fn packet_flags(&self) -> PacketFlags {
         if self.is_later != 0 {
-            Said::Nothing
+            PacketFlags::Unknown
         } else {
-            Said::Flags(self.tcp_flags as u8)
+            PacketFlags::Tcp(self.tcp_flags as u8)
         }
     }
 

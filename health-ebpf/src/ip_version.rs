@@ -15,7 +15,7 @@ use crate::frame::{Frame, IP_AT};
 use crate::maps::{
     HEALTH_CT4, HEALTH_CT6, HEALTH_FRAGMENTS4, HEALTH_FRAGMENTS6, HEALTH_NAT4, HEALTH_NAT6,
 };
-use crate::packet::{Found, Inner, read_inner4, read_inner6, read4, read6};
+use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6};
 
 /// An IP version, by its tuples.
 pub trait Version: Tuple + Sized + 'static {
@@ -47,7 +47,7 @@ pub trait Version: Tuple + Sized + 'static {
     fn is_intact(ip: &Self::Header, message: &[u32; MESSAGE_LEN / 4]) -> bool;
     /// The packet whose IP header is at `ip_at` and which goes in `direction`. `None` when it is cut short or
     /// of another version.
-    fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Self>>;
+    fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Self>>;
     /// The packet in an ICMP error that begins at `error_at`, in the packet at `outer_at`, and goes in
     /// `direction`.
     fn read_inner(
@@ -108,7 +108,7 @@ macro_rules! version {
                 &$fragments
             }
             #[inline(always)]
-            fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<Found<Self>> {
+            fn read(frame: &Frame, ip_at: usize, direction: u8) -> Option<ParsedPacket<Self>> {
                 $read(frame, ip_at, direction)
             }
             #[inline(always)]

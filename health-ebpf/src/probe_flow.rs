@@ -10,7 +10,7 @@ use health_common::nat::NAT_HOST_LOCAL;
 use health_common::probe::MESSAGE_LEN;
 
 use crate::conntrack::{self, Tracked, Traffic};
-use crate::version::Version;
+use crate::ip_version::Version;
 
 /// Enters a probe that left by an uplink, and its answer if there was one, of which the agent heard at
 /// `now_ns`.
