@@ -551,6 +551,27 @@ mod tests {
     }
 
     #[test]
+    fn controls_that_are_lost_now_and_then_do_not_end_the_search() {
+        // Of the packets that are too large, each second one has its control lost, too.
+        let (mut tries, mut control_is_lost) = (0_u32, false);
+        let trace = run(search(1500), |size| match size {
+            1501 => Outcome::Refused,
+            _ if size > 1404 => {
+                tries += 1;
+                control_is_lost = !tries.is_multiple_of(2);
+                Outcome::Lost
+            }
+            _ if std::mem::take(&mut control_is_lost) => Outcome::Lost,
+            _ => Outcome::Answered(RTT),
+        });
+        let verdict = Verdict::Reduced {
+            mtu: 1404,
+            told: None,
+        };
+        assert_eq!(trace.verdict, verdict);
+    }
+
+    #[test]
     fn what_is_lost_together_with_its_control_does_not_count() {
         let mut losses = 0;
         let trace = run(search(1500), |size| {
