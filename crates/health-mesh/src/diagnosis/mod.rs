@@ -37,13 +37,13 @@
 
 mod address;
 pub(super) mod isolation;
+mod loss_location;
 mod path_mtu;
 mod peer;
 mod reason;
 mod shift;
 #[cfg(test)]
 mod tests;
-mod whereabouts;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -58,10 +58,10 @@ use super::history::{Loss, Trend};
 use super::path_mtu::PathMtu;
 use super::target::{Protocol, TargetKey};
 use isolation::Isolation;
+use loss_location::LossLocation;
 use path_mtu::TooBigNotice;
 use peer::Picture;
 pub(super) use shift::{Shift, ShiftWatch};
-use whereabouts::Whereabouts;
 
 /// A latency has shifted when this many times the usual one.
 const SHIFT_FACTOR: u32 = 2;
@@ -315,7 +315,7 @@ impl Context<'_> {
         let (cause, message) = match worst {
             Degradation::Loss(loss) => {
                 let place = self
-                    .whereabouts(target)
+                    .loss_location(target)
                     .map_or_else(String::new, |place| format!(", {}", place.of_losses()));
                 (
                     Cause::Loss,
@@ -341,7 +341,7 @@ impl Context<'_> {
             match degraded {
                 Degradation::Loss(loss) => {
                     let counts = self
-                        .whereabouts(target)
+                        .loss_location(target)
                         .map_or_else(String::new, |place| format!("; {}", place.evidence()));
                     format!("{on}: lost {}{counts}", Losses(&loss))
                 }
@@ -384,8 +384,8 @@ impl Context<'_> {
     }
 
     /// Where a target's echo probes got lost.
-    fn whereabouts(&self, target: &TargetFacts<'_>) -> Option<Whereabouts> {
-        Whereabouts::of(&target.passages, self.thresholds.loss)
+    fn loss_location(&self, target: &TargetFacts<'_>) -> Option<LossLocation> {
+        LossLocation::of(&target.passages, self.thresholds.loss)
     }
 
     /// `HTTP to 10.244.3.7 port 4240 (endpoint)`.

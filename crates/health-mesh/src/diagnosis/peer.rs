@@ -60,7 +60,7 @@ impl<'a> Picture<'a> {
     pub(super) fn diagnosis(&self, cause: Cause, message: String) -> Diagnosis {
         let is_down = |target: &&TargetFacts<'_>| matches!(target.verdict, Verdict::Unreachable(_));
         let mut down = self.peer.targets.iter().filter(is_down);
-        let message = match down.find_map(|target| self.context.whereabouts(target)) {
+        let message = match down.find_map(|target| self.context.loss_location(target)) {
             Some(place) if may_be_told(cause) => format!("{message}; {}", place.of_silence()),
             _ => message,
         };
@@ -76,7 +76,7 @@ impl<'a> Picture<'a> {
                         Reason::NextHopSilent => ", this host: neighbor discovery is not answered",
                         _ => "",
                     };
-                    let counts = self.context.whereabouts(target);
+                    let counts = self.context.loss_location(target);
                     let counts =
                         counts.map_or_else(String::new, |place| format!("; {}", place.evidence()));
                     format!("{failure}{next_hop}{counts}")

@@ -4,41 +4,41 @@ use super::exceeds;
 use crate::direction::Passage;
 use crate::history::Loss;
 
-/// A part of the way to a peer and back.
+/// A segment of the way to a peer and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    There,
-    InPeer,
-    Back,
-    Here,
+pub(super) enum Segment {
+    Forward,
+    PeerHost,
+    Return,
+    LocalHost,
 }
 
-/// The parts on which more probes got lost than the threshold, and than chance makes of it.
+/// The segments on which more probes got lost than the threshold, and than chance makes of it.
 #[derive(Clone, Debug)]
-pub(super) struct Whereabouts {
+pub(super) struct LossLocation {
     passage: Passage,
-    lossy: Vec<Part>,
+    lossy: Vec<Segment>,
 }
 
-impl Part {
-    const ALL: [Self; 4] = [Self::There, Self::InPeer, Self::Back, Self::Here];
+impl Segment {
+    const ALL: [Self; 4] = [Self::Forward, Self::PeerHost, Self::Return, Self::LocalHost];
 
     /// How many got lost there, of how many.
     fn lost(self, passage: &Passage) -> (u32, u32) {
         match self {
-            Self::There => (passage.lost_there, passage.sent),
-            Self::InPeer => (passage.lost_in_peer, passage.arrived),
-            Self::Back => (passage.lost_back, passage.replied),
-            Self::Here => (passage.lost_here, passage.returned),
+            Self::Forward => (passage.lost_there, passage.sent),
+            Self::PeerHost => (passage.lost_in_peer, passage.arrived),
+            Self::Return => (passage.lost_back, passage.replied),
+            Self::LocalHost => (passage.lost_here, passage.returned),
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::There => "on the way there",
-            Self::InPeer => "in the peer's host",
-            Self::Back => "on the way back",
-            Self::Here => "in this host",
+            Self::Forward => "on the way there",
+            Self::PeerHost => "in the peer's host",
+            Self::Return => "on the way back",
+            Self::LocalHost => "in this host",
         }
     }
 
@@ -53,22 +53,22 @@ impl Part {
             ..
         } = *passage;
         match self {
-            Self::There => format!("{arrived} of {sent} arrived"),
-            Self::InPeer => format!("{replied} of {arrived} that arrived were answered"),
-            Self::Back => format!("{returned} of {replied} replies came back"),
-            Self::Here => {
+            Self::Forward => format!("{arrived} of {sent} arrived"),
+            Self::PeerHost => format!("{replied} of {arrived} that arrived were answered"),
+            Self::Return => format!("{returned} of {replied} replies came back"),
+            Self::LocalHost => {
                 format!("{lost_here} of {returned} replies that came back did not reach the agent")
             }
         }
     }
 }
 
-impl Whereabouts {
+impl LossLocation {
     /// What the first of these passages that tells a loss says.
     pub(super) fn of(passages: &[Option<Passage>], threshold: f64) -> Option<Self> {
         passages.iter().flatten().find_map(|passage| {
-            let is_lossy = |part: &Part| {
-                let (lost, probes) = part.lost(passage);
+            let is_lossy = |segment: &Segment| {
+                let (lost, probes) = segment.lost(passage);
                 let loss = Loss {
                     probes,
                     lost: lost.min(probes),
@@ -76,7 +76,7 @@ impl Whereabouts {
                 };
                 exceeds(&loss, threshold)
             };
-            let lossy: Vec<Part> = Part::ALL.into_iter().filter(is_lossy).collect();
+            let lossy: Vec<Segment> = Segment::ALL.into_iter().filter(is_lossy).collect();
             (!lossy.is_empty()).then_some(Self {
                 passage: *passage,
                 lossy,
@@ -87,17 +87,22 @@ impl Whereabouts {
     /// Of a target that answers: `all on the way there: 46 of 60 arrived`.
     pub(super) fn of_losses(&self) -> String {
         let passage = &self.passage;
-        let elsewhere = Part::ALL
+        let elsewhere = Segment::ALL
             .iter()
-            .any(|part| !self.lossy.contains(part) && part.lost(passage).0 > 0);
+            .any(|segment| !self.lossy.contains(segment) && segment.lost(passage).0 > 0);
         match self.lossy.as_slice() {
-            [part] => {
+            [segment] => {
                 let all = if elsewhere { "most" } else { "all" };
-                format!("{all} {}: {}", part.name(), part.counts(passage))
+                format!("{all} {}: {}", segment.name(), segment.counts(passage))
             }
-            parts => {
-                let part = |part: &Part| format!("{} ({})", part.name(), part.counts(passage));
-                parts.iter().map(part).collect::<Vec<_>>().join(" and ")
+            segments => {
+                let segment =
+                    |segment: &Segment| format!("{} ({})", segment.name(), segment.counts(passage));
+                segments
+                    .iter()
+                    .map(segment)
+                    .collect::<Vec<_>>()
+                    .join(" and ")
             }
         }
     }
@@ -113,19 +118,21 @@ impl Whereabouts {
         let of = format!("{arrived} of {sent}");
         match self.lossy.first() {
             // They may have left by another device.
-            Some(Part::InPeer) => format!(
+            Some(Segment::PeerHost) => format!(
                 "echo requests arrive there ({of}), but {replied} replies left by its uplinks: check its \
                  own firewall and limits of ICMP"
             ),
-            Some(Part::Back) => {
+            Some(Segment::Return) => {
                 format!("echo requests arrive there ({of}), replies do not come back")
             }
-            Some(Part::Here) => {
+            Some(Segment::LocalHost) => {
                 "replies come back to this host and do not reach the agent: check the \
                                  firewall of this host"
                     .to_owned()
             }
-            Some(Part::There) | None => format!("echo requests do not arrive there ({of} did)"),
+            Some(Segment::Forward) | None => {
+                format!("echo requests do not arrive there ({of} did)")
+            }
         }
     }
 
