@@ -9,10 +9,10 @@ use std::time::Duration;
 use std::{io, thread};
 
 use health_common::siphash::SipKey;
-use health_datapath::conntrack::Fill;
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
-    HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState, TargetHistory,
+    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
+    TargetHistory,
 };
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;
@@ -72,8 +72,8 @@ pub struct MeshOptions {
     pub one_way: bool,
     /// Folder of what is kept over a restart.
     pub state_dir: PathBuf,
-    /// This node's conntrack and NAT maps that are nearly full: reports tell them.
-    pub full_maps: watch::Receiver<Vec<Fill>>,
+    /// This node's maps that are nearly full; reports list them.
+    pub full_maps: watch::Receiver<Vec<FullMap>>,
 }
 
 /// Why the mesh cannot start.

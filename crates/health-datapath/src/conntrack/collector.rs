@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::api::FullMap;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
@@ -34,7 +35,7 @@ impl SharedCounts {
 pub struct Collector {
     task: JoinHandle<()>,
     counts: SharedCounts,
-    pressed: watch::Receiver<Vec<Fill>>,
+    pressed: watch::Receiver<Vec<FullMap>>,
 }
 
 impl Collector {
@@ -64,7 +65,7 @@ impl Collector {
     }
 
     /// The maps that are nearly full, now and whenever that changes.
-    pub fn pressed(&self) -> watch::Receiver<Vec<Fill>> {
+    pub fn pressed(&self) -> watch::Receiver<Vec<FullMap>> {
         self.pressed.clone()
     }
 }
@@ -80,7 +81,7 @@ struct Work<T> {
     schedule: Schedule,
     started: Instant,
     counts: SharedCounts,
-    pressed: watch::Sender<Vec<Fill>>,
+    pressed: watch::Sender<Vec<FullMap>>,
     /// What was wrong last: it is logged once.
     last_error: Option<String>,
 }
@@ -166,16 +167,19 @@ impl<T: Tables> Work<T> {
     }
 
     fn note_fills(&self, fills: Vec<Fill>) {
-        let pressed: Vec<Fill> = fills.iter().filter(|f| f.is_pressed()).copied().collect();
-        let names = |fills: &[Fill]| -> BTreeSet<_> { fills.iter().map(|fill| fill.map).collect() };
+        let pressed = fills.iter().filter(|fill| fill.is_pressed());
+        let pressed: Vec<FullMap> = pressed.map(Fill::full_map).collect();
+        let names = |maps: &[FullMap]| -> BTreeSet<_> {
+            maps.iter().map(|full| full.map.clone()).collect()
+        };
         let before = names(&self.pressed.borrow());
         let after = names(&pressed);
-        for fill in pressed.iter().filter(|fill| !before.contains(fill.map)) {
-            let Fill {
+        for full in pressed.iter().filter(|full| !before.contains(&full.map)) {
+            let FullMap {
                 map,
                 entries,
                 capacity,
-            } = fill;
+            } = full;
             warn!(map, entries, capacity, "the map is nearly full");
         }
         for map in before.difference(&after) {

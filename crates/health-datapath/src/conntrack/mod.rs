@@ -6,6 +6,8 @@ mod schedule;
 
 use std::io;
 
+use health_model::api::FullMap;
+
 pub use self::collector::{Collector, SharedCounts};
 pub use self::counts::{Cause, Counts, DURATION_BOUNDS, FamilyCounts};
 pub use self::schedule::{Pace, SHORTEST, Schedule};
@@ -79,6 +81,15 @@ impl Fill {
     /// The part of its room that is taken.
     pub fn ratio(&self) -> f64 {
         self.entries as f64 / self.capacity.max(1) as f64
+    }
+
+    /// As reports show a map that is nearly full.
+    pub(crate) fn full_map(&self) -> FullMap {
+        FullMap {
+            map: self.map.to_owned(),
+            entries: self.entries,
+            capacity: self.capacity,
+        }
     }
 
     /// Whether it is nearly full: over 80 %.

@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use health_common::arrivals;
 use health_common::probe::Path;
-use health_datapath::conntrack::Fill;
-use health_model::api::{self, RttSource};
+use health_model::api::{self, FullMap, RttSource};
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
@@ -51,7 +50,7 @@ const ERROR_MEMORY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Results {
     local: String,
-    full_maps: watch::Receiver<Vec<Fill>>,
+    full_maps: watch::Receiver<Vec<FullMap>>,
     local_addresses: Vec<IpAddr>,
     uplinks: Vec<String>,
     port: u16,

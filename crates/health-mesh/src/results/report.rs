@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use health_common::probe::Path;
-use health_datapath::conntrack::Fill;
 use health_model::api::{
-    self, AddressGroupStatus, ConnectivityStatus, FullMap, HealthStatus, HistoryWindow,
-    LargerPackets, NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus,
-    PathStatus, RegistryState, RejectedEntry, SelfStatus, TargetHistory,
+    self, AddressGroupStatus, ConnectivityStatus, HealthStatus, HistoryWindow, LargerPackets,
+    NodeEntry, NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus, PathStatus,
+    RegistryState, RejectedEntry, SelfStatus, TargetHistory,
 };
 use health_model::duration::duration_text;
 use health_registry::nodes::SourceState;
@@ -73,7 +72,7 @@ impl Results {
             local: SelfStatus {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
-                full_maps: self.full_maps.borrow().iter().map(full_map).collect(),
+                full_maps: self.full_maps.borrow().clone(),
             },
             nodes,
         }
@@ -283,14 +282,6 @@ pub(super) fn shown(diagnosis: Diagnosis) -> api::Diagnosis {
         cause: diagnosis.cause.to_string(),
         message: diagnosis.message,
         evidence: diagnosis.evidence,
-    }
-}
-
-fn full_map(fill: &Fill) -> FullMap {
-    FullMap {
-        map: fill.map.to_owned(),
-        entries: fill.entries,
-        capacity: fill.capacity,
     }
 }
 
