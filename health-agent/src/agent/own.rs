@@ -129,7 +129,7 @@ pub(super) async fn wait(
         }
         let waiting = waiting_for(&set, config);
         if told.as_ref() != Some(&waiting) {
-            warn!("{waiting}");
+            warn!(node = %config.node_name, "{waiting}");
             source.set_waiting(Some(waiting.clone()));
             told = Some(waiting);
         }

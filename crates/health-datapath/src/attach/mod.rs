@@ -376,7 +376,7 @@ impl Datapath {
         filters.extend_from_slice(&held_back);
         self.remove_other_links(&links)?;
         for removed in self.clsact.remove_others(&filters)? {
-            info!("removed {removed}");
+            info!(%removed, "removed programs that no hook wants");
         }
         self.may_have_filters = !held_back.is_empty();
         Ok(())

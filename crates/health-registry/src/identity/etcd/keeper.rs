@@ -134,7 +134,7 @@ impl Keeper {
                 biased;
                 _ = extensions.tick() => {
                     if !hold.extend().await? {
-                        warn!("the lease of identities is lost; taking them anew");
+                        warn!(lease = ?self.lease, "the lease of identities is lost; taking them again");
                         self.lease = None;
                         return Ok(());
                     }

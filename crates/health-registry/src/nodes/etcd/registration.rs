@@ -118,7 +118,7 @@ impl Registration {
             tokio::select! {
                 _ = ticks.tick() => {
                     if !hold.extend().await? {
-                        warn!("the lease is lost; registering anew");
+                        warn!(?lease, "the lease is lost; registering again");
                         return Ok(());
                     }
                 }
