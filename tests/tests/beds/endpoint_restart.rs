@@ -395,11 +395,15 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
     })?;
     ensure!(now()?.identity == client.identity, "{:?}", now()?);
 
-    // The number has been given to others by the time that the file is back.
+    // The number has been given to others by the time that the file is back. An agent that is about to write it
+    // again waits for the lock.
+    let lock = fs::File::open(stand.store_lock())?;
+    lock.lock()?;
     let text = fs::read_to_string(stand.store())?;
     let fresh = stand.folder.path().join("other.json");
     fs::write(&fresh, text.replace("app=client", "app=usurper"))?;
     fs::rename(&fresh, stand.store())?;
+    drop(lock);
     let identity = wait_for("another identity", PATIENCE, || {
         let now = now()?;
         let is_other = now.state == "ready" && now.identity != client.identity;
