@@ -167,6 +167,7 @@ fn compile(folder: &Path, tools: &Path) -> anyhow::Result<ExitCode> {
         // The rest of the profile is for a small agent.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "4")
+        .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .env(
             "CARGO_PROFILE_RELEASE_BUILD_OVERRIDE_RUSTFLAGS",
