@@ -159,6 +159,16 @@ pub struct Tcp {
 }
 
 impl Tcp {
+    /// A segment between these ports, source first, with these flags and nothing else.
+    pub fn between(ports: (u16, u16), flags: u8) -> Self {
+        Self {
+            source: ports.0,
+            destination: ports.1,
+            flags,
+            ..Self::default()
+        }
+    }
+
     /// Header, options and data, checksum filled in.
     pub fn segment(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let header_len = 20 + self.options.len();

@@ -97,13 +97,7 @@ impl Programs {
 }
 
 fn segment(source: IpAddr, destination: IpAddr, ports: (u16, u16), flags: u8) -> Vec<u8> {
-    let tcp = Tcp {
-        source: ports.0,
-        destination: ports.1,
-        flags,
-        ..Tcp::default()
-    };
-    tcp.frame(source, destination)
+    Tcp::between(ports, flags).frame(source, destination)
 }
 
 fn forged() -> Vec<u8> {

@@ -108,11 +108,5 @@ pub(crate) fn with_ports(source: u16, destination: u16) -> Vec<u8> {
 /// A TCP segment in its Ethernet frame.
 pub(crate) fn segment(way: Way, peer: IpAddr, ports: (u16, u16), flags: u8) -> Vec<u8> {
     let (source, destination) = hosts(way, peer);
-    let tcp = Tcp {
-        source: ports.0,
-        destination: ports.1,
-        flags,
-        ..Tcp::default()
-    };
-    tcp.frame(source, destination)
+    Tcp::between(ports, flags).frame(source, destination)
 }
