@@ -79,7 +79,8 @@ impl Format {
     }
 }
 
-fn write_json(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+// Erased: the serializers of pretty JSON and of YAML are compiled once, not once for each type printed.
+fn write_json(out: &mut dyn Write, value: &dyn erased_serde::Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
 }
@@ -90,8 +91,11 @@ pub(super) fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> io
     writeln!(out)
 }
 
-pub(super) fn write_yaml(mut out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
-    serde_saphyr::to_io_writer(&mut out, value).map_err(|error| match error {
+pub(super) fn write_yaml(
+    mut out: &mut dyn Write,
+    value: &dyn erased_serde::Serialize,
+) -> io::Result<()> {
+    serde_saphyr::to_io_writer(&mut out, &value).map_err(|error| match error {
         SerializeError::IO { error } => error,
         other => io::Error::other(other),
     })
