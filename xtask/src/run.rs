@@ -51,14 +51,13 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     packages::require(packages::BED)?;
     run_command(workspace.cargo()?.args([
         "build",
-        "--release",
         "--package=health-agent",
         "--package=tests",
         "--bin=health-agent",
         "--bin=bed",
     ]))?;
 
-    let mut bed = as_root(workspace.release_binary("bed"), "making network namespaces")?;
+    let mut bed = as_root(workspace.dev_binary("bed"), "making network namespaces")?;
     bed.args(args.flags());
     // The bed takes this process's place, so that signals reach it and its exit code is ours.
     let error = bed.exec();
