@@ -9,8 +9,11 @@ const GLIBC_WITH_RELR: (u32, u32) = (2, 36);
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|found| found == value);
-    let has_lld = is("TARGET", "x86_64-unknown-linux-gnu");
-    if !has_lld || !is("PROFILE", "release") {
+    if !is("PROFILE", "release") {
+        return;
+    }
+    println!("cargo:rustc-link-arg-bins=-Wl,--strip-all");
+    if !is("TARGET", "x86_64-unknown-linux-gnu") {
         return;
     }
     // Functions whose code is the same are there once. Nothing in Rust depends on their addresses.

@@ -225,10 +225,15 @@ impl MeshHandle {
 
     /// Writes the same as JSON, a few nodes at a time: neither does it take the memory of a whole report,
     /// nor does it hold up the prober, however slow the reader is.
-    pub fn write_report(&self, out: impl io::Write) -> io::Result<()> {
+    pub fn write_report(&self, out: &mut dyn io::Write) -> io::Result<()> {
         let nodes = NodeStream(&self.shared);
         let report = self.shared.results().report_of(nodes, self.shared.now());
-        Ok(serde_json::to_writer(out, &report)?)
+        // JSON is written in many small parts.
+        let mut out = io::BufWriter::new(out);
+        serde_json::to_writer(&mut out, &report)?;
+        // Not a flush, which would have the reader wait for a part that is no larger than this.
+        out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        Ok(())
     }
 
     /// The last report without the nodes.

@@ -239,7 +239,7 @@ impl Source for AgentSource {
         }
     }
 
-    fn write_status(&self, out: impl io::Write) -> io::Result<()> {
+    fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
         match self.mesh.get() {
             Some(mesh) => mesh.write_report(out),
             None => Ok(serde_json::to_writer(out, &self.status())?),

@@ -60,7 +60,7 @@ pub trait Source: Send + Sync + 'static {
     fn status(&self) -> HealthStatus;
     /// Writes the same as JSON, which may take less than the whole report. May take as long as `out`
     /// does.
-    fn write_status(&self, out: impl io::Write) -> io::Result<()> {
+    fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
         Ok(serde_json::to_writer(out, &self.status())?)
     }
     /// The same without the nodes.
