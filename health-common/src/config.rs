@@ -4,7 +4,7 @@ use crate::addr::Addr;
 use crate::ct::Timeouts;
 use crate::siphash::SipKey;
 
-/// Flag: connections to the addresses in `HEALTH_PEERS` are timed.
+/// Flag: connections to the addresses in `HEALTH_PEERS` are timed. The addresses are there without it too.
 pub const PASSIVE_RTT: u16 = 1;
 
 /// The one value of `HEALTH_CONFIG`, under index 0.

@@ -455,7 +455,7 @@ pub struct ConnectionRequest {
     pub pad: [u8; 7],
 }
 
-/// Value of `HEALTH_PEERS`: an address whose connections are timed.
+/// Value of `HEALTH_PEERS`: an address of a peer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peer {

@@ -85,12 +85,13 @@ pub trait RttStore: Send + Sync + 'static {
         at_socket_ns: u64,
     ) -> io::Result<Measurement>;
 
-    /// Has the round trips of all connections to an address counted, in a row that comes with the first.
+    /// Names an address as a peer's: packets to it keep their source, and with passive round trips on, those of
+    /// all connections to it are counted, in a row that comes with the first.
     fn follow(&self, peer: IpAddr, path: Path) -> io::Result<()>;
 
     /// Ends that. The row stays.
     fn unfollow(&self, peer: IpAddr) -> io::Result<()>;
 
-    /// The addresses whose connections are counted.
+    /// The addresses named as peers'.
     fn followed(&self) -> io::Result<Vec<IpAddr>>;
 }

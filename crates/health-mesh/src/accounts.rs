@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_TCP, RttKey, RttRow};
 use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore};
 use health_model::api::RttSource;
@@ -19,13 +20,15 @@ use super::target::TargetKey;
 /// its being counted.
 pub(super) struct Accounts {
     store: Arc<dyn RttStore>,
-    /// Whether connections to the targets' addresses are followed.
+    /// Whether connections to the targets' addresses have rows.
     passive: bool,
+    /// The addresses that the programs know as peers', in ascending order.
+    peers: Vec<(IpAddr, Path)>,
 }
 
 impl Accounts {
     /// Accounts that begin empty: what probes of agents before this one are still open is counted. With
-    /// `passive`, all connections to targets' addresses are followed.
+    /// `passive`, all connections to targets' addresses have rows.
     pub(super) fn new(store: Arc<dyn RttStore>, passive: bool) -> io::Result<Self> {
         let leftovers = store.give_up_leftovers()?;
         if leftovers > 0 {
@@ -34,37 +37,53 @@ impl Accounts {
                 "an agent before this one left probes; counted as lost"
             );
         }
-        Ok(Self { store, passive })
+        Ok(Self {
+            store,
+            passive,
+            peers: Vec::new(),
+        })
     }
 
     /// Makes rows for targets. Without a row, a target is probed and not counted.
     pub(super) fn open(&self, targets: impl Iterator<Item = TargetKey>) {
-        // Several targets share an address.
-        let mut followed = HashSet::new();
-        let failures = targets.filter_map(|key| {
-            let is_new = self.passive && followed.insert(key.address);
-            self.open_one(key, is_new).err()
-        });
-        let (count, last) = failures.fold((0, None), |(count, _), error| (count + 1, Some(error)));
+        let failures = targets.filter_map(|key| self.store.ensure(key.into()).err());
+        let (count, last) = counted(failures);
         if let Some(error) = last {
             tracing::warn!(targets = count, %error, "no round-trip rows for some targets");
         }
     }
 
-    fn open_one(&self, key: TargetKey, follow: bool) -> io::Result<()> {
-        self.store.ensure(key.into())?;
-        if follow {
-            self.store.follow(key.address, key.path)?;
+    /// Names exactly these addresses to the programs as the peers', whether they are probed or not. Of two paths
+    /// with one address, the first counts.
+    pub(super) fn set_peers(&mut self, peers: impl Iterator<Item = (IpAddr, Path)>) {
+        let mut peers: Vec<_> = peers.collect();
+        peers.sort_by_key(|(address, _)| *address);
+        peers.dedup_by_key(|(address, _)| *address);
+        let gone = self
+            .peers
+            .iter()
+            .filter(|(old, _)| path_of(&peers, *old).is_none());
+        let fresh = peers
+            .iter()
+            .filter(|(new, path)| path_of(&self.peers, *new) != Some(*path));
+        let ended = gone.filter_map(|(address, _)| self.store.unfollow(*address).err());
+        let begun = fresh.filter_map(|(address, path)| self.store.follow(*address, *path).err());
+        let (count, last) = counted(ended.chain(begun));
+        if let Some(error) = last {
+            tracing::warn!(
+                addresses = count,
+                %error,
+                "the programs do not know some peers' addresses"
+            );
         }
-        Ok(())
+        self.peers = peers;
     }
 
     /// Removes a target's row, and that of the connections to its address.
     pub(super) fn close(&self, key: TargetKey) {
         let removed = self
             .store
-            .unfollow(key.address)
-            .and_then(|()| self.store.remove(passive_key(key)))
+            .remove(passive_key(key))
             .and_then(|()| self.store.remove(key.into()));
         if let Err(error) = removed {
             tracing::warn!(peer = %key.address, %error, "round-trip row not removed");
@@ -74,16 +93,14 @@ impl Accounts {
     /// Removes the rows of all other targets, which went while no agent ran.
     pub(super) fn keep_only(&self, targets: impl Iterator<Item = TargetKey>) -> io::Result<()> {
         let mut known: HashSet<RttKey> = HashSet::new();
-        let mut followed: HashSet<IpAddr> = HashSet::new();
         for key in targets {
             known.insert(key.into());
             if self.passive {
                 known.insert(passive_key(key));
-                followed.insert(key.address);
             }
         }
         for peer in self.store.followed()? {
-            if !followed.contains(&peer) {
+            if path_of(&self.peers, peer).is_none() {
                 self.store.unfollow(peer)?;
             }
         }
@@ -197,6 +214,17 @@ impl Accounts {
             other => other,
         }
     }
+}
+
+/// The path of an address, if it is one of these peers'.
+fn path_of(peers: &[(IpAddr, Path)], address: IpAddr) -> Option<Path> {
+    let place = peers.binary_search_by_key(&address, |(peer, _)| *peer);
+    place.ok().map(|place| peers[place].1)
+}
+
+/// How many failures there are, and the last.
+fn counted(failures: impl Iterator<Item = io::Error>) -> (usize, Option<io::Error>) {
+    failures.fold((0, None), |(count, _), error| (count + 1, Some(error)))
 }
 
 /// The row of the connections to a target's address.

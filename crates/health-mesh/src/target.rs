@@ -153,14 +153,16 @@ impl NodePaths {
         }
     }
 
+    /// All addresses of this node.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = (IpAddr, Path)> {
+        let host = self.host.iter().map(|&address| (address, Path::Host));
+        let endpoint = self.endpoint.iter();
+        host.chain(endpoint.map(|&address| (address, Path::Endpoint)))
+    }
+
     /// All targets of this node.
     pub(super) fn targets(&self) -> impl Iterator<Item = TargetKey> {
-        let host = self.host.iter().map(|&address| (address, Path::Host));
-        let endpoint = self
-            .endpoint
-            .iter()
-            .map(|&address| (address, Path::Endpoint));
-        host.chain(endpoint).flat_map(|(address, path)| {
+        self.addresses().flat_map(|(address, path)| {
             [Protocol::Icmp, Protocol::Http].map(|protocol| TargetKey {
                 address,
                 path,

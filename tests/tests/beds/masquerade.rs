@@ -105,6 +105,29 @@ fn transfers_go_both_ways() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The peers' addresses are known whether or not connections to them are timed, and whether they are probed.
+#[test]
+#[ignore = "needs root"]
+fn flows_to_other_nodes_keep_their_source_without_passive_round_trips() -> anyhow::Result<()> {
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .agent_args(&format!(
+            "{NATIVE} --passive-rtt off --probe host-icmp=off --probe host-http=off"
+        ))
+        .start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (node, peer) = (bed.node(1), bed.node(2));
+    let [endpoint, _] = sources(node);
+    for address in peer.addresses() {
+        let own = node.health_addresses()?.into_iter();
+        let own = own.filter(|own| own.is_ipv4() == address.is_ipv4());
+        let path = Path::open(&endpoint, peer.name(), address, TRANSFERS)?;
+        assert_eq!(own.collect::<Vec<_>>(), [path.stream(1)?], "to {address}");
+    }
+    Ok(())
+}
+
 /// A process of `connections`.
 struct Connections {
     child: Child,

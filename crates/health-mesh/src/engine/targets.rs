@@ -58,6 +58,8 @@ impl Engine {
             paths.push(NodePaths::new(node, local, endpoint));
         }
 
+        self.accounts
+            .set_peers(paths.iter().flat_map(NodePaths::addresses));
         let intervals = self.options.intervals;
         let is_probed = |key: &TargetKey| intervals.get(key.path, key.protocol).is_some();
         let wanted = paths.iter().enumerate().flat_map(|(index, node)| {
