@@ -79,14 +79,17 @@ impl Format {
     }
 }
 
-// Erased: the serializers of pretty JSON and of YAML are compiled once, not once for each type printed.
+// The values are erased: a serializer is compiled once, not once for each type that is printed.
 fn write_json(out: &mut dyn Write, value: &dyn erased_serde::Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
 }
 
 /// Writes one object on a line of its own.
-pub(super) fn write_json_line(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+pub(super) fn write_json_line(
+    out: &mut dyn Write,
+    value: &dyn erased_serde::Serialize,
+) -> io::Result<()> {
     serde_json::to_writer(&mut *out, value)?;
     writeln!(out)
 }

@@ -9,7 +9,7 @@ use health_datapath::dump::{Batch, DumpError, Rows};
 use serde::Serialize;
 
 use super::parallel::on_all_cpus;
-use crate::cli::output::{Format, write_json_line, write_yaml};
+use crate::cli::output::{Format, write_yaml};
 
 /// Why writing ended early.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +105,12 @@ fn write_row<U: Display + Serialize>(
             text.extend_from_slice(JSON_SEPARATOR);
             Ok(serde_json::to_writer(text, row)?)
         }
-        Format::Jsonl => write_json_line(text, row),
+        // By a serializer of its own: there may be a million rows.
+        Format::Jsonl => {
+            serde_json::to_writer(&mut *text, row)?;
+            text.push(b'\n');
+            Ok(())
+        }
         Format::Yaml => write_yaml(text, &[row]),
     }
 }
