@@ -139,7 +139,9 @@ impl NodeDatapath {
         } else {
             ProgramLog::Warn
         };
-        let masquerade = config.masquerade.of_node(&spec.node_addresses)?;
+        let masquerade = config
+            .masquerade
+            .of_node(&spec.node_addresses, &spec.pod_cidrs)?;
         let sizes = MapSizes {
             conntrack: config.conntrack_max_entries,
             nat: config.nat_max_entries,

@@ -2,6 +2,7 @@
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use health_common::ct::TUPLE_IN;
+use health_common::masquerade::Address;
 use health_common::nat::End;
 use health_common::packet::Kind;
 
@@ -13,7 +14,7 @@ use crate::conntrack::{PacketFlags, Traffic, enter};
 use crate::fragment::resolve;
 use crate::frame::Frame;
 use crate::ip_version::Version;
-use crate::maps::HEALTH_CONFIG;
+use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::packet::ParsedPacket;
 use crate::rewrite::Ends;
 
@@ -26,7 +27,9 @@ pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
     let mut passage = Passage::<T>::at(ip_at);
     match T::addresses(frame, ip_at) {
         Some((_, destination)) if destination == settings.node_be => {}
-        Some((_, destination)) if settings.is_behind(&destination) => {
+        Some((_, destination))
+            if settings.is_behind(&destination) && !is_endpoint(&destination) =>
+        {
             return T::note_opened(skb, &mut passage);
         }
         _ => return StepResult::PASSED,
@@ -40,6 +43,12 @@ pub(super) fn arriving<T: Steps>(frame: &Frame, ip_at: usize) -> StepResult {
         StepResult::FOUND => T::rewrite_destination(skb, &mut passage),
         result => result,
     }
+}
+
+/// Whether this is the address of an endpoint, whose flows are entered once its policy allowed them.
+#[inline(always)]
+fn is_endpoint(address: &impl Address) -> bool {
+    HEALTH_ENDPOINTS.get_ptr(address.to_addr()).is_some()
 }
 
 /// Reads a packet for this node's address.

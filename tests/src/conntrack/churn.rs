@@ -104,7 +104,7 @@ pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
         gateway_cidrs: Vec::new(),
     };
     bed.datapath
-        .set_masquerade(masquerade.of_node(&[NODE.into()])?)?;
+        .set_masquerade(masquerade.of_node(&[NODE.into()], &[])?)?;
     let tables = bed.datapath.tables()?;
     let mut endpoint = Endpoint::new(&bed)?;
     let start = Instant::now();

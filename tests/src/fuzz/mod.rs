@@ -287,5 +287,5 @@ fn masquerade() -> anyhow::Result<MasqueradeConfig> {
         masquerade_ports: "40000-40063".parse()?,
         gateway_cidrs: vec!["192.168.77.0/24".parse()?, "fd00:77::/64".parse()?],
     };
-    Ok(settings.of_node(&[NODE.v4.into(), NODE.v6.into()])?)
+    Ok(settings.of_node(&[NODE.v4.into(), NODE.v6.into()], &[])?)
 }

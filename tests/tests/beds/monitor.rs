@@ -249,7 +249,7 @@ fn what_cannot_be_masqueraded_is_told_apart_from_other_drops() -> anyhow::Result
             masquerade_ports: "32768-65535".parse()?,
             gateway_cidrs: Vec::new(),
         };
-        let masquerade = masquerade.of_node(&["172.30.0.1".parse()?])?;
+        let masquerade = masquerade.of_node(&["172.30.0.1".parse()?], &[])?;
         programs.run.datapath.set_masquerade(masquerade)?;
         programs.run.run("from_endpoint", &forged());
         // A tag in front hides nothing.

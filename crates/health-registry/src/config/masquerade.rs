@@ -78,14 +78,29 @@ pub struct MasqueradeSettings {
     pub gateway_cidrs: Vec<IpNet>,
 }
 
-/// Masquerading was asked for in an IP version in which the node has no address.
+/// Why a node cannot masquerade as the flags ask for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "--native-routing-cidr {cidr}: this node has no address of that IP version to masquerade with; leave the flag out or \
-     give the node one"
-)]
-pub struct NoNodeAddress {
-    cidr: IpNet,
+pub enum MasqueradeError {
+    /// Masquerading was asked for in an IP version in which the node has no address.
+    #[error(
+        "--native-routing-cidr {cidr}: this node has no address of that IP version to masquerade with; leave the flag out or \
+         give the node one"
+    )]
+    NoNodeAddress {
+        /// The flag's value.
+        cidr: IpNet,
+    },
+    /// Endpoints would be taken for hosts behind this one, whose flows no policy is asked about.
+    #[error(
+        "--gateway-cidr {cidr} overlaps this node's pod CIDR {pod_cidr}; name networks without endpoints, which are \
+         masqueraded anyway"
+    )]
+    GatewayOverlapsPods {
+        /// The flag's value.
+        cidr: IpNet,
+        /// Addresses of this node's endpoints.
+        pod_cidr: IpNet,
+    },
 }
 
 impl MasqueradeSettings {
@@ -134,9 +149,19 @@ impl MasqueradeSettings {
             .any(|cidr| is_ipv4(cidr) == is_v4)
     }
 
-    /// What the programs are told, on a node with these addresses. The first of an IP version is what
-    /// sources become.
-    pub fn of_node(&self, addresses: &[IpAddr]) -> Result<MasqueradeConfig, NoNodeAddress> {
+    /// What the programs are told, on a node with these addresses whose endpoints' are in `pod_cidrs`. The
+    /// node's first address of an IP version is what sources become.
+    pub fn of_node(
+        &self,
+        addresses: &[IpAddr],
+        pod_cidrs: &[IpNet],
+    ) -> Result<MasqueradeConfig, MasqueradeError> {
+        for &cidr in &self.gateway_cidrs {
+            let overlaps = |pods: &&IpNet| pods.contains(&cidr) || cidr.contains(*pods);
+            if let Some(&pod_cidr) = pod_cidrs.iter().find(overlaps) {
+                return Err(MasqueradeError::GatewayOverlapsPods { cidr, pod_cidr });
+            }
+        }
         let v4 = addresses.iter().find_map(|address| match address {
             IpAddr::V4(v4) => Some(word(v4.octets())),
             IpAddr::V6(_) => None,
@@ -161,7 +186,7 @@ impl MasqueradeSettings {
         &self,
         node_be: Option<A>,
         prefix: impl Fn(&IpNet) -> Option<Prefix<A>>,
-    ) -> Result<Masquerade<A>, NoNodeAddress> {
+    ) -> Result<Masquerade<A>, MasqueradeError> {
         let mut masquerade = Masquerade::default();
         let Some(first) = self
             .native_routing_cidrs
@@ -170,7 +195,7 @@ impl MasqueradeSettings {
         else {
             return Ok(masquerade);
         };
-        masquerade.node_be = node_be.ok_or(NoNodeAddress { cidr: *first })?;
+        masquerade.node_be = node_be.ok_or(MasqueradeError::NoNodeAddress { cidr: *first })?;
         masquerade.ports = self.masquerade_ports.0;
         let native = self
             .native_routing_cidrs
@@ -269,7 +294,7 @@ mod tests {
     fn an_ip_version_is_masqueraded_that_has_a_native_prefix() {
         let settings = settings(&["10.0.0.0/8"], &["192.0.2.0/24"], &["192.168.0.0/16"]);
         let nodes = addresses(&["fd00:30::1", "172.30.0.1", "172.30.9.1"]);
-        let config = settings.of_node(&nodes).expect("both versions");
+        let config = settings.of_node(&nodes, &[]).expect("both versions");
         assert_eq!(config.v6, Masquerade::default());
         assert!(config.v4.is_on());
         assert_eq!(config.v4.node_be, word([172, 30, 0, 1]), "the first one");
@@ -281,10 +306,33 @@ mod tests {
     }
 
     #[test]
+    fn a_gateways_network_is_not_one_of_the_nodes_endpoints() {
+        let nodes = addresses(&["172.30.0.1", "fd00:30::1"]);
+        let pods: Vec<IpNet> = ["10.244.1.0/24", "fd00:10:244:1::/64"]
+            .map(|text| text.parse().expect(text))
+            .into();
+        let native = ["10.0.0.0/8", "fd00::/8"];
+        for (gateway, pod_cidr) in [
+            ("10.244.0.0/16", pods[0]),
+            ("10.244.1.0/24", pods[0]),
+            ("10.244.1.128/25", pods[0]),
+            ("fd00:10:244:1::7/128", pods[1]),
+        ] {
+            let cidr = gateway.parse().expect(gateway);
+            assert_eq!(
+                settings(&native, &[], &[gateway]).of_node(&nodes, &pods),
+                Err(MasqueradeError::GatewayOverlapsPods { cidr, pod_cidr })
+            );
+        }
+        let beside = settings(&native, &[], &["10.244.2.0/24", "fd00:10:244:2::/64"]);
+        assert!(beside.of_node(&nodes, &pods).is_ok());
+    }
+
+    #[test]
     fn a_node_needs_an_address_to_masquerade_with() {
         let settings = settings(&["10.0.0.0/8", "fd00::/8"], &[], &[]);
         let error = settings
-            .of_node(&addresses(&["172.30.0.1"]))
+            .of_node(&addresses(&["172.30.0.1"]), &[])
             .expect_err("no IPv6");
         let text = error.to_string();
         assert!(

@@ -22,7 +22,7 @@ pub use self::conntrack::{
 };
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
-    MasqueradePorts, MasqueradePortsError, MasqueradeSettings, NoNodeAddress,
+    MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};

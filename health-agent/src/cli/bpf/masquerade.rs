@@ -115,7 +115,7 @@ mod tests {
         };
         let nodes = ["172.30.0.1", "fd00:30::1"].map(|text| text.parse().unwrap());
         let line = |settings: &MasqueradeSettings| {
-            lines(&entries(vec![(0, settings.of_node(&nodes).unwrap())]))
+            lines(&entries(vec![(0, settings.of_node(&nodes, &[]).unwrap())]))
         };
         let ipv4 = "0: node=172.30.0.1 ports=40000-40999 native=10.0.0.0/8,192.0.2.0/24 gateway=-";
         assert_eq!(line(&settings), format!("{ipv4}\n"));
