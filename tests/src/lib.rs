@@ -7,6 +7,7 @@ pub mod bed;
 pub mod bench;
 pub mod conntrack;
 pub mod fuzz;
+pub mod hello;
 pub mod http;
 pub mod member;
 pub mod outside;

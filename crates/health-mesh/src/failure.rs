@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
+use health_model::duration::duration_text;
 use nix::errno::Errno;
 
 /// Why a probe failed. Its text is the `status` of the report.
@@ -25,6 +27,21 @@ pub(super) enum Failure {
     Malformed,
     /// This host has no sockets of the address's family.
     NoFamily,
+    /// A good HTTP response without a proof of the mesh key.
+    NoProof,
+    /// Somebody refuses this node's key, without a proof.
+    KeyRefused,
+    /// A proof of another key than the mesh's, or of another response.
+    WrongProof,
+    /// An authentic answer to another request.
+    Replayed,
+    /// The authentic answer of the node with this full name, which is another than the one that was asked.
+    WrongNode(Box<str>),
+    /// The node refuses the request, by its clock.
+    ClockDiffers {
+        /// Seconds that its clock is ahead of this host's; negative: behind.
+        ahead: i64,
+    },
 }
 
 /// An ICMP error message.
@@ -85,6 +102,16 @@ impl fmt::Display for Failure {
             Self::Closed => f.write_str("Connection closed without a response"),
             Self::Malformed => f.write_str("Malformed response"),
             Self::NoFamily => f.write_str("Address family not supported on this host"),
+            Self::NoProof => f.write_str("Response without proof of the mesh key"),
+            Self::KeyRefused => f.write_str("Mesh key refused"),
+            Self::WrongProof => f.write_str("Response with a wrong proof of the mesh key"),
+            Self::Replayed => f.write_str("Replay of the response to another request"),
+            Self::WrongNode(node) => write!(f, "Response of {node}"),
+            Self::ClockDiffers { ahead } => {
+                let apart = duration_text(Duration::from_secs(ahead.unsigned_abs()));
+                let side = if *ahead < 0 { "behind" } else { "ahead of" };
+                write!(f, "Refused: clock is {apart} {side} this host's")
+            }
         }
     }
 }
@@ -139,5 +166,11 @@ mod tests {
             Failure::UnexpectedStatus(503).to_string(),
             "Unexpected status 503"
         );
+        for (ahead, text) in [
+            (86_400, "Refused: clock is 24h0m0s ahead of this host's"),
+            (-301, "Refused: clock is 5m1s behind this host's"),
+        ] {
+            assert_eq!(Failure::ClockDiffers { ahead }.to_string(), text);
+        }
     }
 }

@@ -8,7 +8,6 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use std::{io, thread};
 
-use health_common::siphash::SipKey;
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
     FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
@@ -24,6 +23,7 @@ use tokio::time::Instant;
 use super::counters::{IgnoredReplies, IgnoredReplyCounts};
 use super::engine::{Command, Engine};
 use super::exchange::MalformedHeaders;
+use super::probe_key::MeshKeys;
 use super::results::Results;
 use super::sweep::SweepEvent;
 
@@ -66,8 +66,8 @@ pub struct MeshOptions {
     pub icmp_id: u16,
     /// Session of the ICMP probes. As in `HEALTH_CONFIG`; random for each start, and not 0.
     pub session: u32,
-    /// Key of the tags that mark the mesh's ICMP probes. As in `HEALTH_CONFIG`.
-    pub probe_key: SipKey,
+    /// Keys of the mesh. That of the tags which mark ICMP probes is as in `HEALTH_CONFIG`.
+    pub keys: MeshKeys,
     /// Whether peers are asked when ICMP probes arrived.
     pub one_way: bool,
     /// Folder of what is kept over a restart.

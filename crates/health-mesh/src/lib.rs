@@ -5,7 +5,8 @@
 //! probe from an outage, `results` keeps the results, with a `history` of each target, `direction` compares them
 //! with the reports of peers, `exchange`d with HTTP probes, `diagnosis` interprets them, `accounts` counts them in
 //! the datapath's rows, and `learned` keeps the addresses that peers report. `path_mtu` finds the MTU of paths. Others
-//! use a `handle`; `sweep` is a request to probe everything. [`hello`] is the side that answers.
+//! use a `handle`; `sweep` is a request to probe everything. [`hello`] is the side that answers; by [`proof`] both
+//! sides show that they are of the mesh.
 
 #![forbid(unsafe_code)]
 
@@ -27,6 +28,7 @@ mod icmp;
 mod learned;
 mod path_mtu;
 pub mod probe_key;
+pub mod proof;
 mod relief;
 mod results;
 mod schedule;

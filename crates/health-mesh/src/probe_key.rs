@@ -1,13 +1,17 @@
-//! The key by which the agents of a mesh know each other's echo probes.
+//! The key of a mesh, by which its agents know each other's echo probes, and who asks and answers `GET /hello`.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use health_common::probe::DEFAULT_KEY;
 use health_common::siphash::SipKey;
 use ring::hmac;
+
+use super::proof::{HelloKeys, KeyAge};
 
 /// Fewest bytes of a key: as many as the key made of them has.
 const MIN_LEN: usize = 16;
@@ -15,6 +19,27 @@ const MIN_LEN: usize = 16;
 const MAX_LEN: u64 = 4096;
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;
+/// What the name of the key file is followed by in those of the keys before and after it.
+const SUFFIXES: [(KeyAge, &str); 2] = [(KeyAge::Previous, ".previous"), (KeyAge::Next, ".next")];
+
+/// The keys of a mesh.
+#[derive(Clone, Debug)]
+pub struct MeshKeys {
+    /// Of the tags of echo probes.
+    pub probe: SipKey,
+    /// Of `GET /hello`.
+    pub hello: Arc<HelloKeys>,
+}
+
+impl Default for MeshKeys {
+    /// Those that everybody knows.
+    fn default() -> Self {
+        Self {
+            probe: DEFAULT_KEY,
+            hello: Arc::default(),
+        }
+    }
+}
 
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,17 +73,48 @@ pub enum ProbeKeyError {
         /// Bytes in it.
         len: u64,
     },
+    /// Three keys.
+    #[error(
+        "--probe-key-file: both {previous} and {next} are there, and two keys can be in force; remove one of them"
+    )]
+    Three {
+        /// The file of the previous key.
+        previous: PathBuf,
+        /// The file of the next key.
+        next: PathBuf,
+    },
 }
 
-/// The key in a file, the same on all nodes of the mesh, or without one the key that everybody knows.
-pub fn of_mesh(file: Option<&Path>) -> Result<SipKey, ProbeKeyError> {
-    match file {
-        Some(path) => derived(path),
-        None => Ok(DEFAULT_KEY),
-    }
+/// The keys in a file and in the one beside it that ends with `.previous` or `.next`, the same on all nodes of
+/// the mesh; without a file the keys that everybody knows.
+pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
+    let Some(path) = file else {
+        return Ok(MeshKeys::default());
+    };
+    let current = read(path)?;
+    let beside = SUFFIXES.map(|(age, suffix)| {
+        let mut name = OsString::from(path);
+        name.push(suffix);
+        (age, PathBuf::from(name))
+    });
+    let is_there = |(_, path): &&(KeyAge, PathBuf)| path.symlink_metadata().is_ok();
+    let other = match beside.iter().filter(is_there).collect::<Vec<_>>()[..] {
+        [] => None,
+        [(age, path)] => Some((*age, read(path)?)),
+        _ => {
+            let [(_, previous), (_, next)] = beside;
+            return Err(ProbeKeyError::Three { previous, next });
+        }
+    };
+    let other = other.as_ref().map(|(age, secret)| (*age, &secret[..]));
+    Ok(MeshKeys {
+        probe: probe_key(&current),
+        hello: Arc::new(HelloKeys::new(&current, other)),
+    })
 }
 
-fn derived(path: &Path) -> Result<SipKey, ProbeKeyError> {
+/// The secret in a file.
+fn read(path: &Path) -> Result<Vec<u8>, ProbeKeyError> {
     let unreadable = |source| ProbeKeyError::Unreadable {
         path: path.to_owned(),
         source,
@@ -83,16 +139,20 @@ fn derived(path: &Path) -> Result<SipKey, ProbeKeyError> {
             len: len.max(metadata.len()),
         });
     }
+    Ok(secret)
+}
+
+fn probe_key(secret: &[u8]) -> SipKey {
     // RFC 5869 section 2.2: keys of any length and form become one of even randomness.
     let salt = hmac::Key::new(hmac::HMAC_SHA256, b"health-agent probe key");
-    let tag = hmac::sign(&salt, &secret);
+    let tag = hmac::sign(&salt, secret);
     let mut words = tag.as_ref().chunks_exact(8).map(|bytes| {
         bytes
             .iter()
             .rev()
             .fold(0, |word, &byte| word << 8 | u64::from(byte))
     });
-    Ok([(); 2].map(|()| words.next().unwrap_or_default()))
+    [(); 2].map(|()| words.next().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -107,6 +167,7 @@ mod tests {
         fs::write(&path, bytes).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         of_mesh(Some(&path))
+            .map(|keys| keys.probe)
             .map_err(|error| error.to_string().replace(path.to_str().unwrap(), "FILE"))
     }
 
@@ -120,7 +181,33 @@ mod tests {
         for differs in [key(&other), key(&[7; 31]), DEFAULT_KEY] {
             assert!(one[0] != differs[0] && one[1] != differs[1]);
         }
-        assert_eq!(of_mesh(None).unwrap(), DEFAULT_KEY);
+        let public = of_mesh(None).unwrap();
+        assert_eq!(public.probe, DEFAULT_KEY);
+        assert!(public.hello.is_public());
+    }
+
+    #[test]
+    fn a_second_key_is_that_of_the_file_beside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let write = |name: &str, mode| {
+            fs::write(path(name), [7; 32]).unwrap();
+            fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+        };
+        let other = || of_mesh(Some(&path("key"))).map(|keys| keys.hello.other());
+        write("key", 0o600);
+        assert_eq!(other().unwrap(), None);
+        write("key.next", 0o400);
+        assert_eq!(other().unwrap(), Some(KeyAge::Next));
+        write("key.previous", 0o600);
+        let error = other().unwrap_err().to_string();
+        assert!(error.contains("two keys can be in force"), "{error}");
+        fs::remove_file(path("key.next")).unwrap();
+        assert_eq!(other().unwrap(), Some(KeyAge::Previous));
+        write("key.previous", 0o644);
+        let error = other().unwrap_err().to_string();
+        assert!(error.contains("key.previous: mode 0644"), "{error}");
+        assert!(!of_mesh(Some(&path("key"))).is_ok_and(|keys| keys.hello.is_public()));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use health_common::probe::{DEFAULT_KEY, Path};
+use health_common::probe::Path;
 use health_common::rtt::RttKey;
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
@@ -17,7 +17,8 @@ use health_registry::nodes::{Node, NodeSet};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::hello::{self, Responder};
+use super::hello::{self, Identity, Responder};
+use super::probe_key::MeshKeys;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, PATIENCE, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};
@@ -78,7 +79,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         port: PORT,
         icmp_id: rand::random(),
         session: 7,
-        probe_key: DEFAULT_KEY,
+        keys: MeshKeys::default(),
         one_way: false,
         state_dir: state_dir.to_owned(),
         full_maps: watch::channel(Vec::new()).1,
@@ -163,11 +164,25 @@ fn http_text<'a>(report: &'a HealthStatus, address: &str) -> &'a str {
     &path(report, address).http.as_ref().unwrap().status
 }
 
-/// Answers `/hello` on addresses inside a namespace, and tells `health_endpoint`.
-fn respond(namespace: &Namespace, addresses: &[&str], health_endpoint: &[&str]) -> Responder {
+/// With the key of [`options`].
+fn identity(node: &str) -> Identity {
+    Identity {
+        node: format!("default/{node}"),
+        keys: Arc::default(),
+    }
+}
+
+/// Answers `/hello` as a node on addresses inside a namespace, and tells `health_endpoint`.
+fn respond(
+    namespace: &Namespace,
+    name: &str,
+    addresses: &[&str],
+    health_endpoint: &[&str],
+) -> Responder {
     let addresses = ips(addresses);
     let listeners = namespace.enter(|| hello::bind(&addresses, PORT).unwrap());
     Responder::start(
+        identity(name),
         listeners,
         watch::channel(ips(health_endpoint)).1,
         Arc::new(NoArrivals),
@@ -202,7 +217,7 @@ fn an_http_probe_shows_the_handshake_that_the_kernel_timed() {
     let Some(here) = Namespace::new() else { return };
     here.ip("addr add 172.30.0.2/32 dev lo");
     here.block_on(async || {
-        let _responder = respond(&here, &["172.30.0.2"], &[]);
+        let _responder = respond(&here, "b", &["172.30.0.2"], &[]);
         let bed = Bed::start(vec![node("b", &["172.30.0.2"])]);
         let timed = &bed.store.handshake_ns;
         timed.store(HANDSHAKE_NS, Ordering::Relaxed);
@@ -233,7 +248,7 @@ fn the_local_node_is_probed_at_the_socket() {
     }
     here.ip("addr add fd00:30::1/128 dev lo nodad");
     here.block_on(async || {
-        let _responder = respond(&here, &["172.30.0.1", "fd00:30::1", "10.244.1.7"], &[]);
+        let _responder = respond(&here, "a", &["172.30.0.1", "fd00:30::1", "10.244.1.7"], &[]);
         let bed = Bed::start(vec![node("a", &["172.30.0.1", "fd00:30::1"])]);
         let report = bed.mesh.report();
         assert_eq!(report.nodes[0].reachability(), Reachability::Unknown);
@@ -293,7 +308,7 @@ fn each_failure_says_what_is_broken() {
     there.ip("route add unreachable fd00:31::5");
     there.ip("route add prohibit fd00:31::6");
     here.block_on(async || {
-        let _responder = respond(&there, &["172.30.0.2", "fd00:30::2"], &[]);
+        let _responder = respond(&there, "b", &["172.30.0.2", "fd00:30::2"], &[]);
         let nodes = [
             ("b", &["172.30.0.2", "fd00:30::2"][..]),
             ("refused", &["172.30.0.3"]),
@@ -343,7 +358,7 @@ fn a_failure_and_a_recovery_are_seen_early() {
         return;
     };
     here.block_on(async || {
-        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let _responder = respond(&there, "b", &["172.30.0.2"], &[]);
         let bed = Bed::start_endless(vec![node("b", &["172.30.0.2"])]);
         let is =
             |wanted| move |report: &HealthStatus| report.nodes[0].host.reachability() == wanted;
@@ -369,8 +384,10 @@ fn a_node_that_is_cut_off_blames_itself_and_names_the_device() {
     there.ip("addr add 172.30.0.4/24 dev eth0");
     let peers = ["172.30.0.2", "172.30.0.3", "172.30.0.4"];
     here.block_on(async || {
-        let _responder = respond(&there, &peers, &[]);
-        let nodes = ["b", "c", "d"].iter().zip(peers);
+        let peers = || ["b", "c", "d"].into_iter().zip(peers);
+        let responders = peers().map(|(name, address)| respond(&there, name, &[address], &[]));
+        let _responders: Vec<_> = responders.collect();
+        let nodes = peers();
         let nodes = nodes.map(|(name, address)| node(name, &[address]));
         let bed = default_bed(nodes.collect(), Duration::from_millis(200)).await;
         assert_eq!(bed.mesh.report().local.diagnosis, None);
@@ -397,7 +414,8 @@ fn a_reload_keeps_what_is_known_of_addresses_that_stay() {
         return;
     };
     here.block_on(async || {
-        let _responder = respond(&there, &["172.30.0.2", "172.30.0.3"], &[]);
+        let _responders = [("b", "172.30.0.2"), ("c", "172.30.0.3")]
+            .map(|(name, address)| respond(&there, name, &[address], &[]));
         let bed = Bed::start(vec![node("b", &["172.30.0.2"]), node("c", &["172.30.0.3"])]);
         let before = bed.until("complete", is_complete).await;
         bed.nodes.send_replace(node_set(vec![
@@ -463,8 +481,8 @@ fn a_peer_tells_its_health_endpoint_and_that_is_remembered() {
         let mut peer = node("b", &["172.30.0.2"]);
         peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
         let bed = Bed::start(vec![peer.clone()]);
-        let hello = respond(&there, &["172.30.0.2"], &["10.244.2.17"]);
-        let endpoint = respond(&there, &["10.244.2.17"], &[]);
+        let hello = respond(&there, "b", &["172.30.0.2"], &["10.244.2.17"]);
+        let endpoint = respond(&there, "b", &["10.244.2.17"], &[]);
         bed.until("learned", |report| {
             report.nodes[0].reachability() == Reachability::Reachable
         })
@@ -518,7 +536,7 @@ fn probing_on_request_ends_and_tells_the_dead_from_the_living() {
     // No more than can be probed at once.
     let all_dead = 100 / slowness().pow(2);
     here.block_on(async || {
-        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let _responder = respond(&there, "b", &["172.30.0.2"], &[]);
         let mut nodes = vec![node("b", &["172.30.0.2"])];
         for dead in 1..=all_dead {
             nodes.push(node(
@@ -719,7 +737,8 @@ fn outages_are_confirmed_and_recoveries_seen() {
     let responder = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
     here.block_on(async || {
         let told = watch::channel(Vec::new()).1;
-        let responder = Responder::start(responder, told, Arc::new(NoArrivals)).unwrap();
+        let responder =
+            Responder::start(identity("b"), responder, told, Arc::new(NoArrivals)).unwrap();
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
         let faults: [(&str, &str); 3] = [
             ("link set eth0 down", "link set eth0 up"),
@@ -780,7 +799,7 @@ fn lost_probes_and_a_restart_of_the_agent_are_no_outage() {
         }
     });
     here.block_on(async || {
-        let mut hello = respond(&there, &["172.30.0.2"], &[]);
+        let mut hello = respond(&there, "b", &["172.30.0.2"], &[]);
         let interval = Duration::from_millis(10);
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
         let requests = || requests.load(Ordering::Relaxed) as u64;
@@ -800,7 +819,7 @@ fn lost_probes_and_a_restart_of_the_agent_are_no_outage() {
             let before = refused();
             hello.shutdown().await;
             bed.until("refused", |_| refused() > before).await;
-            hello = respond(&there, &["172.30.0.2"], &[]);
+            hello = respond(&there, "b", &["172.30.0.2"], &[]);
         }
         until_requests(400).await;
         // Each loss counts once, when its probe is given up.
@@ -834,7 +853,8 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
         // It answers before it knows its health endpoint, and that answers last.
         let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.2"]), PORT).unwrap());
         let (endpoint, told) = watch::channel(Vec::new());
-        let _hello = Responder::start(listeners, told, Arc::new(NoArrivals)).unwrap();
+        let _hello =
+            Responder::start(identity("b"), listeners, told, Arc::new(NoArrivals)).unwrap();
         bed.until("answered", |report| {
             all_hosts_are(report, Reachability::Reachable)
         })
@@ -844,7 +864,7 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
             report.nodes[0].health_endpoint.is_some() && is_complete(report)
         })
         .await;
-        let _endpoint = respond(&there, &["10.244.2.17"], &[]);
+        let _endpoint = respond(&there, "b", &["10.244.2.17"], &[]);
         bed.until("reachable", |report| {
             report.nodes[0].reachability() == Reachability::Reachable
         })
@@ -867,7 +887,7 @@ fn random_loss_is_no_outage() {
         return;
     }
     here.block_on(async || {
-        let _responder = respond(&there, &["172.30.0.2"], &[]);
+        let _responder = respond(&there, "b", &["172.30.0.2"], &[]);
         let interval = Duration::from_millis(10);
         let bed = default_bed(vec![node("b", &["172.30.0.2"])], interval).await;
         let row = |protocol| {

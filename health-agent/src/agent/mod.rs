@@ -31,7 +31,8 @@ use health_datapath::events::{self, Hub};
 use health_datapath::kernel::{self, SuitableKernel};
 use health_endpoint::health::HealthEndpoint;
 use health_endpoint::manager::Manager;
-use health_mesh::hello::{self, Responder};
+use health_mesh::hello::{self, Identity, Responder};
+use health_mesh::probe_key;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
 use health_model::settings::Location;
 use health_net::netlink;
@@ -136,8 +137,9 @@ impl Agent {
             Some(own) => own,
             None => own::wait(&*registry, config, &source).await?,
         };
+        let keys = probe_key::of_mesh(config.probe_key_file.as_deref())?;
         let netlink = netlink::open()?;
-        let (uplinks, found) = Uplinks::find(&netlink, config, &own).await?;
+        let uplinks = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
@@ -154,9 +156,9 @@ impl Agent {
             config,
             attachments,
             &own,
+            keys,
             &netlink,
             uplinks,
-            found,
             &survey.living,
         )
         .await?;
@@ -219,8 +221,13 @@ impl Agent {
         exporter.maps_are_there()?;
         let collector = Collector::start(node.datapath().tables()?, pace(config));
         let arrivals = Arc::new(node.datapath().arrivals()?);
-        let host_responder = Responder::start(listeners, node.health_addresses(), arrivals)
-            .context("cannot start the responder of GET /hello")?;
+        let identity = Identity {
+            node: own.full_name(),
+            keys: node.keys.hello.clone(),
+        };
+        let host_responder =
+            Responder::start(identity, listeners, node.health_addresses(), arrivals)
+                .context("cannot start the responder of GET /hello")?;
         let mut local_addresses = own.addresses.clone();
         local_addresses.extend(&own.secondary_addresses);
         let mesh = Mesh::start(
@@ -238,7 +245,7 @@ impl Agent {
                 port: config.health_port,
                 icmp_id: node.icmp_id,
                 session: node.session,
-                probe_key: node.probe_key,
+                keys: node.keys.clone(),
                 one_way: config.one_way,
                 state_dir: config.location.state_dir.clone(),
                 full_maps: collector.pressed(),

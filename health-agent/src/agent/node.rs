@@ -9,13 +9,12 @@ use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::Timeouts;
-use health_common::siphash::SipKey;
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use health_endpoint::workload::SavedEndpoint;
-use health_mesh::hello::Responder;
-use health_mesh::probe_key;
+use health_mesh::hello::{Identity, Responder};
+use health_mesh::probe_key::MeshKeys;
 use health_model::settings::Location;
 use health_net::netlink::Handle;
 use health_net::{clock, link};
@@ -40,7 +39,7 @@ pub(super) struct NodeDatapath {
     pub(super) icmp_id: u16,
     /// Session of the probes.
     pub(super) session: u32,
-    pub(super) probe_key: SipKey,
+    pub(super) keys: MeshKeys,
     /// By how much `CLOCK_TAI` was ahead of UTC when the programs were told.
     tai_offset_ns: u64,
     /// What was repaired since the start, by cause.
@@ -70,9 +69,9 @@ impl NodeDatapath {
         config: &Config,
         attachments: Attachments,
         own: &Node,
+        keys: MeshKeys,
         netlink: &Handle,
-        uplinks: Uplinks,
-        found: UplinkSurvey,
+        (uplinks, found): (Uplinks, UplinkSurvey),
         endpoints: &[SavedEndpoint],
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
@@ -99,15 +98,14 @@ impl NodeDatapath {
             warn!(cause = repair.0.cause(), "repaired: {repair}");
         }
         let workloads = endpoints.iter().filter_map(workload).collect();
-        let made = Self::make(
-            config,
-            attachments,
-            uplinks,
-            spec.clone(),
-            before.clone(),
-            endpoint,
-            workloads,
-        );
+        let member = Member {
+            name: own.full_name(),
+            keys,
+        };
+        let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
+            let (spec, before) = (spec.clone(), before.clone());
+            Self::make(config, member, datapath, uplinks, spec, before, endpoint)
+        });
         match made {
             Ok(node) => Ok(node),
             Err(error) => {
@@ -124,16 +122,13 @@ impl NodeDatapath {
         before.restore(&spec).await;
     }
 
-    /// Makes all that goes with the endpoint.
-    fn make(
+    /// Loads the programs on their maps.
+    fn load(
         config: &Config,
         attachments: Attachments,
-        uplinks: Uplinks,
-        spec: HealthEndpointSpec,
-        before: PreviousState,
-        endpoint: HealthEndpoint,
+        spec: &HealthEndpointSpec,
         workloads: Vec<Workload>,
-    ) -> anyhow::Result<Self> {
+    ) -> anyhow::Result<Datapath> {
         let level = if tracing::enabled!(tracing::Level::DEBUG) {
             ProgramLog::Debug
         } else {
@@ -151,10 +146,28 @@ impl NodeDatapath {
         datapath.adopt_workloads(workloads);
         datapath.set_masquerade(masquerade)?;
         log::forward(&mut datapath)?;
+        Ok(datapath)
+    }
+
+    /// Makes all that goes with the endpoint.
+    fn make(
+        config: &Config,
+        member: Member,
+        datapath: Datapath,
+        uplinks: Uplinks,
+        spec: HealthEndpointSpec,
+        before: PreviousState,
+        endpoint: HealthEndpoint,
+    ) -> anyhow::Result<Self> {
+        let Member { name, keys } = member;
         let listeners = endpoint.listen(config.health_port)?;
         let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));
         let arrivals = Arc::new(datapath.arrivals()?);
-        let responder = Responder::start(listeners, addresses_known, arrivals)
+        let identity = Identity {
+            node: name,
+            keys: keys.hello.clone(),
+        };
+        let responder = Responder::start(identity, listeners, addresses_known, arrivals)
             .context("cannot start the responder in the health endpoint")?;
         let mut node = Self {
             endpoint,
@@ -162,7 +175,7 @@ impl NodeDatapath {
             responder,
             icmp_id: rand::random(),
             session: rand::random_range(1..=u32::MAX),
-            probe_key: probe_key::of_mesh(config.probe_key_file.as_deref())?,
+            keys,
             tai_offset_ns: 0,
             repairs: BTreeMap::new(),
             uplinks,
@@ -335,7 +348,7 @@ impl NodeDatapath {
             layout_version: LAYOUT_VERSION,
             icmp_id_be: self.icmp_id.to_be(),
             health_port_be: self.port.to_be(),
-            probe_key: self.probe_key,
+            probe_key: self.keys.probe,
             session: self.session,
             health_ifindex: endpoint.ifindex(),
             timeouts: self.timeouts,
@@ -350,6 +363,13 @@ impl NodeDatapath {
         self.datapath().configure(config)?;
         Ok(())
     }
+}
+
+/// This node as the others know it.
+struct Member {
+    /// Its full name.
+    name: String,
+    keys: MeshKeys,
 }
 
 /// What was there before [`NodeDatapath::establish`].

@@ -154,8 +154,9 @@ pub struct RunArgs {
     /// Maximum number of NAT entries of each IP version, two per translation, 1024 to 16777216; as above
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     nat_max_entries: u32,
-    /// File with a secret of 16 bytes or more, the same on all nodes, by which agents recognise each
-    /// other's ICMP probes [default: a public key]
+    /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
+    /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
+    /// FILE.next, is accepted too [default: a public key]
     #[arg(long, value_name = "FILE")]
     probe_key_file: Option<PathBuf>,
     /// Measure the delay of each direction; the clocks of all nodes must be synchronised

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use health_common::checksum;
+use health_mesh::proof::HelloKeys;
 use health_model::api::{ConnectivityStatus, HealthStatus, NodeStatus};
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
@@ -20,7 +21,7 @@ use nix::sys::socket::{SockaddrIn, recvfrom};
 use nix::unistd::Pid;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tests::bed::Node;
-use tests::{Bed, PATIENCE, wait_for};
+use tests::{Bed, PATIENCE, hello, wait_for};
 
 const HEALTH_PORT: u16 = 4240;
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9962);
@@ -32,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 enum Answer {
     /// These bytes; the connection stays open.
     Bytes(&'static [u8]),
+    /// What an agent with the public key says, and then more of these bytes for ever.
+    Proven(&'static [u8]),
     /// These bytes, and then more of the others for ever.
     Endless(&'static [u8], &'static [u8]),
     /// One of these bytes a second.
@@ -111,21 +114,27 @@ fn give(mut stream: TcpStream, answer: Answer, stop: &AtomicBool) -> std::io::Re
         return SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     }
     let mut request = [0; 1024];
-    let until_request = wait_readable(&mut stream, &mut request, stop)?;
-    if until_request == 0 {
+    let len = wait_readable(&mut stream, &mut request, stop)?;
+    if len == 0 {
         return Ok(());
     }
+    let endless = |stream: &mut TcpStream, head: &[u8], more: &[u8]| {
+        stream.write_all(head)?;
+        while !stop.load(Ordering::Relaxed) {
+            match stream.write_all(more) {
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
     match answer {
         Answer::Closed | Answer::Reset => return Ok(()),
         Answer::Bytes(bytes) => stream.write_all(bytes)?,
-        Answer::Endless(head, more) => {
-            stream.write_all(head)?;
-            while !stop.load(Ordering::Relaxed) {
-                match stream.write_all(more) {
-                    Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-                    _ => {}
-                }
-            }
+        Answer::Endless(head, more) => endless(&mut stream, head, more)?,
+        Answer::Proven(more) => {
+            let head = hello::answer(&HelloKeys::default(), &request[..len]);
+            endless(&mut stream, &head.unwrap_or_default(), more)?;
         }
         Answer::Slow(bytes) => {
             for byte in bytes.iter().cycle() {
@@ -174,6 +183,8 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     const ENDLESS_HEADERS: Answer = Answer::Endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n");
     const NOT_FOUND_HERE: &[u8] =
         b"HTTP/1.1 302 Found\r\nLocation: http://172.30.0.2:4241/hello\r\nContent-Length: 0\r\n\r\n";
+    const PLAIN: &[u8] = b"HTTP/1.1 200 OK\r\nHealth-Endpoint: 10.244.2.99\r\n\r\n";
+    const REFUSAL: &[u8] = b"HTTP/1.1 401 Unauthorized\r\n\r\n";
     const OOPS: &[u8] = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n";
     for (answer, status, cause) in [
         (ENDLESS_HEADER, "Malformed response", "bad-answer"),
@@ -195,6 +206,13 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
             "bad-answer",
         ),
         (Answer::Bytes(OOPS), "Unexpected status 500", "bad-answer"),
+        // Anything else that listens there keeps nobody reachable, and is not believed.
+        (
+            Answer::Bytes(PLAIN),
+            "Response without proof of the mesh key",
+            "no-key",
+        ),
+        (Answer::Bytes(REFUSAL), "Mesh key refused", "wrong-key"),
         (Answer::Reset, "Connection reset by peer", "bad-answer"),
         (
             Answer::Closed,
@@ -231,8 +249,12 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
         }
     }
 
+    assert!(
+        !peer_addresses(observer, peer)?.contains(&"10.244.2.99".parse()?),
+        "an address was learned from somebody without the key"
+    );
     // A good head before an endless body is a good answer: the body is not read.
-    let endless = Answer::Endless(b"HTTP/1.1 200 OK\r\n\r\n", &[b'x'; 65536]);
+    let endless = Answer::Proven(&[b'x'; 65536]);
     let _impostors = [
         Impostor::start(peer.name(), HEALTH_PORT, endless)?,
         Impostor::start(&format!("health-{}", peer.name()), HEALTH_PORT, endless)?,
@@ -250,6 +272,15 @@ fn bad_http_is_told_for_what_it_is_and_costs_nothing() -> anyhow::Result<()> {
     wait_for("the sockets to be closed", PATIENCE, || {
         Ok((open_sockets(pid)? <= sockets + 8).then_some(()))
     })
+}
+
+/// What an observer knows of the addresses of a node's health endpoint.
+fn peer_addresses(observer: &Node, peer: &Node) -> anyhow::Result<Vec<IpAddr>> {
+    let report = observer.status()?;
+    let endpoint = node(&report, &peer.full_name())?.health_endpoint.iter();
+    Ok(endpoint
+        .flat_map(|group| group.paths().map(|path| path.ip))
+        .collect())
 }
 
 /// The ICMP and HTTP results of all addresses of a node.

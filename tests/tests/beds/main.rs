@@ -21,6 +21,7 @@ mod kubernetes;
 mod listings;
 mod masquerade;
 mod mesh;
+mod mesh_key;
 mod metrics;
 mod monitor;
 mod netem;

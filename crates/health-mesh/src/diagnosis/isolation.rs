@@ -111,7 +111,11 @@ impl Why {
 impl From<Reason> for Why {
     fn from(reason: Reason) -> Self {
         match reason {
-            Reason::Silent | Reason::Refused | Reason::Hung | Reason::BadAnswer => Self::Silent,
+            Reason::Silent
+            | Reason::Refused
+            | Reason::Hung
+            | Reason::BadAnswer
+            | Reason::Unproven => Self::Silent,
             Reason::Unreachable => Self::Unreachable,
             Reason::NextHopSilent => Self::NextHopSilent,
             Reason::NoRoute(Some(_)) | Reason::Rejected(Some(_)) => Self::Told,

@@ -24,6 +24,11 @@
 //! | `endpoint-datapath-down` | a host address is up, an endpoint address unheard or reported unreachable by its host |
 //! | `address-unreachable` | a host address is unheard, another address heard |
 //! | `port-refused` | HTTP is refused on some addresses, answered on others |
+//! | `wrong-key` | HTTP is refused, or answered with a wrong proof, as by another mesh key |
+//! | `no-key` | HTTP is answered without a proof of the mesh key |
+//! | `replayed-answer` | HTTP is answered by what was said to another request |
+//! | `wrong-node` | HTTP is answered by another node of the mesh |
+//! | `clock-differs` | the node refuses HTTP because the clocks differ |
 //! | `bad-answer` | HTTP is answered by something that is no healthy agent |
 //! | `port-filtered` | ICMP is answered, HTTP dropped silently; if it is so everywhere, the agent may hang instead |
 //! | `icmp-filtered` | HTTP is answered, ICMP is not |
@@ -31,6 +36,7 @@
 //! | `path-mtu` | all answer; packets larger than the path's MTU vanish |
 //! | `latency-shift` | all answer; round trips are well above those before |
 //! | `path-mtu` | all answer; a router reports an MTU that is lower than this host's |
+//! | `old-key` | all answer; the node or this one still signs with the key before |
 //! | `endpoint-address-unknown` | all answer; the addresses of the endpoint are not reported |
 //!
 //! Below `one-family-only`, a family that is silent as a whole is left out.
@@ -56,6 +62,7 @@ use super::direction::{self, Passage};
 use super::failure::Failure;
 use super::history::{Loss, Trend};
 use super::path_mtu::PathMtu;
+use super::proof::KeyAge;
 use super::target::{Protocol, TargetKey};
 use isolation::Isolation;
 use loss_location::LossLocation;
@@ -100,6 +107,16 @@ pub(super) enum Cause {
     PortFiltered,
     /// HTTP is refused on some addresses.
     PortRefused,
+    /// HTTP is answered by somebody with another mesh key, or refused by them.
+    WrongKey,
+    /// HTTP is answered by somebody who proves nothing.
+    NoKey,
+    /// HTTP is answered by a recorded answer.
+    ReplayedAnswer,
+    /// HTTP is answered by another node.
+    WrongNode,
+    /// The clocks of both nodes differ by more than an answer allows.
+    ClockDiffers,
     /// HTTP is answered by something that is no healthy agent.
     BadAnswer,
     /// Too many probes are lost.
@@ -108,6 +125,8 @@ pub(super) enum Cause {
     PathMtu,
     /// Answers take longer than they used to.
     LatencyShift,
+    /// One of both nodes signs with the mesh key before the other's.
+    OldKey,
     /// It is not known where the health endpoint is.
     EndpointAddressUnknown,
 }
@@ -127,10 +146,16 @@ impl fmt::Display for Cause {
             Self::IcmpFiltered => "icmp-filtered",
             Self::PortFiltered => "port-filtered",
             Self::PortRefused => "port-refused",
+            Self::WrongKey => "wrong-key",
+            Self::NoKey => "no-key",
+            Self::ReplayedAnswer => "replayed-answer",
+            Self::WrongNode => "wrong-node",
+            Self::ClockDiffers => "clock-differs",
             Self::BadAnswer => "bad-answer",
             Self::Loss => "loss",
             Self::PathMtu => "path-mtu",
             Self::LatencyShift => "latency-shift",
+            Self::OldKey => "old-key",
             Self::EndpointAddressUnknown => "endpoint-address-unknown",
         })
     }
@@ -224,6 +249,8 @@ pub(super) struct TargetFacts<'a> {
     pub(super) key: TargetKey,
     /// Its verdict.
     pub(super) verdict: Verdict<'a>,
+    /// Which of the peer's keys it takes this node's for; looked at when it is reachable by HTTP.
+    pub(super) mesh_key: KeyAge,
     /// Looked at when it is reachable.
     pub(super) trend: Trend,
     /// What became of its echo probes in [`direction::WINDOWS`], where the peer told.
@@ -289,6 +316,7 @@ impl Context<'_> {
                 .or_else(|| path_mtu::diagnose(peer, TooBigNotice::ByNobody))
                 .or(shift)
                 .or_else(|| path_mtu::diagnose(peer, TooBigNotice::ByRouter))
+                .or_else(|| self.diagnose_old_key(peer))
                 .or_else(|| self.diagnose_unknown_endpoint(peer));
         }
         let picture = Picture::new(self, peer);
@@ -357,6 +385,37 @@ impl Context<'_> {
             cause,
             message: message + &others,
             evidence: evidence.collect(),
+        })
+    }
+
+    fn diagnose_old_key(&self, peer: &PeerFacts<'_>) -> Option<Diagnosis> {
+        let mut targets = peer.targets.iter();
+        let target = targets.find(|target| target.mesh_key != KeyAge::Current)?;
+        let name = peer.display();
+        let (message, word) = match target.mesh_key {
+            KeyAge::Current => return None,
+            KeyAge::Next => (
+                format!(
+                    "old key: {name} still signs with the mesh key before this node's; give it the new \
+                     --probe-key-file and restart its agent"
+                ),
+                "next",
+            ),
+            KeyAge::Previous => (
+                format!(
+                    "old key: this node still signs with the mesh key before that of {name}; give this \
+                     node the new --probe-key-file and restart its agent"
+                ),
+                "previous",
+            ),
+        };
+        Some(Diagnosis {
+            cause: Cause::OldKey,
+            message,
+            evidence: vec![format!(
+                "{}: answered; this node signs with the {word} key of the peer",
+                self.label(target.key)
+            )],
         })
     }
 

@@ -234,7 +234,7 @@ impl<'a> Picture<'a> {
         let parts: Vec<String> = [
             ("refused", &[Reason::Refused][..]),
             ("accepted and never answered", &[Reason::Hung]),
-            ("answered wrongly", &[Reason::BadAnswer]),
+            ("answered wrongly", &[Reason::BadAnswer, Reason::Unproven]),
             ("dropped silently", &[Reason::Silent]),
         ]
         .into_iter()
@@ -374,6 +374,9 @@ impl<'a> Picture<'a> {
             );
             return Some(self.diagnosis(Cause::PortRefused, message));
         }
+        if let Some(diagnosis) = self.unproven(addresses, &though) {
+            return Some(diagnosis);
+        }
         let wrong = pick(addresses, |a| a.http.is(&[Reason::BadAnswer, Reason::Hung]));
         if let Some(Finding::Down(_, failure)) = wrong.first().map(|a| a.http) {
             let message = format!(
@@ -403,6 +406,65 @@ impl<'a> Picture<'a> {
             )
         };
         Some(self.diagnosis(Cause::PortFiltered, message))
+    }
+
+    /// HTTP is answered by somebody who does not prove to be this node.
+    fn unproven(&self, addresses: &[Address<'a>], though: &str) -> Option<Diagnosis> {
+        let unproven = |a: &Address<'_>| a.http.is(&[Reason::Unproven]);
+        let Finding::Down(_, failure) = addresses.iter().find(|a| unproven(a))?.http else {
+            return None;
+        };
+        let such = |a: &Address<'_>| matches!(a.http, Finding::Down(_, other) if other == failure);
+        let on = list(&pick(addresses, such));
+        let name = self.name();
+        let port = self.context.port;
+        let (cause, message) = match failure {
+            Failure::NoProof => (
+                Cause::NoKey,
+                format!(
+                    "no key: HTTP on port {port} of {name} is answered without proof of the mesh key on \
+                     {on}{though}; something else listens there, or an agent from before answers were \
+                     proven"
+                ),
+            ),
+            Failure::KeyRefused => (
+                Cause::WrongKey,
+                format!(
+                    "wrong key: {name} refuses this node's mesh key on {on}{though}; compare the \
+                     --probe-key-file of both, and check what listens on port {port}"
+                ),
+            ),
+            Failure::WrongProof => (
+                Cause::WrongKey,
+                format!(
+                    "wrong key: HTTP on port {port} of {name} is answered with a wrong proof of the mesh \
+                     key on {on}{though}; check what listens there"
+                ),
+            ),
+            Failure::Replayed => (
+                Cause::ReplayedAnswer,
+                format!(
+                    "replayed answer: HTTP on port {port} of {name} is answered on {on} by what an agent \
+                     said to another request{though}; check what listens there and on the way"
+                ),
+            ),
+            Failure::WrongNode(node) => (
+                Cause::WrongNode,
+                format!(
+                    "wrong node: HTTP to {name} on {on} is answered by {node}{though}; check who has the \
+                     address, and the names of both nodes and their clusters"
+                ),
+            ),
+            Failure::ClockDiffers { .. } => (
+                Cause::ClockDiffers,
+                format!(
+                    "clock differs: {name} does not answer HTTP on {on} ({failure}){though}; set both \
+                     clocks"
+                ),
+            ),
+            _ => return None,
+        };
+        Some(self.diagnosis(cause, message))
     }
 
     fn icmp_filtered(&self, addresses: &[Address<'a>]) -> Option<Diagnosis> {

@@ -27,6 +27,8 @@ pub(super) enum Reason {
     Hung,
     /// A connection, and a wrong response.
     BadAnswer,
+    /// A connection, and a response that does not prove to be the asked node's good one.
+    Unproven,
     /// This host could not probe.
     LocalError,
 }
@@ -38,6 +40,12 @@ impl Reason {
             Failure::TimedOut => Self::Silent,
             Failure::ResponseTimedOut => Self::Hung,
             Failure::UnexpectedStatus(_) | Failure::Closed | Failure::Malformed => Self::BadAnswer,
+            Failure::NoProof
+            | Failure::KeyRefused
+            | Failure::WrongProof
+            | Failure::Replayed
+            | Failure::WrongNode(_)
+            | Failure::ClockDiffers { .. } => Self::Unproven,
             Failure::NoFamily => Self::LocalError,
             Failure::Os(errno) => match errno {
                 Errno::ECONNREFUSED if !icmp => Self::Refused,
@@ -84,7 +92,7 @@ impl Reason {
     /// Whether it takes the address itself to bring this about.
     pub(super) fn is_heard(self, address: IpAddr) -> bool {
         match self {
-            Self::Refused | Self::Hung | Self::BadAnswer => true,
+            Self::Refused | Self::Hung | Self::BadAnswer | Self::Unproven => true,
             _ => self.sender() == Some(address),
         }
     }

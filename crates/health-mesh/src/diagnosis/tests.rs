@@ -78,6 +78,7 @@ fn targets<'a>(rows: &'a [Row<'a>]) -> Vec<TargetFacts<'a>> {
                     Up => Verdict::Reachable,
                     Given::Down(failure) => Verdict::Unreachable(failure),
                 },
+                mesh_key: KeyAge::Current,
                 trend: Trend::default(),
                 passages: Default::default(),
                 shift: None,
@@ -395,6 +396,88 @@ fn a_wrong_answer_is_told() {
         Cause::BadAnswer,
         "(Connection reset by peer)",
     );
+}
+
+#[test]
+fn who_does_not_prove_to_be_the_node_is_told() {
+    let down = |failure: &Failure| Given::Down(failure.clone());
+    for (failure, cause, message) in [
+        (
+            Failure::NoProof,
+            Cause::NoKey,
+            "no key: HTTP on port 4240 of default/n3 is answered without proof of the mesh key on \
+             172.30.0.3 and 10.244.3.7; something else listens there, or an agent from before answers \
+             were proven",
+        ),
+        (
+            Failure::KeyRefused,
+            Cause::WrongKey,
+            "wrong key: default/n3 refuses this node's mesh key on 172.30.0.3 and 10.244.3.7; compare \
+             the --probe-key-file of both, and check what listens on port 4240",
+        ),
+        (
+            Failure::WrongProof,
+            Cause::WrongKey,
+            "wrong key: HTTP on port 4240 of default/n3 is answered with a wrong proof of the mesh key \
+             on 172.30.0.3 and 10.244.3.7; check what listens there",
+        ),
+        (
+            Failure::Replayed,
+            Cause::ReplayedAnswer,
+            "replayed answer: HTTP on port 4240 of default/n3 is answered on 172.30.0.3 and 10.244.3.7 \
+             by what an agent said to another request; check what listens there and on the way",
+        ),
+        (
+            Failure::WrongNode("default/n4".into()),
+            Cause::WrongNode,
+            "wrong node: HTTP to default/n3 on 172.30.0.3 and 10.244.3.7 is answered by default/n4; \
+             check who has the address, and the names of both nodes and their clusters",
+        ),
+        (
+            Failure::ClockDiffers { ahead: -86_400 },
+            Cause::ClockDiffers,
+            "clock differs: default/n3 does not answer HTTP on 172.30.0.3 and 10.244.3.7 (Refused: clock \
+             is 24h0m0s behind this host's); set both clocks",
+        ),
+    ] {
+        let both = [(HOST4, Up, down(&failure)), (ENDPOINT4, Up, down(&failure))];
+        says(&both, cause, message);
+        let one = [(HOST4, Up, down(&failure)), (ENDPOINT4, Up, Up)];
+        is(&one, cause, ", though answered on 10.244.3.7");
+        // What listens on one address does not hide that the agent is gone.
+        is(
+            &[(HOST4, Up, down(&failure)), (ENDPOINT4, Up, refused())],
+            Cause::AgentDown,
+            "answered wrongly on 172.30.0.3",
+        );
+    }
+}
+
+#[test]
+fn an_old_key_is_told_of_the_node_that_has_it() {
+    let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
+    let told = |key| {
+        let mut targets = targets(&rows);
+        targets[1].mesh_key = key;
+        with_context(|context| context.diagnose(&peer(&targets), None))
+    };
+    assert_eq!(told(KeyAge::Current), None);
+    for (key, message) in [
+        (
+            KeyAge::Next,
+            "old key: default/n3 still signs with the mesh key before this node's; give it the new \
+             --probe-key-file and restart its agent",
+        ),
+        (
+            KeyAge::Previous,
+            "old key: this node still signs with the mesh key before that of default/n3; give this node \
+             the new --probe-key-file and restart its agent",
+        ),
+    ] {
+        let diagnosis = told(key).unwrap();
+        assert_eq!(diagnosis.cause, Cause::OldKey);
+        assert_eq!(diagnosis.message, message);
+    }
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use health_common::arrivals::Prober;
 use health_common::probe::Path;
+use health_registry::nodes::Node;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::task::{JoinError, JoinSet};
 
@@ -13,7 +14,7 @@ use super::Engine;
 use super::exchange::WayCounts;
 use crate::accounts::nanos;
 use crate::failure::Failure;
-use crate::http::{self, Hello};
+use crate::http::{self, Asker, Hello};
 use crate::results::{Answer, HttpTimes};
 use crate::target::{TargetId, TargetKey};
 
@@ -36,6 +37,7 @@ pub(super) struct HttpProbeEnd {
 
 /// HTTP probes that run or wait.
 pub(super) struct HttpProbes {
+    asker: Arc<Asker>,
     pub(super) running: JoinSet<HttpProbeEnd>,
     places: usize,
     /// Due, while there is no place.
@@ -46,8 +48,9 @@ pub(super) struct HttpProbes {
 
 impl HttpProbes {
     /// None, and as many places as this process may have.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(asker: Asker) -> Self {
         Self {
+            asker: Arc::new(asker),
             running: JoinSet::new(),
             places: places(),
             waiting: VecDeque::new(),
@@ -86,13 +89,11 @@ impl Engine {
             self.confirmation.sent(id, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
             let deadline = self.shared.start + expiry;
-            let prober = Prober {
-                session: self.options.session,
-                icmp_id_be: self.options.icmp_id.to_be(),
-                pad: 0,
-            };
+            let asked = self.set.nodes.get(node).map(Node::full_name);
+            let asked = asked.unwrap_or_default();
+            let asker = self.http.asker.clone();
             self.http.running.spawn(async move {
-                let answer = http::get_hello(peer, prober, deadline).await;
+                let answer = http::get_hello(&asker, &asked, peer, deadline).await;
                 HttpProbeEnd {
                     id,
                     key,
@@ -131,6 +132,7 @@ impl Engine {
                         connect_ns: nanos(hello.connect),
                         total_ns: nanos(hello.total),
                     }),
+                    key: hello.key,
                 };
                 self.exchange(target.node, sent, counts.as_deref(), &hello);
                 let reachable = self.answered(id, sent, answer);

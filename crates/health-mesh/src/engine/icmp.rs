@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::failure::Failure;
 use crate::icmp::{IcmpEvent, Probe};
+use crate::proof::KeyAge;
 use crate::results::Answer;
 use crate::target::TargetId;
 
@@ -41,6 +42,7 @@ impl Engine {
                         rtt,
                         source,
                         http: None,
+                        key: KeyAge::Current,
                     };
                     if self.answered(probe.id, probe.sent, answer) {
                         let now = self.now();

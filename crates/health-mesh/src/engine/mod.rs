@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_common::arrivals::Prober;
 use health_datapath::rtt_store::RttStore;
 use health_registry::nodes::NodeSet;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -22,6 +23,7 @@ use crate::accounts::Accounts;
 use crate::budget::Budget;
 use crate::confirm::{Confirmation, Due};
 use crate::handle::{MeshError, MeshOptions, Shared};
+use crate::http::Asker;
 use crate::icmp::{IcmpEvent, IcmpProber, Mark};
 use crate::learned::LearnedAddresses;
 use crate::path_mtu::{PathMtuOptions, PathMtuProber};
@@ -98,7 +100,7 @@ impl Engine {
             Mark {
                 icmp_id: options.icmp_id,
                 session: options.session,
-                key: options.probe_key,
+                key: options.keys.probe,
                 one_way: options.one_way,
             },
             rand::random(),
@@ -116,6 +118,15 @@ impl Engine {
             shared.ignored.clone(),
         )
         .map_err(MeshError::RawSocket)?;
+        let asker = Asker {
+            name: options.local.clone(),
+            prober: Prober {
+                session: options.session,
+                icmp_id_be: options.icmp_id.to_be(),
+                pad: 0,
+            },
+            keys: options.keys.hello.clone(),
+        };
         let mut engine = Self {
             schedule: Schedule::new(&options.local, options.rate),
             confirmation: Confirmation::default(),
@@ -134,7 +145,7 @@ impl Engine {
             icmp,
             icmp_events: Vec::new(),
             path_mtu,
-            http: HttpProbes::new(),
+            http: HttpProbes::new(asker),
             send_at: Duration::ZERO,
             sweep: None,
             progress_at: Duration::ZERO,

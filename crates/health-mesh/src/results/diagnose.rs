@@ -14,6 +14,7 @@ use crate::diagnosis::isolation::{Isolation, Survey};
 use crate::diagnosis::{Context, PeerFacts, ShiftWatch, TargetFacts, Verdict};
 use crate::direction::{self, Passage};
 use crate::history::Trend;
+use crate::proof::KeyAge;
 use crate::target::{Protocol, TargetKey};
 
 impl Results {
@@ -154,6 +155,7 @@ impl Results {
                                 protocol,
                             },
                             verdict: Verdict::Off,
+                            mesh_key: KeyAge::Current,
                             trend: Trend::default(),
                             passages: Default::default(),
                             shift: None,

@@ -28,6 +28,7 @@ use crate::failure::Failure;
 use crate::handle::MeshOptions;
 use crate::history::{History, Trend, most_results};
 use crate::path_mtu::PathMtu;
+use crate::proof::KeyAge;
 use crate::target::{NodePaths, Protocol, TargetId, TargetKey, Targets};
 
 /// A round trip longer than the smoothed one by this factor makes it worth while to look for a shift.
@@ -151,6 +152,8 @@ pub(super) struct Answer {
     pub(super) source: RttSource,
     /// For HTTP: what the agent saw.
     pub(super) http: Option<HttpTimes>,
+    /// For HTTP: which of the peer's keys this node signs with.
+    pub(super) key: KeyAge,
 }
 
 /// How long an HTTP probe took. Nanoseconds, which take half the room: there is one for each target.
@@ -408,7 +411,7 @@ impl Results {
                 told = result.told;
             }
             revised = match (&result.outcome, &outcome) {
-                (Ok(_), Ok(_)) => false,
+                (Ok(before), Ok(answer)) => before.key != answer.key,
                 (Err(before), Err(failed)) => before.failure != failed.failure,
                 _ => true,
             };
@@ -477,6 +480,11 @@ impl TargetRecord {
                 Err(unanswered) => Verdict::Unreachable(&unanswered.failure),
             },
         };
+        let answer = self.result.as_ref().map(|result| &result.outcome);
+        let mesh_key = match answer {
+            Some(Ok(answer)) => answer.key,
+            _ => KeyAge::Current,
+        };
         // The trend of a target that is not degraded does not matter, and costs time.
         let trend = match &self.degraded {
             Some(_) => self.trend(now),
@@ -485,6 +493,7 @@ impl TargetRecord {
         TargetFacts {
             key: self.key,
             verdict,
+            mesh_key,
             trend,
             passages: Default::default(),
             shift: None,

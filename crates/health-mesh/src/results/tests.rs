@@ -1,6 +1,5 @@
 //! Results and reports, fed by hand.
 
-use health_common::siphash::SipKey;
 use health_model::api::Reachability;
 use health_registry::nodes::Node;
 use nix::errno::Errno;
@@ -8,6 +7,8 @@ use nix::errno::Errno;
 use super::report::LISTED_RESULTS;
 use super::*;
 use crate::failure::IcmpError;
+use crate::probe_key::MeshKeys;
+use crate::proof::KeyAge;
 use crate::target::Target;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -27,7 +28,7 @@ fn options() -> MeshOptions {
         port: 4240,
         icmp_id: 1,
         session: 1,
-        probe_key: SipKey::default(),
+        keys: MeshKeys::default(),
         one_way: false,
         state_dir: "/nonexistent".into(),
         full_maps: watch::channel(Vec::new()).1,
@@ -68,6 +69,7 @@ fn answered(results: &mut Results, id: TargetId, second: u64) {
         rtt: Duration::from_micros(1),
         source: RttSource::Socket,
         http: None,
+        key: KeyAge::Current,
     };
     results.note(id, sent, Some(answer.rtt), sent);
     results.answered(id, sent, probed, answer);
@@ -265,6 +267,7 @@ fn a_latency_shift_is_told_while_it_lasts_and_for_an_hour() {
                 rtt: Duration::from_millis(if id == ids[0] { ms } else { 1 }),
                 source: RttSource::Kernel,
                 http: None,
+                key: KeyAge::Current,
             };
             results.note(id, sent, Some(answer.rtt), sent);
             results.answered(id, sent, probed, answer);

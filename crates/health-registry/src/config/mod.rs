@@ -110,8 +110,8 @@ pub struct Config {
     pub conntrack_max_entries: u32,
     /// Most NAT entries of each IP version; a translation has two.
     pub nat_max_entries: u32,
-    /// File with the key that the agents of the mesh know each other's probes by. Without, they use one
-    /// that everybody knows.
+    /// File with the key that the agents of the mesh know each other and each other's probes by. Without,
+    /// they use one that everybody knows.
     pub probe_key_file: Option<PathBuf>,
     /// Whether delays of each direction are measured, which takes clocks that are in step.
     pub one_way: bool,
