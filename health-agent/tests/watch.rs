@@ -338,7 +338,7 @@ fn probed_nodes_are_printed_as_they_come_and_the_others_in_the_end() {
     send(&mut answer, &ProbeEvent::Node(node));
     // The answer has not ended.
     assert_eq!(next(), report.nodes[1]);
-    send(&mut answer, &ProbeEvent::Done(report.clone()));
+    send(&mut answer, &ProbeEvent::Done(Box::new(report.clone())));
     assert_eq!(next(), report.nodes[0]);
     assert!(lines.next().is_none());
     assert_eq!(child.wait().unwrap().code(), Some(3));
@@ -382,7 +382,7 @@ fn a_terminal_shows_how_far_probing_is() {
         },
     );
     program.wait_for(|screen| screen == "probed 3500 of 10000 targets");
-    send(&mut answer, &ProbeEvent::Done(report()));
+    send(&mut answer, &ProbeEvent::Done(Box::new(report())));
     let screen = program.wait_for(|screen| screen.contains("hnode2"));
     assert!(screen.starts_with(TROUBLE), "{screen}");
     assert_eq!(program.child.wait().unwrap().code(), Some(3));

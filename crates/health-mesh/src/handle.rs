@@ -313,7 +313,7 @@ impl MeshHandle {
                 }
             }
             // The reader may have gone.
-            let _ = sender.send(ProbeEvent::Done(mesh.report())).await;
+            let _ = sender.send(ProbeEvent::Done(Box::new(mesh.report()))).await;
         });
         receiver
     }

@@ -33,6 +33,7 @@ use health_endpoint::health::HealthEndpoint;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{self, Identity, Responder};
 use health_mesh::probe_key;
+use health_mesh::proof::HelloKeys;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
 use health_model::settings::Location;
 use health_net::netlink;
@@ -91,6 +92,7 @@ async fn run_in_folders(
         Ok(agent) => {
             // A start that fails says why, and no more.
             kernel.log();
+            log_mesh_keys(&agent.node.keys.hello);
             agent.supervise().await;
             Ok(())
         }
@@ -339,6 +341,18 @@ impl Agent {
         }
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
+    }
+}
+
+/// Says which keys are in force. One that everybody knows is worth a warning.
+fn log_mesh_keys(keys: &HelloKeys) {
+    if keys.is_public() {
+        warn!(
+            "the mesh key is the public default: anyone can answer for a peer; set --probe-key-file"
+        );
+    }
+    if let Some(age) = keys.other() {
+        info!(second = ?age, "two mesh keys are in force");
     }
 }
 

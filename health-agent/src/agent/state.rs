@@ -218,6 +218,7 @@ impl Source for AgentSource {
                 local: SelfStatus {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
                     diagnosis: None,
+                    public_mesh_key: self.config.probe_key_file.is_none(),
                     full_maps: Vec::new(),
                 },
                 ..HealthStatus::default()
@@ -259,7 +260,7 @@ impl Source for AgentSource {
             None => {
                 let (events, receiver) = mpsc::channel(1);
                 // There is room for one, and the receiver is here.
-                let _ = events.try_send(ProbeEvent::Done(self.status()));
+                let _ = events.try_send(ProbeEvent::Done(Box::new(self.status())));
                 receiver
             }
         }

@@ -130,6 +130,7 @@ pub(super) fn report() -> HealthStatus {
         local: SelfStatus {
             name: "default/n1".to_owned(),
             diagnosis: None,
+            public_mesh_key: false,
             full_maps: Vec::new(),
         },
         nodes: vec![

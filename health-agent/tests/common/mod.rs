@@ -107,6 +107,7 @@ impl Fixture {
             local: SelfStatus {
                 name: "default/hnode1".into(),
                 diagnosis: diagnosis("isolated"),
+                public_mesh_key: self.is_troubled,
                 full_maps: self.is_troubled.then(full_map).into_iter().collect(),
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
@@ -147,7 +148,7 @@ impl Source for Fixture {
         let report = self.report(self.peer_when_probed);
         let node = ProbeEvent::Node(Box::new(report.nodes[0].clone()));
         let progress = ProbeEvent::Progress { done: 4, total: 8 };
-        for event in [node, progress, ProbeEvent::Done(report)] {
+        for event in [node, progress, ProbeEvent::Done(Box::new(report))] {
             events.try_send(event).unwrap();
         }
         receiver

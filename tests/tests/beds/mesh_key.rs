@@ -86,6 +86,7 @@ fn a_key_is_exchanged_node_by_node_without_a_failure() -> anyhow::Result<()> {
     first_keys.start(first)?;
     second_keys.start(second)?;
     bed.wait_all_reachable(PATIENCE)?;
+    assert!(!first.cli("status")?.success()?.contains("Mesh key"));
     assert_eq!(
         first.hello(second.ipv4().into())?,
         401,
@@ -121,7 +122,7 @@ fn a_key_is_exchanged_node_by_node_without_a_failure() -> anyhow::Result<()> {
 
 #[test]
 #[ignore = "needs root"]
-fn a_node_with_another_key_or_none_is_told() -> anyhow::Result<()> {
+fn a_node_with_another_key_is_told_and_one_without_a_key_warns() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .probing(200, 200)
@@ -147,5 +148,14 @@ fn a_node_with_another_key_or_none_is_told() -> anyhow::Result<()> {
     second.start_agent()?;
     wait_for_cause(first, second, Some("wrong-key"))?;
     wait_for_cause(second, first, Some("wrong-key"))?;
+    assert_eq!(second.logged(&["mesh key is the public default"])?.len(), 1);
+    assert!(first.logged(&["public default"])?.is_empty());
+    let warning = "Mesh key:   the public default, anyone can answer for a peer";
+    for form in ["status", "status --succinct"] {
+        assert!(second.cli(form)?.stdout.contains(warning), "{form}");
+        assert!(!first.cli(form)?.stdout.contains(warning), "{form}");
+    }
+    assert!(second.status()?.local.public_mesh_key);
+    assert!(!first.status()?.local.public_mesh_key);
     Ok(())
 }

@@ -75,9 +75,10 @@ fn a_dead_agent_is_told_from_a_dead_endpoint() -> anyhow::Result<()> {
         let diagnosis = format!("    Diagnosis:   agent down: {dead} answers ICMP on ");
         assert!(ran.stdout.contains(&diagnosis), "{}", ran.stdout);
         let succinct = observer.cli("status --succinct --failing")?.stdout;
-        let [_, _, line] = succinct.lines().collect::<Vec<_>>()[..] else {
+        let [_, key, _, line] = succinct.lines().collect::<Vec<_>>()[..] else {
             panic!("more than the dead agent is failing:\n{succinct}");
         };
+        assert!(key.starts_with("Mesh key:   the public default"), "{key}");
         assert!(line.ends_with("   agent-down"), "{line}");
         assert_eq!(ran.stderr, "");
         assert_eq!(observer.cli("status -o json")?.code, Some(3));

@@ -51,6 +51,7 @@ const ERROR_MEMORY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Results {
     local: String,
+    public_mesh_key: bool,
     full_maps: watch::Receiver<Vec<FullMap>>,
     local_addresses: Vec<IpAddr>,
     uplinks: Vec<String>,
@@ -190,6 +191,7 @@ impl Results {
     pub(super) fn new(options: &MeshOptions) -> Self {
         Self {
             local: options.local.clone(),
+            public_mesh_key: options.keys.hello.is_public(),
             full_maps: options.full_maps.clone(),
             local_addresses: options.local_addresses.clone(),
             uplinks: options.uplinks.clone(),

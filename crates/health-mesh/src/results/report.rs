@@ -72,6 +72,7 @@ impl Results {
             local: SelfStatus {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
+                public_mesh_key: self.public_mesh_key,
                 full_maps: self.full_maps.borrow().clone(),
             },
             nodes,

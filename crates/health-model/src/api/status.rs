@@ -57,6 +57,13 @@ pub struct SelfStatus {
     /// What is wrong with this node, where most others fail at once.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub diagnosis: Option<Diagnosis>,
+    /// Whether it has no mesh key of its own but the public one: anyone can answer for a peer.
+    #[serde(
+        rename = "publicMeshKey",
+        skip_serializing_if = "std::ops::Not::not",
+        default
+    )]
+    pub public_mesh_key: bool,
     /// Its conntrack and NAT maps that are nearly full.
     #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
     pub full_maps: Vec<FullMap>,
@@ -117,7 +124,7 @@ pub enum ProbeEvent {
         total: usize,
     },
     /// The last line: what is known at the end.
-    Done(HealthStatus),
+    Done(Box<HealthStatus>),
 }
 
 impl NodeStatus {

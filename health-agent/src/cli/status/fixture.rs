@@ -65,6 +65,7 @@ pub(super) fn status() -> HealthStatus {
         local: SelfStatus {
             name: "default/hnode2".into(),
             diagnosis: None,
+            public_mesh_key: false,
             full_maps: Vec::new(),
         },
         nodes: vec![

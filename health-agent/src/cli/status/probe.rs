@@ -22,7 +22,7 @@ pub(super) async fn with_progress(client: &Client) -> Result<HealthStatus, Clien
     client
         .stream_probe(|event| match event {
             ProbeEvent::Progress { done, total } => progress.show(done, total),
-            ProbeEvent::Done(status) => report = status,
+            ProbeEvent::Done(status) => report = *status,
             ProbeEvent::Node(_) => {}
         })
         .await?;
@@ -52,7 +52,7 @@ pub(super) async fn print_as_they_come(
             ProbeEvent::Done(status) => {
                 let rest = status.nodes.iter().map(&mut print_node);
                 let rest = first_stop(rest);
-                report = Some(status);
+                report = Some(*status);
                 rest
             }
         };

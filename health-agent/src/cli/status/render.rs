@@ -86,6 +86,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     if let Some(diagnosis) = &status.local.diagnosis {
         text += &local_fault(diagnosis);
     }
+    text += public_mesh_key(status);
     text += &full_maps(status);
     if view.has_none_of_many() {
         text += &format!("  {NONE_FAILING}\n");
@@ -148,6 +149,7 @@ impl Report<'_> {
             self.out.push_str(&local_fault(diagnosis));
             self.evidence(2, diagnosis)?;
         }
+        self.out.push_str(public_mesh_key(status));
         self.out.push_str(&full_maps(status));
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
@@ -355,6 +357,15 @@ fn local_fault(diagnosis: &Diagnosis) -> String {
     format!("Fault of this node:   {}\n", diagnosis.message)
 }
 
+/// A warning if everybody knows the mesh key.
+fn public_mesh_key(status: &HealthStatus) -> &'static str {
+    if status.local.public_mesh_key {
+        "Mesh key:   the public default, anyone can answer for a peer (see --probe-key-file)\n"
+    } else {
+        ""
+    }
+}
+
 /// `Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries)`, if there are any.
 fn full_maps(status: &HealthStatus) -> String {
     let maps = &status.local.full_maps;
@@ -447,6 +458,22 @@ mod tests {
         let view = all(&status);
         assert!(full(&view, &Detail::Normal, None).contains(line));
         assert!(succinct(&view, false, None).contains(line));
+    }
+
+    #[test]
+    fn a_mesh_key_that_everybody_knows_has_a_line() {
+        let mut status = status();
+        let line = "Mesh key:   the public default, anyone can answer for a peer";
+        let shown = |status: &HealthStatus| {
+            let view = all(status);
+            [
+                full(&view, &Detail::Normal, None),
+                succinct(&view, false, None),
+            ]
+        };
+        assert!(shown(&status).iter().all(|text| !text.contains("Mesh key")));
+        status.local.public_mesh_key = true;
+        assert!(shown(&status).iter().all(|text| text.contains(line)));
     }
 
     #[test]
