@@ -52,12 +52,15 @@ pub enum Reason {
     InvalidSource = 132,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
-    /// Dropped: of no use to a policy, since it is cut short or has more extension headers than are walked over.
+    /// Dropped: an IP header of an endpoint that is cut short; of no use to a policy, since it is cut short or has more
+    /// extension headers than are walked over.
     InvalidPacket = 134,
     /// Dropped: the IPv4 header checksum is wrong.
     InvalidHeaderChecksum = 154,
     /// Dropped: a packet could not be rewritten as its translation asks.
     WriteFailed = 141,
+    /// Dropped: a frame of an endpoint with a VLAN tag, or of another protocol than ARP, IPv4 and IPv6.
+    UnsupportedL2 = 166,
     /// Dropped: no port was free to masquerade a new flow with, or there was no room for its translation.
     NatNoMapping = 167,
     /// Dropped: a packet to be masqueraded that belongs to no flow, nor begins one.
@@ -70,7 +73,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -90,6 +93,7 @@ impl Reason {
         Self::InvalidPacket,
         Self::InvalidHeaderChecksum,
         Self::WriteFailed,
+        Self::UnsupportedL2,
         Self::NatNoMapping,
         Self::NatUnsupported,
         Self::PolicyDeniedByRule,
@@ -122,6 +126,7 @@ impl Reason {
             Self::CtInvalid => "Of no flow",
             Self::CtRelated => "Error about a flow",
             Self::WriteFailed => "Error writing to packet",
+            Self::UnsupportedL2 => "Unsupported L2 protocol",
             Self::NatNoMapping => "No mapping for NAT masquerade",
             Self::NatUnsupported => "Unsupported for NAT masquerade",
             Self::PolicyDeniedByRule => "Policy denied by denylist",

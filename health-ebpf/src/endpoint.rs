@@ -76,14 +76,15 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
         frame.set_mark(0);
         return ignore();
     }
-    match frame.protocol() {
-        ETHERTYPE_IPV4 => from_endpoint_ip::<Tuple4>(frame),
-        ETHERTYPE_IPV6 => match from_endpoint_solicitation(frame) {
+    // The stack would take off a tag, and a second one, and deliver what is behind them.
+    match (frame.has_vlan_tag(), frame.protocol()) {
+        (false, ETHERTYPE_IPV4) => from_endpoint_ip::<Tuple4>(frame),
+        (false, ETHERTYPE_IPV6) => match from_endpoint_solicitation(frame) {
             Some(verdict) => verdict,
             None => from_endpoint_ip::<Tuple6>(frame),
         },
-        ETHERTYPE_ARP => from_endpoint_arp(frame),
-        _ => pass(frame, Reason::Forwarded, Direction::Ingress),
+        (false, ETHERTYPE_ARP) => from_endpoint_arp(frame),
+        _ => refuse(frame, Reason::UnsupportedL2, Direction::Ingress),
     }
 }
 
@@ -348,10 +349,10 @@ fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
 fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     // Whoever is in the endpoint can keep the header out of the linear part, but not from being looked at.
     if !frame.pull(T::L4_AT) {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+        return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     }
     let Some(ip) = frame.at::<T::Header>(IP_AT) else {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+        return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     };
     let source = T::ends(ip).0.to_addr();
     if T::concerns_link(frame, ip) {

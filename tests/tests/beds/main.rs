@@ -27,6 +27,7 @@ mod monitor;
 mod netem;
 mod path_mtu;
 mod policy;
+mod policy_frames;
 mod policy_traffic;
 mod probing;
 mod registry;

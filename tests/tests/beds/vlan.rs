@@ -136,7 +136,7 @@ fn forward(node: &Node) -> anyhow::Result<()> {
 }
 
 /// A packet socket on a device of the calling thread's namespace.
-fn open(device: &str) -> anyhow::Result<Socket> {
+pub(crate) fn open(device: &str) -> anyhow::Result<Socket> {
     let all = i32::from((libc::ETH_P_ALL as u16).to_be());
     let socket = Socket::new(Domain::PACKET, Type::RAW, Some(all.into()))?;
     let address = getifaddrs()?

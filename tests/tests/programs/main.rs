@@ -6,6 +6,7 @@ mod ct_list;
 mod endpoint_flows;
 mod endpoint_packets;
 mod fuzz;
+mod link_packets;
 mod nat;
 mod packets;
 mod policy_packets;

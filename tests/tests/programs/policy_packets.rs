@@ -35,10 +35,10 @@ use crate::endpoint_packets::{
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 /// Whose policy the tables are.
 const SUBJECT: u32 = 4242;
-const APP: u32 = 1000;
+pub(crate) const APP: u32 = 1000;
 const DATABASE: u32 = 1001;
 
-const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
+pub(crate) const BOTH: u32 = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
 
 /// The rules that are about packets of this way.
 fn direction(way: Way) -> u8 {
@@ -48,15 +48,15 @@ fn direction(way: Way) -> u8 {
     }
 }
 
-struct Bed {
-    run: TestRun,
+pub(crate) struct Bed {
+    pub(crate) run: TestRun,
     tables: PolicyTables,
     _ipcache: Ipcache,
 }
 
 impl Bed {
     /// An endpoint whose policy is table 1.
-    fn new(rules: &[(PolicyMatch, u8)]) -> Self {
+    pub(crate) fn new(rules: &[(PolicyMatch, u8)]) -> Self {
         let mut run = TestRun::load();
         let config = DatapathConfig {
             layout_version: LAYOUT_VERSION,
@@ -79,7 +79,7 @@ impl Bed {
     }
 
     /// What becomes of a packet: the reason of its drop, if there is one.
-    fn verdict(&self, way: Way, packet: &[u8]) -> Option<Reason> {
+    pub(crate) fn verdict(&self, way: Way, packet: &[u8]) -> Option<Reason> {
         let before = self.drops();
         let outcome = self.run.run(way.program(), packet);
         assert_eq!(outcome.bytes, packet, "a packet was changed");
@@ -117,7 +117,7 @@ impl Bed {
     }
 }
 
-fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
+pub(crate) fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
     let info = EndpointInfo {
         ifindex: IFINDEX,
         identity: SUBJECT,
@@ -155,7 +155,7 @@ fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
 }
 
 /// An address behind an identity.
-fn address(identity: u32, is_v4: bool) -> IpAddr {
+pub(crate) fn address(identity: u32, is_v4: bool) -> IpAddr {
     let (v4, v6) = match identity {
         APP => ("10.1.9.9", "2001:db8:1:9::9"),
         DATABASE => ("10.1.2.9", "2001:db8:1:2::9"),
@@ -194,7 +194,7 @@ fn protocol(way: Way, identity: u32, protocol: u8) -> PolicyMatch {
 }
 
 /// A rule about everything.
-fn everything(way: Way, identity: u32) -> PolicyMatch {
+pub(crate) fn everything(way: Way, identity: u32) -> PolicyMatch {
     PolicyMatch {
         direction: direction(way),
         identity,
@@ -224,7 +224,7 @@ fn message(way: Way, peer: IpAddr, kind: u8, id: u16) -> Vec<u8> {
 }
 
 /// The first packet of a flow to this port (of ICMP: a message of this type).
-fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<u8> {
+pub(crate) fn opening(way: Way, peer: IpAddr, protocol: u8, number: u16) -> Vec<u8> {
     match protocol {
         TCP => segment(way, peer, (fresh(), number), SYN),
         UDP | SCTP => frame(way, peer, protocol, &with_ports(fresh(), number)),
