@@ -20,6 +20,7 @@ pub mod fragment;
 pub mod identity;
 pub mod inflight;
 pub mod ipcache;
+pub mod link;
 pub mod masquerade;
 pub mod metrics;
 pub mod nat;

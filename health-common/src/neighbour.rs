@@ -16,15 +16,20 @@ pub const ETHERTYPE_IPV6: u16 = number(EtherType::Ipv6);
 pub const ETHERTYPE_VLAN: u16 = number(EtherType::Ieee8021q);
 /// Ethernet type of a service provider's VLAN tag (IEEE 802.1ad), in front of another.
 pub const ETHERTYPE_VLAN_SERVICE: u16 = number(EtherType::Ieee8021ad);
+/// ICMPv6 type of a router solicitation.
+pub const ROUTER_SOLICITATION: u8 = 133;
+/// ICMPv6 type of a router advertisement.
+pub const ROUTER_ADVERTISEMENT: u8 = 134;
 /// ICMPv6 type of a neighbour solicitation.
 pub const NEIGHBOUR_SOLICITATION: u8 = 135;
+/// ICMPv6 type of a neighbour advertisement.
+pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// ICMPv6 type of a redirect.
+pub const REDIRECT: u8 = 137;
 /// As the fields of an ARP packet lie in memory (RFC 826).
 const ARP_ETHERNET: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REQUEST: [u8; 2] = 1_u16.to_be_bytes();
 const ARP_REPLY: [u8; 2] = 2_u16.to_be_bytes();
-const ROUTER_SOLICITATION: u8 = 133;
-const REDIRECT: u8 = 137;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const SOLICITED_AND_OVERRIDE: u32 = 0x6000_0000;
@@ -39,6 +44,12 @@ const fn number(ethertype: EtherType) -> u16 {
 #[inline(always)]
 pub const fn is_neighbour_discovery(kind: u8) -> bool {
     matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
+}
+
+/// Whether an ICMPv6 message of this type is one that routers alone send (RFC 4861 section 4).
+#[inline(always)]
+pub const fn is_of_router(kind: u8) -> bool {
+    matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT)
 }
 
 /// Neighbour solicitation or advertisement with one link-layer address option (RFC 4861 sections 4.3

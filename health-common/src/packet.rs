@@ -17,7 +17,8 @@ use crate::tcp::IP_PROTOCOL_TCP;
 pub const EXTENSIONS_MAX: usize = 6;
 /// Extension header: fragment, whose eight bytes are a [`crate::fragment::FragmentHeader`].
 pub const EXTENSION_FRAGMENT: u8 = IpProto::Ipv6Frag as u8;
-const EXTENSION_HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
+/// Extension header: hop-by-hop options.
+pub const EXTENSION_HOP_BY_HOP: u8 = IpProto::HopOpt as u8;
 const EXTENSION_ROUTING: u8 = IpProto::Ipv6Route as u8;
 const EXTENSION_AUTHENTICATION: u8 = IpProto::Ah as u8;
 const EXTENSION_DESTINATION: u8 = IpProto::Ipv6Opts as u8;

@@ -4,11 +4,11 @@ use aya_ebpf::bindings::BPF_F_INGRESS;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_NET;
 use aya_ebpf::helpers::generated::bpf_skb_adjust_room;
 use aya_log_ebpf::debug;
-use health_common::addr::{Addr, v6_is_link_local};
+use health_common::addr::Addr;
 use health_common::config::DatapathConfig;
 use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
-    self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6,
+    self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header,
 };
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
@@ -29,9 +29,6 @@ use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
-
-/// First byte of an IPv6 group's address (RFC 4291 section 2.7).
-const IPV6_GROUP: u32 = 0xff;
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
@@ -97,9 +94,6 @@ trait Packets: Steps {
     fn judge(frame: &Frame) -> EchoVerdict;
     /// Turns an echo request into its reply.
     fn turn(ip: &mut Self::Header, echo: &mut EchoHeader);
-    /// Whether a packet with this header is what hosts send to live on their link, without an address that
-    /// others know.
-    fn concerns_link(frame: &Frame, ip: &Self::Header) -> bool;
 }
 
 impl Packets for Tuple4 {
@@ -116,11 +110,6 @@ impl Packets for Tuple4 {
     #[inline(always)]
     fn turn(ip: &mut Ipv4Header, echo: &mut EchoHeader) {
         echo::turn4(ip, echo);
-    }
-
-    #[inline(always)]
-    fn concerns_link(_frame: &Frame, _ip: &Ipv4Header) -> bool {
-        false
     }
 }
 
@@ -144,21 +133,6 @@ impl Packets for Tuple6 {
     #[inline(always)]
     fn turn(ip: &mut Ipv6Header, echo: &mut EchoHeader) {
         echo::turn6(ip, echo);
-    }
-
-    /// To a group (RFC 4861 section 4, RFC 3810 section 5), or neighbour discovery. With any other the endpoint would
-    /// talk to the host under an address that no policy knows.
-    #[inline(always)]
-    fn concerns_link(frame: &Frame, ip: &Ipv6Header) -> bool {
-        let source = Addr::v6(ip.saddr_be);
-        if !v6_is_link_local(&source.words_be) && !source.is_unset() {
-            return false;
-        }
-        let mut kind = 0_u8;
-        u32::from_be(ip.daddr_be[0]) >> 24 == IPV6_GROUP
-            || ip.next_header == PROTOCOL_ICMPV6
-                && load(frame, L4_AT6 as u32, &mut kind, 1).is_some()
-                && neighbour::is_neighbour_discovery(kind)
     }
 }
 
@@ -355,8 +329,13 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
         return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
     };
     let source = T::ends(ip).0.to_addr();
-    if T::concerns_link(frame, ip) {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+    if T::has_link_source(ip) {
+        // With anything else the endpoint would talk to the host under an address that no policy knows.
+        return if T::is_needed(frame) {
+            pass(frame, Reason::Forwarded, Direction::Ingress)
+        } else {
+            refuse(frame, Reason::InvalidSource, Direction::Ingress)
+        };
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
         let tracked = track::<T>(frame, TUPLE_OUT, Some(endpoint));

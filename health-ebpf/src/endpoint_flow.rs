@@ -9,13 +9,14 @@ use health_common::echo::PROTOCOL_ICMPV6;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
 use health_common::metrics::{Direction, Reason};
-use health_common::neighbour::is_neighbour_discovery;
+use health_common::neighbour::is_of_router;
 use health_common::packet::Kind;
 
 use crate::conntrack::{PacketFlags, Tracked, Traffic, enter_if, is_known};
 use crate::fragment::resolve;
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
+use crate::link::Link;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
 use crate::packet::{ParsedPacket, load};
@@ -48,7 +49,7 @@ pub fn track<T: Steps>(
 
 /// The steps as functions of their own in the kernel too: the verifier looks at each once, and not once for each
 /// way that leads there. And a program and what it calls share 512 bytes of stack, so one does not call the other.
-pub trait Steps: Version {
+pub trait Steps: Link {
     /// See [`enter_packet`].
     fn enter_packet(
         skb: *mut __sk_buff,
@@ -193,11 +194,13 @@ fn refusal(number: u32) -> Result<(), Reason> {
     const DENIED_BY_RULE: u8 = Reason::PolicyDeniedByRule as u8;
     const INVALID: u8 = Reason::InvalidPacket as u8;
     const FRAGMENT: u8 = Reason::FragmentUnknown as u8;
+    const INVALID_SOURCE: u8 = Reason::InvalidSource as u8;
     match number as u8 {
         NONE => Ok(()),
         DENIED_BY_RULE => Err(Reason::PolicyDeniedByRule),
         INVALID => Err(Reason::InvalidPacket),
         FRAGMENT => Err(Reason::FragmentUnknown),
+        INVALID_SOURCE => Err(Reason::InvalidSource),
         _ => Err(Reason::PolicyDenied),
     }
 }
@@ -222,8 +225,12 @@ fn enter_packet<T: Version>(
     else {
         return left_out(frame, direction, table, Reason::InvalidPacket);
     };
+    let is_no_flow = matches!(packet.kind, Kind::NoFlow);
+    if is_no_flow && direction != TUPLE_IN && is_routers(frame, &packet.tuple, content_at) {
+        return EnterResult::refused(Reason::InvalidSource);
+    }
     let is_error = matches!(packet.kind, Kind::IcmpError);
-    if is_error || matches!(packet.kind, Kind::NoFlow) && table.is_some() {
+    if is_error || is_no_flow && table.is_some() {
         let message = Message {
             at: content_at,
             protocol: packet.tuple.protocol(),
@@ -231,7 +238,7 @@ fn enter_packet<T: Version>(
         };
         return EnterResult(message.word());
     }
-    if matches!(packet.kind, Kind::NoFlow) {
+    if is_no_flow {
         return EnterResult::DONE;
     }
     if !resolve(&mut packet, &config.timeouts) {
@@ -262,6 +269,16 @@ fn enter_packet<T: Version>(
         Err(reason) => return EnterResult::refused(reason),
     }
     EnterResult::DONE
+}
+
+/// Whether a packet of no flow is what routers alone send.
+#[inline(always)]
+fn is_routers<T: Version>(frame: &Frame, tuple: &T, content_at: u32) -> bool {
+    let mut kind = 0_u8;
+    T::ICMP == PROTOCOL_ICMPV6
+        && tuple.protocol() == PROTOCOL_ICMPV6
+        && load(frame, content_at, &mut kind, 1).is_some()
+        && is_of_router(kind)
 }
 
 /// A packet of which conntrack can make nothing: no policy can allow it.
@@ -303,7 +320,7 @@ fn destination_port<T: Version>(tuple: &T) -> u16 {
 
 /// What the policy in `table` says about a packet that belongs to no flow.
 #[inline(always)]
-fn judge_message<T: Version>(
+fn judge_message<T: Link>(
     skb: *mut __sk_buff,
     direction: u8,
     message: Message,
@@ -314,18 +331,18 @@ fn judge_message<T: Version>(
     let Some((source, destination)) = T::addresses(frame, IP_AT) else {
         return Err(Reason::InvalidPacket);
     };
+    let peer = peer(source, destination, direction);
     let mut port_be = 0;
     if message.protocol == T::ICMP {
-        let mut kind = 0_u8;
-        if load(frame, message.at, &mut kind, 1).is_none() {
+        let mut start = [0_u8; 2];
+        if load(frame, message.at, &mut start, 2).is_none() {
             return Err(Reason::InvalidPacket);
         }
-        if T::ICMP == PROTOCOL_ICMPV6 && is_neighbour_discovery(kind) {
+        if T::is_discovery(frame, direction, start, peer) {
             return Ok(());
         }
-        port_be = u16::from(kind).to_be();
+        port_be = u16::from(start[0]).to_be();
     }
-    let peer = peer(source, destination, direction);
     admit(
         table,
         direction,

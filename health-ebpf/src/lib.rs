@@ -20,6 +20,7 @@ pub mod fragment;
 pub mod frame;
 pub mod ip_version;
 pub mod ipcache;
+pub mod link;
 pub mod maps;
 pub mod metrics;
 pub mod nat;

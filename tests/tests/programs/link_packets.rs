@@ -1,15 +1,18 @@
 //! What passes an endpoint's policy because it concerns its link alone, and what only pretends to.
 
 use std::iter;
+use std::net::Ipv6Addr;
 
 use health_common::endpoint::ENDPOINT_HEALTH;
 use health_common::metrics::Reason;
 use health_common::policy::{ANY_IDENTITY, VERDICT_ALLOW};
-use tests::packet::{ARP, ethernet, payload, tagged};
+use tests::packet::{ARP, Ipv6, ethernet, payload, tagged};
 
-use crate::endpoint_packets::Way::Out;
-use crate::endpoint_packets::{HOST_MAC, MAC, UDP};
-use crate::policy_packets::{APP, BOTH, Bed, address, everything, opening, set_endpoint};
+use crate::endpoint_packets::Way::{In, Out};
+use crate::endpoint_packets::{ENDPOINT6, HOST_MAC, ICMPV6, MAC, UDP, framed, with_ports};
+use crate::policy_packets::{
+    APP, BOTH, Bed, GATEWAY6, address, everything, exactly, fresh, opening, set_endpoint,
+};
 
 /// Tags of both kinds (802.1Q, 802.1ad), with priority alone and with a VLAN.
 const TAGS: [(u16, u16); 4] = [(0x8100, 0), (0x8100, 7), (0x88a8, 0), (0x88a8, 7)];
@@ -61,6 +64,382 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
             for packet in &packets {
                 let frame = ethernet(HOST_MAC, MAC, ethertype, &packet[14..]);
                 assert_eq!(bed.verdict(Out, &frame), refused, "{ethertype:#06x}");
+            }
+        }
+    }
+}
+
+/// A router alert for multicast listener discovery, and padding behind or before it (RFC 2711).
+const ALERTS: [[u8; 6]; 3] = [[5, 2, 0, 0, 1, 0], [5, 2, 0, 0, 0, 0], [1, 0, 5, 2, 0, 0]];
+const SOLICIT_ROUTERS: u8 = 133;
+const ADVERTISE_ROUTER: u8 = 134;
+const SOLICIT_NEIGHBOUR: u8 = 135;
+const ADVERTISE_NEIGHBOUR: u8 = 136;
+const REDIRECT: u8 = 137;
+
+fn ip(text: &str) -> Ipv6Addr {
+    text.parse().expect(text)
+}
+
+/// An ICMPv6 message about an address, without options.
+fn about(kind: u8, code: u8, address: &str) -> Vec<u8> {
+    let start = [kind, code, 0, 0, 0, 0, 0, 0];
+    [&start[..], &ip(address).octets()].concat()
+}
+
+/// A packet of the endpoint with an ICMPv6 message behind extension headers.
+fn behind(ends: (&str, &str), hop_limit: u8, extensions: &[&[u8]], message: Vec<u8>) -> Vec<u8> {
+    let header = Ipv6 {
+        hop_limit,
+        ..Ipv6::icmp(ip(ends.0), ip(ends.1))
+    };
+    let message = header.with_checksum(message);
+    let next_header = if extensions.is_empty() {
+        ICMPV6
+    } else {
+        extensions[0][0]
+    };
+    let chain: Vec<u8> = extensions
+        .iter()
+        .enumerate()
+        .flat_map(|(at, header)| {
+            let next = extensions.get(at + 1).map_or(ICMPV6, |next| next[0]);
+            [&[next, 0][..], &header[1..]].concat()
+        })
+        .collect();
+    let header = Ipv6 {
+        next_header,
+        ..header
+    };
+    framed(Out, &header.packet(&[chain, message].concat()))
+}
+
+fn plain(ends: (&str, &str), hop_limit: u8, message: Vec<u8>) -> Vec<u8> {
+    behind(ends, hop_limit, &[], message)
+}
+
+/// With a hop-by-hop header of these options.
+fn alerted(ends: (&str, &str), hop_limit: u8, options: [u8; 6], message: Vec<u8>) -> Vec<u8> {
+    let extension = [&[0][..], &options].concat();
+    behind(ends, hop_limit, &[&extension], message)
+}
+
+/// A report of multicast listeners, version 2: one group is joined.
+fn report() -> Vec<u8> {
+    [
+        &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0][..],
+        &ip("ff02::1:ff00:9").octets(),
+    ]
+    .concat()
+}
+
+/// What neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810) need of a host.
+#[test]
+#[ignore = "needs root"]
+fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
+    let mut bed = Bed::new(&[]);
+    for flags in [BOTH, 0] {
+        set_endpoint(&mut bed.run.datapath, flags, 1);
+        for source in ["fe80::9", "::"] {
+            let mut packets = vec![
+                plain(
+                    (source, "ff02::2"),
+                    255,
+                    vec![SOLICIT_ROUTERS, 0, 0, 0, 0, 0, 0, 0],
+                ),
+                plain(
+                    (source, "ff02::1:ff00:9"),
+                    255,
+                    about(SOLICIT_NEIGHBOUR, 0, "fe80::9"),
+                ),
+                plain(
+                    (source, "ff02::1:ff00:1"),
+                    255,
+                    about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+                ),
+            ];
+            for options in ALERTS {
+                packets.extend([
+                    alerted((source, "ff02::16"), 1, options, report()),
+                    alerted(
+                        (source, "ff02::1:ff00:9"),
+                        1,
+                        options,
+                        about(131, 0, "ff02::1:ff00:9"),
+                    ),
+                    alerted(
+                        (source, "ff02::2"),
+                        1,
+                        options,
+                        about(132, 0, "ff02::1:ff00:9"),
+                    ),
+                ]);
+            }
+            for packet in packets {
+                assert_eq!(bed.verdict(Out, &packet), None, "{packet:x?}");
+            }
+        }
+        for (destination, kind, target) in [
+            // Whether a neighbour is still there, and the answer to such a question.
+            ("fe80::1", SOLICIT_NEIGHBOUR, "fe80::1"),
+            ("fd00:30::1", SOLICIT_NEIGHBOUR, "fd00:30::1"),
+            ("fe80::1", ADVERTISE_NEIGHBOUR, "fe80::9"),
+            ("fd00:30::1", ADVERTISE_NEIGHBOUR, "fd00:10:244:1::9"),
+            ("ff02::1", ADVERTISE_NEIGHBOUR, "fe80::9"),
+        ] {
+            let packet = plain(("fe80::9", destination), 255, about(kind, 0, target));
+            assert_eq!(bed.verdict(Out, &packet), None, "{kind} {destination}");
+        }
+    }
+}
+
+/// Anything else would reach the host, and everybody who listens to a group, from an address that no policy knows.
+#[test]
+#[ignore = "needs root"]
+fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
+    let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
+    let own = ["fe80::9", "::"];
+    let groups = [
+        "ff01::1",
+        "ff02::1",
+        "ff02::2",
+        "ff02::16",
+        "ff02::fb",
+        "ff02::1:2",
+        "ff02::1:ff00:9",
+        "ff05::2",
+    ];
+    let unicast = ["fe80::1", "fd00:30::1", "fd00:10:244:2::9"];
+    let datagram = |source: &str, destination: &str, port| {
+        let header = Ipv6 {
+            next_header: UDP,
+            hop_limit: 255,
+            ..Ipv6::icmp(ip(source), ip(destination))
+        };
+        framed(Out, &header.packet(&with_ports(fresh(), port)))
+    };
+    let mut packets = Vec::new();
+    for source in own {
+        for destination in groups.iter().chain(&unicast) {
+            let ends = (source, *destination);
+            // Neither names nor addresses are looked for, nor is anybody asked by another protocol.
+            for port in [53, 547, 5353, 5355] {
+                packets.push(datagram(source, destination, port));
+            }
+            packets.push(datagram(source, destination, 53)[..54].to_vec());
+            packets.push(plain(ends, 255, vec![SOLICIT_NEIGHBOUR, 0, 0, 0]));
+            for kind in 0..=255 {
+                let of_discovery =
+                    [SOLICIT_ROUTERS, SOLICIT_NEIGHBOUR, ADVERTISE_NEIGHBOUR].contains(&kind);
+                let message = || about(kind, 0, "fd00:30::77");
+                for hop_limit in [1, 64, 254, 255] {
+                    if !of_discovery || hop_limit != 255 {
+                        packets.push(plain(ends, hop_limit, message()));
+                    }
+                }
+                if of_discovery {
+                    let coded = || about(kind, 1, "fd00:30::77");
+                    packets.push(plain(ends, 255, coded()));
+                    let padding = [60, 1, 4, 0, 0, 0, 0];
+                    packets.push(behind(ends, 255, &[&padding], message()));
+                    packets.push(alerted(ends, 255, ALERTS[0], message()));
+                }
+                if ![131, 132, 143].contains(&kind) {
+                    packets.push(alerted(ends, 1, ALERTS[0], message()));
+                }
+            }
+        }
+        for hop_limit in [0, 2, 64, 255] {
+            packets.push(alerted(
+                (source, "ff02::16"),
+                hop_limit,
+                ALERTS[0],
+                report(),
+            ));
+        }
+        for options in [
+            [1, 4, 0, 0, 0, 0],
+            [5, 2, 0, 1, 1, 0],
+            [5, 2, 0, 0, 1, 1],
+            [5, 2, 0, 0, 5, 2],
+            [0; 6],
+        ] {
+            packets.push(alerted((source, "ff02::16"), 1, options, report()));
+        }
+        packets.extend([
+            plain((source, "ff02::16"), 1, report()),
+            alerted((source, "ff02::1"), 1, ALERTS[0], report()),
+            alerted((source, "fd00:30::1"), 1, ALERTS[0], report()),
+            alerted((source, "ff02::2"), 1, ALERTS[0], about(131, 0, "ff02::fb")),
+            alerted((source, "fe80::1"), 1, ALERTS[0], about(131, 0, "fe80::1")),
+            alerted(
+                (source, "ff02::16"),
+                1,
+                ALERTS[0],
+                about(132, 0, "ff02::fb"),
+            ),
+            // Routers are asked by their group, neighbours by theirs, and nobody by another's.
+            plain((source, "ff02::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
+            plain((source, "fe80::1"), 255, about(SOLICIT_ROUTERS, 0, "::")),
+            plain(
+                (source, "ff02::1"),
+                255,
+                about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+            ),
+            plain(
+                (source, "ff02::1:ff00:2"),
+                255,
+                about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+            ),
+            plain(
+                (source, "ff05::1:ff00:1"),
+                255,
+                about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+            ),
+            plain(
+                (source, "ff02::fb"),
+                255,
+                about(SOLICIT_NEIGHBOUR, 0, "ff02::fb"),
+            ),
+            plain(
+                (source, "fe80::1"),
+                255,
+                about(SOLICIT_NEIGHBOUR, 0, "fe80::2"),
+            ),
+            plain(
+                (source, "ff02::2"),
+                255,
+                about(ADVERTISE_NEIGHBOUR, 0, "fe80::9"),
+            ),
+        ]);
+    }
+    // Without an address none is advertised, and no answer can come but to a group.
+    packets.extend([
+        plain(
+            ("::", "ff02::1"),
+            255,
+            about(ADVERTISE_NEIGHBOUR, 0, "fe80::9"),
+        ),
+        plain(
+            ("::", "fe80::1"),
+            255,
+            about(ADVERTISE_NEIGHBOUR, 0, "fe80::9"),
+        ),
+        plain(
+            ("::", "fe80::1"),
+            255,
+            about(SOLICIT_NEIGHBOUR, 0, "fe80::1"),
+        ),
+    ]);
+    for flags in [BOTH, 0] {
+        set_endpoint(&mut bed.run.datapath, flags, 1);
+        for packet in &packets {
+            let verdict = bed.verdict(Out, packet);
+            assert_eq!(verdict, Some(Reason::InvalidSource), "{packet:x?}");
+        }
+    }
+}
+
+/// The host is a neighbour; others are behind it, and to them such messages are messages like any other.
+#[test]
+#[ignore = "needs root"]
+fn under_its_own_address_an_endpoint_discovers_neighbours_and_nobody_else() {
+    let mut bed = Bed::new(&[(exactly(Out, APP, ICMPV6, 128), VERDICT_ALLOW)]);
+    let own = "fd00:10:244:1::9";
+    let (host, far) = ("fd00:30::1", "2001:db8:1:9::9");
+    let allowed = [
+        plain(
+            (own, "ff02::2"),
+            255,
+            vec![SOLICIT_ROUTERS, 0, 0, 0, 0, 0, 0, 0],
+        ),
+        plain(
+            (own, "ff02::1:ff00:1"),
+            255,
+            about(SOLICIT_NEIGHBOUR, 0, host),
+        ),
+        plain((own, host), 255, about(SOLICIT_NEIGHBOUR, 0, host)),
+        plain(
+            (own, "fe80::1"),
+            255,
+            about(SOLICIT_NEIGHBOUR, 0, "fe80::1"),
+        ),
+        plain((own, GATEWAY6), 255, about(SOLICIT_NEIGHBOUR, 0, GATEWAY6)),
+        plain((own, host), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+        plain((own, GATEWAY6), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+        plain((own, "fe80::1"), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+        plain((own, "ff02::1"), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+    ];
+    let padding = [60, 1, 4, 0, 0, 0, 0];
+    let judged = [
+        plain((own, far), 255, about(SOLICIT_NEIGHBOUR, 0, far)),
+        plain((own, far), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+        plain((own, far), 255, about(SOLICIT_ROUTERS, 0, own)),
+        plain((own, "ff0e::1"), 255, about(ADVERTISE_NEIGHBOUR, 0, own)),
+        plain((own, host), 64, about(SOLICIT_NEIGHBOUR, 0, host)),
+        plain((own, host), 255, about(SOLICIT_NEIGHBOUR, 1, host)),
+        plain((own, host), 255, about(SOLICIT_NEIGHBOUR, 0, far)),
+        behind(
+            (own, host),
+            255,
+            &[&padding],
+            about(SOLICIT_NEIGHBOUR, 0, host),
+        ),
+    ];
+    for packet in &allowed {
+        assert_eq!(bed.verdict(Out, packet), None, "{packet:x?}");
+    }
+    for packet in &judged {
+        let verdict = bed.verdict(Out, packet);
+        assert_eq!(verdict, Some(Reason::PolicyDenied), "{packet:x?}");
+    }
+    // Who speaks as a router does not speak as an endpoint.
+    let everything = [(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)];
+    bed.change(1, 2, &everything);
+    for flags in [BOTH, 0] {
+        set_endpoint(&mut bed.run.datapath, flags, 2);
+        for packet in allowed.iter().chain(&judged) {
+            assert_eq!(bed.verdict(Out, packet), None, "{packet:x?}");
+        }
+        for kind in [ADVERTISE_ROUTER, REDIRECT] {
+            for destination in [host, far, "fe80::1", "ff02::1"] {
+                for packet in [
+                    plain((own, destination), 255, about(kind, 0, own)),
+                    plain((own, destination), 64, about(kind, 0, own)),
+                    behind((own, destination), 255, &[&padding], about(kind, 0, own)),
+                ] {
+                    let verdict = bed.verdict(Out, &packet);
+                    assert_eq!(verdict, Some(Reason::InvalidSource), "{packet:x?}");
+                }
+            }
+        }
+    }
+}
+
+/// What was routed has a lower hop limit than a neighbour's messages.
+#[test]
+#[ignore = "needs root"]
+fn only_neighbours_discover_an_endpoint_whatever_its_policy() {
+    let bed = Bed::new(&[]);
+    for source in ["fe80::1", "fd00:30::1", "2001:db8:1:9::9"] {
+        for kind in SOLICIT_ROUTERS..=REDIRECT {
+            for (hop_limit, code, verdict) in [
+                (255, 0, None),
+                (254, 0, Some(Reason::PolicyDenied)),
+                (64, 0, Some(Reason::PolicyDenied)),
+                (255, 1, Some(Reason::PolicyDenied)),
+            ] {
+                let message = about(kind, code, "fd00:10:244:1::9");
+                let header = Ipv6 {
+                    hop_limit,
+                    ..Ipv6::icmp(ip(source), ENDPOINT6)
+                };
+                let packet = framed(In, &header.packet(&header.with_checksum(message)));
+                assert_eq!(
+                    bed.verdict(In, &packet),
+                    verdict,
+                    "{source} {kind} {hop_limit}"
+                );
             }
         }
     }

@@ -716,7 +716,11 @@ fn an_endpoint_can_only_send_as_itself() {
     );
     assert_eq!(bed.run("from_endpoint", &forged), dropped(&forged));
     for (source, expected) in [("fe80::1", GO_ON), ("::", GO_ON), ("fd00::1", DROP)] {
-        let ip = Ipv6::icmp(source.parse().expect("an address"), PEER6);
+        let routers = "ff02::2".parse().expect("an address");
+        let ip = Ipv6 {
+            hop_limit: 255,
+            ..Ipv6::icmp(source.parse().expect("an address"), routers)
+        };
         let packet = ethernet(
             HOST_MAC,
             MAC,

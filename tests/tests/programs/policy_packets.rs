@@ -33,6 +33,7 @@ use crate::endpoint_packets::{
 };
 
 const GATEWAY4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+pub(crate) const GATEWAY6: &str = "fd00:10:244:1::1";
 /// Whose policy the tables are.
 const SUBJECT: u32 = 4242;
 pub(crate) const APP: u32 = 1000;
@@ -61,6 +62,7 @@ impl Bed {
         let config = DatapathConfig {
             layout_version: LAYOUT_VERSION,
             gateway4: GATEWAY4.into(),
+            gateway6: GATEWAY6.parse::<Ipv6Addr>().expect("an address").into(),
             ..DatapathConfig::default()
         };
         run.datapath.configure(config).expect("the settings");
@@ -108,7 +110,7 @@ impl Bed {
     }
 
     /// Changes over to a new table, and removes the former one.
-    fn change(&mut self, former: u32, table: u32, rules: &[(PolicyMatch, u8)]) {
+    pub(crate) fn change(&mut self, former: u32, table: u32, rules: &[(PolicyMatch, u8)]) {
         self.tables
             .install(table, SUBJECT, rules.iter().copied())
             .expect("room for a table");
@@ -142,6 +144,7 @@ fn prefixes() -> BTreeMap<IpNet, IpcacheEntry> {
         ("2001:db8:1::/48", APP),
         ("2001:db8:1:2::/64", DATABASE),
         ("fd00:30::1/128", identity::HOST),
+        ("fd00:10:244:1::1/128", identity::HOST),
     ]
     .into_iter()
     .map(|(net, identity)| {
@@ -178,7 +181,7 @@ fn port(way: Way, identity: u32, protocol: u8, port: u16, bits: u32) -> PolicyMa
 }
 
 /// A rule about one port.
-fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> PolicyMatch {
+pub(crate) fn exactly(way: Way, identity: u32, protocol: u8, number: u16) -> PolicyMatch {
     port(
         way,
         identity,
@@ -205,7 +208,7 @@ pub(crate) fn everything(way: Way, identity: u32) -> PolicyMatch {
 }
 
 /// A port or identifier that no packet has had.
-fn fresh() -> u16 {
+pub(crate) fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -734,61 +737,6 @@ fn questions_about_neighbours_are_answered_whatever_the_policy() {
         let answer = bed.run.run("to_endpoint", &framed(In, &packet));
         assert_eq!(answer.code, REDIRECT);
         assert_eq!(answer.bytes[6..12], MAC);
-    }
-    let advertisement = opening(In, address(APP, false), ICMPV6, 136);
-    assert_eq!(bed.verdict(In, &advertisement), None);
-}
-
-/// Under a link-local address, or none, an endpoint says what its link needs, and reaches nobody.
-#[test]
-#[ignore = "needs root"]
-fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
-    const MLD_REPORT: u8 = 143;
-    const SOLICITATION: u8 = 135;
-    const ADVERTISEMENT: u8 = 136;
-    let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
-    let own = ["fe80::9", "::"];
-    let group: IpAddr = "ff02::16".parse().expect("an address");
-    let unicast = ["fe80::1", "fd00:10:244:2::9"];
-    let icmp = |source: &str, destination: IpAddr, kind: u8| {
-        let IpAddr::V6(destination) = destination else {
-            unreachable!("IPv6");
-        };
-        let ip = Ipv6::icmp(source.parse().expect("an address"), destination);
-        let message = ip.with_checksum(echo(kind, 0, fresh(), 1, &payload(24)));
-        framed(Out, &ip.packet(&message))
-    };
-    let datagram = |source: &str, destination: IpAddr| {
-        let IpAddr::V6(destination) = destination else {
-            unreachable!("IPv6");
-        };
-        let ip = Ipv6 {
-            next_header: UDP,
-            ..Ipv6::icmp(source.parse().expect("an address"), destination)
-        };
-        framed(Out, &ip.packet(&with_ports(fresh(), 53)))
-    };
-    let refused = Some(Reason::InvalidSource);
-    for flags in [BOTH, 0] {
-        set_endpoint(&mut bed.run.datapath, flags, 1);
-        for source in own {
-            assert_eq!(bed.verdict(Out, &icmp(source, group, MLD_REPORT)), None);
-            assert_eq!(bed.verdict(Out, &datagram(source, group)), None);
-            for destination in unicast {
-                let destination: IpAddr = destination.parse().expect("an address");
-                for kind in [SOLICITATION, ADVERTISEMENT] {
-                    let packet = icmp(source, destination, kind);
-                    assert_eq!(bed.verdict(Out, &packet), None, "{source} {kind}");
-                }
-                for packet in [
-                    icmp(source, destination, 128),
-                    datagram(source, destination),
-                    datagram(source, destination)[..54].to_vec(),
-                ] {
-                    assert_eq!(bed.verdict(Out, &packet), refused, "{source}");
-                }
-            }
-        }
     }
 }
 

@@ -1,0 +1,129 @@
+//! What passes without a policy being asked, since an endpoint's link needs it: see [`health_common::link`].
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
+use health_common::addr::v6_is_link_local;
+use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::echo::{Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
+use health_common::identity;
+use health_common::link::{
+    ALERT_LEN, LinkMessage, LinkTarget, discovery, is_alert, is_link_source, is_listener,
+    is_of_neighbour,
+};
+use health_common::neighbour::is_neighbour_discovery;
+use health_common::packet::EXTENSION_HOP_BY_HOP;
+
+use crate::frame::{Frame, IP_AT, L4_AT6};
+use crate::ip_version::Version;
+use crate::ipcache::identity_of;
+use crate::packet::load;
+
+/// What [`link_message`] makes of a packet: nothing that a link needs, discovery by a group or of one neighbour, or
+/// what multicast listeners say. Functions in the kernel return nothing but numbers.
+const NONE: u32 = 0;
+const TO_GROUP: u32 = 1;
+const TO_NEIGHBOUR: u32 = 2;
+const OF_LISTENER: u32 = 3;
+
+/// What of this differs between the IP versions: IPv4 has nothing of it in IP packets.
+pub trait Link: Version {
+    /// Whether a packet is from an address that only its link knows, or from none.
+    fn has_link_source(ip: &Self::Header) -> bool;
+    /// Whether such a packet is one that its link needs.
+    fn is_needed(frame: &Frame) -> bool;
+    /// Whether an ICMP message of this type and code discovers neighbours, and goes (`direction` as in a tuple) from
+    /// or to one: the host, which `peer` is then.
+    fn is_discovery(frame: &Frame, direction: u8, start: [u8; 2], peer: Self::Address) -> bool;
+}
+
+impl Link for Tuple4 {
+    #[inline(always)]
+    fn has_link_source(_ip: &Ipv4Header) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_needed(_frame: &Frame) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_discovery(_frame: &Frame, _direction: u8, _start: [u8; 2], _peer: u32) -> bool {
+        false
+    }
+}
+
+impl Link for Tuple6 {
+    #[inline(always)]
+    fn has_link_source(ip: &Ipv6Header) -> bool {
+        is_link_source(&ip.saddr_be)
+    }
+
+    #[inline(always)]
+    fn is_needed(frame: &Frame) -> bool {
+        link_message(frame.skb()) != NONE
+    }
+
+    #[inline(always)]
+    fn is_discovery(frame: &Frame, direction: u8, start: [u8; 2], peer: [u32; 4]) -> bool {
+        let [kind, code] = start;
+        if !is_neighbour_discovery(kind) {
+            return false;
+        }
+        if direction == TUPLE_IN {
+            return match frame.at::<Ipv6Header>(IP_AT) {
+                Some(ip) => is_of_neighbour(ip, code),
+                None => false,
+            };
+        }
+        match link_message(frame.skb()) {
+            TO_GROUP => true,
+            // Everybody else is behind the host.
+            TO_NEIGHBOUR => v6_is_link_local(&peer) || identity_of(peer) == identity::HOST,
+            _ => false,
+        }
+    }
+}
+
+/// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn link_message(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    read(&Frame::new(&ctx)).unwrap_or(NONE)
+}
+
+#[inline(always)]
+fn read(frame: &Frame) -> Option<u32> {
+    let ip = frame.at::<Ipv6Header>(IP_AT)?;
+    match ip.next_header {
+        PROTOCOL_ICMPV6 => {
+            let message = message(frame, L4_AT6)?;
+            discovery(ip, &message).map(|target| match target {
+                LinkTarget::Group => TO_GROUP,
+                LinkTarget::Neighbour => TO_NEIGHBOUR,
+            })
+        }
+        EXTENSION_HOP_BY_HOP => {
+            let mut header = [0; ALERT_LEN / 4];
+            load(frame, L4_AT6 as u32, &mut header, ALERT_LEN as u32)?;
+            if !is_alert(&header) {
+                return None;
+            }
+            let message = message(frame, L4_AT6 + ALERT_LEN)?;
+            is_listener(ip, &message).then_some(OF_LISTENER)
+        }
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn message(frame: &Frame, at: usize) -> Option<LinkMessage> {
+    let mut message = LinkMessage::default();
+    load(frame, at as u32, &mut message, LinkMessage::SHORT as u32)?;
+    if message.has_address() {
+        let len = size_of::<LinkMessage>() as u32;
+        load(frame, at as u32, &mut message, len)?;
+    }
+    Some(message)
+}
