@@ -52,6 +52,12 @@ pub const fn is_of_router(kind: u8) -> bool {
     matches!(kind, ROUTER_ADVERTISEMENT | REDIRECT)
 }
 
+/// Whether a frame is for the owner of a hardware address, alone or as one of a group.
+#[inline(always)]
+pub fn is_for(ethernet: &EthHdr, mac: [u8; 6]) -> bool {
+    ethernet.dst_addr[0] & 1 != 0 || ethernet.dst_addr == mac
+}
+
 /// Neighbour solicitation or advertisement with one link-layer address option (RFC 4861 sections 4.3
 /// and 4.4).
 #[repr(C)]

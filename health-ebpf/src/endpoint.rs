@@ -90,8 +90,9 @@ trait Packets: Steps {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;
-    /// Judges a packet to the health endpoint, and cuts off options that are not to be in its reply.
-    fn judge(frame: &Frame) -> EchoVerdict;
+    /// Judges a packet to the health endpoint, which has this hardware address, and cuts off options that are not to
+    /// be in its reply.
+    fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict;
     /// Turns an echo request into its reply.
     fn turn(ip: &mut Self::Header, echo: &mut EchoHeader);
 }
@@ -100,8 +101,8 @@ impl Packets for Tuple4 {
     const TELLS_PROTOCOL: bool = true;
 
     #[inline(always)]
-    fn judge(frame: &Frame) -> EchoVerdict {
-        match judge4(frame) {
+    fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
+        match judge4(frame, mac) {
             EchoVerdict::AnswerWithoutOptions(len) => judge_and_cut_options(frame, len),
             verdict => verdict,
         }
@@ -117,14 +118,14 @@ impl Packets for Tuple6 {
     const TELLS_PROTOCOL: bool = false;
 
     #[inline(always)]
-    fn judge(frame: &Frame) -> EchoVerdict {
+    fn judge(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
         if !frame.pull(L4_AT6 + echo::ECHO_LEN) {
             return EchoVerdict::Stack;
         }
         let Some((ethernet, ip, echo)) = frame.headers::<Ipv6Header, EchoHeader>(L4_AT6) else {
             return EchoVerdict::Stack;
         };
-        if ethernet.dst_addr[0] & 1 != 0 {
+        if ethernet.dst_addr != mac {
             return EchoVerdict::Stack;
         }
         echo::judge6(ip, echo, frame.length())
@@ -160,7 +161,7 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         let tracked = track::<T>(frame, TUPLE_IN, None);
         return settle(frame, tracked, Reason::Forwarded, Direction::Egress);
     }
-    match T::judge(frame) {
+    match T::judge(frame, config.health_mac) {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer::<T, S>(frame, config),
         EchoVerdict::Stack => {
             let tracked = track::<T>(frame, TUPLE_IN, None);
@@ -175,15 +176,15 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
 
 /// Judges the fixed headers. With options the echo header is further back and read on its own.
 #[inline(always)]
-fn judge4(frame: &Frame) -> EchoVerdict {
+fn judge4(frame: &Frame, mac: [u8; 6]) -> EchoVerdict {
     if !frame.pull(L4_AT4 + echo::ECHO_LEN) {
         return EchoVerdict::Stack;
     }
     let Some((ethernet, ip, at_20)) = frame.headers::<Ipv4Header, EchoHeader>(L4_AT4) else {
         return EchoVerdict::Stack;
     };
-    // A host does not answer what came to a group's hardware address.
-    if ethernet.dst_addr[0] & 1 != 0 {
+    // A host does not answer what came to a group's hardware address, or to another's.
+    if ethernet.dst_addr != mac {
         return EchoVerdict::Stack;
     }
     if ip.version_ihl == 0x45 {
@@ -298,7 +299,10 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
     };
     let target = Addr::v4(u32::from_ne_bytes(arp.tpa));
     match endpoint_at(frame, target) {
-        Some(endpoint) if neighbour::is_arp_request(ethernet, arp) => {
+        Some(endpoint)
+            if neighbour::is_for(ethernet, endpoint.mac)
+                && neighbour::is_arp_request(ethernet, arp) =>
+        {
             neighbour::turn_arp(ethernet, arp, endpoint.mac);
             answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
         }
@@ -311,11 +315,11 @@ fn to_endpoint_arp(frame: &Frame) -> Verdict {
 fn to_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
     let (ethernet, ip, message) = solicitation(frame)?;
     Some(match endpoint_at(frame, Addr::v6(message.target_be)) {
-        Some(endpoint) => {
+        Some(endpoint) if neighbour::is_for(ethernet, endpoint.mac) => {
             neighbour::turn_solicitation(ethernet, ip, message, endpoint.mac, Role::Endpoint);
             answer_neighbour(frame, endpoint.ifindex, Direction::Egress)
         }
-        None => pass(frame, Reason::LeftToStack, Direction::Egress),
+        _ => pass(frame, Reason::LeftToStack, Direction::Egress),
     })
 }
 
@@ -357,6 +361,9 @@ fn from_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
         return None;
     }
     let endpoint = endpoint_at(frame, Addr::v6(ip.saddr_be))?;
+    if !neighbour::is_for(ethernet, endpoint.host_mac) {
+        return None;
+    }
     neighbour::turn_solicitation(ethernet, ip, message, endpoint.host_mac, Role::Gateway);
     Some(answer_neighbour(
         frame,
@@ -374,6 +381,7 @@ fn from_endpoint_arp(frame: &Frame) -> Verdict {
         && let Some(config) = config()
         && Addr::v4(u32::from_ne_bytes(arp.tpa)) == config.gateway4
         && let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa)))
+        && neighbour::is_for(ethernet, endpoint.host_mac)
     {
         neighbour::turn_arp(ethernet, arp, endpoint.host_mac);
         return answer_neighbour(frame, endpoint.ifindex, Direction::Ingress);

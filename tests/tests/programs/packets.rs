@@ -704,6 +704,62 @@ fn solicitations_that_are_invalid_or_for_others_are_not_answered() {
     assert_eq!(bed.counted(Reason::NeighbourAnswered), 0);
 }
 
+/// A host drops what is for another's hardware address, so nobody answers it for a host either.
+#[test]
+#[ignore = "needs root"]
+fn what_is_for_another_hardware_address_is_not_answered() {
+    let bed = bed();
+    let v6 = Ipv6::icmp(PEER6, HEALTH6);
+    let echo6 = v6.packet(&v6.with_checksum(echo(128, 0, 5, 6, b"data")));
+    let with_options = Ipv4 {
+        options: vec![1; 8],
+        ..request()
+    };
+    let to = "to_endpoint";
+    let from = "from_endpoint";
+    let groups = [[0xff; 6], [0x33, 0x33, 0xff, 0, 0, 7]];
+    for (program, own, packet, answers_groups) in [
+        (
+            to,
+            MAC,
+            to_health(&request(), &echo4(8, 0, 5, 6, b"data")),
+            false,
+        ),
+        (
+            to,
+            MAC,
+            to_health(&with_options, &echo4(8, 0, 5, 6, b"data")),
+            false,
+        ),
+        (to, MAC, ethernet(MAC, HOST_MAC, IPV6, &echo6), false),
+        (to, MAC, arp_request(HOST_MAC, PEER, HEALTH), true),
+        (to, MAC, solicitation(PEER6, HEALTH6, HOST_MAC), true),
+        (from, HOST_MAC, arp_request(MAC, HEALTH, GATEWAY), true),
+        (from, HOST_MAC, solicitation(HEALTH6, GATEWAY6, MAC), true),
+    ] {
+        let with = |mac: [u8; 6]| [&mac[..], &packet[6..]].concat();
+        let code = |mac| bed.run(program, &with(mac)).code;
+        assert_eq!(code(own), REDIRECT);
+        for group in groups {
+            assert_eq!(
+                code(group) == REDIRECT,
+                answers_groups,
+                "{program} {group:x?}"
+            );
+        }
+        for bit in 1..48 {
+            let mut other = own;
+            other[bit / 8] ^= 1 << (bit % 8);
+            let packet = with(other);
+            assert_eq!(
+                bed.run(program, &packet),
+                untouched(&packet),
+                "{program} {other:x?}"
+            );
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn an_endpoint_can_only_send_as_itself() {
