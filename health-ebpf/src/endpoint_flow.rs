@@ -353,14 +353,22 @@ fn judge_message<T: Link>(
     )
 }
 
-/// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known.
+/// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known, and goes to
+/// who sent the packet in it; what an endpoint sends must also be about a packet for that endpoint.
 #[inline(always)]
 fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool {
     let ctx = TcContext::new(skb);
-    match T::read_inner(&Frame::new(&ctx), IP_AT, error_at, direction) {
-        Some(mut inner) => is_known(T::flows(), &mut inner.reply),
-        None => false,
-    }
+    let frame = &Frame::new(&ctx);
+    let Some(mut inner) = T::read_inner(frame, IP_AT, error_at, direction) else {
+        return false;
+    };
+    let Some((source, destination)) = T::addresses(frame, IP_AT) else {
+        return false;
+    };
+    // Routers on the way tell an endpoint of what did not get to others.
+    let is_between = inner.reply.destination().0 == destination
+        && (direction == TUPLE_IN || inner.reply.source().0 == source);
+    is_between && is_known(T::flows(), &mut inner.reply)
 }
 
 #[inline(always)]

@@ -7,7 +7,7 @@ use health_common::nat::{End, NAT_HOST_LOCAL};
 use super::entry::translation;
 use super::leaving::unmasqueraded;
 use super::settings;
-use super::step::{Passage, StepResult};
+use super::step::{Passage, Sender, StepResult};
 use crate::conntrack::is_known;
 use crate::frame::Frame;
 use crate::ip_version::Version;
@@ -27,6 +27,12 @@ pub(super) fn leaving_error<T: Version>(frame: &Frame, passage: &mut Passage<T>)
     let Some(mut inner) = T::read_inner(frame, ip_at, passage.content_at, TUPLE_OUT) else {
         return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
     };
+    // To who sent that packet; of an endpoint, which its policy names, about one for that endpoint.
+    let is_between = inner.reply.destination().0 == destination
+        && (sender != Sender::Endpoint || inner.reply.source().0 == source);
+    if !is_between {
+        return unmasqueraded::<T>(sender, &destination, settings, Reason::NatUnsupported);
+    }
     let Some(entry) = translation(&inner.reply) else {
         // About a packet of somebody who knows whom it was for.
         if is_known(T::flows(), &mut inner.reply) && inner.reply.direction() == TUPLE_IN {

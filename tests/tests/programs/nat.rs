@@ -691,6 +691,52 @@ fn an_error_about_a_flow_whose_translation_is_lost_tells_no_address_of_an_endpoi
     }
 }
 
+/// Who may send to one host cannot have said something to others by calling it an error.
+#[test]
+#[ignore = "needs root"]
+fn errors_leave_only_for_who_sent_the_packet_that_they_are_about() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let header = if hosts.far.is_ipv4() { 20 } else { 40 };
+        for (protocol, far_port) in [(TCP, 443), (UDP, 53), (icmp(hosts.far), 0), (SCTP, 443)] {
+            let (from, to) = ((hosts.endpoint, 1000), (hosts.far, far_port));
+            bed.open(protocol, from, to);
+            let (came, sent) = (packet(protocol, to, from), packet(protocol, from, to));
+            for held in [header + 8, came.len() - 14] {
+                for quoted in [&came, &sent] {
+                    let about = &quoted[14..][..held];
+                    for (sender, target) in [
+                        (hosts.endpoint, hosts.router),
+                        (hosts.other_endpoint, hosts.far),
+                        (hosts.other_endpoint, hosts.router),
+                        (hosts.routed, hosts.router),
+                    ] {
+                        let error = error(sender, target, about);
+                        assert_eq!(
+                            bed.leave(&error),
+                            dropped(&error),
+                            "{protocol} {sender} {target}"
+                        );
+                    }
+                    // The host's own are not masqueraded either.
+                    let error = error(hosts.node, hosts.router, about);
+                    assert_eq!(bed.leave(&error), passed(&error), "{protocol}");
+                }
+            }
+        }
+        // Without a translation: about what came for the endpoint's own address.
+        let request = packet(UDP, (hosts.far, 50_000), (hosts.endpoint, 99));
+        let _ = bed.0.run("to_endpoint", &request);
+        for (sender, target) in [
+            (hosts.endpoint, hosts.router),
+            (hosts.other_endpoint, hosts.far),
+        ] {
+            let error = error(sender, target, &request[14..]);
+            assert_eq!(bed.leave(&error), dropped(&error), "{sender} {target}");
+        }
+    }
+}
+
 /// A frame with an ICMP error about a packet: destination unreachable.
 fn error(from: IpAddr, to: IpAddr, about: &[u8]) -> Vec<u8> {
     let message = |kind| {

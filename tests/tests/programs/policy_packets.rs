@@ -22,7 +22,7 @@ use health_datapath::events::{Ring as _, Switch as _};
 use health_datapath::ipcache::Ipcache;
 use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
 use ipnet::IpNet;
-use tests::packet::{ARP, Ipv4, Ipv6, echo, echo4, ethernet, payload};
+use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, echo, echo4, ethernet, payload};
 use tests::seed;
 use tests::testrun::{DROP, GO_ON, IFINDEX, REDIRECT, TestRun, run_program};
 
@@ -120,6 +120,12 @@ impl Bed {
 }
 
 pub(crate) fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
+    let addresses = [ENDPOINT4.into(), ENDPOINT6.into()];
+    set_addresses(datapath, &addresses, flags, policy);
+}
+
+/// An endpoint with these addresses.
+fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr], flags: u32, policy: u32) {
     let info = EndpointInfo {
         ifindex: IFINDEX,
         identity: SUBJECT,
@@ -130,9 +136,8 @@ pub(crate) fn set_endpoint(datapath: &mut Datapath, flags: u32, policy: u32) {
         host_mac: HOST_MAC,
         pad: 0,
     };
-    datapath
-        .set_endpoints(&[(ENDPOINT4.into(), info), (ENDPOINT6.into(), info)])
-        .expect("the endpoint");
+    let endpoints: Vec<_> = addresses.iter().map(|address| (*address, info)).collect();
+    datapath.set_endpoints(&endpoints).expect("the endpoint");
 }
 
 /// Longer prefixes inside shorter ones.
@@ -211,6 +216,27 @@ pub(crate) fn everything(way: Way, identity: u32) -> PolicyMatch {
 pub(crate) fn fresh() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(20_000);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A UDP packet between two addresses.
+fn between(source: IpAddr, destination: IpAddr, content: &[u8]) -> Vec<u8> {
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = Ipv4 {
+                protocol: UDP,
+                ..Ipv4::icmp(source, destination)
+            };
+            ip.packet(content)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let ip = Ipv6 {
+                next_header: UDP,
+                ..Ipv6::icmp(source, destination)
+            };
+            ip.packet(content)
+        }
+        _ => unreachable!("both are of one IP version"),
+    }
 }
 
 /// ICMP of the peer's IP version.
@@ -567,6 +593,78 @@ fn errors_about_a_flow_pass_and_others_are_judged_by_their_type() {
     );
     for is_v4 in [true, false] {
         assert_eq!(bed.verdict(In, &about(is_v4, fresh()).1), None);
+    }
+}
+
+/// An error about a known flow is no way to say something to others than those whose flow it is.
+#[test]
+#[ignore = "needs root"]
+fn errors_pass_between_the_ends_of_the_flow_that_they_are_about() {
+    let mut bed = Bed::new(&[(exactly(Out, APP, UDP, 53), VERDICT_ALLOW)]);
+    let denied = Some(Reason::PolicyDenied);
+    for is_v4 in [true, false] {
+        let (icmp, unreachable, header_len) = if is_v4 {
+            (ICMP, 3, 20)
+        } else {
+            (ICMPV6, 1, 40)
+        };
+        let app = address(APP, is_v4);
+        let others = [DATABASE, identity::WORLD, identity::HOST].map(|of| address(of, is_v4));
+        let (own, _) = hosts(Out, app);
+        let error = |way: Way, peer: IpAddr, quoted: &[u8]| {
+            let start = [unreachable, 1, 0, 0, 0, 0, 0, 0];
+            frame(way, peer, icmp, &[&start[..], quoted].concat())
+        };
+        set_endpoint(&mut bed.run.datapath, BOTH, 1);
+        let client = fresh();
+        let sent = frame(Out, app, UDP, &with_ports(client, 53));
+        let reply = frame(In, app, UDP, &with_ports(53, client));
+        assert_eq!(bed.verdict(Out, &sent), None);
+        assert_eq!(bed.verdict(In, &reply), None);
+        let (sent, reply) = (&sent[14..], &reply[14..]);
+        // A flow between others: another endpoint of this node has it.
+        let other: IpAddr = if is_v4 {
+            "10.244.1.8"
+        } else {
+            "fd00:10:244:1::8"
+        }
+        .parse()
+        .expect("an address");
+        let of_other = between(other, app, &with_ports(client, 53));
+        let to_other = between(app, other, &with_ports(53, client));
+        set_addresses(&mut bed.run.datapath, &[other, own], BOTH, 1);
+        let ethertype = if is_v4 { IPV4 } else { IPV6 };
+        let opened = ethernet(HOST_MAC, MAC, ethertype, &of_other);
+        assert_eq!(bed.verdict(Out, &opened), None);
+        for held in 0..=reply.len() {
+            let verdict = if held < header_len + 8 { denied } else { None };
+            assert_eq!(
+                bed.verdict(Out, &error(Out, app, &reply[..held])),
+                verdict,
+                "{held}"
+            );
+            assert_eq!(
+                bed.verdict(In, &error(In, app, &sent[..held])),
+                verdict,
+                "{held}"
+            );
+            for peer in others {
+                let verdict_in = bed.verdict(In, &error(In, peer, &sent[..held]));
+                assert_eq!(verdict_in, verdict, "a router: {peer} {held}");
+                for quoted in [reply, sent, &of_other, &to_other] {
+                    let error = error(Out, peer, &quoted[..held]);
+                    assert_eq!(bed.verdict(Out, &error), denied, "{peer} {held}");
+                }
+            }
+            for quoted in [sent, &of_other, &to_other] {
+                let error = error(Out, app, &quoted[..held]);
+                assert_eq!(bed.verdict(Out, &error), denied, "{held}");
+            }
+            for quoted in [reply, &of_other, &to_other] {
+                let error = error(In, app, &quoted[..held]);
+                assert_eq!(bed.verdict(In, &error), denied, "{held}");
+            }
+        }
     }
 }
 
