@@ -104,6 +104,16 @@ impl Builder {
         self
     }
 
+    /// The test's flags. Where these say nothing of probes, those of a slow machine get more time.
+    fn all_agent_args(&self) -> Vec<String> {
+        let mut args = self.agent_args.clone();
+        let of_probes = ["--probe", "--probe-interval", "--probe-timeout"];
+        if slowness() > 1 && !args.iter().any(|word| of_probes.contains(&word.as_str())) {
+            args.push(format!("--probe-timeout={}s", slowness()));
+        }
+        args
+    }
+
     /// Leaves the agents to be started by the test.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
@@ -120,6 +130,7 @@ impl Builder {
         removal::remove().context("cannot remove what an earlier bed left")?;
         fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
         let binary = agent_binary()?;
+        let extra = self.all_agent_args();
         let nodes = (1..=self.nodes)
             .map(|index| {
                 let spec = AgentSpec {
@@ -129,7 +140,7 @@ impl Builder {
                         .split_whitespace()
                         .map(str::to_owned)
                         .collect(),
-                    extra: self.agent_args.clone(),
+                    extra: extra.clone(),
                 };
                 Node::new(index, self.ipv6, spec)
             })
