@@ -105,16 +105,14 @@ fn transfers_go_both_ways() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The peers' addresses are known whether or not connections to them are timed, and whether they are probed.
+/// The peers' addresses are known whether or not connections to them are timed.
 #[test]
 #[ignore = "needs root"]
 fn flows_to_other_nodes_keep_their_source_without_passive_round_trips() -> anyhow::Result<()> {
     let bed = Bed::builder()
         .nodes(2)
         .ipv6(true)
-        .agent_args(&format!(
-            "{NATIVE} --passive-rtt off --probe host-icmp=off --probe host-http=off"
-        ))
+        .agent_args(&format!("{NATIVE} --passive-rtt off"))
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let (node, peer) = (bed.node(1), bed.node(2));
