@@ -1,6 +1,7 @@
 //! The key of a mesh, by which its agents know each other's echo probes, and who asks and answers `GET /hello`.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -23,12 +24,19 @@ const OTHERS: u32 = 0o077;
 const SUFFIXES: [(KeyAge, &str); 2] = [(KeyAge::Previous, ".previous"), (KeyAge::Next, ".next")];
 
 /// The keys of a mesh.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct MeshKeys {
     /// Of the tags of echo probes.
     pub probe: SipKey,
     /// Of `GET /hello`.
     pub hello: Arc<HelloKeys>,
+}
+
+impl fmt::Debug for MeshKeys {
+    /// No key is shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshKeys").finish_non_exhaustive()
+    }
 }
 
 impl Default for MeshKeys {
@@ -65,7 +73,8 @@ pub enum ProbeKeyError {
     },
     /// Too little to be secret, or no key at all.
     #[error(
-        "--probe-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; make one: head -c 32 /dev/urandom > {path}"
+        "--probe-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; copy the key of the mesh there, or make one for a new mesh: \
+         head -c 32 /dev/urandom"
     )]
     Length {
         /// The file.
@@ -97,7 +106,8 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
         name.push(suffix);
         (age, PathBuf::from(name))
     });
-    let is_there = |(_, path): &&(KeyAge, PathBuf)| path.symlink_metadata().is_ok();
+    // One that cannot be looked at is read, and that error told.
+    let is_there = |(_, path): &&(KeyAge, PathBuf)| !matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound);
     let other = match beside.iter().filter(is_there).collect::<Vec<_>>()[..] {
         [] => None,
         [(age, path)] => Some((*age, read(path)?)),
@@ -107,9 +117,16 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
         }
     };
     let other = other.as_ref().map(|(age, secret)| (*age, &secret[..]));
+    let hello = HelloKeys::new(&current, other);
+    // Nodes with the public key in a file and those without a file are of one mesh.
+    let probe = if hello.is_public() {
+        DEFAULT_KEY
+    } else {
+        probe_key(&current)
+    };
     Ok(MeshKeys {
-        probe: probe_key(&current),
-        hello: Arc::new(HelloKeys::new(&current, other)),
+        probe,
+        hello: Arc::new(hello),
     })
 }
 
@@ -181,6 +198,8 @@ mod tests {
         for differs in [key(&other), key(&[7; 31]), DEFAULT_KEY] {
             assert!(one[0] != differs[0] && one[1] != differs[1]);
         }
+        // In a file, the public key is that of nodes without one.
+        assert_eq!(key(b"health-agent-key"), DEFAULT_KEY);
         let public = of_mesh(None).unwrap();
         assert_eq!(public.probe, DEFAULT_KEY);
         assert!(public.hello.is_public());
@@ -214,7 +233,8 @@ mod tests {
     fn what_is_no_secret_key_is_refused() {
         assert_eq!(
             key(&[7; 15], 0o600).unwrap_err(),
-            "--probe-key-file FILE: 15 bytes, not 16 to 4096; make one: head -c 32 /dev/urandom > FILE"
+            "--probe-key-file FILE: 15 bytes, not 16 to 4096; copy the key of the mesh there, or make one for a new \
+             mesh: head -c 32 /dev/urandom"
         );
         assert!(key(&[7; 5000], 0o600).is_err());
         for mode in [0o640, 0o604, 0o660] {

@@ -414,7 +414,12 @@ impl<'a> Picture<'a> {
         let Finding::Down(_, failure) = addresses.iter().find(|a| unproven(a))?.http else {
             return None;
         };
-        let such = |a: &Address<'_>| matches!(a.http, Finding::Down(_, other) if other == failure);
+        // Two probes need not be a whole number of seconds apart.
+        let is_alike = |other: &Failure| {
+            let clocks = |a: &Failure| matches!(a, Failure::ClockDiffers { .. });
+            other == failure || clocks(other) && clocks(failure)
+        };
+        let such = |a: &Address<'_>| matches!(a.http, Finding::Down(_, other) if is_alike(other));
         let on = list(&pick(addresses, such));
         let name = self.name();
         let port = self.context.port;

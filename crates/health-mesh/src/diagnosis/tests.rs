@@ -454,6 +454,18 @@ fn who_does_not_prove_to_be_the_node_is_told() {
 }
 
 #[test]
+fn a_clock_that_differs_names_all_addresses_although_a_second_passed_between_two_probes() {
+    let down = |ahead| Given::Down(Failure::ClockDiffers { ahead });
+    let rows = [(HOST4, Up, down(600)), (ENDPOINT4, Up, down(601))];
+    says(
+        &rows,
+        Cause::ClockDiffers,
+        "clock differs: default/n3 does not answer HTTP on 172.30.0.3 and 10.244.3.7 (Refused: clock is \
+         10m0s ahead of this host's); set both clocks",
+    );
+}
+
+#[test]
 fn an_old_key_is_told_of_the_node_that_has_it() {
     let rows = [(HOST4, Up, Up), (ENDPOINT4, Up, Up)];
     let told = |key| {
