@@ -375,12 +375,20 @@ fn from_endpoint_solicitation(frame: &Frame) -> Option<Verdict> {
 #[inline(always)]
 fn from_endpoint_arp(frame: &Frame) -> Verdict {
     let Some((ethernet, arp)) = arp(frame) else {
-        return pass(frame, Reason::Forwarded, Direction::Ingress);
+        return refuse(frame, Reason::InvalidPacket, Direction::Ingress);
+    };
+    let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa))) else {
+        // Under others' addresses it would take their places among the host's neighbours, or all places there are.
+        // A question without a sender's takes none (RFC 5227 section 2.1.1).
+        return if arp.spa == [0; 4] {
+            pass(frame, Reason::Forwarded, Direction::Ingress)
+        } else {
+            refuse(frame, Reason::InvalidSource, Direction::Ingress)
+        };
     };
     if neighbour::is_arp_request(ethernet, arp)
         && let Some(config) = config()
         && Addr::v4(u32::from_ne_bytes(arp.tpa)) == config.gateway4
-        && let Some(endpoint) = endpoint_at(frame, Addr::v4(u32::from_ne_bytes(arp.spa)))
         && neighbour::is_for(ethernet, endpoint.host_mac)
     {
         neighbour::turn_arp(ethernet, arp, endpoint.host_mac);

@@ -22,6 +22,17 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
+/// An ARP packet: operation, then hardware and protocol address of sender and target (RFC 826).
+pub fn arp(operation: u16, sender: ([u8; 6], Ipv4Addr), target: ([u8; 6], Ipv4Addr)) -> Vec<u8> {
+    let mut bytes = vec![0, 1, 8, 0, 6, 4];
+    bytes.extend(operation.to_be_bytes());
+    bytes.extend(sender.0);
+    bytes.extend(sender.1.octets());
+    bytes.extend(target.0);
+    bytes.extend(target.1.octets());
+    bytes
+}
+
 /// An Ethernet frame.
 pub fn ethernet(destination: [u8; 6], source: [u8; 6], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&destination[..], &source, &ethertype.to_be_bytes(), payload].concat()

@@ -6,10 +6,12 @@ use std::net::Ipv6Addr;
 use health_common::endpoint::ENDPOINT_HEALTH;
 use health_common::metrics::Reason;
 use health_common::policy::{ANY_IDENTITY, VERDICT_ALLOW};
-use tests::packet::{ARP, Ipv6, ethernet, payload, tagged};
+use tests::packet::{ARP, Ipv6, arp, ethernet, tagged};
 
 use crate::endpoint_packets::Way::{In, Out};
-use crate::endpoint_packets::{ENDPOINT6, HOST_MAC, ICMPV6, MAC, UDP, framed, with_ports};
+use crate::endpoint_packets::{
+    ENDPOINT4, ENDPOINT6, HOST_MAC, ICMPV6, MAC, UDP, framed, with_ports,
+};
 use crate::policy_packets::{
     APP, BOTH, Bed, GATEWAY6, address, everything, exactly, fresh, opening, set_endpoint,
 };
@@ -39,7 +41,8 @@ fn an_endpoint_sends_arp_and_ip_without_tags_and_nothing_else() {
     let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
     let refused = Some(Reason::UnsupportedL2);
     let packets = [true, false].map(|is_v4| opening(Out, address(APP, is_v4), UDP, 53));
-    let arp = ethernet(HOST_MAC, MAC, ARP, &payload(28));
+    let question = arp(1, (MAC, ENDPOINT4), ([0; 6], ENDPOINT4));
+    let arp = ethernet(HOST_MAC, MAC, ARP, &question);
     for flags in [BOTH, 0, ENDPOINT_HEALTH] {
         set_endpoint(&mut bed.run.datapath, flags, 1);
         for packet in packets.iter().chain([&arp]) {

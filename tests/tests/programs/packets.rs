@@ -12,7 +12,9 @@ use health_common::rtt::{PROTOCOL_ICMP, RttKey, RttRow, SOURCE_KERNEL, SOURCE_SO
 use health_datapath::arrival_store::ArrivalStore as _;
 use health_datapath::kernel_rtt::KernelRtt;
 use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore as _};
-use tests::packet::{ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, echo, echo4, ethernet, payload, tagged};
+use tests::packet::{
+    ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, arp, echo, echo4, ethernet, payload, tagged,
+};
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, stamped, utc_ns};
 
 const PEER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 2);
@@ -520,16 +522,6 @@ fn icmpv6_behind_extension_headers_is_left_to_the_stack() {
     assert_eq!(bed.counted(Reason::LeftToStack), 5);
 }
 
-fn arp(operation: u16, sender: ([u8; 6], Ipv4Addr), target: ([u8; 6], Ipv4Addr)) -> Vec<u8> {
-    let mut bytes = vec![0, 1, 8, 0, 6, 4];
-    bytes.extend(operation.to_be_bytes());
-    bytes.extend(sender.0);
-    bytes.extend(sender.1.octets());
-    bytes.extend(target.0);
-    bytes.extend(target.1.octets());
-    bytes
-}
-
 fn arp_request(mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     ethernet(
         [0xff; 6],
@@ -587,13 +579,34 @@ fn arp_that_is_malformed_or_for_others_is_not_answered() {
     for packet in cases {
         assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
     }
+    // Whether an address is free is asked without one.
     for packet in [
         arp_request(MAC, HEALTH, other),
-        arp_request(MAC, other, GATEWAY),
+        arp_request(MAC, Ipv4Addr::UNSPECIFIED, HEALTH),
     ] {
         assert_eq!(bed.run("from_endpoint", &packet), untouched(&packet));
     }
     assert_eq!(bed.counted(Reason::NeighbourAnswered), 0);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_endpoint_cannot_make_itself_a_neighbour_under_others_addresses() {
+    let bed = bed();
+    let other = Ipv4Addr::new(10, 244, 1, 9);
+    let cases = [
+        arp_request(MAC, other, GATEWAY),
+        arp_request(MAC, other, other),
+        arp_request(MAC, GATEWAY, GATEWAY),
+        ethernet(HOST_MAC, MAC, ARP, &arp(2, (MAC, other), (HOST_MAC, PEER))),
+    ];
+    for (packet, count) in cases.iter().zip(1..) {
+        assert_eq!(bed.run("from_endpoint", packet), dropped(packet));
+        assert_eq!(bed.counted(Reason::InvalidSource), count);
+    }
+    let cut = &cases[0][..41];
+    assert_eq!(bed.run("from_endpoint", cut), dropped(cut));
+    assert_eq!(bed.counted(Reason::InvalidPacket), 1);
 }
 
 fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, [u8; 6]) {
