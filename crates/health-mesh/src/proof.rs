@@ -93,12 +93,12 @@ impl HelloKeys {
         let begin = out.len();
         push(out, &[REQUEST.as_bytes(), b" "]);
         push_hex(out, request.nonce);
-        let mut time = [0; 20];
+        let mut time = itoa::Buffer::new();
         push(
             out,
             &[
                 b" ",
-                decimal(request.time, &mut time),
+                time.format(request.time).as_bytes(),
                 b" ",
                 request.asker.as_bytes(),
                 b" ",
@@ -311,18 +311,6 @@ fn push_hex(out: &mut Vec<u8>, number: u128) {
     out.extend_from_slice(digits.as_flattened());
 }
 
-fn decimal(mut number: u64, buffer: &mut [u8; 20]) -> &[u8] {
-    let mut begin = buffer.len();
-    loop {
-        begin -= 1;
-        buffer[begin] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            return &buffer[begin..];
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -517,12 +505,14 @@ mod tests {
 
         #[test]
         fn numbers_are_written_as_they_are_read(number: u64, nonce: u128) {
-            let mut buffer = [0; 20];
-            let written = decimal(number, &mut buffer).to_vec();
-            prop_assert_eq!(written, number.to_string().into_bytes());
+            let request = Request { nonce, time: number, ..request() };
+            let keys = HelloKeys::default();
             let mut out = Vec::new();
-            push_hex(&mut out, nonce);
-            prop_assert_eq!(out, format!("{nonce:032x}").into_bytes());
+            keys.write_request(&mut out, &request, PROBER);
+            let begin = format!("request/1 {nonce:032x} {number} ");
+            prop_assert!(out.starts_with(begin.as_bytes()));
+            let verified = keys.verify_request(&out, PROBER);
+            prop_assert_eq!(verified.map(|verified| verified.request), Some(request));
         }
     }
 }
