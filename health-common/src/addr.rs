@@ -99,10 +99,15 @@ pub const fn v4_source_is_possible(addr_be: u32) -> bool {
 /// an answer: not unspecified, loopback or multicast (RFC 4291 sections 2.5.2, 2.5.3 and 2.7).
 #[inline(always)]
 pub const fn v6_source_is_possible(words_be: &[u32; 4]) -> bool {
-    let multicast = u32::from_be(words_be[0]) >> 24 == 0xff;
     let zero_or_one =
         words_be[0] | words_be[1] | words_be[2] == 0 && u32::from_be(words_be[3]) <= 1;
-    !multicast && !zero_or_one
+    !v6_is_group(words_be) && !zero_or_one
+}
+
+/// Whether an IPv6 address (words in network byte order) is a group's, `ff00::/8` (RFC 4291 section 2.7).
+#[inline(always)]
+pub const fn v6_is_group(words_be: &[u32; 4]) -> bool {
+    u32::from_be(words_be[0]) >> 24 == 0xff
 }
 
 /// Whether an IPv6 address (words in network byte order) is link-local unicast, `fe80::/10`.

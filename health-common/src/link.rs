@@ -1,7 +1,7 @@
 //! What a host must be able to say on its link, whatever policy allows it to send: neighbour discovery (RFC 4861) and
 //! multicast listener discovery (RFC 2710, RFC 3810).
 
-use crate::addr::{Addr, v6_is_link_local};
+use crate::addr::{Addr, v6_is_group, v6_is_link_local};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6};
 use crate::neighbour::{NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION, ROUTER_SOLICITATION};
 
@@ -40,12 +40,6 @@ const fn solicited_node(target: &[u32; 4]) -> [u32; 4] {
         1_u32.to_be(),
         target[3] | 0xff00_0000_u32.to_be(),
     ]
-}
-
-/// Whether an address is a group's (RFC 4291 section 2.7).
-#[inline(always)]
-const fn is_group(address: &[u32; 4]) -> bool {
-    u32::from_be(address[0]) >> 24 == 0xff
 }
 
 /// The first bytes of an ICMPv6 message about an address (RFC 4861 sections 4.3 and 4.4, RFC 2710 section 3).
@@ -119,7 +113,7 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
         return None;
     }
     let has_source = !Addr::v6(ip.saddr_be).is_unset();
-    let to_neighbour = has_source && !is_group(&ip.daddr_be);
+    let to_neighbour = has_source && !v6_is_group(&ip.daddr_be);
     let target = &message.address_be;
     let (group, is_neighbour) = match message.kind {
         ROUTER_SOLICITATION => (ALL_ROUTERS, false),
@@ -142,7 +136,7 @@ pub fn discovery(ip: &Ipv6Header, message: &LinkMessage) -> Option<LinkTarget> {
 #[inline(always)]
 pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     let group = match message.kind {
-        LISTENER_REPORT if is_group(&message.address_be) => message.address_be,
+        LISTENER_REPORT if v6_is_group(&message.address_be) => message.address_be,
         LISTENER_DONE => ALL_ROUTERS,
         LISTENER_REPORT_2 => LISTENERS_ROUTERS,
         _ => return false,
