@@ -1,5 +1,6 @@
 //! What the prober counts of itself.
 
+use std::ops::Add;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// ICMP messages with this agent's identifier that concern no probe that waits.
@@ -40,13 +41,77 @@ impl IgnoredReplies {
     }
 }
 
-/// Headers of `GET /hello` that cannot be read, since the start.
+/// What is counted of the requests of `GET /hello` that came to a responder.
+#[derive(Debug, Default)]
+pub struct HelloRequests {
+    malformed: AtomicU64,
+    unproven: AtomicU64,
+    out_of_time: AtomicU64,
+    misdirected: AtomicU64,
+    crowded: AtomicU64,
+}
+
+impl HelloRequests {
+    pub(super) fn malformed(&self) {
+        self.malformed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn unproven(&self) {
+        self.unproven.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn out_of_time(&self) {
+        self.out_of_time.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn misdirected(&self) {
+        self.misdirected.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn crowded(&self) {
+        self.crowded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counts so far.
+    pub fn counts(&self) -> HelloRequestCounts {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        HelloRequestCounts {
+            malformed: count(&self.malformed),
+            unproven: count(&self.unproven),
+            out_of_time: count(&self.out_of_time),
+            misdirected: count(&self.misdirected),
+            crowded: count(&self.crowded),
+        }
+    }
+}
+
+/// Requests of `GET /hello` with something wrong, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MalformedHeaderCounts {
-    /// Of requests to this agent.
-    pub requests: u64,
-    /// Of answers to it.
-    pub answers: u64,
+pub struct HelloRequestCounts {
+    /// The header about echo probes cannot be read.
+    pub malformed: u64,
+    /// Refused: without a valid proof of the mesh key.
+    pub unproven: u64,
+    /// Refused: the clocks differ, or it is the replay of an old one.
+    pub out_of_time: u64,
+    /// Refused: for another node.
+    pub misdirected: u64,
+    /// Connections closed because their source has its share.
+    pub crowded: u64,
+}
+
+impl Add for HelloRequestCounts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            malformed: self.malformed + other.malformed,
+            unproven: self.unproven + other.unproven,
+            out_of_time: self.out_of_time + other.out_of_time,
+            misdirected: self.misdirected + other.misdirected,
+            crowded: self.crowded + other.crowded,
+        }
+    }
 }
 
 /// ICMP messages with this agent's identifier that changed nothing, since the mesh's start.

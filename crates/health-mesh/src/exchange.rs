@@ -17,7 +17,7 @@ pub(super) const ARRIVALS_HEADER: &str = "health-arrivals";
 
 /// Headers that were rubbish, since the start.
 #[derive(Debug, Default)]
-pub struct MalformedHeaders(AtomicU64);
+pub(super) struct MalformedHeaders(AtomicU64);
 
 impl MalformedHeaders {
     pub(super) fn add(&self) {
@@ -25,7 +25,7 @@ impl MalformedHeaders {
     }
 
     /// How many there were.
-    pub fn count(&self) -> u64 {
+    pub(super) fn count(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

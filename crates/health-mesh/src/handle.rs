@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::counters::{IgnoredReplies, IgnoredReplyCounts};
 use super::engine::{Command, Engine};
 use super::exchange::MalformedHeaders;
-use super::probe_key::MeshKeys;
+use super::mesh_key::MeshKeys;
 use super::results::Results;
 use super::sweep::SweepEvent;
 

@@ -26,8 +26,8 @@ mod history;
 mod http;
 mod icmp;
 mod learned;
+pub mod mesh_key;
 mod path_mtu;
-pub mod probe_key;
 pub mod proof;
 mod relief;
 mod results;
@@ -39,6 +39,6 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use counters::{IgnoredReplyCounts, MalformedHeaderCounts};
+pub use counters::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts};
 pub use handle::{Mesh, MeshError, MeshHandle, MeshOptions};
 pub use learned::FILE as LEARNED_FILE;

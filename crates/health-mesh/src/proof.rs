@@ -25,7 +25,7 @@ const ANSWER: &str = "answer/1";
 const HEX_LEN: usize = 32;
 /// What the keys are derived with, and what from if there is no key file.
 const LABEL: &[u8] = b"health-agent hello key";
-const PUBLIC_SECRET: &[u8] = b"health-agent-key";
+pub(super) const PUBLIC_SECRET: &[u8] = b"health-agent-key";
 
 /// Which of a node's keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -58,6 +58,7 @@ pub struct HelloKeys {
     /// Accepted too.
     other: Option<(KeyAge, hmac::Key)>,
     is_public: bool,
+    other_is_public: bool,
 }
 
 impl Default for HelloKeys {
@@ -70,16 +71,28 @@ impl Default for HelloKeys {
 impl HelloKeys {
     /// Keys made of secrets: the one to sign with, and another one to accept.
     pub fn new(current: &[u8], other: Option<(KeyAge, &[u8])>) -> Self {
+        let is_public = |secret| secret == PUBLIC_SECRET;
         Self {
             current: derived(current),
             other: other.map(|(age, secret)| (age, derived(secret))),
-            is_public: current == PUBLIC_SECRET,
+            is_public: is_public(current),
+            other_is_public: other.is_some_and(|(_, secret)| is_public(secret)),
         }
     }
 
-    /// Whether everybody knows the key.
+    /// Whether everybody knows the key to sign with.
     pub fn is_public(&self) -> bool {
         self.is_public
+    }
+
+    /// Whether everybody knows the other key.
+    pub fn other_is_public(&self) -> bool {
+        self.other_is_public
+    }
+
+    /// Whether everybody knows one of the keys, and so can answer for a peer.
+    pub fn accepts_public(&self) -> bool {
+        self.is_public || self.other_is_public
     }
 
     /// Which key besides the current one is accepted.

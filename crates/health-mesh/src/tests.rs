@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::hello::{self, Identity, Responder};
-use super::probe_key::MeshKeys;
+use super::mesh_key::MeshKeys;
 use super::target::{Protocol, TargetKey};
 use super::testing::{EchoResponder, MemoryStore, Namespace, NoArrivals, PATIENCE, slowness};
 use super::{Mesh, MeshHandle, MeshOptions};

@@ -32,7 +32,7 @@ use health_datapath::kernel::{self, SuitableKernel};
 use health_endpoint::health::HealthEndpoint;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::{self, Identity, Responder};
-use health_mesh::probe_key;
+use health_mesh::mesh_key::{self, MeshKeys};
 use health_mesh::proof::HelloKeys;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
 use health_model::settings::Location;
@@ -62,12 +62,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .as_deref()
         .map(socket::group)
         .transpose()?;
+    let keys = mesh_key::of_mesh(config.mesh_key_file.as_deref())?;
     let settings = own::from_settings(&config).await?;
     let registry = nodes::open(&config, settings)?;
     let own = own::known(&*registry, &config)?;
 
     let new_folders = NewFolders::make(&config.location)?;
-    let result = run_in_folders(config, kernel, socket_group, own, registry).await;
+    let result = run_in_folders(config, kernel, socket_group, keys, own, registry).await;
     if result.is_err() {
         new_folders.remove();
     }
@@ -78,17 +79,19 @@ async fn run_in_folders(
     config: Config,
     kernel: SuitableKernel,
     socket_group: Option<Gid>,
+    keys: MeshKeys,
     own: Option<Node>,
     registry: Box<dyn Registry>,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
-    let source = Arc::new(AgentSource::new(config.clone()));
+    let source = Arc::new(AgentSource::new(config.clone(), &keys.hello));
     let (stop, stopped) = channel(false);
     let api = tokio::spawn(server::serve(socket, source.clone(), until(stopped)));
 
-    let result = match Agent::start(&config, kernel.attachments, own, registry, source).await {
+    let result = match Agent::start(&config, kernel.attachments, keys, own, registry, source).await
+    {
         Ok(agent) => {
             // A start that fails says why, and no more.
             kernel.log();
@@ -131,6 +134,7 @@ impl Agent {
     async fn start(
         config: &Config,
         attachments: Attachments,
+        keys: MeshKeys,
         own: Option<Node>,
         registry: Box<dyn Registry>,
         source: Arc<AgentSource>,
@@ -139,7 +143,6 @@ impl Agent {
             Some(own) => own,
             None => own::wait(&*registry, config, &source).await?,
         };
-        let keys = probe_key::of_mesh(config.probe_key_file.as_deref())?;
         let netlink = netlink::open()?;
         let uplinks = Uplinks::find(&netlink, config, &own).await?;
         // Before anything is made: the likeliest thing to be in somebody's way.
@@ -348,11 +351,14 @@ impl Agent {
 fn log_mesh_keys(keys: &HelloKeys) {
     if keys.is_public() {
         warn!(
-            "the mesh key is the public default: anyone can answer for a peer; set --probe-key-file"
+            "the mesh key is the public default: anyone can answer for a peer; set --mesh-key-file"
         );
     }
     if let Some(age) = keys.other() {
         info!(second = ?age, "two mesh keys are in force");
+        if keys.other_is_public() {
+            warn!(second = ?age, "the second mesh key is the public default: anyone can answer for a peer; remove it when all nodes have the first");
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use health_endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
-use health_mesh::probe_key::MeshKeys;
+use health_mesh::mesh_key::MeshKeys;
 use health_model::settings::Location;
 use health_net::netlink::Handle;
 use health_net::{clock, link};

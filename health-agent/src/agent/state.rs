@@ -1,6 +1,7 @@
 //! What the API reads of the running agent.
 
 use std::io;
+use std::ops::Add;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,9 @@ use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::health::{HealthEndpoint, INNER_DEVICE};
 use health_endpoint::manager::Manager;
-use health_mesh::exchange::MalformedHeaders;
 use health_mesh::hello::Responder;
-use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts, MeshHandle};
+use health_mesh::proof::HelloKeys;
+use health_mesh::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts, MeshHandle};
 use health_model::api::{
     AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
     PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
@@ -34,10 +35,12 @@ use crate::api::server::Source;
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {
     config: Config,
+    /// Whether a mesh key that everybody knows is in force.
+    public_mesh_key: bool,
     started: Instant,
     mesh: OnceLock<MeshHandle>,
     /// What the responders count.
-    responders: OnceLock<[Arc<MalformedHeaders>; 2]>,
+    responders: OnceLock<[Arc<HelloRequests>; 2]>,
     collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
     /// The health endpoint.
@@ -59,9 +62,10 @@ struct Repairs {
 }
 
 impl AgentSource {
-    pub(super) fn new(config: Config) -> Self {
+    pub(super) fn new(config: Config, keys: &HelloKeys) -> Self {
         Self {
             config,
+            public_mesh_key: keys.accepts_public(),
             started: Instant::now(),
             mesh: OnceLock::new(),
             responders: OnceLock::new(),
@@ -129,9 +133,7 @@ impl AgentSource {
 
     pub(super) fn set_responders(&self, responders: [&Responder; 2]) {
         // As there is one mesh.
-        let _ = self
-            .responders
-            .set(responders.map(Responder::malformed_headers));
+        let _ = self.responders.set(responders.map(Responder::requests));
     }
 
     pub(super) fn set_collections(&self, counts: SharedCounts) {
@@ -218,7 +220,7 @@ impl Source for AgentSource {
                 local: SelfStatus {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
                     diagnosis: None,
-                    public_mesh_key: self.config.probe_key_file.is_none(),
+                    public_mesh_key: self.public_mesh_key,
                     full_maps: Vec::new(),
                 },
                 ..HealthStatus::default()
@@ -316,12 +318,15 @@ impl Source for AgentSource {
             .map_or_else(IgnoredReplyCounts::default, MeshHandle::ignored_replies)
     }
 
-    fn malformed_headers(&self) -> MalformedHeaderCounts {
+    fn hello_requests(&self) -> HelloRequestCounts {
         let responders = self.responders.get().into_iter().flatten();
-        MalformedHeaderCounts {
-            requests: responders.map(|malformed| malformed.count()).sum(),
-            answers: self.mesh.get().map_or(0, MeshHandle::malformed_headers),
-        }
+        responders
+            .map(|requests| requests.counts())
+            .fold(HelloRequestCounts::default(), Add::add)
+    }
+
+    fn malformed_answers(&self) -> u64 {
+        self.mesh.get().map_or(0, MeshHandle::malformed_headers)
     }
 
     fn collections(&self) -> Counts {

@@ -22,7 +22,7 @@ use health_datapath::conntrack::Counts;
 use health_datapath::events::{self, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
-use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
+use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
 use health_model::api::{
     AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
     IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
@@ -97,9 +97,13 @@ pub trait Source: Send + Sync + 'static {
     fn ignored_replies(&self) -> IgnoredReplyCounts {
         IgnoredReplyCounts::default()
     }
-    /// Headers of `GET /hello` that could not be read.
-    fn malformed_headers(&self) -> MalformedHeaderCounts {
-        MalformedHeaderCounts::default()
+    /// Requests of `GET /hello` to this agent with something wrong.
+    fn hello_requests(&self) -> HelloRequestCounts {
+        HelloRequestCounts::default()
+    }
+    /// Answers of `GET /hello` with a header that could not be read.
+    fn malformed_answers(&self) -> u64 {
+        0
     }
     /// What collections of conntrack entries came to.
     fn collections(&self) -> Counts {

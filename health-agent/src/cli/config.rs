@@ -129,8 +129,8 @@ fn config_table(config: &Config) -> String {
         ("masquerade-ports", masquerade.masquerade_ports.to_string()),
         ("gateway-cidr", comma_separated(&masquerade.gateway_cidrs)),
         (
-            "probe-key-file",
-            comma_separated(config.probe_key_file.as_deref().map(Path::display).as_ref()),
+            "mesh-key-file",
+            comma_separated(config.mesh_key_file.as_deref().map(Path::display).as_ref()),
         ),
         ("one-way", config.one_way.to_string()),
         (

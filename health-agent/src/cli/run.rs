@@ -157,8 +157,8 @@ pub struct RunArgs {
     /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
     /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
     /// FILE.next, is accepted too [default: a public key]
-    #[arg(long, value_name = "FILE")]
-    probe_key_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", alias = "probe-key-file")]
+    mesh_key_file: Option<PathBuf>,
     /// Measure the delay of each direction; the clocks of all nodes must be synchronised
     #[arg(long)]
     one_way: bool,
@@ -231,7 +231,7 @@ impl RunArgs {
             conntrack_timeouts: self.conntrack_timeouts,
             conntrack_max_entries: self.conntrack_max_entries,
             nat_max_entries: self.nat_max_entries,
-            probe_key_file: self.probe_key_file,
+            mesh_key_file: self.mesh_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,

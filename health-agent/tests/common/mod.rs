@@ -334,7 +334,7 @@ impl Source for Fixture {
                 gateway_cidrs: Vec::new(),
             },
             loss_threshold: 5,
-            probe_key_file: None,
+            mesh_key_file: None,
             one_way: false,
             socket_group: None,
             passive_rtt: true,

@@ -44,7 +44,7 @@ impl Keys {
         let file = self.0.path().join("key");
         let interval = 200 * slowness();
         node.start_agent_with(&format!(
-            "--probe-key-file {} --probe-interval {interval}ms --probe-timeout {interval}ms",
+            "--mesh-key-file {} --probe-interval {interval}ms --probe-timeout {interval}ms",
             file.display()
         ))
     }

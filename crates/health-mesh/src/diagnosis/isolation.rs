@@ -126,11 +126,53 @@ impl From<Reason> for Why {
     }
 }
 
+/// What answers of HTTP say of this node, if most peers give them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doubt {
+    /// Its clock differs from theirs.
+    Clock,
+    /// They refuse its mesh key.
+    Key,
+}
+
+impl Doubt {
+    const ALL: [Self; 2] = [Self::Clock, Self::Key];
+
+    /// What all HTTP probes of this peer agree in, and how one of them fails.
+    fn of<'a>(peer: &PeerFacts<'a>) -> Option<(Self, &'a Failure)> {
+        let probed =
+            |t: &&TargetFacts<'_>| Scope::Http.holds(t.key) && !matches!(t.verdict, Verdict::Off);
+        let mut doubts = peer.targets.iter().filter(probed).map(|target| {
+            let Verdict::Unreachable(failure) = target.verdict else {
+                return None;
+            };
+            match failure {
+                Failure::ClockDiffers { .. } => Some((Self::Clock, failure)),
+                Failure::KeyRefused => Some((Self::Key, failure)),
+                _ => None,
+            }
+        });
+        let first = doubts.next()??;
+        doubts
+            .all(|other| other.is_some_and(|(doubt, _)| doubt == first.0))
+            .then_some(first)
+    }
+
+    fn cause(self) -> Cause {
+        match self {
+            Self::Clock => Cause::ClockDiffers,
+            Self::Key => Cause::WrongKey,
+        }
+    }
+}
+
 /// Looks at all peers, to tell whether it is this node that is cut off.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Survey {
     /// In the order of [`Scope::ALL`].
     scopes: [Tally; Scope::ALL.len()],
+    /// In the order of [`Doubt::ALL`]: how many peers, and how the first of them fails.
+    doubts: [(u32, Option<Failure>); Doubt::ALL.len()],
 }
 
 #[derive(Clone, Debug, Default)]
@@ -157,6 +199,11 @@ impl Survey {
     pub(crate) fn add(&mut self, context: &Context<'_>, peer: &PeerFacts<'_>) {
         if peer.local {
             return;
+        }
+        if let Some((doubt, failure)) = Doubt::of(peer) {
+            let (count, first) = &mut self.doubts[doubt as usize];
+            *count += 1;
+            first.get_or_insert_with(|| failure.clone());
         }
         let unknown = |t: &TargetFacts<'_>| matches!(t.verdict, Verdict::Unknown);
         // Of one that is not known as a whole, or of which nothing at all is heard, no part shows
@@ -185,16 +232,14 @@ impl Survey {
         name: &str,
         without_carrier: &[&str],
     ) -> Option<Isolation> {
-        let (part, whole) = ISOLATED_PART;
-        let isolated = |tally: &Tally| {
-            tally.failing >= ISOLATED_PEERS
-                && u64::from(tally.failing) * u64::from(whole)
-                    >= u64::from(tally.peers) * u64::from(part)
-        };
-        let (scope, tally) = Scope::ALL
+        let isolated = |tally: &Tally| are_most(tally.failing, tally.peers);
+        let Some((scope, tally)) = Scope::ALL
             .into_iter()
             .zip(&self.scopes)
-            .find(|(_, tally)| isolated(tally))?;
+            .find(|(_, tally)| isolated(tally))
+        else {
+            return self.diagnose_doubt(name);
+        };
         let (main, (_, first)) = Why::ALL
             .into_iter()
             .zip(&tally.why)
@@ -250,4 +295,40 @@ impl Survey {
             },
         })
     }
+
+    /// Whether most peers doubt this node alike. They are reached, and keep their own diagnoses.
+    fn diagnose_doubt(&self, name: &str) -> Option<Isolation> {
+        let scope = Scope::Http;
+        let peers = self.scopes[Scope::ALL.iter().position(|s| *s == scope)?].peers;
+        let (doubt, count, failure) =
+            Doubt::ALL
+                .into_iter()
+                .zip(&self.doubts)
+                .find_map(|(doubt, (count, first))| {
+                    are_most(*count, peers).then_some((doubt, *count, first.as_ref()?))
+                })?;
+        let message = match doubt {
+            Doubt::Clock => format!(
+                "clock differs: {name}: its clock differs from those of {count} of {peers} peers; set it"
+            ),
+            Doubt::Key => format!(
+                "wrong key: {name}: {count} of {peers} peers refuse its mesh key; compare its \
+                 --mesh-key-file with theirs"
+            ),
+        };
+        Some(Isolation {
+            scope,
+            diagnosis: Diagnosis {
+                cause: doubt.cause(),
+                message,
+                evidence: vec![format!("{count} of {peers}: {failure}")],
+            },
+        })
+    }
+}
+
+/// Whether so many of all peers tell something of this node.
+fn are_most(some: u32, all: u32) -> bool {
+    let (part, whole) = ISOLATED_PART;
+    some >= ISOLATED_PEERS && u64::from(some) * u64::from(whole) >= u64::from(all) * u64::from(part)
 }

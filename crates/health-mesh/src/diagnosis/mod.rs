@@ -397,14 +397,14 @@ impl Context<'_> {
             KeyAge::Next => (
                 format!(
                     "old key: {name} still signs with the mesh key before this node's; give it the new \
-                     --probe-key-file and restart its agent"
+                     --mesh-key-file and restart its agent"
                 ),
                 "next",
             ),
             KeyAge::Previous => (
                 format!(
                     "old key: this node still signs with the mesh key before that of {name}; give this \
-                     node the new --probe-key-file and restart its agent"
+                     node the new --mesh-key-file and restart its agent"
                 ),
                 "previous",
             ),

@@ -436,7 +436,7 @@ impl<'a> Picture<'a> {
                 Cause::WrongKey,
                 format!(
                     "wrong key: {name} refuses this node's mesh key on {on}{though}; compare the \
-                     --probe-key-file of both, and check what listens on port {port}"
+                     --mesh-key-file of both, and check what listens on port {port}"
                 ),
             ),
             Failure::WrongProof => (

@@ -413,7 +413,7 @@ fn who_does_not_prove_to_be_the_node_is_told() {
             Failure::KeyRefused,
             Cause::WrongKey,
             "wrong key: default/n3 refuses this node's mesh key on 172.30.0.3 and 10.244.3.7; compare \
-             the --probe-key-file of both, and check what listens on port 4240",
+             the --mesh-key-file of both, and check what listens on port 4240",
         ),
         (
             Failure::WrongProof,
@@ -478,12 +478,12 @@ fn an_old_key_is_told_of_the_node_that_has_it() {
         (
             KeyAge::Next,
             "old key: default/n3 still signs with the mesh key before this node's; give it the new \
-             --probe-key-file and restart its agent",
+             --mesh-key-file and restart its agent",
         ),
         (
             KeyAge::Previous,
             "old key: this node still signs with the mesh key before that of default/n3; give this node \
-             the new --probe-key-file and restart its agent",
+             the new --mesh-key-file and restart its agent",
         ),
     ] {
         let diagnosis = told(key).unwrap();
@@ -1131,6 +1131,35 @@ fn survey(failing: usize, peers: usize, row: &[Row<'_>]) -> Option<Isolation> {
         }
         survey.diagnose(context, "default/n1", &[])
     })
+}
+
+#[test]
+fn when_most_peers_refuse_its_clock_or_key_it_is_this_node() {
+    for (failure, cause, message) in [
+        (
+            Failure::ClockDiffers { ahead: 86_400 },
+            Cause::ClockDiffers,
+            "clock differs: default/n1: its clock differs from those of 9 of 10 peers; set it",
+        ),
+        (
+            Failure::KeyRefused,
+            Cause::WrongKey,
+            "wrong key: default/n1: 9 of 10 peers refuse its mesh key; compare its --mesh-key-file \
+             with theirs",
+        ),
+    ] {
+        let refused = Given::Down(failure);
+        let row = [
+            (HOST4, Up, refused.clone()),
+            (ENDPOINT4, Up, refused.clone()),
+        ];
+        let told = survey(9, 10, &row).unwrap().diagnosis;
+        assert_eq!((told.cause, told.message.as_str()), (cause, message));
+        assert!(survey(7, 10, &row).is_none());
+        // An endpoint that answers properly shows that it is not this node.
+        let one_answers = [(HOST4, Up, refused), (ENDPOINT4, Up, Up)];
+        assert!(survey(9, 10, &one_answers).is_none());
+    }
 }
 
 #[test]

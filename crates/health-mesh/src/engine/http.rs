@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::probe::Path;
-use health_registry::nodes::Node;
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::task::{JoinError, JoinSet};
 
@@ -38,6 +37,8 @@ pub(super) struct HttpProbeEnd {
 /// HTTP probes that run or wait.
 pub(super) struct HttpProbes {
     asker: Arc<Asker>,
+    /// Full names of the nodes, in the order of the set.
+    pub(super) names: Vec<Arc<str>>,
     pub(super) running: JoinSet<HttpProbeEnd>,
     places: usize,
     /// Due, while there is no place.
@@ -51,6 +52,7 @@ impl HttpProbes {
     pub(super) fn new(asker: Asker) -> Self {
         Self {
             asker: Arc::new(asker),
+            names: Vec::new(),
             running: JoinSet::new(),
             places: places(),
             waiting: VecDeque::new(),
@@ -89,8 +91,9 @@ impl Engine {
             self.confirmation.sent(id, sent, expiry);
             let peer = SocketAddr::new(key.address, self.options.port);
             let deadline = self.shared.start + expiry;
-            let asked = self.set.nodes.get(node).map(Node::full_name);
-            let asked = asked.unwrap_or_default();
+            let Some(asked) = self.http.names.get(node).cloned() else {
+                continue;
+            };
             let asker = self.http.asker.clone();
             self.http.running.spawn(async move {
                 let answer = http::get_hello(&asker, &asked, peer, deadline).await;

@@ -57,7 +57,7 @@ impl Engine {
             };
             paths.push(NodePaths::new(node, local, endpoint));
         }
-
+        self.http.names = paths.iter().map(|node| node.name.as_str().into()).collect();
         self.accounts
             .set_peers(paths.iter().flat_map(NodePaths::addresses));
         let intervals = self.options.intervals;

@@ -191,7 +191,7 @@ impl Results {
     pub(super) fn new(options: &MeshOptions) -> Self {
         Self {
             local: options.local.clone(),
-            public_mesh_key: options.keys.hello.is_public(),
+            public_mesh_key: options.keys.hello.accepts_public(),
             full_maps: options.full_maps.clone(),
             local_addresses: options.local_addresses.clone(),
             uplinks: options.uplinks.clone(),

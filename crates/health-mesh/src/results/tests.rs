@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::report::LISTED_RESULTS;
 use super::*;
 use crate::failure::IcmpError;
-use crate::probe_key::MeshKeys;
+use crate::mesh_key::MeshKeys;
 use crate::proof::KeyAge;
 use crate::target::Target;
 

@@ -57,7 +57,7 @@ pub struct SelfStatus {
     /// What is wrong with this node, where most others fail at once.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub diagnosis: Option<Diagnosis>,
-    /// Whether it has no mesh key of its own but the public one: anyone can answer for a peer.
+    /// Whether the public mesh key is in force, alone or beside another one: anyone can answer for a peer.
     #[serde(
         rename = "publicMeshKey",
         skip_serializing_if = "std::ops::Not::not",

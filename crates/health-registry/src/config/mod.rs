@@ -112,7 +112,7 @@ pub struct Config {
     pub nat_max_entries: u32,
     /// File with the key that the agents of the mesh know each other and each other's probes by. Without,
     /// they use one that everybody knows.
-    pub probe_key_file: Option<PathBuf>,
+    pub mesh_key_file: Option<PathBuf>,
     /// Whether delays of each direction are measured, which takes clocks that are in step.
     pub one_way: bool,
     /// Group that may use the API's socket; without one the agent's.
@@ -178,7 +178,7 @@ mod tests {
             conntrack_timeouts: ConntrackTimeouts::default(),
             conntrack_max_entries: 65_536,
             nat_max_entries: 65_536,
-            probe_key_file: None,
+            mesh_key_file: None,
             one_way: false,
             socket_group: None,
             metrics_per_target: false,

@@ -360,7 +360,7 @@ fn local_fault(diagnosis: &Diagnosis) -> String {
 /// A warning if everybody knows the mesh key.
 fn public_mesh_key(status: &HealthStatus) -> &'static str {
     if status.local.public_mesh_key {
-        "Mesh key:   the public default, anyone can answer for a peer (see --probe-key-file)\n"
+        "Mesh key:   the public default, anyone can answer for a peer (see --mesh-key-file)\n"
     } else {
         ""
     }

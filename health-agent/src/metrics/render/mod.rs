@@ -11,7 +11,7 @@ use std::{fmt, io};
 
 use health_datapath::conntrack::Counts;
 use health_datapath::dump::MetricRow;
-use health_mesh::{IgnoredReplyCounts, MalformedHeaderCounts};
+use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
 use health_model::api::RegistryState;
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
@@ -41,7 +41,8 @@ pub(super) struct Snapshot {
     pub(super) summary: Summary,
     pub(super) registries: Vec<RegistryState>,
     pub(super) ignored_replies: IgnoredReplyCounts,
-    pub(super) malformed_headers: MalformedHeaderCounts,
+    pub(super) hello_requests: HelloRequestCounts,
+    pub(super) malformed_answers: u64,
     /// Whether `/healthz` says so.
     pub(super) healthy: bool,
     /// Time between two probes of a target as it was set.
@@ -257,10 +258,12 @@ mod tests {
                 wrong_source: 7,
                 ..IgnoredReplyCounts::default()
             },
-            malformed_headers: MalformedHeaderCounts {
-                requests: 3,
-                answers: 0,
+            hello_requests: HelloRequestCounts {
+                malformed: 3,
+                unproven: 5,
+                ..HelloRequestCounts::default()
             },
+            malformed_answers: 0,
             healthy: true,
             configured_interval: Duration::from_secs(5),
             probe_rate: 1000,
@@ -342,6 +345,7 @@ mod tests {
             "health_agent_datapath_maps_readable 1".to_owned(),
             "health_agent_ignored_icmp_replies_total{reason=\"wrong-source\"} 7".to_owned(),
             "health_agent_malformed_hello_headers_total{of=\"request\"} 3".to_owned(),
+            "health_agent_refused_hello_requests_total{reason=\"no-proof\"} 5".to_owned(),
             "health_agent_healthy 1".to_owned(),
             "health_agent_probe_interval_seconds 10.0".to_owned(),
             "health_agent_configured_probe_interval_seconds 5.0".to_owned(),

@@ -179,9 +179,26 @@ impl Snapshot {
             "Headers of GET /hello about echo probes that cannot be read",
             MetricType::Counter,
         )?;
-        let counts = &self.malformed_headers;
-        for (of, count) in [("request", counts.requests), ("answer", counts.answers)] {
+        let counts = &self.hello_requests;
+        for (of, count) in [
+            ("request", counts.malformed),
+            ("answer", self.malformed_answers),
+        ] {
             counter(&mut malformed, &[("of", of)], count)?;
+        }
+        let mut refused = family(
+            encoder,
+            "refused_hello_requests",
+            "Requests of GET /hello that this agent refused",
+            MetricType::Counter,
+        )?;
+        for (reason, count) in [
+            ("no-proof", counts.unproven),
+            ("clock", counts.out_of_time),
+            ("wrong-node", counts.misdirected),
+            ("too-many", counts.crowded),
+        ] {
+            counter(&mut refused, &[("reason", reason)], count)?;
         }
         Ok(())
     }

@@ -2,17 +2,18 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use health_common::probe::DEFAULT_KEY;
 use health_common::siphash::SipKey;
+use nix::unistd::geteuid;
 use ring::hmac;
 
-use super::proof::{HelloKeys, KeyAge};
+use super::proof::{HelloKeys, KeyAge, PUBLIC_SECRET};
 
 /// Fewest bytes of a key: as many as the key made of them has.
 const MIN_LEN: usize = 16;
@@ -51,9 +52,9 @@ impl Default for MeshKeys {
 
 /// Why a key file cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ProbeKeyError {
+pub enum MeshKeyError {
     /// Not there, or not readable.
-    #[error("cannot read --probe-key-file {path}: {source}")]
+    #[error("cannot read --mesh-key-file {path}: {source}")]
     Unreadable {
         /// The file.
         path: PathBuf,
@@ -61,9 +62,25 @@ pub enum ProbeKeyError {
         #[source]
         source: io::Error,
     },
+    /// A folder, a pipe or a device.
+    #[error("--mesh-key-file {path}: not a regular file")]
+    NotAFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody else can change it.
+    #[error(
+        "--mesh-key-file {path}: user {owner} owns it, neither root nor the agent's own; set it: chown root {path}"
+    )]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// User ID of its owner.
+        owner: u32,
+    },
     /// Others than its owner may use it.
     #[error(
-        "--probe-key-file {path}: mode {mode:04o} lets others at the key; set it: chmod 600 {path}"
+        "--mesh-key-file {path}: mode {mode:04o} lets others at the key; set it: chmod 600 {path}"
     )]
     Open {
         /// The file.
@@ -73,7 +90,7 @@ pub enum ProbeKeyError {
     },
     /// Too little to be secret, or no key at all.
     #[error(
-        "--probe-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; copy the key of the mesh there, or make one for a new mesh: \
+        "--mesh-key-file {path}: {len} bytes, not {MIN_LEN} to {MAX_LEN}; copy the key of the mesh there, or make one for a new mesh: \
          head -c 32 /dev/urandom"
     )]
     Length {
@@ -84,7 +101,7 @@ pub enum ProbeKeyError {
     },
     /// Three keys.
     #[error(
-        "--probe-key-file: both {previous} and {next} are there, and two keys can be in force; remove one of them"
+        "--mesh-key-file: both {previous} and {next} are there, and two keys can be in force; remove one of them"
     )]
     Three {
         /// The file of the previous key.
@@ -96,7 +113,7 @@ pub enum ProbeKeyError {
 
 /// The keys in a file and in the one beside it that ends with `.previous` or `.next`, the same on all nodes of
 /// the mesh; without a file the keys that everybody knows.
-pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
+pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, MeshKeyError> {
     let Some(path) = file else {
         return Ok(MeshKeys::default());
     };
@@ -113,7 +130,7 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
         [(age, path)] => Some((*age, read(path)?)),
         _ => {
             let [(_, previous), (_, next)] = beside;
-            return Err(ProbeKeyError::Three { previous, next });
+            return Err(MeshKeyError::Three { previous, next });
         }
     };
     let other = other.as_ref().map(|(age, secret)| (*age, &secret[..]));
@@ -131,16 +148,33 @@ pub fn of_mesh(file: Option<&Path>) -> Result<MeshKeys, ProbeKeyError> {
 }
 
 /// The secret in a file.
-fn read(path: &Path) -> Result<Vec<u8>, ProbeKeyError> {
-    let unreadable = |source| ProbeKeyError::Unreadable {
+fn read(path: &Path) -> Result<Vec<u8>, MeshKeyError> {
+    let unreadable = |source| MeshKeyError::Unreadable {
         path: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(unreadable)?;
+    // Else a pipe would have the agent wait for a writer.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(MeshKeyError::NotAFile {
+            path: path.to_owned(),
+        });
+    }
+    let owner = metadata.uid();
+    if owner != 0 && owner != geteuid().as_raw() {
+        return Err(MeshKeyError::Owner {
+            path: path.to_owned(),
+            owner,
+        });
+    }
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & OTHERS != 0 {
-        return Err(ProbeKeyError::Open {
+        return Err(MeshKeyError::Open {
             path: path.to_owned(),
             mode,
         });
@@ -151,10 +185,14 @@ fn read(path: &Path) -> Result<Vec<u8>, ProbeKeyError> {
         .map_err(unreadable)?;
     let len = secret.len() as u64;
     if secret.len() < MIN_LEN || len > MAX_LEN {
-        return Err(ProbeKeyError::Length {
+        return Err(MeshKeyError::Length {
             path: path.to_owned(),
             len: len.max(metadata.len()),
         });
+    }
+    // As text files end.
+    if secret.trim_ascii_end() == PUBLIC_SECRET {
+        secret.truncate(PUBLIC_SECRET.len());
     }
     Ok(secret)
 }
@@ -175,6 +213,10 @@ fn probe_key(secret: &[u8]) -> SipKey {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, Permissions};
+    use std::os::unix::fs::chown;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
 
     use super::*;
 
@@ -200,6 +242,7 @@ mod tests {
         }
         // In a file, the public key is that of nodes without one.
         assert_eq!(key(b"health-agent-key"), DEFAULT_KEY);
+        assert_eq!(key(b"health-agent-key\n"), DEFAULT_KEY);
         let public = of_mesh(None).unwrap();
         assert_eq!(public.probe, DEFAULT_KEY);
         assert!(public.hello.is_public());
@@ -226,14 +269,25 @@ mod tests {
         write("key.previous", 0o644);
         let error = other().unwrap_err().to_string();
         assert!(error.contains("key.previous: mode 0644"), "{error}");
-        assert!(!of_mesh(Some(&path("key"))).is_ok_and(|keys| keys.hello.is_public()));
+        fs::set_permissions(path("key.previous"), Permissions::from_mode(0o600)).unwrap();
+        let is_public = || {
+            let keys = of_mesh(Some(&path("key"))).unwrap().hello;
+            [
+                keys.is_public(),
+                keys.other_is_public(),
+                keys.accepts_public(),
+            ]
+        };
+        assert_eq!(is_public(), [false; 3]);
+        fs::write(path("key.previous"), PUBLIC_SECRET).unwrap();
+        assert_eq!(is_public(), [false, true, true]);
     }
 
     #[test]
     fn what_is_no_secret_key_is_refused() {
         assert_eq!(
             key(&[7; 15], 0o600).unwrap_err(),
-            "--probe-key-file FILE: 15 bytes, not 16 to 4096; copy the key of the mesh there, or make one for a new \
+            "--mesh-key-file FILE: 15 bytes, not 16 to 4096; copy the key of the mesh there, or make one for a new \
              mesh: head -c 32 /dev/urandom"
         );
         assert!(key(&[7; 5000], 0o600).is_err());
@@ -241,15 +295,33 @@ mod tests {
             assert_eq!(
                 key(&[7; 32], mode).unwrap_err(),
                 format!(
-                    "--probe-key-file FILE: mode 0{mode:o} lets others at the key; set it: chmod 600 FILE"
+                    "--mesh-key-file FILE: mode 0{mode:o} lets others at the key; set it: chmod 600 FILE"
                 )
+            );
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        for no_file in [pipe.as_path(), dir.path()] {
+            let error = of_mesh(Some(no_file)).unwrap_err();
+            assert!(matches!(error, MeshKeyError::NotAFile { .. }), "{error}");
+        }
+        if geteuid().is_root() {
+            let path = dir.path().join("key");
+            fs::write(&path, [7; 32]).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            chown(&path, Some(65534), None).unwrap();
+            let error = of_mesh(Some(&path)).unwrap_err();
+            assert!(
+                matches!(error, MeshKeyError::Owner { owner: 65534, .. }),
+                "{error}"
             );
         }
         let missing = of_mesh(Some(Path::new("/nonexistent/key"))).unwrap_err();
         assert!(
             missing
                 .to_string()
-                .starts_with("cannot read --probe-key-file /nonexistent/key: No such file"),
+                .starts_with("cannot read --mesh-key-file /nonexistent/key: No such file"),
             "{missing}"
         );
     }

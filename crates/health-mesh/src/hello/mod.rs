@@ -1,0 +1,349 @@
+//! The side that answers: `GET /hello` on the node's addresses and inside the health endpoint's
+//! namespace.
+
+mod places;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use health_datapath::arrival_store::ArrivalStore;
+use health_net::listen;
+use http_body_util::Empty;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::HeaderValue;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use self::places::Places;
+use super::counters::HelloRequests;
+use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, arrivals_value, parse_prober};
+use super::proof::{self, AUTH_HEADER, Answer, HelloKeys, REASON_CLOCK, REASON_HEADER, Verified};
+
+/// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
+pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
+
+/// Connections that the kernel holds until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Time for a request's head to arrive.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for a whole exchange, so that a peer that does not read frees its place as well.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after the process has run out of file descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// Why the responder cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Somebody else listens there.
+    #[error(
+        "cannot listen on {0} for GET /hello: the port is in use; choose another --health-port on all nodes"
+    )]
+    InUse(SocketAddr),
+    /// This host does not have the address.
+    #[error("cannot listen on {0} for GET /hello: no interface of this host has the address")]
+    NotLocal(SocketAddr),
+    /// Anything else.
+    #[error("cannot listen on {address} for GET /hello: {source}")]
+    Other {
+        /// Where.
+        address: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Listens on `port` of each address, in the network namespace of the calling thread.
+pub fn bind(addresses: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, BindError> {
+    addresses
+        .iter()
+        .map(|&ip| {
+            let address = SocketAddr::new(ip, port);
+            listen::tcp(address, BACKLOG).map_err(|source| match source.kind() {
+                io::ErrorKind::AddrInUse => BindError::InUse(address),
+                io::ErrorKind::AddrNotAvailable => BindError::NotLocal(address),
+                _ => BindError::Other { address, source },
+            })
+        })
+        .collect()
+}
+
+/// As whom a responder answers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Full name (`cluster/node`) of this node.
+    pub node: String,
+    /// Those of the mesh.
+    pub keys: Arc<HelloKeys>,
+}
+
+/// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
+pub struct Responder {
+    shared: Shared,
+    acceptors: Mutex<Vec<JoinHandle<()>>>,
+    stop: watch::Sender<bool>,
+}
+
+/// What all connections use.
+#[derive(Clone)]
+struct Shared {
+    identity: Arc<Identity>,
+    health_endpoint: watch::Receiver<Vec<IpAddr>>,
+    arrivals: Arc<dyn ArrivalStore>,
+    requests: Arc<HelloRequests>,
+    places: Places,
+    stop: watch::Receiver<bool>,
+}
+
+impl Responder {
+    /// Answers as `identity` on `listeners`, which may belong to any network namespace. The addresses in
+    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`], and an asker that
+    /// says who it is is told what `arrivals` knows of its echo probes. Must be called in a tokio
+    /// runtime.
+    pub fn start(
+        identity: Identity,
+        listeners: Vec<TcpListener>,
+        health_endpoint: watch::Receiver<Vec<IpAddr>>,
+        arrivals: Arc<dyn ArrivalStore>,
+    ) -> io::Result<Self> {
+        let (stop, stopped) = watch::channel(false);
+        let responder = Self {
+            shared: Shared {
+                identity: Arc::new(identity),
+                health_endpoint,
+                arrivals,
+                requests: Arc::default(),
+                places: Places::default(),
+                stop: stopped,
+            },
+            acceptors: Mutex::new(Vec::new()),
+            stop,
+        };
+        responder.replace(listeners)?;
+        Ok(responder)
+    }
+
+    /// What is counted of the requests.
+    pub fn requests(&self) -> Arc<HelloRequests> {
+        self.shared.requests.clone()
+    }
+
+    /// Goes over to other listeners; connections of the old ones are served to their end.
+    pub fn replace(&self, listeners: Vec<TcpListener>) -> io::Result<()> {
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| {
+                listener.set_nonblocking(true)?;
+                tokio::net::TcpListener::from_std(listener)
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        let acceptors = listeners
+            .into_iter()
+            .map(|listener| tokio::spawn(accept(listener, self.shared.clone())))
+            .collect();
+        let mut current = self
+            .acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for old in std::mem::replace(&mut *current, acceptors) {
+            old.abort();
+        }
+        Ok(())
+    }
+
+    /// Closes the listeners and waits until the open exchanges have ended.
+    pub async fn shutdown(self) {
+        self.stop.send_replace(true);
+        let acceptors = std::mem::take(
+            &mut *self
+                .acceptors
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        for acceptor in acceptors {
+            acceptor.abort();
+            // Aborted, so this ends at once, and the listener is closed when it has.
+            let _ = acceptor.await;
+        }
+        // Each exchange holds a place and ends by its time-out at the latest.
+        self.shared.places.all_free().await;
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        for acceptor in self
+            .acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            acceptor.abort();
+        }
+    }
+}
+
+async fn accept(listener: tokio::net::TcpListener, shared: Shared) {
+    loop {
+        let Some(entry) = shared.places.enter().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let Some(place) = entry.take(from.ip()) else {
+                    shared.requests.crowded();
+                    continue;
+                };
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    // Errors are the client's own: it went away, or spoke no HTTP.
+                    let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
+                    drop(place);
+                });
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(%error, "hello responder cannot accept a connection");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn serve(stream: tokio::net::TcpStream, shared: Shared) -> hyper::Result<()> {
+    let mut stop = shared.stop.clone();
+    let service = service_fn(|request: Request<Incoming>| {
+        let response = respond(&request, &shared);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .keep_alive(false)
+        .max_buf_size(8 << 10);
+    let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        served = connection.as_mut() => return served,
+        // An error means that the responder was dropped.
+        _ = stop.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await
+}
+
+fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Empty<Bytes>> {
+    if request.method() != Method::GET || request.uri().path() != "/hello" {
+        return empty(StatusCode::NOT_FOUND);
+    }
+    let keys = &shared.identity.keys;
+    let headers = request.headers();
+    match headers.get(AUTH_HEADER).map(HeaderValue::as_bytes) {
+        Some(value) => {
+            let prober = headers.get(PROBER_HEADER).map(HeaderValue::as_bytes);
+            match keys.verify_request(value, prober.unwrap_or_default()) {
+                Some(verified) => prove(request, &verified, shared),
+                None => unproven(shared),
+            }
+        }
+        // A key that everybody knows protects nothing, and agents of earlier versions ask without proof.
+        None if keys.is_public() => {
+            let mut response = empty(StatusCode::OK);
+            describe(request, shared, response.headers_mut());
+            response
+        }
+        None => unproven(shared),
+    }
+}
+
+/// The answer to a request without a valid proof.
+fn unproven(shared: &Shared) -> Response<Empty<Bytes>> {
+    shared.requests.unproven();
+    empty(StatusCode::UNAUTHORIZED)
+}
+
+fn empty(status: StatusCode) -> Response<Empty<Bytes>> {
+    let mut response = Response::new(Empty::new());
+    *response.status_mut() = status;
+    response
+}
+
+/// The answer to a request that was made with a key of the mesh.
+fn prove(
+    request: &Request<Incoming>,
+    verified: &Verified<'_>,
+    shared: &Shared,
+) -> Response<Empty<Bytes>> {
+    let Identity { node, keys } = &*shared.identity;
+    let time = proof::now();
+    let status = if verified.request.is_out_of_window(time) {
+        StatusCode::UNAUTHORIZED
+    } else if verified.request.asked != node {
+        StatusCode::MISDIRECTED_REQUEST
+    } else {
+        StatusCode::OK
+    };
+    let mut response = empty(status);
+    let headers = response.headers_mut();
+    match status {
+        StatusCode::OK => describe(request, shared, headers),
+        StatusCode::UNAUTHORIZED => {
+            shared.requests.out_of_time();
+            headers.insert(REASON_HEADER, HeaderValue::from_static(REASON_CLOCK));
+        }
+        _ => shared.requests.misdirected(),
+    }
+    let answer = Answer {
+        time,
+        status: status.as_u16(),
+        node,
+    };
+    let covered = [REASON_HEADER, HEALTH_ENDPOINT_HEADER, ARRIVALS_HEADER].map(|name| {
+        let value = headers.get(name).map(HeaderValue::as_bytes);
+        value.unwrap_or_default()
+    });
+    let value = keys.answer(verified, &answer, covered);
+    if let Ok(value) = HeaderValue::try_from(value) {
+        headers.insert(AUTH_HEADER, value);
+    }
+    response
+}
+
+/// Adds what this node says of itself and of the asker's echo probes.
+fn describe(request: &Request<Incoming>, shared: &Shared, headers: &mut HeaderMap) {
+    let health_endpoint = shared.health_endpoint.borrow();
+    if !health_endpoint.is_empty() {
+        let list: Vec<_> = health_endpoint.iter().map(IpAddr::to_string).collect();
+        if let Ok(value) = HeaderValue::try_from(list.join(", ")) {
+            headers.insert(HEALTH_ENDPOINT_HEADER, value);
+        }
+    }
+    if let Some(value) = arrivals(request, shared) {
+        headers.insert(ARRIVALS_HEADER, value);
+    }
+}
+
+/// What the asker is told of its echo probes.
+fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue> {
+    let asker = request.headers().get(PROBER_HEADER)?;
+    let Some(prober) = parse_prober(asker.as_bytes()) else {
+        shared.requests.malformed();
+        tracing::debug!(?asker, "request of GET /hello with a malformed header");
+        return None;
+    };
+    match shared.arrivals.arrivals(prober) {
+        Ok(arrivals) => HeaderValue::try_from(arrivals_value(&arrivals?)).ok(),
+        Err(error) => {
+            tracing::debug!(%error, "cannot read what arrived of an agent's probes");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
