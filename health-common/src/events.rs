@@ -45,7 +45,7 @@ pub struct Event {
     pub ifindex: u32,
     /// Identity of the side that opened the flow; 0 for drops.
     pub source_identity: u32,
-    /// Length of a dropped packet, bytes, from the Ethernet header on; 0 for flows.
+    /// Length of a dropped packet, bytes, from the Ethernet header on, if there is one; 0 for flows.
     pub length: u32,
     /// Source port, or the ICMP identifier; 0 where it is not known.
     pub sport_be: u16,

@@ -1,16 +1,23 @@
 //! Bounds-checked access to a packet's bytes.
 
-use aya_ebpf::EbpfContext as _;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::helpers::bpf_redirect;
 use aya_ebpf::programs::TcContext;
+use aya_ebpf::{EbpfContext as _, Global};
 use health_common::neighbour::{ETHERTYPE_VLAN, ETHERTYPE_VLAN_SERVICE};
 use network_types::eth::EthHdr;
 use network_types::vlan::VlanHdr;
 
-/// Where the IP header of an untagged packet begins. Headers lie at fixed places: no extension headers
-/// or options are walked.
+/// Where the IP header of an untagged packet of an endpoint begins. Headers lie at fixed places: no extension
+/// headers or options are walked.
 pub const IP_AT: usize = EthHdr::LEN;
+
+/// Length of the header before the IP header or the VLAN tags on the device that the programs are for, bytes:
+/// Ethernet's, or 0 for devices whose packets begin with the IP header. Set as the programs are loaded; the
+/// verifier takes it for a constant.
+#[unsafe(no_mangle)]
+static LINK_HEADER_LEN: Global<u32> = Global::new(IP_AT as u32);
+
 /// Where an IP header begins at most: behind two VLAN tags.
 pub const IP_AT_MAX: u32 = IP_AT as u32 + 8;
 /// Where the transport header of IPv4 without options begins.
@@ -46,7 +53,7 @@ impl<'a> Frame<'a> {
         self.ctx.as_ptr().cast()
     }
 
-    /// Length from the Ethernet header on, bytes, parts outside the linear area included.
+    /// Length from the Ethernet header on, if there is one, bytes, parts outside the linear area included.
     #[inline(always)]
     pub fn length(&self) -> u32 {
         self.ctx.len()
@@ -100,17 +107,18 @@ impl<'a> Frame<'a> {
     /// nothing.
     #[inline(always)]
     pub fn network(&self) -> Option<(u16, usize)> {
+        let at = LINK_HEADER_LEN.load() as usize;
         let protocol = self.protocol();
         if !is_tag(protocol) {
-            return Some((protocol, IP_AT));
+            return Some((protocol, at));
         }
-        let tag = self.at::<VlanHdr>(IP_AT)?;
+        let tag = self.at::<VlanHdr>(at)?;
         let protocol = u16::from_be(tag.ether_type);
         if !is_tag(protocol) {
-            return Some((protocol, IP_AT + VlanHdr::LEN));
+            return Some((protocol, at + VlanHdr::LEN));
         }
-        let tag = self.at::<VlanHdr>(IP_AT + VlanHdr::LEN)?;
-        Some((u16::from_be(tag.ether_type), IP_AT + 2 * VlanHdr::LEN))
+        let tag = self.at::<VlanHdr>(at + VlanHdr::LEN)?;
+        Some((u16::from_be(tag.ether_type), at + 2 * VlanHdr::LEN))
     }
 
     /// How many full-sized segments the device cuts the packet into (GSO), given how many bytes follow the

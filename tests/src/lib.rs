@@ -21,6 +21,7 @@ pub mod relay;
 pub mod snapshot;
 pub mod testrun;
 pub mod transfer;
+pub mod tun;
 pub mod upgrade;
 pub mod wait;
 

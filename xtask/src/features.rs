@@ -35,6 +35,12 @@ const FEATURES: &[Feature] = &[
         tests: "dummy_device",
         attempt: "ip link add dummy0 type dummy",
     },
+    Feature {
+        name: "WireGuard devices",
+        file: "devices",
+        tests: "wireguard",
+        attempt: "ip link add wg0 type wireguard",
+    },
 ];
 
 /// Tests of programs.

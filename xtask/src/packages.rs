@@ -63,6 +63,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("podman", "podman"),
     tool("runc", "runc"),
     tool("busybox", "busybox-static"),
+    tool("wg", "wireguard-tools"),
 ];
 
 /// What runs virtual machines.

@@ -70,6 +70,8 @@ pub const IPCACHE: MapLayout = map::<Key<Addr>, IpcacheEntry>("HEALTH_IPCACHE");
 pub const METRICS: MapLayout = map::<u32, Counter>("HEALTH_METRICS");
 /// Programs that others go on with; the values are file descriptors.
 pub const CALLS: MapLayout = map::<u32, u32>("HEALTH_CALLS");
+/// The same, for programs on uplinks whose packets begin with the IP header; pinned where there are such.
+pub const IP_CALLS: MapLayout = map::<u32, u32>("HEALTH_IP_CALLS");
 /// Whose packets are masqueraded.
 pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERADE");
 /// What is told to whoever monitors: a ring buffer, without keys and values.
@@ -79,7 +81,7 @@ pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
-/// All maps that are pinned.
+/// All maps that are always pinned.
 pub const MAPS: [MapLayout; 21] = [
     CT4,
     CT6,
@@ -104,12 +106,12 @@ pub const MAPS: [MapLayout; 21] = [
     CONFIG,
 ];
 
-/// All programs that are pinned.
+/// All programs that are always pinned.
 pub const PROGRAMS: [&str; 9] = [
     "to_endpoint",
     "from_endpoint",
-    "to_netdev",
-    "from_netdev",
+    TO_NETDEV,
+    FROM_NETDEV,
     MASQUERADE_OUT,
     MASQUERADE_IN,
     RTT_ACCOUNT,
@@ -117,10 +119,37 @@ pub const PROGRAMS: [&str; 9] = [
     CT_COLLECT,
 ];
 
+/// Programs that there are once more, for uplinks whose packets begin with the IP header: their names, and the names of
+/// the programs that they are loaded from.
+pub const IP_PROGRAMS: [(&str, &str); 4] = [
+    (TO_IP_NETDEV, TO_NETDEV),
+    (FROM_IP_NETDEV, FROM_NETDEV),
+    (IP_MASQUERADE_OUT, MASQUERADE_OUT),
+    (IP_MASQUERADE_IN, MASQUERADE_IN),
+];
+
+/// The names of all programs.
+pub(crate) fn program_names() -> impl Iterator<Item = &'static str> {
+    let of_ip = IP_PROGRAMS.map(|(name, _)| name);
+    PROGRAMS.into_iter().chain(of_ip)
+}
+
+/// The program for what leaves by an uplink.
+pub const TO_NETDEV: &str = "to_netdev";
+/// The program for what comes by an uplink.
+pub const FROM_NETDEV: &str = "from_netdev";
 /// The program that `to_netdev` goes on with.
 pub const MASQUERADE_OUT: &str = "masquerade";
 /// The program that `from_netdev` goes on with.
 pub const MASQUERADE_IN: &str = "unmasquerade";
+/// `to_netdev` for uplinks whose packets begin with the IP header.
+pub const TO_IP_NETDEV: &str = "to_ip_netdev";
+/// `from_netdev` for the same.
+pub const FROM_IP_NETDEV: &str = "from_ip_netdev";
+/// The program that `to_ip_netdev` goes on with.
+pub const IP_MASQUERADE_OUT: &str = "ip_masquerade";
+/// The program that `from_ip_netdev` goes on with.
+pub const IP_MASQUERADE_IN: &str = "ip_unmasquerade";
 /// The program that writes rows of round-trip times on behalf of others.
 pub const RTT_ACCOUNT: &str = "rtt_account";
 /// The program that counts the handshakes of HTTP probes.

@@ -53,7 +53,7 @@ pub struct Datapath {
     pub(super) pins: PathBuf,
     /// By name, as opened from their pins: what they were loaded from, some megabyte of it, is not kept.
     pub(super) programs: Programs,
-    maps: StdHashMap<String, Map>,
+    pub(super) maps: StdHashMap<String, Map>,
     /// What the programs log, until it is forwarded.
     pub(super) log: Option<ProgramLines>,
     /// Where programs shall be.
@@ -119,9 +119,7 @@ impl Datapath {
         let masquerade = typed(&pins, &layout::MASQUERADE, Array::try_from)?;
         let mut programs = Programs::new();
         for name in layout::PROGRAMS {
-            let path = pin_program(&pins, name, loaded(&mut ebpf, name)?)?;
-            let program = SchedClassifier::from_pin(path).map_err(program_error("open", name))?;
-            programs.insert(name, program);
+            programs.insert(name, reopened(&pins, name, loaded(&mut ebpf, name)?)?);
         }
         let log = EbpfLogger::init(&mut ebpf).ok();
         let maps = take_maps(ebpf);
@@ -180,16 +178,23 @@ impl Datapath {
 
     /// Tells programs which others they go on with.
     pub(super) fn connect_programs(&mut self) -> Result<(), DatapathError> {
-        let mut calls = typed(&self.pins, &layout::CALLS, ProgramArray::try_from)?;
-        for (index, name) in [
-            (CALL_MASQUERADE, layout::MASQUERADE_OUT),
-            (CALL_UNMASQUERADE, layout::MASQUERADE_IN),
-        ] {
+        let names = [layout::MASQUERADE_OUT, layout::MASQUERADE_IN];
+        self.connect(&layout::CALLS, names)
+    }
+
+    /// Puts the programs of these names, for either direction, in their places in a map.
+    pub(super) fn connect(
+        &mut self,
+        map: &layout::MapLayout,
+        [out, into]: [&str; 2],
+    ) -> Result<(), DatapathError> {
+        let mut calls = typed(&self.pins, map, ProgramArray::try_from)?;
+        for (index, name) in [(CALL_MASQUERADE, out), (CALL_UNMASQUERADE, into)] {
             let program = classifier(&mut self.programs, name)?;
             let fd = program.fd().map_err(program_error("open", name))?;
             calls
                 .set(index, fd, 0)
-                .map_err(map_error("write", layout::CALLS.name))?;
+                .map_err(map_error("write", map.name))?;
         }
         Ok(())
     }
@@ -305,43 +310,6 @@ impl Datapath {
     /// Which events they write.
     pub fn event_switch(&self) -> Result<KernelSwitch, DatapathError> {
         typed(&self.pins, &layout::MONITOR, Array::try_from).map(KernelSwitch::new)
-    }
-
-    /// Pins again what has lost its pin; the names of what had.
-    pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
-        let mut lost = Vec::new();
-        self.make_folders()?;
-        for map in MAPS {
-            let path = self.pins.join(map.name);
-            if path.exists() {
-                continue;
-            }
-            let handle = self
-                .maps
-                .get(map.name)
-                .ok_or_else(|| DatapathError::Missing(map.name.into()))?;
-            handle
-                .pin(&path)
-                .map_err(|source| DatapathError::Pin { path, source })?;
-            lost.push(map.name.to_owned());
-        }
-        let missing: Vec<&str> = layout::PROGRAMS
-            .into_iter()
-            .filter(|name| !self.pins.join(PROGRAM_PINS).join(name).exists())
-            .collect();
-        for name in missing {
-            pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?;
-            lost.push(name.to_owned());
-        }
-        Ok(lost)
-    }
-
-    /// Whether all maps and programs have their pins.
-    pub fn pins_are_there(&self) -> bool {
-        MAPS.iter().all(|map| self.pins.join(map.name).exists())
-            && layout::PROGRAMS
-                .iter()
-                .all(|name| self.pins.join(PROGRAM_PINS).join(name).exists())
     }
 
     /// Makes the folders of pins that are missing.
@@ -513,7 +481,10 @@ pub(super) fn classifier<'a>(
 }
 
 /// A program of the object.
-fn loaded<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier, DatapathError> {
+pub(super) fn loaded<'a>(
+    ebpf: &'a mut Ebpf,
+    name: &str,
+) -> Result<&'a mut SchedClassifier, DatapathError> {
     match ebpf.program_mut(name) {
         Some(Program::SchedClassifier(program)) => Ok(program),
         _ => Err(DatapathError::Missing(name.to_owned())),
@@ -529,8 +500,18 @@ fn take_maps(mut ebpf: Ebpf) -> StdHashMap<String, Map> {
         .collect()
 }
 
+/// Pins a program that was loaded, and opens it from there.
+pub(super) fn reopened(
+    pins: &Path,
+    name: &str,
+    program: &mut SchedClassifier,
+) -> Result<SchedClassifier, DatapathError> {
+    let path = pin_program(pins, name, program)?;
+    SchedClassifier::from_pin(path).map_err(program_error("open", name))
+}
+
 /// Pins a program, replacing another's pin of the same name at once. Returns where.
-fn pin_program(
+pub(super) fn pin_program(
     pins: &Path,
     name: &str,
     program: &mut SchedClassifier,

@@ -10,7 +10,7 @@ use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
 };
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
 
@@ -27,6 +27,8 @@ pub struct Link {
     pub name: String,
     /// What made it (`veth`, `bridge`); `None` for hardware and the loopback.
     pub kind: Option<String>,
+    /// What its packets begin with.
+    pub header: LinkHeader,
     /// Its hardware address, if it has one of Ethernet's kind.
     pub mac: Option<MacAddr>,
     /// Largest packet, bytes without the Ethernet header.
@@ -42,6 +44,38 @@ pub struct Link {
     pub alias: Option<String>,
     /// The other end, if it is a veth.
     pub peer: Option<Peer>,
+}
+
+/// What the packets of a device begin with where programs of traffic control see them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkHeader {
+    /// An Ethernet header.
+    #[default]
+    Ethernet,
+    /// The IP header: tun devices, WireGuard, tunnels of IP in IP, PPP.
+    Ip,
+    /// Something else, or not the same in both directions.
+    Other,
+}
+
+impl LinkHeader {
+    /// That of a device of this type, made by what `kind` says.
+    fn of(link_type: LinkLayerType, kind: Option<&str>) -> Self {
+        match link_type {
+            LinkLayerType::Ether | LinkLayerType::Loopback => Self::Ethernet,
+            // What comes by IPsec keeps the header of the device that it came by first.
+            _ if matches!(kind, Some("xfrm" | "vti" | "vti6")) => Self::Other,
+            // As `dev_is_mac_header_xmit` has it (include/linux/if_arp.h), without GRE, where it depends on
+            // the tunnel's settings.
+            LinkLayerType::None
+            | LinkLayerType::Rawip
+            | LinkLayerType::Ppp
+            | LinkLayerType::Tunnel
+            | LinkLayerType::Tunnel6
+            | LinkLayerType::Sit => Self::Ip,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// The other end of a veth pair.
@@ -308,6 +342,7 @@ impl From<LinkMessage> for Link {
             index: message.header.index,
             name: String::new(),
             kind: None,
+            header: LinkHeader::default(),
             mac: None,
             mtu: 0,
             up: flags.contains(LinkFlags::Up),
@@ -336,6 +371,7 @@ impl From<LinkMessage> for Link {
                 _ => {}
             }
         }
+        link.header = LinkHeader::of(message.header.link_layer_type, link.kind.as_deref());
         if link.kind.as_deref() == Some(&InfoKind::Veth.to_string()) {
             link.peer = lower.map(|index| Peer { index, netnsid });
         }
@@ -364,4 +400,32 @@ fn link_address(message: &AddressMessage) -> Option<LinkAddress> {
         prefix_len: message.header.prefix_len,
         tentative,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_packets_begin_with_depends_on_the_type_of_the_device() {
+        for (link_type, kind, header) in [
+            (LinkLayerType::Ether, None, LinkHeader::Ethernet),
+            (LinkLayerType::Ether, Some("veth"), LinkHeader::Ethernet),
+            (LinkLayerType::Loopback, None, LinkHeader::Ethernet),
+            (LinkLayerType::None, Some("tun"), LinkHeader::Ip),
+            (LinkLayerType::None, Some("wireguard"), LinkHeader::Ip),
+            (LinkLayerType::Tunnel, Some("ipip"), LinkHeader::Ip),
+            (LinkLayerType::Ppp, None, LinkHeader::Ip),
+            (LinkLayerType::None, Some("xfrm"), LinkHeader::Other),
+            (LinkLayerType::Tunnel, Some("vti"), LinkHeader::Other),
+            (LinkLayerType::Ipgre, Some("gre"), LinkHeader::Other),
+            (LinkLayerType::Infiniband, None, LinkHeader::Other),
+        ] {
+            assert_eq!(
+                LinkHeader::of(link_type, kind),
+                header,
+                "{link_type:?} {kind:?}"
+            );
+        }
+    }
 }

@@ -327,11 +327,7 @@ impl NodeDatapath {
         endpoint
             .into_iter()
             .flatten()
-            .chain(
-                self.uplinks()
-                    .iter()
-                    .flat_map(|device| Hook::uplink(device)),
-            )
+            .chain(self.uplinks.hooks(self.uplinks()))
             .collect()
     }
 

@@ -1,12 +1,15 @@
 //! The devices that lead to other nodes, as they come and go.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 
+use health_datapath::Hook;
 use health_net::KernelError;
-use health_net::link;
+use health_net::link::{self, Link, LinkHeader};
 use health_net::netlink::Handle;
 use health_registry::config::Config;
 use health_registry::nodes::Node;
+use tracing::warn;
 
 /// Which devices are uplinks: those asked for, or those that carry the node's addresses.
 #[derive(Debug)]
@@ -15,6 +18,8 @@ pub(super) struct Uplinks {
     /// Names of those asked for.
     asked: Vec<String>,
     addresses: Vec<NodeAddress>,
+    /// What the packets of the uplinks that were there last begin with, by the uplinks' names.
+    headers: HashMap<String, LinkHeader>,
 }
 
 /// An address of the node.
@@ -73,6 +78,7 @@ impl Uplinks {
             netlink: netlink.clone(),
             asked: config.devices.clone(),
             addresses: addresses.collect(),
+            headers: HashMap::new(),
         };
         let found = UplinkSurvey {
             // The endpoint waits for them to be usable.
@@ -86,9 +92,10 @@ impl Uplinks {
     pub(super) async fn look(&mut self) -> Result<UplinkSurvey, KernelError> {
         let all = link::addresses(&self.netlink).await?;
         let mut found = UplinkSurvey::default();
+        let mut uplinks: Vec<Link> = Vec::new();
         for name in &self.asked {
             match link::by_name(&self.netlink, name).await? {
-                Some(_) => found.devices.push(name.clone()),
+                Some(link) => uplinks.push(link),
                 None => found.missing.push(format!("there is no uplink {name}")),
             }
         }
@@ -112,13 +119,40 @@ impl Uplinks {
                 devices.extend(link.filter(|link| !link.loopback).map(|link| link.name));
             }
             for name in devices {
-                if !found.devices.contains(name)
-                    && link::by_name(&self.netlink, name).await?.is_some()
+                if !uplinks.iter().any(|uplink| uplink.name == *name)
+                    && let Some(link) = link::by_name(&self.netlink, name).await?
                 {
-                    found.devices.push(name.clone());
+                    uplinks.push(link);
                 }
             }
         }
+        found.devices = uplinks.iter().map(|uplink| uplink.name.clone()).collect();
+        self.note(uplinks);
         Ok(found)
+    }
+
+    /// Keeps what the uplinks' packets begin with, and tells once of each uplink whose packets no program can read.
+    fn note(&mut self, uplinks: Vec<Link>) {
+        for Link { name, header, .. } in &uplinks {
+            if *header == LinkHeader::Other && self.headers.get(name) != Some(header) {
+                warn!(
+                    device = name,
+                    "this uplink is left alone: its packets begin neither with an Ethernet header nor with that of \
+                     IP; round trips by it are measured at the socket, and nothing is masqueraded"
+                );
+            }
+        }
+        let headers = uplinks.into_iter().map(|link| (link.name, link.header));
+        self.headers = headers.collect();
+    }
+
+    /// Where programs are to be on these uplinks.
+    pub(super) fn hooks(&self, devices: &[String]) -> impl Iterator<Item = Hook> {
+        let hooks = |device: &String| match self.headers.get(device) {
+            Some(LinkHeader::Ethernet) => Some(Hook::uplink(device)),
+            Some(LinkHeader::Ip) => Some(Hook::ip_uplink(device)),
+            Some(LinkHeader::Other) | None => None,
+        };
+        devices.iter().filter_map(hooks).flatten()
     }
 }

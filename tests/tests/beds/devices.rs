@@ -1,9 +1,29 @@
 //! Uplinks and addresses on other devices than plain Ethernet: peers are reached, and timed in the kernel, over
 //! a restart too.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
 use health_model::api::RttSource;
 use nix::sys::signal::Signal;
+use serde_json::Value;
+use tests::attached;
+use tests::process::{run, run_with_input};
+use tests::transfer::Path;
+use tests::tun::TunLink;
 use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// Addresses of the second node that are not of the mesh: what endpoints send there is masqueraded.
+const OUTSIDE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9)),
+];
+const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
+/// Where the other ends of transfers are.
+const TRANSFERS: u16 = 7001;
+/// A type of devices that programs cannot read (linux/if_arp.h).
+const ARPHRD_INFINIBAND: u16 = 32;
 
 /// Two nodes without agents, each changed by these commands.
 fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::Result<Bed> {
@@ -12,12 +32,45 @@ fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::R
         .without_agents()
         .agent_args(flags)
         .start()?;
+    change(&bed, commands)?;
+    Ok(bed)
+}
+
+/// The same with both IP versions and masquerading.
+fn masquerading() -> anyhow::Result<Bed> {
+    let builder = Bed::builder().nodes(2).ipv6(true).without_agents();
+    builder.agent_args(NATIVE).start()
+}
+
+fn change(bed: &Bed, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::Result<()> {
     for (node, peer) in [(bed.node(1), bed.node(2)), (bed.node(2), bed.node(1))] {
         for command in commands(node, peer) {
             node.exec(&command)?;
         }
     }
-    Ok(bed)
+    Ok(())
+}
+
+/// Commands that bring a device up with a node's own addresses.
+fn give_addresses(node: &Node, device: &str) -> Vec<String> {
+    let mut commands = vec![format!("ip link set {device} up")];
+    for address in node.addresses() {
+        let length = if address.is_ipv4() { 24 } else { 64 };
+        commands.push(match address {
+            IpAddr::V4(_) => format!("ip address add {address}/{length} dev {device}"),
+            IpAddr::V6(_) => format!("ip address add {address}/{length} dev {device} nodad"),
+        });
+    }
+    commands
+}
+
+/// Joins two nodes by a device of this name, without Ethernet headers, which has the nodes' addresses and is all
+/// that they have. A device of that name that they had is gone.
+fn join_by_tun(bed: &Bed, device: &str, link_type: Option<u16>) -> anyhow::Result<TunLink> {
+    change(bed, |_, _| vec!["ip link delete eth0".to_owned()])?;
+    let link = TunLink::join([bed.node(1), bed.node(2)], device, link_type)?;
+    change(bed, |node, _| give_addresses(node, device))?;
+    Ok(link)
 }
 
 /// Starts the agents, and waits until peers are timed in the kernel; again after a kill.
@@ -34,9 +87,13 @@ fn peers_are_timed_over_a_restart(bed: &Bed) -> anyhow::Result<()> {
     wait_timed(bed, node)
 }
 
-/// Waits until the node's own agent has timed its peer in the kernel, by both paths.
+/// Waits until the node's own agent has timed its peer in the kernel, by both paths of each IP version.
 fn wait_timed(bed: &Bed, node: &Node) -> anyhow::Result<()> {
-    wait_for("round trips that the kernel timed", PATIENCE, || {
+    wait_timed_by(RttSource::Kernel, bed, node)
+}
+
+fn wait_timed_by(source: RttSource, bed: &Bed, node: &Node) -> anyhow::Result<()> {
+    wait_for(&format!("round trips by {source:?}"), PATIENCE, || {
         let status = node.status()?;
         let name = bed.node(2).full_name();
         let peer = status.nodes.iter().find(|peer| peer.name == name);
@@ -49,8 +106,68 @@ fn wait_timed(bed: &Bed, node: &Node) -> anyhow::Result<()> {
         let sources: Vec<_> = paths
             .map(|path| path.icmp.as_ref().and_then(|icmp| icmp.rtt_source))
             .collect();
-        Ok((sources == [Some(RttSource::Kernel); 2]).then_some(()))
+        let paths = 2 * node.addresses().len();
+        Ok((sources == vec![Some(source); paths]).then_some(()))
     })
+}
+
+/// Probes of either IP version are in the tables of flows and translations, and what an endpoint sends elsewhere has
+/// the node's address, by this device.
+fn flows_are_followed(bed: &Bed, device: &str) -> anyhow::Result<()> {
+    let (node, peer) = (bed.node(1), bed.node(2));
+    for address in peer.addresses() {
+        let of_version = |own: &IpAddr| own.is_ipv4() == address.is_ipv4();
+        let own = node.addresses().into_iter().find(of_version);
+        let own = own.context("no address of that version")?.to_string();
+        let proto = if address.is_ipv4() { "icmp" } else { "icmpv6" };
+        let flow = found(
+            node,
+            &format!("bpf ct list --proto {proto} --dir out --dst {address}"),
+        )?;
+        for packets in ["tx-packets", "rx-packets"] {
+            ensure!(flow[packets].as_u64() > Some(0), "{flow}");
+        }
+        for way in ["--dir out --dst", "--dir in --src"] {
+            let entry = found(
+                node,
+                &format!("bpf nat list --proto {proto} {way} {address}"),
+            )?;
+            ensure!(entry["host-local"] == true, "{entry}");
+            ensure!(entry["translated-address"] == own.as_str(), "{entry}");
+        }
+    }
+    peer.exec("ip link set lo up")?;
+    let endpoint = format!("health-{}", node.name());
+    for outside in OUTSIDE {
+        let length = if outside.is_ipv4() { 32 } else { 128 };
+        peer.exec(&format!("ip address add {outside}/{length} dev lo"))?;
+        node.exec(&format!("ip route add {outside}/{length} dev {device}"))?;
+        let path = Path::open(&endpoint, peer.name(), outside, TRANSFERS)?;
+        let seen = path.stream(1 << 20)?;
+        ensure!(node.addresses().contains(&seen), "{outside} sees {seen}");
+    }
+    Ok(())
+}
+
+/// The first row of a listing, once there is one.
+fn found(node: &Node, listing: &str) -> anyhow::Result<Value> {
+    wait_for(listing, PATIENCE, || {
+        let rows = node.listing(listing)?;
+        Ok(rows.get(0).cloned())
+    })
+}
+
+/// Names of the programs on a node's device, from its own agent.
+fn programs_on(node: &Node, device: &str) -> anyhow::Result<Vec<String>> {
+    let rows = node.listing("bpf prog list")?;
+    let rows = rows.as_array().context("the programs are no list")?.iter();
+    let hook = |row: &&Value| {
+        let hooks = row["attached"].as_array().into_iter().flatten();
+        let mut hooks = hooks.filter_map(Value::as_str);
+        hooks.any(|hook| hook.split('/').next() == Some(device))
+    };
+    let names = rows.filter(hook).filter_map(|row| row["name"].as_str());
+    Ok(names.map(str::to_owned).collect())
 }
 
 #[test]
@@ -88,4 +205,98 @@ fn peers_are_timed_where_a_nodes_address_is_on_a_dummy_device() -> anyhow::Resul
         commands
     })?;
     peers_are_timed_over_a_restart(&bed)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> anyhow::Result<()> {
+    let bed = masquerading()?;
+    let _link = join_by_tun(&bed, "tun0", None)?;
+    peers_are_timed_over_a_restart(&bed)?;
+    assert_eq!(
+        programs_on(bed.node(1), "tun0")?,
+        ["from_ip_netdev", "to_ip_netdev"]
+    );
+    flows_are_followed(&bed, "tun0")
+}
+
+/// The device that comes has the name of the one that goes, so that agents learn of it from its type alone.
+#[test]
+#[ignore = "needs root"]
+fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::Result<()> {
+    let bed = masquerading()?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    assert_eq!(programs_on(node, "eth0")?, ["from_netdev", "to_netdev"]);
+    let _link = join_by_tun(&bed, "eth0", None)?;
+    wait_for("other programs", PATIENCE, || {
+        let is_there = programs_on(node, "eth0")? == ["from_ip_netdev", "to_ip_netdev"];
+        Ok(is_there.then_some(()))
+    })?;
+    // What is there then was entered by these.
+    for flush in ["bpf ct flush global", "bpf nat flush --all"] {
+        node.cli(flush)?.success()?;
+    }
+    bed.wait_all_reachable(PATIENCE)?;
+    flows_are_followed(&bed, "eth0")
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_uplink_that_programs_cannot_read_is_named_and_left_alone() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    let _link = join_by_tun(&bed, "ib0", Some(ARPHRD_INFINIBAND))?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    wait_timed_by(RttSource::Socket, &bed, node)?;
+    let told = node.logged(&["WARN", "ib0", "left alone"])?;
+    ensure!(told.len() == 1, "{told:?}");
+    assert_eq!(attached::programs(node, "ib0")?, [vec![], vec![]]);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root and WireGuard devices"]
+fn peers_are_timed_and_flows_translated_on_uplinks_that_are_wireguard_devices() -> anyhow::Result<()>
+{
+    let bed = masquerading()?;
+    let mut keys = Vec::new();
+    for node in bed.nodes() {
+        let private = run(node.command("wg").arg("genkey"))?.success()?;
+        let public = run_with_input(Command::new("wg").arg("pubkey"), &private)?.success()?;
+        keys.push((private, public.trim().to_owned()));
+    }
+    let outer = |node: &Node| format!("172.31.0.{}", node.ipv4().octets()[3]);
+    for (at, node) in bed.nodes().iter().enumerate() {
+        let (private, _) = &keys[at];
+        let (peer, (_, public)) = (&bed.nodes()[1 - at], &keys[1 - at]);
+        for command in [
+            "ip address flush dev eth0".to_owned(),
+            format!("ip address add {}/24 dev eth0", outer(node)),
+            "ip link add wg0 type wireguard".to_owned(),
+        ] {
+            node.exec(&command)?;
+        }
+        let everything = "0.0.0.0/0,::/0";
+        let setting = format!(
+            "set wg0 listen-port 51820 private-key /dev/stdin \
+             peer {public} allowed-ips {everything} endpoint {}:51820",
+            outer(peer)
+        );
+        let mut wg = node.command("wg");
+        run_with_input(wg.args(setting.split_whitespace()), private)?.success()?;
+    }
+    change(&bed, |node, _| give_addresses(node, "wg0"))?;
+    peers_are_timed_over_a_restart(&bed)?;
+    assert_eq!(
+        programs_on(bed.node(1), "wg0")?,
+        ["from_ip_netdev", "to_ip_netdev"]
+    );
+    flows_are_followed(&bed, "wg0")
 }

@@ -15,7 +15,7 @@ use aya::programs::{ProgramError, TcAttachType};
 use nix::net::if_::if_nametoindex;
 use tracing::info;
 
-use super::layout::LINK_PINS;
+use super::layout::{self, LINK_PINS};
 use super::loader::{classifier, file_error, set_aside};
 use super::{Datapath, DatapathError, link_pin};
 
@@ -110,7 +110,12 @@ impl Hook {
 
     /// Both programs of an uplink.
     pub fn uplink(device: &str) -> [Self; 2] {
-        Self::pair(device, None, "from_netdev", "to_netdev")
+        Self::pair(device, None, layout::FROM_NETDEV, layout::TO_NETDEV)
+    }
+
+    /// Both programs of an uplink whose packets begin with the IP header.
+    pub fn ip_uplink(device: &str) -> [Self; 2] {
+        Self::pair(device, None, layout::FROM_IP_NETDEV, layout::TO_IP_NETDEV)
     }
 
     fn pair(
@@ -241,7 +246,7 @@ impl Datapath {
             resizing.carry_over()?;
             self.connect_programs()?;
         }
-        let mut outcome = Ok(());
+        let mut outcome = self.load_ip_programs_for(hooks);
         for hook in hooks {
             outcome = outcome.and(self.take_over_or_attach(hook));
         }
@@ -251,6 +256,7 @@ impl Datapath {
         if let Some(resizing) = self.resizing.take() {
             resizing.finish()?;
         }
+        self.remove_unused_ip_pins()?;
         self.remove_set_aside()
     }
 
@@ -274,6 +280,7 @@ impl Datapath {
         match fault {
             HookFault::Detached(hook) => {
                 self.attached.remove(hook);
+                self.load_ip_programs_for(std::slice::from_ref(hook))?;
                 self.take_over_or_attach(hook)
             }
             HookFault::PinLost(hook) => {
@@ -289,11 +296,10 @@ impl Datapath {
     }
 
     pub(super) fn hook_fault(&self, hook: &Hook) -> Option<HookFault> {
-        let program = self
-            .programs
-            .get(hook.program)
-            .and_then(|program| program.info().ok())?
-            .id();
+        let Some(program) = self.programs.get(hook.program) else {
+            return Some(HookFault::Detached(hook.clone()));
+        };
+        let program = program.info().ok()?.id();
         let is_there = match self.attachment_at(hook) {
             Attachment::Tcx => tcx::has_program(hook, program),
             Attachment::Clsact => self.clsact.has_program(hook, program),

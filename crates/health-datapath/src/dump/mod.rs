@@ -285,9 +285,9 @@ impl Pinned {
         self.rows(&layout::MONITOR, decode)?.collect()
     }
 
-    /// Ids of the programs that others go on with, by index.
-    pub fn calls(&self) -> Result<Vec<(u32, u32)>, DumpError> {
-        self.rows(&layout::CALLS, decode)?.collect()
+    /// Ids of the programs that others go on with, by index: those of `HEALTH_CALLS` or `HEALTH_IP_CALLS`.
+    pub fn calls(&self, map: &layout::MapLayout) -> Result<Vec<(u32, u32)>, DumpError> {
+        self.rows(map, decode)?.collect()
     }
 
     /// What is masqueraded, by index.

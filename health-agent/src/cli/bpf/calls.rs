@@ -1,20 +1,30 @@
-//! Entries of `HEALTH_CALLS`, readable: the programs that others go on with.
+//! Entries of `HEALTH_CALLS` and `HEALTH_IP_CALLS`, readable: the programs that others go on with.
 
 use std::fmt;
 
 use health_common::calls::{CALL_MASQUERADE, CALL_UNMASQUERADE};
+use health_datapath::layout;
 use serde::Serialize;
 
 use super::entry::Entry;
 
-/// Entries as they are shown, of indexes and ids of programs.
+/// Entries of `HEALTH_CALLS` as they are shown, of indexes and ids of programs.
 pub(super) fn entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
+    named(rows, [layout::MASQUERADE_OUT, layout::MASQUERADE_IN])
+}
+
+/// The same of `HEALTH_IP_CALLS`.
+pub(super) fn ip_entries(rows: Vec<(u32, u32)>) -> Vec<Entry<u32, Call>> {
+    named(rows, [layout::IP_MASQUERADE_OUT, layout::IP_MASQUERADE_IN])
+}
+
+fn named(rows: Vec<(u32, u32)>, [out, into]: [&'static str; 2]) -> Vec<Entry<u32, Call>> {
     let entry = |(key, id)| Entry {
         key,
         value: Call {
             program: match key {
-                CALL_MASQUERADE => Some("masquerade"),
-                CALL_UNMASQUERADE => Some("unmasquerade"),
+                CALL_MASQUERADE => Some(out),
+                CALL_UNMASQUERADE => Some(into),
                 _ => None,
             },
             id,

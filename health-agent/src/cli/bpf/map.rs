@@ -106,6 +106,7 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const IPCACHE: &str = layout::IPCACHE.name;
     const METRICS: &str = layout::METRICS.name;
     const CALLS: &str = layout::CALLS.name;
+    const IP_CALLS: &str = layout::IP_CALLS.name;
     const MASQUERADE: &str = layout::MASQUERADE.name;
     const EVENTS: &str = layout::EVENTS.name;
     const MONITOR: &str = layout::MONITOR.name;
@@ -158,7 +159,8 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
             Some(ipcache::entry(row))
         }),
         METRICS => format.print_rows(&metrics::entries(pinned.metrics()?), lines),
-        CALLS => format.print_rows(&calls::entries(pinned.calls()?), lines),
+        CALLS => format.print_rows(&calls::entries(pinned.calls(&layout::CALLS)?), lines),
+        IP_CALLS => format.print_rows(&calls::ip_entries(pinned.calls(&layout::IP_CALLS)?), lines),
         MASQUERADE => format.print_rows(&masquerade::entries(pinned.masquerade()?), lines),
         EVENTS => bail!(
             "{EVENTS} cannot be dumped: whoever reads an event takes it away; `health-agent monitor` \

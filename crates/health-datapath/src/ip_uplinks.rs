@@ -1,0 +1,69 @@
+//! Programs for uplinks whose packets begin with the IP header: tun devices, WireGuard. They are those of other uplinks,
+//! loaded once more with another length of the header before IP, and only where there is such an uplink. They share
+//! all maps with the others, but for the one with the programs that they go on with.
+
+use aya::EbpfLoader;
+
+use super::layout::{self, IP_PROGRAMS, PROGRAM_PINS};
+use super::loader::{loaded, program_error, remove_tree, reopened};
+use super::{Datapath, DatapathError, Hook, PROGRAMS};
+
+/// The programs' variable for the length of the header before IP, bytes.
+const LINK_HEADER_LEN: &str = "LINK_HEADER_LEN";
+
+impl Datapath {
+    /// Loads these programs if one of the hooks is for one of them, unless they are loaded.
+    pub(super) fn load_ip_programs_for(&mut self, hooks: &[Hook]) -> Result<(), DatapathError> {
+        let is_wanted = hooks.iter().any(|hook| is_for_ip(hook.program));
+        if is_wanted && !self.has_ip_programs() {
+            self.load_ip_programs()?;
+        }
+        Ok(())
+    }
+
+    fn load_ip_programs(&mut self) -> Result<(), DatapathError> {
+        // The loader makes what it finds no pin of.
+        self.repair_pins()?;
+        let mut ebpf = EbpfLoader::new()
+            .default_map_pin_directory(&self.pins)
+            .map_pin_path(layout::CALLS.name, self.pins.join(layout::IP_CALLS.name))
+            .override_global(LINK_HEADER_LEN, &0_u32, true)
+            // They log nothing; the code that would goes as they are loaded.
+            .override_global(aya_log::LEVEL, &(::log::Level::Warn as u8), false)
+            .load(PROGRAMS)?;
+        for (name, origin) in IP_PROGRAMS {
+            let program = loaded(&mut ebpf, origin)?;
+            program.load().map_err(program_error("load", name))?;
+        }
+        for (name, origin) in IP_PROGRAMS {
+            let program = reopened(&self.pins, name, loaded(&mut ebpf, origin)?)?;
+            self.programs.insert(name, program);
+        }
+        let calls = layout::IP_CALLS.name;
+        let map = ebpf.take_map(layout::CALLS.name);
+        let map = map.ok_or_else(|| DatapathError::Missing(calls.to_owned()))?;
+        self.maps.insert(calls.to_owned(), map);
+        let names = [layout::IP_MASQUERADE_OUT, layout::IP_MASQUERADE_IN];
+        self.connect(&layout::IP_CALLS, names)
+    }
+
+    /// Removes the pins that a former agent had of these programs, where they are not loaded.
+    pub(super) fn remove_unused_ip_pins(&self) -> Result<(), DatapathError> {
+        if self.has_ip_programs() {
+            return Ok(());
+        }
+        for (name, _) in IP_PROGRAMS {
+            remove_tree(&self.pins.join(PROGRAM_PINS).join(name))?;
+        }
+        remove_tree(&self.pins.join(layout::IP_CALLS.name))
+    }
+
+    /// Whether they are loaded.
+    pub(super) fn has_ip_programs(&self) -> bool {
+        self.maps.contains_key(layout::IP_CALLS.name)
+    }
+}
+
+fn is_for_ip(program: &str) -> bool {
+    IP_PROGRAMS.iter().any(|(name, _)| *name == program)
+}

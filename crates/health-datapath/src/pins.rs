@@ -1,0 +1,57 @@
+//! Pins of maps and programs that others remove.
+
+use super::layout::{self, MAPS, MapLayout, PROGRAM_PINS};
+use super::loader::{classifier, pin_program};
+use super::{Datapath, DatapathError};
+
+impl Datapath {
+    /// Pins again what has lost its pin; the names of what had.
+    pub fn repair_pins(&mut self) -> Result<Vec<String>, DatapathError> {
+        let mut lost = Vec::new();
+        self.make_folders()?;
+        for map in self.pinned_maps().collect::<Vec<_>>() {
+            let path = self.pins.join(map.name);
+            if path.exists() {
+                continue;
+            }
+            let handle = self
+                .maps
+                .get(map.name)
+                .ok_or_else(|| DatapathError::Missing(map.name.into()))?;
+            handle
+                .pin(&path)
+                .map_err(|source| DatapathError::Pin { path, source })?;
+            lost.push(map.name.to_owned());
+        }
+        let missing: Vec<&str> = self
+            .pinned_programs()
+            .filter(|name| !self.pins.join(PROGRAM_PINS).join(name).exists())
+            .collect();
+        for name in missing {
+            pin_program(&self.pins, name, classifier(&mut self.programs, name)?)?;
+            lost.push(name.to_owned());
+        }
+        Ok(lost)
+    }
+
+    /// Whether all maps and programs have their pins.
+    pub fn pins_are_there(&self) -> bool {
+        let folder = self.pins.join(PROGRAM_PINS);
+        self.pinned_maps()
+            .all(|map| self.pins.join(map.name).exists())
+            && self
+                .pinned_programs()
+                .all(|name| folder.join(name).exists())
+    }
+
+    /// The maps that have pins.
+    fn pinned_maps(&self) -> impl Iterator<Item = MapLayout> {
+        let of_ip = self.has_ip_programs().then_some(layout::IP_CALLS);
+        MAPS.into_iter().chain(of_ip)
+    }
+
+    /// The names of the programs that have pins.
+    fn pinned_programs(&self) -> impl Iterator<Item = &'static str> {
+        layout::program_names().filter(|name| self.programs.contains_key(name))
+    }
+}

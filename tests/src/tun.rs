@@ -1,0 +1,125 @@
+//! A link whose packets have no Ethernet header: a tun device in each of two namespaces, and a thread that carries
+//! packets between them.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::Node;
+use crate::process::{run, tell};
+
+/// Where tun devices come from.
+const TUN: &str = "/dev/net/tun";
+/// Room for the longest packet.
+const LONGEST: usize = 1 << 16;
+/// Most time between two looks whether to end.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Makes a file stand for a device (linux/if_tun.h).
+const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+/// Gives such a device, which must be down, another type.
+const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
+
+/// Two tun devices that are joined. Both go when it is dropped.
+#[derive(Debug)]
+pub struct TunLink {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TunLink {
+    /// Makes a device of this name on each of the nodes, both down and without addresses. Its type is that of tun
+    /// devices, or this one (`ARPHRD_*`, linux/if_arp.h).
+    pub fn join(nodes: [&Node; 2], device: &str, link_type: Option<u16>) -> anyhow::Result<Self> {
+        if !Path::new(TUN).exists() {
+            run(Command::new("modprobe").arg("tun"))?.success()?;
+        }
+        let [a, b] = nodes.map(|node| {
+            let opened = node.run_in(|| open(device, link_type))?;
+            opened.with_context(|| format!("cannot make {device} of {}", node.name()))
+        });
+        let ends = [a?, b?];
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("tun".to_owned()).spawn({
+            let stop = stop.clone();
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Err(error) = carry(&ends) {
+                        tell(format_args!("no packets are carried any more: {error:#}"));
+                        return;
+                    }
+                }
+            }
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for TunLink {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tell("the thread between tun devices panicked");
+        }
+    }
+}
+
+/// Makes a device in the calling thread's namespace, which is there for as long as its file is open.
+fn open(device: &str, link_type: Option<u16>) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    let file = options.custom_flags(libc::O_NONBLOCK).open(TUN)?;
+    // SAFETY: plain data, of which all zero is a valid value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: an open file and a request that the kernel reads; it ends the name itself.
+    Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw const request) })?;
+    if let Some(link_type) = link_type {
+        let link_type = libc::c_ulong::from(link_type);
+        // SAFETY: an open file and a number.
+        Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETLINK, link_type) })?;
+    }
+    Ok(file)
+}
+
+/// Waits for packets, and carries those that there are.
+fn carry(ends: &[File; 2]) -> anyhow::Result<()> {
+    let [a, b] = ends;
+    let mut waiting = [a, b].map(|end| PollFd::new(end.as_fd(), PollFlags::POLLIN));
+    match poll(&mut waiting, PollTimeout::try_from(PAUSE)?) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(error) => return Err(error).context("cannot wait for packets"),
+    }
+    let mut buffer = vec![0; LONGEST];
+    for (mut from, mut to) in [(a, b), (b, a)] {
+        loop {
+            let len = match from.read(&mut buffer) {
+                Ok(len) => len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error).context("cannot read a packet"),
+            };
+            // A device that is down, or has no room, loses packets, as any does.
+            let _ = to.write(&buffer[..len]);
+        }
+    }
+    Ok(())
+}
