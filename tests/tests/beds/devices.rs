@@ -1,6 +1,7 @@
 //! Uplinks and addresses on other devices than plain Ethernet: peers are reached, and timed in the kernel, over
 //! a restart too.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
@@ -217,7 +218,23 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_tun_devices() -> any
         programs_on(bed.node(1), "tun0")?,
         ["from_ip_netdev", "to_ip_netdev"]
     );
-    flows_are_followed(&bed, "tun0")
+    flows_are_followed(&bed, "tun0")?;
+
+    let node = bed.node(1);
+    let pins = ["HEALTH_IP_CALLS", "programs/to_ip_netdev"].map(|pin| node.pins().join(pin));
+    for pin in &pins {
+        fs::remove_file(pin)?;
+        wait_for("the pin to be there again", PATIENCE, || {
+            Ok(pin.exists().then_some(()))
+        })?;
+    }
+    // No uplink of this one is such a device.
+    node.kill_agent(Signal::SIGKILL)?;
+    node.exec("ip link add other0 type veth peer name other1")?;
+    node.start_agent_with("--device other0")?;
+    wait_for("the pins to be gone", PATIENCE, || {
+        Ok((!pins.iter().any(|pin| pin.exists())).then_some(()))
+    })
 }
 
 /// The device that comes has the name of the one that goes, so that agents learn of it from its type alone.
@@ -285,7 +302,7 @@ fn peers_are_timed_and_flows_translated_on_uplinks_that_are_wireguard_devices() 
         }
         let everything = "0.0.0.0/0,::/0";
         let setting = format!(
-            "set wg0 listen-port 51820 private-key /dev/stdin \
+            "set wg0 listen-port 51820 private-key /proc/self/fd/0 \
              peer {public} allowed-ips {everything} endpoint {}:51820",
             outer(peer)
         );
