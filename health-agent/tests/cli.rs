@@ -149,6 +149,16 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
             "--nat-max-entries",
             "16777217",
         ),
+        (
+            "run --conntrack-any-max-entries 0",
+            "--conntrack-any-max-entries",
+            "1024 to 16777216",
+        ),
+        (
+            "run --nat-any-max-entries 1023",
+            "--nat-any-max-entries",
+            "1023",
+        ),
         ("monitor --type trace", "--type", "trace"),
         ("monitor --proto tpc", "--proto", "tpc"),
         ("monitor --endpoint 0", "--endpoint", "1..=4095"),

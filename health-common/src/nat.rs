@@ -1,5 +1,5 @@
-//! Network address translation: `HEALTH_NAT4` and `HEALTH_NAT6`, keyed by conntrack tuples; which port
-//! a flow gets, and what changes in its packets.
+//! Network address translation: `HEALTH_NAT4` and `HEALTH_NAT6` for TCP, `HEALTH_NAT_ANY4` and `HEALTH_NAT_ANY6`
+//! for all other protocols, keyed by conntrack tuples; which port a flow gets, and what changes in its packets.
 //!
 //! Each translation is two entries: direction out (source is rewritten) and in (destination is). Each
 //! holds what the key of the other is made from.

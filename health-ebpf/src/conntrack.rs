@@ -17,6 +17,7 @@ use health_common::tuple::Tuple;
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
 use crate::events::tell_flow;
 use crate::ipcache::identity_of;
+use crate::table::Table;
 
 /// How often a change of an entry's flags is tried that other CPUs change too. Flags are only added, so
 /// what is not entered now comes with the next packet.
@@ -74,13 +75,15 @@ impl PacketFlags {
 /// one. The tuple is turned round in its place: two would not fit on the stack.
 #[inline(always)]
 pub fn enter<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
+    flows: Table<K, CtEntry>,
     tuple: &mut K,
     flags: PacketFlags,
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
-    match enter_if(map, tuple, flags, traffic, timeouts, |_| Ok::<_, Never>(())) {
+    match enter_if(flows, tuple, flags, traffic, timeouts, |_| {
+        Ok::<_, Never>(())
+    }) {
         Ok(tracked) => tracked,
         Err(never) => match never {},
     }
@@ -90,8 +93,41 @@ pub fn enter<K: Tuple>(
 /// is entered.
 #[inline(always)]
 pub fn enter_if<K: Tuple, E>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+    flags: PacketFlags,
+    traffic: Traffic,
+    timeouts: &Timeouts,
+    admit: impl Fn(&K) -> Result<(), E>,
+) -> Result<Tracked, E> {
+    // Told apart once, and not before each use of a map: what other protocols have no need of goes with it.
+    match tuple.protocol() {
+        IP_PROTOCOL_TCP => enter_into(
+            flows.tcp,
+            tuple,
+            IP_PROTOCOL_TCP,
+            flags,
+            traffic,
+            timeouts,
+            admit,
+        ),
+        protocol => enter_into(
+            flows.others,
+            tuple,
+            protocol,
+            flags,
+            traffic,
+            timeouts,
+            admit,
+        ),
+    }
+}
+
+#[inline(always)]
+fn enter_into<K: Tuple, E>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &mut K,
+    protocol: u8,
     flags: PacketFlags,
     traffic: Traffic,
     timeouts: &Timeouts,
@@ -104,7 +140,8 @@ pub fn enter_if<K: Tuple, E>(
         }
         if let PacketFlags::Tcp(tcp_flags) = flags {
             // SAFETY: a value of that map.
-            let is_part = unsafe { advance(entry, tuple, side, tcp_flags) };
+            let is_part =
+                protocol != IP_PROTOCOL_TCP || unsafe { advance(entry, tuple, side, tcp_flags) };
             if !is_part {
                 // What the other side sends from the same ports is not for that a reply, such as a SYN.
                 if side == Side::Reply {
@@ -115,14 +152,14 @@ pub fn enter_if<K: Tuple, E>(
             }
         }
         // SAFETY: as above.
-        unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
+        unsafe { update(entry, protocol, traffic, timeouts, now_ns) };
         return Ok(Tracked::Known);
     }
     admit(tuple)?;
     let PacketFlags::Tcp(tcp_flags) = flags else {
         return Ok(Tracked::Invalid);
     };
-    let state = if tuple.protocol() == IP_PROTOCOL_TCP {
+    let state = if protocol == IP_PROTOCOL_TCP {
         let step = tcp_step(0, tuple.direction().into(), 0, tcp_flags.into());
         if step & REFUSED != 0 {
             return Ok(Tracked::Invalid);
@@ -131,7 +168,9 @@ pub fn enter_if<K: Tuple, E>(
     } else {
         CtState::default()
     };
-    Ok(create(map, tuple, state, traffic, timeouts, now_ns))
+    Ok(create(
+        map, tuple, protocol, state, traffic, timeouts, now_ns,
+    ))
 }
 
 /// What does not happen.
@@ -139,39 +178,52 @@ enum Never {}
 
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
-pub fn is_known<K: Tuple>(map: &LruHashMap<K, CtEntry>, tuple: &mut K) -> bool {
-    live(map, tuple, coarse_now_secs()).is_some()
+pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
+    let now = coarse_now_secs();
+    if tuple.protocol() == IP_PROTOCOL_TCP {
+        live(flows.tcp, tuple, now).is_some()
+    } else {
+        live(flows.others, tuple, now).is_some()
+    }
 }
 
-/// Updates a flow's entry under its own tuple, whichever side sent, or makes it. For exchanges whose protocol
-/// has no state.
+/// Updates an echo's entry under its own tuple, whichever side sent, or makes it.
 #[inline(always)]
 pub fn track<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
+    flows: Table<K, CtEntry>,
     tuple: &K,
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
     // Milliseconds of error do not matter in seconds.
-    track_at(map, tuple, traffic, timeouts, coarse_now_ns())
+    track_at(flows, tuple, traffic, timeouts, coarse_now_ns())
 }
 
 /// As [`track`], at a time that is known already: `CLOCK_MONOTONIC`, nanoseconds.
 #[inline(always)]
 pub fn track_at<K: Tuple>(
-    map: &LruHashMap<K, CtEntry>,
+    flows: Table<K, CtEntry>,
     tuple: &K,
     traffic: Traffic,
     timeouts: &Timeouts,
     now_ns: u64,
 ) -> Tracked {
-    match map.get_ptr_mut(tuple) {
+    let state = CtState::default();
+    match flows.others.get_ptr_mut(tuple) {
         Some(entry) => {
             // SAFETY: a map value.
-            unsafe { update(entry, tuple, traffic, timeouts, now_ns) };
+            unsafe { update(entry, K::ICMP, traffic, timeouts, now_ns) };
             Tracked::Known
         }
-        None => create(map, tuple, CtState::default(), traffic, timeouts, now_ns),
+        None => create(
+            flows.others,
+            tuple,
+            K::ICMP,
+            state,
+            traffic,
+            timeouts,
+            now_ns,
+        ),
     }
 }
 
@@ -206,6 +258,7 @@ fn live<K: Tuple>(
 fn create<K: Tuple>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &K,
+    protocol: u8,
     state: CtState,
     traffic: Traffic,
     timeouts: &Timeouts,
@@ -221,7 +274,7 @@ fn create<K: Tuple>(
         rx_bytes: u64::from(traffic.rx_bytes),
         tx_packets: u64::from(traffic.tx_bytes != 0),
         tx_bytes: u64::from(traffic.tx_bytes),
-        expires: now + lifetime(tuple.protocol(), state, timeouts),
+        expires: now + lifetime(protocol, state, timeouts),
         last_rx: if traffic.rx_bytes != 0 { now } else { 0 },
         last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
         source_identity,
@@ -238,7 +291,7 @@ fn create<K: Tuple>(
         // SAFETY: a map value.
         Some(there) if unsafe { !(*there).has_expired(now) } => {
             // SAFETY: as above.
-            unsafe { update(there, tuple, traffic, timeouts, now_ns) };
+            unsafe { update(there, protocol, traffic, timeouts, now_ns) };
             Tracked::Known
         }
         _ => match map.insert(tuple, entry, u64::from(BPF_ANY)) {
@@ -251,16 +304,13 @@ fn create<K: Tuple>(
     }
 }
 
-/// Takes what a packet says about the state of its flow in. `false` when it cannot be part of it.
+/// Takes what a segment says about the state of its connection in. `false` when it cannot be part of it.
 ///
 /// # Safety
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
 unsafe fn advance<K: Tuple>(entry: *mut CtEntry, tuple: &K, side: Side, tcp_flags: u8) -> bool {
-    if tuple.protocol() != IP_PROTOCOL_TCP {
-        return true;
-    }
     // SAFETY: the caller's promise; the word is aligned and inside the entry.
     let word = unsafe { entry.cast::<u8>().add(CT_STATE_OFFSET).cast::<u32>() };
     for _ in 0..STATE_ATTEMPTS {
@@ -345,9 +395,9 @@ extern "C" fn tcp_step(word: u32, opened: u32, is_reply: u32, tcp_flags: u32) ->
 ///
 /// `entry` must point to a value of a conntrack map.
 #[inline(always)]
-pub unsafe fn update<K: Tuple>(
+pub unsafe fn update(
     entry: *mut CtEntry,
-    tuple: &K,
+    protocol: u8,
     traffic: Traffic,
     timeouts: &Timeouts,
     now_ns: u64,
@@ -367,7 +417,7 @@ pub unsafe fn update<K: Tuple>(
             add(&raw mut (*entry).tx_bytes, u64::from(traffic.tx_bytes));
             (*entry).last_tx = now;
         }
-        (*entry).expires = now + lifetime(tuple.protocol(), (*entry).state(), timeouts);
+        (*entry).expires = now + lifetime(protocol, (*entry).state(), timeouts);
     }
 }
 

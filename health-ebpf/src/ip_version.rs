@@ -13,16 +13,18 @@ use health_common::tuple::Tuple;
 
 use crate::frame::{Frame, IP_AT};
 use crate::maps::{
-    HEALTH_CT4, HEALTH_CT6, HEALTH_FRAGMENTS4, HEALTH_FRAGMENTS6, HEALTH_NAT4, HEALTH_NAT6,
+    HEALTH_CT_ANY4, HEALTH_CT_ANY6, HEALTH_CT4, HEALTH_CT6, HEALTH_FRAGMENTS4, HEALTH_FRAGMENTS6,
+    HEALTH_NAT_ANY4, HEALTH_NAT_ANY6, HEALTH_NAT4, HEALTH_NAT6,
 };
 use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6};
+use crate::table::Table;
 
 /// An IP version, by its tuples.
 pub trait Version: Tuple + Sized + 'static {
     /// Its flows.
-    fn flows() -> &'static LruHashMap<Self, CtEntry>;
+    fn flows() -> Table<Self, CtEntry>;
     /// Its translations.
-    fn translations() -> &'static LruHashMap<Self, Self::Translation>;
+    fn translations() -> Table<Self, Self::Translation>;
     /// Ports of its packets that come in fragments.
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts>;
     /// Bytes of this version's addresses and two ports, as a tuple begins: a `struct bpf_sock_tuple`.
@@ -67,7 +69,7 @@ pub trait Version: Tuple + Sized + 'static {
 
 macro_rules! version {
     (
-        $tuple:ty, $header:ty, $flows:ident, $translations:ident, $fragments:ident, $read:ident,
+        $tuple:ty, $header:ty, $flows:expr, $translations:expr, $fragments:ident, $read:ident,
         $read_inner:ident, $protocol:ident, $may_be_probe:ident, $is_intact:ident, $check_at:expr
     ) => {
         impl Version for $tuple {
@@ -96,12 +98,12 @@ macro_rules! version {
                 $is_intact(ip, message)
             }
             #[inline(always)]
-            fn flows() -> &'static LruHashMap<Self, CtEntry> {
-                &$flows
+            fn flows() -> Table<Self, CtEntry> {
+                $flows
             }
             #[inline(always)]
-            fn translations() -> &'static LruHashMap<Self, Self::Translation> {
-                &$translations
+            fn translations() -> Table<Self, Self::Translation> {
+                $translations
             }
             #[inline(always)]
             fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts> {
@@ -127,8 +129,14 @@ macro_rules! version {
 version!(
     Tuple4,
     Ipv4Header,
-    HEALTH_CT4,
-    HEALTH_NAT4,
+    Table {
+        tcp: &HEALTH_CT4,
+        others: &HEALTH_CT_ANY4,
+    },
+    Table {
+        tcp: &HEALTH_NAT4,
+        others: &HEALTH_NAT_ANY4,
+    },
     HEALTH_FRAGMENTS4,
     read4,
     read_inner4,
@@ -140,8 +148,14 @@ version!(
 version!(
     Tuple6,
     Ipv6Header,
-    HEALTH_CT6,
-    HEALTH_NAT6,
+    Table {
+        tcp: &HEALTH_CT6,
+        others: &HEALTH_CT_ANY6,
+    },
+    Table {
+        tcp: &HEALTH_NAT6,
+        others: &HEALTH_NAT_ANY6,
+    },
     HEALTH_FRAGMENTS6,
     read6,
     read_inner6,

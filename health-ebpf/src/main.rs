@@ -72,8 +72,8 @@ fn tcp_account(ctx: TcContext) -> i32 {
     }
 }
 
-/// Never attached: the agent runs it to remove entries of `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and
-/// `HEALTH_NAT6` whose time is over, each looked at once more right before.
+/// Never attached: the agent runs it to remove flows and translations whose time is over, each looked at once
+/// more right before.
 #[classifier]
 fn ct_collect(ctx: TcContext) -> i32 {
     collect::collect(&Frame::new(&ctx)) as i32

@@ -7,7 +7,7 @@ use health_common::addr::Addr;
 use health_common::arrivals::{ARRIVALS_ENTRIES, Arrivals, Prober};
 use health_common::calls::CALLS_ENTRIES;
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtEntry, DEFAULT_ENTRIES, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES, Tuple4, Tuple6};
 use health_common::endpoint::EndpointInfo;
 use health_common::events::{EVENTS_BYTES, Event, MonitorFilter};
 use health_common::fragment::{FragmentKey4, FragmentKey6, FragmentPorts};
@@ -26,13 +26,21 @@ const ENDPOINTS: u32 = 8_192;
 const PEERS: u32 = 131_072;
 const TCP_FLOWS: u32 = 32_768;
 
-/// IPv4 flows.
+/// IPv4 flows of TCP.
 #[map]
 pub static HEALTH_CT4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// IPv6 flows.
+/// IPv6 flows of TCP.
 #[map]
 pub static HEALTH_CT6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// IPv4 flows of other protocols.
+#[map]
+pub static HEALTH_CT_ANY4: LruHashMap<Tuple4, CtEntry> = LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
+
+/// IPv6 flows of other protocols.
+#[map]
+pub static HEALTH_CT_ANY6: LruHashMap<Tuple6, CtEntry> = LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
 
 /// Ports of IPv4 packets that come in fragments.
 #[map]
@@ -44,13 +52,23 @@ pub static HEALTH_FRAGMENTS4: LruHashMap<FragmentKey4, FragmentPorts> =
 pub static HEALTH_FRAGMENTS6: LruHashMap<FragmentKey6, FragmentPorts> =
     LruHashMap::pinned(FRAGMENTS, 0);
 
-/// IPv4 translations.
+/// IPv4 translations of TCP.
 #[map]
 pub static HEALTH_NAT4: LruHashMap<Tuple4, NatEntry4> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
 
-/// IPv6 translations.
+/// IPv6 translations of TCP.
 #[map]
 pub static HEALTH_NAT6: LruHashMap<Tuple6, NatEntry6> = LruHashMap::pinned(DEFAULT_ENTRIES, 0);
+
+/// IPv4 translations of other protocols.
+#[map]
+pub static HEALTH_NAT_ANY4: LruHashMap<Tuple4, NatEntry4> =
+    LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
+
+/// IPv6 translations of other protocols.
+#[map]
+pub static HEALTH_NAT_ANY6: LruHashMap<Tuple6, NatEntry6> =
+    LruHashMap::pinned(DEFAULT_ANY_ENTRIES, 0);
 
 /// Round-trip times by peer. Rows are large and made by the agent, so memory is taken as they come.
 #[map]

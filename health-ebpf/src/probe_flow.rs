@@ -50,8 +50,9 @@ fn enter_exchange<T: Version>(
     }
     let entry = T::translation((local, config.icmp_id_be), NAT_HOST_LOCAL, now_ns);
     // Host-local entries only reserve the identifier: without room, nothing is translated wrongly.
-    let _ = T::translations().insert(tuple, entry, u64::from(BPF_ANY));
-    let _ = T::translations().insert(tuple.reply(), entry, u64::from(BPF_ANY));
+    let translations = T::translations().others;
+    let _ = translations.insert(tuple, entry, u64::from(BPF_ANY));
+    let _ = translations.insert(tuple.reply(), entry, u64::from(BPF_ANY));
 }
 
 /// Enters a reply that came at `now_ns` from `peer` to this host's `local`, network byte order.

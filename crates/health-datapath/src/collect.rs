@@ -11,6 +11,7 @@ use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, may_be_orphan,
 };
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 use health_net::clock;
 
@@ -23,13 +24,27 @@ use crate::conntrack::{CollectionOutcome, Family, Fill, Pass, TableError, Tables
 /// Entries from which the number of all is estimated: 10 % are three standard deviations.
 const SAMPLE: usize = 1_024;
 
-/// `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6`, and the program that removes from them.
+/// The maps of flows and translations, and the program that removes from them.
 pub struct KernelTables {
-    flows4: Table,
-    flows6: Table,
-    translations4: Table,
-    translations6: Table,
+    /// Of TCP, and of other protocols.
+    v4: [Protocols; 2],
+    v6: [Protocols; 2],
     program: SchedClassifier,
+}
+
+/// The maps of one IP version for some protocols.
+struct Protocols {
+    are_tcp: bool,
+    flows: Table,
+    translations: Table,
+}
+
+impl Protocols {
+    /// Whether what a key stands for belongs here. No program ever finds an entry of another protocol: an agent left
+    /// it that knew of no more than one map.
+    fn own(&self, key: &impl Tuple) -> bool {
+        (key.protocol() == IP_PROTOCOL_TCP) == self.are_tcp
+    }
 }
 
 impl KernelTables {
@@ -42,31 +57,53 @@ impl KernelTables {
             let map = open(&layout)?;
             Ok(Table { map, layout })
         };
+        let mut maps = |are_tcp, flows, translations| {
+            Ok(Protocols {
+                are_tcp,
+                flows: table(flows)?,
+                translations: table(translations)?,
+            })
+        };
         Ok(Self {
-            flows4: table(layout::CT4)?,
-            flows6: table(layout::CT6)?,
-            translations4: table(layout::NAT4)?,
-            translations6: table(layout::NAT6)?,
+            v4: [
+                maps(true, layout::CT4, layout::NAT4)?,
+                maps(false, layout::CT_ANY4, layout::NAT_ANY4)?,
+            ],
+            v6: [
+                maps(true, layout::CT6, layout::NAT6)?,
+                maps(false, layout::CT_ANY6, layout::NAT_ANY6)?,
+            ],
             program,
         })
     }
 
-    fn collect_family<T>(
-        &self,
-        flows: &Table,
-        translations: &Table,
-    ) -> Result<CollectionOutcome, TableError>
+    fn collect_family<T>(&self, family: &[Protocols; 2]) -> Result<CollectionOutcome, TableError>
+    where
+        T: Tuple + Pod + Default,
+        T::Translation: Pod,
+        CollectRequest<T>: Pod,
+    {
+        let mut all = CollectionOutcome::default();
+        for maps in family {
+            let collected = self.collect_protocols::<T>(maps)?;
+            all.flows = all.flows.and(collected.flows);
+            all.translations = all.translations.and(collected.translations);
+        }
+        Ok(all)
+    }
+
+    fn collect_protocols<T>(&self, maps: &Protocols) -> Result<CollectionOutcome, TableError>
     where
         T: Tuple + Pod + Default,
         T::Translation: Pod,
         CollectRequest<T>: Pod,
     {
         let (flows_seen, expired) = self
-            .collect_flows::<T>(flows)
-            .map_err(|source| flows.error("collect", source))?;
+            .collect_flows::<T>(maps)
+            .map_err(|source| maps.flows.error("collect", source))?;
         let (translations_seen, orphans) = self
-            .collect_orphans::<T>(flows, translations)
-            .map_err(|source| translations.error("collect", source))?;
+            .collect_orphans::<T>(maps)
+            .map_err(|source| maps.translations.error("collect", source))?;
         Ok(CollectionOutcome {
             flows: Pass {
                 removed: expired.flows,
@@ -82,24 +119,29 @@ impl KernelTables {
     }
 
     /// Removes the flows that have expired. Returns how many there were, too.
-    fn collect_flows<T>(&self, flows: &Table) -> io::Result<(u64, Answer)>
+    fn collect_flows<T>(&self, maps: &Protocols) -> io::Result<(u64, Answer)>
     where
         T: Tuple + Pod + Default,
         CollectRequest<T>: Pod,
     {
         let now = clock::coarse_now_secs();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_FLOWS);
-        let seen = flows.walk(|key, entry: CtEntry| {
-            if entry.has_expired(now) {
+        let mut strays = 0;
+        let seen = maps.flows.walk(|key: T, entry: CtEntry| {
+            if !maps.own(&key) {
+                strays += maps.flows.delete(&key)?;
+            } else if entry.has_expired(now) {
                 chunk.push(key)?;
             }
             Ok(())
         })?;
-        Ok((seen, chunk.finish()?))
+        let mut answer = chunk.finish()?;
+        answer.flows += strays;
+        Ok((seen, answer))
     }
 
     /// Removes the entries of translations whose flow is gone. Returns how many there were, too.
-    fn collect_orphans<T>(&self, flows: &Table, translations: &Table) -> io::Result<(u64, Answer)>
+    fn collect_orphans<T>(&self, maps: &Protocols) -> io::Result<(u64, Answer)>
     where
         T: Tuple + Pod + Default,
         T::Translation: Pod,
@@ -107,44 +149,45 @@ impl KernelTables {
     {
         let now_ns = clock::now_ns();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
-        let seen = translations.walk(|key: T, entry: T::Translation| {
+        let flows = &maps.flows;
+        let mut strays = 0;
+        let seen = maps.translations.walk(|key: T, entry: T::Translation| {
             // The program would find out as well, but its looking counts as use of the flow's entry.
             let is_orphan = || {
                 let flow = key.flow(&entry);
                 let back = flow.reply();
                 Ok::<_, io::Error>(!flows.contains(&flow)? && !flows.contains(&back)?)
             };
-            if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
+            if !maps.own(&key) {
+                strays += maps.translations.delete(&key)?;
+            } else if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
                 chunk.push(key)?;
             }
             Ok(())
         })?;
-        Ok((seen, chunk.finish()?))
+        let mut answer = chunk.finish()?;
+        answer.translations += strays;
+        Ok((seen, answer))
     }
 }
 
 impl Tables for KernelTables {
     fn collect(&self, family: Family) -> Result<CollectionOutcome, TableError> {
         match family {
-            Family::Ipv4 => self.collect_family::<Tuple4>(&self.flows4, &self.translations4),
-            Family::Ipv6 => self.collect_family::<Tuple6>(&self.flows6, &self.translations6),
+            Family::Ipv4 => self.collect_family::<Tuple4>(&self.v4),
+            Family::Ipv6 => self.collect_family::<Tuple6>(&self.v6),
         }
     }
 
     fn fills(&self) -> Result<Vec<Fill>, TableError> {
-        [
-            &self.flows4,
-            &self.flows6,
-            &self.translations4,
-            &self.translations6,
-        ]
-        .into_iter()
-        .map(|table| {
-            table
-                .fill()
-                .map_err(|source| table.error("count the entries of", source))
-        })
-        .collect()
+        let maps = self.v4.iter().chain(&self.v6);
+        maps.flat_map(|maps| [&maps.flows, &maps.translations])
+            .map(|table| {
+                table
+                    .fill()
+                    .map_err(|source| table.error("count the entries of", source))
+            })
+            .collect()
     }
 }
 
@@ -193,6 +236,11 @@ impl Table {
     fn contains<K: Pod>(&self, key: &K) -> io::Result<bool> {
         let mut value = vec![0; self.size().value];
         sys::lookup(self.map.fd().as_fd(), sys::bytes_of(key), &mut value)
+    }
+
+    /// How many entries of that key there were.
+    fn delete<K: Pod>(&self, key: &K) -> io::Result<u64> {
+        sys::delete(self.map.fd().as_fd(), sys::bytes_of(key)).map(u64::from)
     }
 
     fn fill(&self) -> io::Result<Fill> {

@@ -36,18 +36,26 @@ const fn map<K, V>(name: &'static str) -> MapLayout {
     }
 }
 
-/// IPv4 flows.
+/// IPv4 flows of TCP.
 pub const CT4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT4");
-/// IPv6 flows.
+/// IPv6 flows of TCP.
 pub const CT6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT6");
+/// IPv4 flows of other protocols.
+pub const CT_ANY4: MapLayout = map::<Tuple4, CtEntry>("HEALTH_CT_ANY4");
+/// IPv6 flows of other protocols.
+pub const CT_ANY6: MapLayout = map::<Tuple6, CtEntry>("HEALTH_CT_ANY6");
 /// Ports of IPv4 packets in fragments.
 pub const FRAGMENTS4: MapLayout = map::<FragmentKey4, FragmentPorts>("HEALTH_FRAGMENTS4");
 /// Ports of IPv6 packets in fragments.
 pub const FRAGMENTS6: MapLayout = map::<FragmentKey6, FragmentPorts>("HEALTH_FRAGMENTS6");
-/// IPv4 translations.
+/// IPv4 translations of TCP.
 pub const NAT4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT4");
-/// IPv6 translations.
+/// IPv6 translations of TCP.
 pub const NAT6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT6");
+/// IPv4 translations of other protocols.
+pub const NAT_ANY4: MapLayout = map::<Tuple4, NatEntry4>("HEALTH_NAT_ANY4");
+/// IPv6 translations of other protocols.
+pub const NAT_ANY6: MapLayout = map::<Tuple6, NatEntry6>("HEALTH_NAT_ANY6");
 /// Round-trip times.
 pub const RTT: MapLayout = map::<RttKey, RttRow>("HEALTH_RTT");
 /// Probes by IP version and sequence number.
@@ -82,13 +90,17 @@ pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 21] = [
+pub const MAPS: [MapLayout; 25] = [
     CT4,
     CT6,
+    CT_ANY4,
+    CT_ANY6,
     FRAGMENTS4,
     FRAGMENTS6,
     NAT4,
     NAT6,
+    NAT_ANY4,
+    NAT_ANY6,
     RTT,
     INFLIGHT,
     ARRIVALS,

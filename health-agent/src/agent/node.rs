@@ -139,7 +139,9 @@ impl NodeDatapath {
             .of_node(&spec.node_addresses, &spec.pod_cidrs)?;
         let sizes = MapSizes {
             conntrack: config.conntrack_max_entries,
+            conntrack_any: config.conntrack_any_max_entries,
             nat: config.nat_max_entries,
+            nat_any: config.nat_any_max_entries,
         };
         let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
         datapath.set_attachments(attachments);

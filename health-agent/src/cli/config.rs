@@ -117,7 +117,15 @@ fn config_table(config: &Config) -> String {
             "conntrack-max-entries",
             config.conntrack_max_entries.to_string(),
         ),
+        (
+            "conntrack-any-max-entries",
+            config.conntrack_any_max_entries.to_string(),
+        ),
         ("nat-max-entries", config.nat_max_entries.to_string()),
+        (
+            "nat-any-max-entries",
+            config.nat_any_max_entries.to_string(),
+        ),
         (
             "native-routing-cidr",
             comma_separated(&masquerade.native_routing_cidrs),

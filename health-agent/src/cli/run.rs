@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use health_common::ct::DEFAULT_ENTRIES;
+use health_common::ct::{DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES};
 use health_model::duration::parse_duration;
 use health_model::ipam::AddressRange;
 use health_model::policy::PolicyMode;
@@ -147,13 +147,20 @@ pub struct RunArgs {
     /// How long conntrack entries live.
     #[command(flatten)]
     conntrack_timeouts: ConntrackTimeouts,
-    /// Maximum number of conntrack entries of each IP version, 1024 to 16777216; entries are kept when it
-    /// changes
+    /// Maximum number of conntrack entries of TCP for each IP version, 1024 to 16777216; entries are kept when
+    /// it changes
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     conntrack_max_entries: u32,
-    /// Maximum number of NAT entries of each IP version, two per translation, 1024 to 16777216; as above
+    /// Maximum number of conntrack entries of all other protocols; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    conntrack_any_max_entries: u32,
+    /// Maximum number of NAT entries of TCP for each IP version, two per translation, 1024 to 16777216; as
+    /// above
     #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ENTRIES)]
     nat_max_entries: u32,
+    /// Maximum number of NAT entries of all other protocols; as above
+    #[arg(long, value_name = "NUMBER", default_value_t = DEFAULT_ANY_ENTRIES)]
+    nat_any_max_entries: u32,
     /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
     /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
     /// FILE.next, is accepted too [default: a public key]
@@ -230,7 +237,9 @@ impl RunArgs {
             },
             conntrack_timeouts: self.conntrack_timeouts,
             conntrack_max_entries: self.conntrack_max_entries,
+            conntrack_any_max_entries: self.conntrack_any_max_entries,
             nat_max_entries: self.nat_max_entries,
+            nat_any_max_entries: self.nat_any_max_entries,
             mesh_key_file: self.mesh_key_file,
             one_way: self.one_way,
             socket_group: self.socket_group,

@@ -326,7 +326,9 @@ impl Source for Fixture {
             conntrack_gc_max_interval: Duration::from_secs(12 * 3600),
             conntrack_timeouts: ConntrackTimeouts::default(),
             conntrack_max_entries: 65_536,
+            conntrack_any_max_entries: 32_768,
             nat_max_entries: 65_536,
+            nat_any_max_entries: 32_768,
             masquerade: MasqueradeSettings {
                 native_routing_cidrs: vec!["10.0.0.0/8".parse().unwrap()],
                 masquerade_excludes: Vec::new(),

@@ -1,5 +1,6 @@
-//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6`. Tuples, entries, and how long an entry lives; what the
-//! segments of a TCP connection do to its entry stands in [`tcp`].
+//! Conntrack: `HEALTH_CT4` and `HEALTH_CT6` with the flows of TCP, `HEALTH_CT_ANY4` and `HEALTH_CT_ANY6` with all
+//! others. Tuples, entries, and how long an entry lives; what the segments of a TCP connection do to its entry
+//! stands in [`tcp`].
 
 pub mod tcp;
 
@@ -16,6 +17,8 @@ pub const IP_PROTOCOL_SCTP: u8 = IpProto::Sctp as u8;
 /// Entries that `HEALTH_CT4`, `HEALTH_CT6`, `HEALTH_NAT4` and `HEALTH_NAT6` have room for, unless the agent
 /// asks for another size.
 pub const DEFAULT_ENTRIES: u32 = 65_536;
+/// As [`DEFAULT_ENTRIES`], of the maps for all protocols but TCP: `HEALTH_CT_ANY4` and the others.
+pub const DEFAULT_ANY_ENTRIES: u32 = 32_768;
 
 /// Direction bit of a tuple: the flow was opened towards a local endpoint.
 pub const TUPLE_IN: u8 = 1;

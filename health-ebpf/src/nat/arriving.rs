@@ -96,7 +96,7 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
     };
     passage.entry = entry;
     let mut flow = key.flow(&entry);
-    if let Some(tracked) = T::flows().get_ptr_mut(flow) {
+    if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
         // A flow that is over and only waits to be collected gets nothing any more.
         // SAFETY: a value of that map.
         if unsafe { (*tracked).has_expired(coarse_now_secs()) } {
@@ -107,10 +107,10 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
         unsafe { mark_masqueraded::<T>(tracked, &entry) };
     }
     // The look-up keeps the other entry, too, from being evicted.
-    if T::translations().get_ptr(flow).is_none() {
+    if T::translations().get_ptr(&flow).is_none() {
         let out = T::translation(key.destination(), T::flags(&entry), T::created_ns(&entry));
         // The next packet out tries again.
-        let _ = T::translations().insert(flow, out, u64::from(BPF_NOEXIST));
+        let _ = T::translations().insert(&flow, &out, u64::from(BPF_NOEXIST));
     }
     if passage.needs_ct() {
         flow = flow.reply();

@@ -30,7 +30,7 @@ pub(super) fn whole<T: Version>(flow: &T) -> Option<T::Translation> {
         None => {
             let back = T::translation(flow.source(), T::flags(&out), T::created_ns(&out));
             if T::translations()
-                .insert(key, back, u64::from(BPF_NOEXIST))
+                .insert(&key, &back, u64::from(BPF_NOEXIST))
                 .is_ok()
             {
                 return Some(out);
@@ -64,7 +64,7 @@ pub(super) fn released<T: Version>(key: &T, back: &T::Translation) -> bool {
     if seen_ns != created_ns {
         return false;
     }
-    let _ = T::translations().remove(flow);
+    let _ = T::translations().remove(&flow);
     T::translations().remove(key).is_ok()
 }
 

@@ -60,7 +60,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
         match T::take(frame.skb(), passage) {
             StepResult::IS_TAKEN => {}
             StepResult::FOUND => {
-                if let Some(tracked) = T::flows().get_ptr_mut(passage.tuple) {
+                if let Some(tracked) = T::flows().get_ptr_mut(&{ passage.tuple }) {
                     // SAFETY: a value of that map.
                     unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
                 }
@@ -89,7 +89,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
                 return StepResult::IS_TAKEN;
             }
             let back = T::translation(flow.source(), T::flags(out), T::created_ns(out));
-            match T::translations().insert(key, back, u64::from(BPF_NOEXIST)) {
+            match T::translations().insert(&key, &back, u64::from(BPF_NOEXIST)) {
                 Ok(()) => {}
                 Err(EEXIST) => return StepResult::IS_TAKEN,
                 Err(_) => return StepResult::dropped(Reason::NatNoMapping),
@@ -104,7 +104,7 @@ pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
     }
     let there = translation(flow);
     if there.is_none_or(|there| T::translated(&there) != T::translated(out)) {
-        let _ = T::translations().remove(key);
+        let _ = T::translations().remove(&key);
     }
     match there {
         Some(there) => {

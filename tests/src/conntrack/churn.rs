@@ -86,6 +86,7 @@ pub fn churn(connections: u32) -> anyhow::Result<ChurnTotals> {
     let mut bed = TestRun::load_sized(MapSizes {
         conntrack: capacity,
         nat: 2 * capacity,
+        ..MapSizes::default()
     });
     let settings = DatapathConfig {
         timeouts: Timeouts {

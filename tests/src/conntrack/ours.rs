@@ -50,10 +50,8 @@ impl Ours {
 
     /// The entries of flows with this host that are alive.
     pub fn entries(&self, host: IpAddr) -> anyhow::Result<Vec<Entry>> {
-        let [v4, v6] = self.pinned.conntrack_rows()?;
-        let rows = if host.is_ipv4() { v4 } else { v6 };
         let now = u32::try_from(now_ns() / 1_000_000_000)?;
-        let rows: Vec<(Flow, CtEntry)> = rows.collect()?;
+        let rows = self.pinned.conntrack()?;
         Ok(rows
             .iter()
             .filter(|(flow, entry)| {

@@ -298,7 +298,12 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 /// Entries of conntrack are ones that packets can have made, and no flow has two.
 fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
-    for name in ["HEALTH_CT4", "HEALTH_CT6"] {
+    for (name, are_tcp) in [
+        ("HEALTH_CT4", true),
+        ("HEALTH_CT6", true),
+        ("HEALTH_CT_ANY4", false),
+        ("HEALTH_CT_ANY6", false),
+    ] {
         let entries = bed.maps().raw(name)?;
         let now = coarse_now_secs();
         let mut living = HashSet::new();
@@ -308,6 +313,9 @@ fn check_flows(bed: &TestRun, _: &mut Ledger) -> CheckResult {
                 Ok(tuple) => tuple,
                 Err(what) => return wrong(&what),
             };
+            if (tuple.protocol == TCP) != are_tcp {
+                return wrong("a flow that belongs into another map");
+            }
             if let Some(what) = impossible(&tuple, value, now) {
                 return wrong(what);
             }
@@ -370,7 +378,12 @@ fn impossible(tuple: &Tuple, entry: &[u8], now: u32) -> Option<&'static str> {
 /// Translations come in pairs, each of which leads to the other.
 fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
     let mut is_large = false;
-    for name in ["HEALTH_NAT4", "HEALTH_NAT6"] {
+    for (name, are_tcp) in [
+        ("HEALTH_NAT4", true),
+        ("HEALTH_NAT6", true),
+        ("HEALTH_NAT_ANY4", false),
+        ("HEALTH_NAT_ANY6", false),
+    ] {
         let entries = bed.maps().raw(name)?;
         is_large |= entries.len() > MANY_TRANSLATIONS;
         let mut pairs = HashMap::new();
@@ -379,6 +392,10 @@ fn check_translations(bed: &TestRun, _: &mut Ledger) -> CheckResult {
                 Ok(tuple) => tuple,
                 Err(what) => return Ok(Err(format!("{name}: {what}"))),
             };
+            hold!(
+                (tuple.protocol == TCP) == are_tcp,
+                "{name}: a translation that belongs into another map: {tuple:02x?}"
+            );
             let address = tuple.source.len();
             let flags = u32::from_ne_bytes(field(value, 8));
             hold!(

@@ -2,13 +2,14 @@
 //! flows outlive that.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 
 use anyhow::Context as _;
 use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
 use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
-use health_datapath::dump::Pinned;
+use health_datapath::dump::{OpenMap, Pinned};
 use health_datapath::layout::{self, MapLayout};
 use health_datapath::loader::ProgramLog;
 use health_datapath::{Datapath, MapSizes};
@@ -21,6 +22,8 @@ use tests::{Bed, Node, PATIENCE};
 
 const ECHOES: u64 = 5;
 const FLOWS: u32 = 3_000;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
 
 fn rows(node: &Node, listing: &str) -> anyhow::Result<Vec<Value>> {
     let rows = node.listing(listing)?;
@@ -75,7 +78,8 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
 
     node.kill_agent(Signal::SIGTERM)?;
     node.start_agent_with(
-        "--conntrack-timeout-icmp 90s --conntrack-max-entries 131072 --nat-max-entries 2048",
+        "--conntrack-timeout-icmp 90s --conntrack-max-entries 131072 --nat-max-entries 2048 \
+         --conntrack-any-max-entries 65536 --nat-any-max-entries 4096",
     )?;
     bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(lifetime(node, "icmp-s")?, 90);
@@ -83,8 +87,12 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
     let sizes = [
         ("HEALTH_CT4", 131_072),
         ("HEALTH_CT6", 131_072),
+        ("HEALTH_CT_ANY4", 65_536),
+        ("HEALTH_CT_ANY6", 65_536),
         ("HEALTH_NAT4", 2_048),
         ("HEALTH_NAT6", 2_048),
+        ("HEALTH_NAT_ANY4", 4_096),
+        ("HEALTH_NAT_ANY6", 4_096),
     ];
     let sizes: Vec<_> = sizes.map(|(name, size)| (name.to_owned(), size)).into();
     assert_eq!(max_entries(node)?, sizes);
@@ -93,7 +101,7 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
         after["expires-in-s"].as_i64() > Some(100),
         "its end stays until its next packet: {after}"
     );
-    let logged = node.logged(&["gets another size", "HEALTH_CT4"])?;
+    let logged = node.logged(&["gets another size", "HEALTH_CT_ANY4"])?;
     assert_eq!(logged.len(), 1, "{logged:?}");
     // New packets have the new lifetime.
     peer.exec(&format!("ping -q -n -c 1 -s 200 {endpoint}"))?;
@@ -110,11 +118,17 @@ fn a_start_with_other_settings_keeps_the_flows_that_there_are() -> anyhow::Resul
 
     // The same settings once more change nothing.
     node.kill_agent(Signal::SIGKILL)?;
-    node.start_agent_with("--conntrack-max-entries 131072 --nat-max-entries 2048")?;
+    node.start_agent_with(
+        "--conntrack-max-entries 131072 --nat-max-entries 2048 \
+         --conntrack-any-max-entries 65536 --nat-any-max-entries 4096",
+    )?;
     bed.wait_all_reachable(PATIENCE)?;
     assert_eq!(max_entries(node)?, sizes);
     ping_entry(node, peer.ipv4().into())?;
-    assert_eq!(node.logged(&["gets another size", "HEALTH_CT4"])?.len(), 1);
+    assert_eq!(
+        node.logged(&["gets another size", "HEALTH_CT_ANY4"])?.len(),
+        1
+    );
     Ok(())
 }
 
@@ -173,7 +187,7 @@ fn flow(number: u32) -> Tuple4 {
     Tuple4 {
         saddr_be: Ipv4Addr::new(10, 244, 1, 7).to_bits().to_be(),
         daddr_be: number,
-        protocol: 17,
+        protocol: TCP,
         direction: TUPLE_OUT,
         ..Tuple4::default()
     }
@@ -188,10 +202,12 @@ fn flows_and_translations_move_to_maps_of_another_size() -> anyhow::Result<()> {
     let large = MapSizes {
         conntrack: 2 * DEFAULT_ENTRIES,
         nat: 2 * DEFAULT_ENTRIES,
+        ..MapSizes::default()
     };
     let small = MapSizes {
         conntrack: 1_024,
         nat: 1_024,
+        ..MapSizes::default()
     };
     drop(maps.load(MapSizes::default())?);
     let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
@@ -278,4 +294,96 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 2);
     Ok(())
+}
+
+/// What an agent leaves that has one map of flows and one of translations for all protocols.
+#[test]
+#[ignore = "needs root"]
+fn flows_of_other_protocols_than_tcp_move_to_maps_of_their_own() -> anyhow::Result<()> {
+    let maps = Maps {
+        bpffs: Bpffs::mount(),
+    };
+    let pins = maps.location().pins();
+    let others = [
+        layout::CT_ANY4,
+        layout::CT_ANY6,
+        layout::NAT_ANY4,
+        layout::NAT_ANY6,
+    ];
+    let forget_others = || -> anyhow::Result<()> {
+        for map in others {
+            std::fs::remove_file(pins.join(map.name))?;
+        }
+        Ok(())
+    };
+    let are_there = || others.map(|map| pins.join(map.name).exists());
+    drop(maps.load(MapSizes::default())?);
+    forget_others()?;
+    let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
+    let mut nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
+    let entry = CtEntry {
+        expires: coarse_now_secs() + 3_600,
+        ..CtEntry::default()
+    };
+    let datagram = |number| Tuple4 {
+        protocol: UDP,
+        ..flow(number)
+    };
+    for number in 0..FLOWS {
+        let flow = if number % 3 == 0 {
+            datagram(number)
+        } else {
+            flow(number)
+        };
+        ct4.insert(flow, entry, 0)?;
+        nat4.insert(flow, NatEntry4::default(), 0)?;
+    }
+
+    // A start that fails before its programs serve leaves all as it was.
+    drop(maps.load(MapSizes::default())?);
+    assert_eq!(are_there(), [false; 4]);
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    assert_eq!(ct4.keys().count(), FLOWS as usize);
+
+    // The programs that serve still make flows until they are replaced.
+    let mut datapath = maps.load(MapSizes::default())?;
+    ct4.insert(datagram(FLOWS), entry, 0)?;
+    nat4.insert(datagram(FLOWS), NatEntry4::default(), 0)?;
+    datapath.attach(&[])?;
+    drop(datapath);
+    assert_eq!(are_there(), [true; 4]);
+    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
+    let protocols = |flows: &[Tuple4]| {
+        let of_tcp = flows.iter().filter(|flow| flow.protocol == TCP);
+        (of_tcp.count(), flows.len())
+    };
+    let (tcp, udp) = (FLOWS as usize * 2 / 3, FLOWS as usize / 3 + 1);
+    for (tcp_map, other_map) in [
+        (layout::CT4, layout::CT_ANY4),
+        (layout::NAT4, layout::NAT_ANY4),
+    ] {
+        assert_eq!(protocols(&keys(&pins, &tcp_map)?), (tcp, tcp));
+        assert_eq!(protocols(&keys(&pins, &other_map)?), (0, udp));
+    }
+
+    // The next start has nothing to move.
+    let id = || -> anyhow::Result<u32> { Ok(OpenMap::open(&pins.join(layout::CT4.name))?.id()) };
+    let before = id()?;
+    maps.load(MapSizes::default())?.attach(&[])?;
+    assert_eq!(id()?, before);
+    Ok(())
+}
+
+fn keys(pins: &Path, layout: &MapLayout) -> anyhow::Result<Vec<Tuple4>> {
+    let rows = OpenMap::open(&pins.join(layout.name))?;
+    let mut keys = Vec::new();
+    rows.each_raw(|key, _| {
+        let word = |at| u32::from_ne_bytes([key[at], key[at + 1], key[at + 2], key[at + 3]]);
+        keys.push(Tuple4 {
+            daddr_be: word(4),
+            protocol: key[12],
+            ..Tuple4::default()
+        });
+    })?;
+    Ok(keys)
 }

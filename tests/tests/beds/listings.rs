@@ -164,11 +164,15 @@ fn programs_and_maps_are_listed_and_each_map_can_be_dumped() -> anyhow::Result<(
         "HEALTH_CONFIG",
         "HEALTH_CT4",
         "HEALTH_CT6",
+        "HEALTH_CT_ANY4",
+        "HEALTH_CT_ANY6",
         "HEALTH_ENDPOINTS",
         "HEALTH_INFLIGHT",
         "HEALTH_METRICS",
         "HEALTH_NAT4",
         "HEALTH_NAT6",
+        "HEALTH_NAT_ANY4",
+        "HEALTH_NAT_ANY6",
         "HEALTH_RTT",
     ] {
         assert!(maps.iter().any(|row| row["name"] == name), "no map {name}");

@@ -102,7 +102,7 @@ fn filled() -> anyhow::Result<TestRun> {
         ..CtEntry::default()
     };
     flows.insert(half_open, syn, 0)?;
-    flows.insert(query, CtEntry::default(), 0)?;
+    map(&bed, &layout::CT_ANY4)?.insert(query, CtEntry::default(), 0)?;
     let peer: Ipv6Addr = "fd00:30::2".parse()?;
     let echo = Tuple6 {
         saddr_be: Addr::from(peer).words_be,
@@ -112,7 +112,7 @@ fn filled() -> anyhow::Result<TestRun> {
         direction: TUPLE_IN,
         ..Tuple6::default()
     };
-    map(&bed, &layout::CT6)?.insert(echo, CtEntry::default(), 0)?;
+    map(&bed, &layout::CT_ANY6)?.insert(echo, CtEntry::default(), 0)?;
 
     let mut translations: HashMap<_, Tuple4, NatEntry4> = map(&bed, &layout::NAT4)?;
     for (flow, port) in [(open, 40_000_u16), (half_open, 40_001)] {
@@ -226,17 +226,27 @@ fn flushed_flows_take_their_translations_along() -> anyhow::Result<()> {
         assert_eq!(cli(&bed, bare)?.code, Some(2), "{bare}");
     }
     let pins = bed.location.pins();
-    let flushed = |entries: [&str; 4]| -> String {
-        let maps = ["HEALTH_CT4", "HEALTH_CT6", "HEALTH_NAT4", "HEALTH_NAT6"];
-        maps.iter()
-            .zip(entries)
-            .map(|(map, entries)| format!("Flushed {entries} from {}/{map}\n", pins.display()))
+    let flushed = |entries: [(&str, &str); 8]| -> String {
+        entries
+            .iter()
+            .map(|(map, entries)| {
+                format!("Flushed {entries} from {}/HEALTH_{map}\n", pins.display())
+            })
             .collect()
     };
     let said = cli(&bed, "bpf ct flush --state syn_sent")?.success()?;
     assert_eq!(
         said,
-        flushed(["1 entry", "0 entries", "2 entries", "0 entries"])
+        flushed([
+            ("CT4", "1 entry"),
+            ("NAT4", "2 entries"),
+            ("CT_ANY4", "0 entries"),
+            ("NAT_ANY4", "0 entries"),
+            ("CT6", "0 entries"),
+            ("NAT6", "0 entries"),
+            ("CT_ANY6", "0 entries"),
+            ("NAT_ANY6", "0 entries"),
+        ])
     );
     assert_eq!(ports(&bed, "bpf ct list")?, [0, 53, 443]);
     assert_eq!(ports(&bed, "bpf nat list")?, [443, 40_000]);
@@ -249,7 +259,16 @@ fn flushed_flows_take_their_translations_along() -> anyhow::Result<()> {
     let said = cli(&bed, "bpf ct flush global")?.success()?;
     assert_eq!(
         said,
-        flushed(["2 entries", "1 entry", "0 entries", "0 entries"])
+        flushed([
+            ("CT4", "1 entry"),
+            ("NAT4", "0 entries"),
+            ("CT_ANY4", "1 entry"),
+            ("NAT_ANY4", "0 entries"),
+            ("CT6", "0 entries"),
+            ("NAT6", "0 entries"),
+            ("CT_ANY6", "1 entry"),
+            ("NAT_ANY6", "0 entries"),
+        ])
     );
     assert_eq!(rows(&bed, "bpf ct list")?, Vec::<Value>::new());
     Ok(())
@@ -344,7 +363,9 @@ fn each_map_shows_its_fields() -> anyhow::Result<()> {
         ("HEALTH_ARRIVALS", "/key/session", Value::from(4660)),
         ("HEALTH_PEERS", "/value/path", "host".into()),
         ("HEALTH_TCP", "/key/peer", "172.30.0.2:443".into()),
-        ("HEALTH_CT6", "/key/protocol", "ICMPv6".into()),
+        ("HEALTH_CT4", "/key/protocol", "TCP".into()),
+        ("HEALTH_CT_ANY4", "/key/protocol", "UDP".into()),
+        ("HEALTH_CT_ANY6", "/key/protocol", "ICMPv6".into()),
         ("HEALTH_CONFIG", "/value/timeouts/tcp-close-s", 10.into()),
         ("HEALTH_FRAGMENTS4", "/value/destination-port", 53.into()),
         ("HEALTH_CALLS", "/value/program", "masquerade".into()),

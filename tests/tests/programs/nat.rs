@@ -173,15 +173,17 @@ impl Bed {
 
     /// Has the time of all IPv4 flows be over.
     fn expire_flows4(&self) {
-        let mut flows: HashMap<MapData, Tuple4, CtEntry> = self.map("HEALTH_CT4");
-        let keys: Vec<Tuple4> = flows.keys().map(|key| key.expect("a key")).collect();
-        for key in keys {
-            let entry = flows.get(&key, 0).expect("its entry");
-            let over = CtEntry {
-                expires: 0,
-                ..entry
-            };
-            flows.insert(key, over, 0).expect("an entry");
+        for name in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
+            let mut flows: HashMap<MapData, Tuple4, CtEntry> = self.map(name);
+            let keys: Vec<Tuple4> = flows.keys().map(|key| key.expect("a key")).collect();
+            for key in keys {
+                let entry = flows.get(&key, 0).expect("its entry");
+                let over = CtEntry {
+                    expires: 0,
+                    ..entry
+                };
+                flows.insert(key, over, 0).expect("an entry");
+            }
         }
     }
 

@@ -15,9 +15,9 @@ pub use self::schedule::{Pace, SHORTEST, Schedule};
 /// An IP version: each has conntrack and NAT maps of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// `HEALTH_CT4` and `HEALTH_NAT4`.
+    /// `HEALTH_CT4`, `HEALTH_NAT4` and those for other protocols than TCP.
     Ipv4,
-    /// `HEALTH_CT6` and `HEALTH_NAT6`.
+    /// `HEALTH_CT6`, `HEALTH_NAT6` and those for other protocols than TCP.
     Ipv6,
 }
 
@@ -34,7 +34,7 @@ impl Family {
     }
 }
 
-/// What a collection did to one map.
+/// What a collection did to the maps of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
     /// Entries removed.
@@ -46,6 +46,15 @@ pub struct Pass {
 }
 
 impl Pass {
+    /// Both together.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            removed: self.removed + other.removed,
+            refreshed: self.refreshed + other.refreshed,
+            alive: self.alive + other.alive,
+        }
+    }
+
     /// The part of all entries that was removed.
     fn removed_part(&self) -> f64 {
         let all = self.removed + self.alive;
@@ -60,9 +69,9 @@ impl Pass {
 /// What a collection did to the maps of one IP version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CollectionOutcome {
-    /// The conntrack map.
+    /// The conntrack maps.
     pub flows: Pass,
-    /// The NAT map, entries that went with their flow and those that had none.
+    /// The NAT maps, entries that went with their flow and those that had none.
     pub translations: Pass,
 }
 

@@ -42,15 +42,16 @@ pub struct Translation {
 
 /// The tuples of one IP version, and the maps that have them as keys.
 pub(super) trait Version: Tuple<Translation: Pod> + Pod {
-    const CT: MapLayout;
-    const NAT: MapLayout;
+    /// Of TCP, and of other protocols.
+    const CT: [MapLayout; 2];
+    const NAT: [MapLayout; 2];
 
     fn ip(address: Self::Address) -> IpAddr;
 }
 
 impl Version for Tuple4 {
-    const CT: MapLayout = layout::CT4;
-    const NAT: MapLayout = layout::NAT4;
+    const CT: [MapLayout; 2] = [layout::CT4, layout::CT_ANY4];
+    const NAT: [MapLayout; 2] = [layout::NAT4, layout::NAT_ANY4];
 
     fn ip(addr_be: u32) -> IpAddr {
         Ipv4Addr::from_bits(u32::from_be(addr_be)).into()
@@ -58,8 +59,8 @@ impl Version for Tuple4 {
 }
 
 impl Version for Tuple6 {
-    const CT: MapLayout = layout::CT6;
-    const NAT: MapLayout = layout::NAT6;
+    const CT: [MapLayout; 2] = [layout::CT6, layout::CT_ANY6];
+    const NAT: [MapLayout; 2] = [layout::NAT6, layout::NAT_ANY6];
 
     /// Not by way of [`health_common::addr::Addr`]: an IPv4 address in an IPv6 tuple stays what it is.
     fn ip(words_be: [u32; 4]) -> IpAddr {

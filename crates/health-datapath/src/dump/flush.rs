@@ -26,9 +26,9 @@ impl Pinned {
         &self,
         is_wanted: impl Fn(&Flow, &CtEntry) -> bool,
     ) -> Result<Vec<FlushedMap>, DumpError> {
-        let [ct4, nat4] = self.flush_flows::<Tuple4>(&is_wanted)?;
-        let [ct6, nat6] = self.flush_flows::<Tuple6>(&is_wanted)?;
-        Ok(vec![ct4, ct6, nat4, nat6])
+        let mut flushed = self.flush_flows::<Tuple4>(&is_wanted)?;
+        flushed.extend(self.flush_flows::<Tuple6>(&is_wanted)?);
+        Ok(flushed)
     }
 
     /// Deletes the NAT entries that `is_wanted` picks, and with each the other entry of its translation.
@@ -36,45 +36,52 @@ impl Pinned {
         &self,
         is_wanted: impl Fn(&Flow, &Translation) -> bool,
     ) -> Result<Vec<FlushedMap>, DumpError> {
-        Ok(vec![
-            self.flush_translations::<Tuple4>(&is_wanted)?,
-            self.flush_translations::<Tuple6>(&is_wanted)?,
-        ])
+        let mut flushed = self.flush_translations::<Tuple4>(&is_wanted)?;
+        flushed.extend(self.flush_translations::<Tuple6>(&is_wanted)?);
+        Ok(flushed)
     }
 
     fn flush_flows<T: Version>(
         &self,
         is_wanted: &dyn Fn(&Flow, &CtEntry) -> bool,
-    ) -> Result<[FlushedMap; 2], DumpError> {
-        let mut flows = Flush::of(self, &T::CT)?;
-        let mut translations = Flush::of(self, &T::NAT)?;
-        let rows = self.rows(&T::CT, decode::<T, CtEntry>)?;
-        rows.try_each(|(tuple, entry)| {
-            if !is_wanted(&Flow::of(&tuple), &entry) {
-                return Ok(());
-            }
-            flows.delete(&tuple)?;
-            match translations.find::<_, T::Translation>(&tuple)? {
-                Some(entry) => translations.delete_both(&tuple, &entry),
-                None => Ok(()),
-            }
-        })?;
-        Ok([flows.done(), translations.done()])
+    ) -> Result<Vec<FlushedMap>, DumpError> {
+        let mut flushed = Vec::new();
+        for (ct, nat) in T::CT.iter().zip(&T::NAT) {
+            let mut flows = Flush::of(self, ct)?;
+            let mut translations = Flush::of(self, nat)?;
+            let rows = self.rows(ct, decode::<T, CtEntry>)?;
+            rows.try_each(|(tuple, entry)| {
+                if !is_wanted(&Flow::of(&tuple), &entry) {
+                    return Ok(());
+                }
+                flows.delete(&tuple)?;
+                match translations.find::<_, T::Translation>(&tuple)? {
+                    Some(entry) => translations.delete_both(&tuple, &entry),
+                    None => Ok(()),
+                }
+            })?;
+            flushed.extend([flows.done(), translations.done()]);
+        }
+        Ok(flushed)
     }
 
     fn flush_translations<T: Version>(
         &self,
         is_wanted: &dyn Fn(&Flow, &Translation) -> bool,
-    ) -> Result<FlushedMap, DumpError> {
-        let mut translations = Flush::of(self, &T::NAT)?;
-        let rows = self.rows(&T::NAT, decode::<T, T::Translation>)?;
-        rows.try_each(|(tuple, entry)| {
-            if is_wanted(&Flow::of(&tuple), &Translation::of::<T>(&entry)) {
-                translations.delete_both(&tuple, &entry)?;
-            }
-            Ok(())
-        })?;
-        Ok(translations.done())
+    ) -> Result<Vec<FlushedMap>, DumpError> {
+        let mut flushed = Vec::new();
+        for nat in &T::NAT {
+            let mut translations = Flush::of(self, nat)?;
+            let rows = self.rows(nat, decode::<T, T::Translation>)?;
+            rows.try_each(|(tuple, entry)| {
+                if is_wanted(&Flow::of(&tuple), &Translation::of::<T>(&entry)) {
+                    translations.delete_both(&tuple, &entry)?;
+                }
+                Ok(())
+            })?;
+            flushed.push(translations.done());
+        }
+        Ok(flushed)
     }
 }
 

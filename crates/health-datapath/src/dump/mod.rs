@@ -172,32 +172,34 @@ impl Pinned {
         }
     }
 
-    /// Conntrack entries, of IPv4 and of IPv6.
-    pub fn conntrack_rows(&self) -> Result<[Rows<(Flow, CtEntry)>; 2], DumpError> {
+    /// Conntrack entries: of TCP by IPv4 and by IPv6, then those of other protocols.
+    pub fn conntrack_rows(&self) -> Result<[Rows<(Flow, CtEntry)>; 4], DumpError> {
         Ok([
             self.rows(&layout::CT4, flow::conntrack::<Tuple4>)?,
             self.rows(&layout::CT6, flow::conntrack::<Tuple6>)?,
+            self.rows(&layout::CT_ANY4, flow::conntrack::<Tuple4>)?,
+            self.rows(&layout::CT_ANY6, flow::conntrack::<Tuple6>)?,
         ])
     }
 
-    /// Conntrack entries of both families, all at once.
+    /// All conntrack entries at once.
     pub fn conntrack(&self) -> Result<Vec<(Flow, CtEntry)>, DumpError> {
-        let [v4, v6] = self.conntrack_rows()?;
-        Ok([v4.collect()?, v6.collect()?].concat())
+        all(&self.conntrack_rows()?)
     }
 
-    /// NAT entries, of IPv4 and of IPv6.
-    pub fn nat_rows(&self) -> Result<[Rows<(Flow, Translation)>; 2], DumpError> {
+    /// NAT entries, in the order of [`Pinned::conntrack_rows`].
+    pub fn nat_rows(&self) -> Result<[Rows<(Flow, Translation)>; 4], DumpError> {
         Ok([
             self.rows(&layout::NAT4, flow::translation::<Tuple4>)?,
             self.rows(&layout::NAT6, flow::translation::<Tuple6>)?,
+            self.rows(&layout::NAT_ANY4, flow::translation::<Tuple4>)?,
+            self.rows(&layout::NAT_ANY6, flow::translation::<Tuple6>)?,
         ])
     }
 
-    /// NAT entries of both families, all at once.
+    /// All NAT entries at once.
     pub fn nat(&self) -> Result<Vec<(Flow, Translation)>, DumpError> {
-        let [v4, v6] = self.nat_rows()?;
-        Ok([v4.collect()?, v6.collect()?].concat())
+        all(&self.nat_rows()?)
     }
 
     /// Round-trip times.
@@ -368,6 +370,15 @@ impl Pinned {
     fn rows<T>(&self, layout: &MapLayout, decode: Decode<T>) -> Result<Rows<T>, DumpError> {
         OpenMap::open_as(&self.dir, layout)?.rows(decode)
     }
+}
+
+/// The entries of several maps at once.
+fn all<T>(maps: &[Rows<T>]) -> Result<Vec<T>, DumpError> {
+    let mut all = Vec::new();
+    for rows in maps {
+        rows.each(|row| all.push(row))?;
+    }
+    Ok(all)
 }
 
 /// Key and value as they are.

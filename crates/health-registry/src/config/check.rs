@@ -214,7 +214,12 @@ impl Config {
         self.masquerade.validate()?;
         for (flag, entries) in [
             ("--conntrack-max-entries", self.conntrack_max_entries),
+            (
+                "--conntrack-any-max-entries",
+                self.conntrack_any_max_entries,
+            ),
             ("--nat-max-entries", self.nat_max_entries),
+            ("--nat-any-max-entries", self.nat_any_max_entries),
         ] {
             if !(MIN_FLOWS..=MAX_FLOWS).contains(&entries) {
                 return Err(InvalidSetting::new(

@@ -106,10 +106,14 @@ pub struct Config {
     /// How long conntrack entries live.
     #[serde(flatten)]
     pub conntrack_timeouts: ConntrackTimeouts,
-    /// Most conntrack entries of each IP version.
+    /// Most conntrack entries of TCP, each IP version's.
     pub conntrack_max_entries: u32,
-    /// Most NAT entries of each IP version; a translation has two.
+    /// Most conntrack entries of other protocols, each IP version's.
+    pub conntrack_any_max_entries: u32,
+    /// Most NAT entries of TCP, each IP version's; a translation has two.
     pub nat_max_entries: u32,
+    /// Most NAT entries of other protocols, each IP version's.
+    pub nat_any_max_entries: u32,
     /// File with the key that the agents of the mesh know each other and each other's probes by. Without,
     /// they use one that everybody knows.
     pub mesh_key_file: Option<PathBuf>,
@@ -177,7 +181,9 @@ mod tests {
             },
             conntrack_timeouts: ConntrackTimeouts::default(),
             conntrack_max_entries: 65_536,
+            conntrack_any_max_entries: 32_768,
             nat_max_entries: 65_536,
+            nat_any_max_entries: 32_768,
             mesh_key_file: None,
             one_way: false,
             socket_group: None,
@@ -300,8 +306,14 @@ mod tests {
             ("--conntrack-max-entries", "1023", |c| {
                 c.conntrack_max_entries = 1023;
             }),
+            ("--conntrack-any-max-entries", "0", |c| {
+                c.conntrack_any_max_entries = 0;
+            }),
             ("--nat-max-entries", "16777217", |c| {
                 c.nat_max_entries = 16_777_217;
+            }),
+            ("--nat-any-max-entries", "1023", |c| {
+                c.nat_any_max_entries = 1023;
             }),
             ("--probe-timeout", "1s", |c| {
                 c.probes = vec!["icmp=500ms".parse().expect("a choice")];

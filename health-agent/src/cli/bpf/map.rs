@@ -91,10 +91,14 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     // Patterns must be paths.
     const CT4: &str = layout::CT4.name;
     const CT6: &str = layout::CT6.name;
+    const CT_ANY4: &str = layout::CT_ANY4.name;
+    const CT_ANY6: &str = layout::CT_ANY6.name;
     const FRAGMENTS4: &str = layout::FRAGMENTS4.name;
     const FRAGMENTS6: &str = layout::FRAGMENTS6.name;
     const NAT4: &str = layout::NAT4.name;
     const NAT6: &str = layout::NAT6.name;
+    const NAT_ANY4: &str = layout::NAT_ANY4.name;
+    const NAT_ANY6: &str = layout::NAT_ANY6.name;
     const RTT: &str = layout::RTT.name;
     const INFLIGHT: &str = layout::INFLIGHT.name;
     const ARRIVALS: &str = layout::ARRIVALS.name;
@@ -113,10 +117,14 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
     const CONFIG: &str = layout::CONFIG.name;
 
     match name {
-        CT4 | CT6 => {
-            let [v4, v6] = pinned.conntrack_rows()?;
-            let rows = if name == CT4 { v4 } else { v6 };
-            stream::print(format, &[rows], |row| Some(ct::entry(row)))
+        CT4 | CT6 | CT_ANY4 | CT_ANY6 => {
+            let maps = pinned.conntrack_rows()?;
+            let rows = maps
+                .into_iter()
+                .zip([CT4, CT6, CT_ANY4, CT_ANY6])
+                .filter_map(|(rows, map)| (map == name).then_some(rows));
+            let rows: Vec<_> = rows.collect();
+            stream::print(format, &rows, |row| Some(ct::entry(row)))
         }
         FRAGMENTS4 => stream::print(format, &[pinned.fragments4_rows()?], |row| {
             Some(fragments::entry4(row))
@@ -124,11 +132,15 @@ fn dump(pinned: &Pinned, name: &str, format: Format) -> anyhow::Result<()> {
         FRAGMENTS6 => stream::print(format, &[pinned.fragments6_rows()?], |row| {
             Some(fragments::entry6(row))
         }),
-        NAT4 | NAT6 => {
+        NAT4 | NAT6 | NAT_ANY4 | NAT_ANY6 => {
             let now_ns = clock::now_ns();
-            let [v4, v6] = pinned.nat_rows()?;
-            let rows = if name == NAT4 { v4 } else { v6 };
-            stream::print(format, &[rows], |row| Some(nat::entry(row, now_ns)))
+            let maps = pinned.nat_rows()?;
+            let rows = maps
+                .into_iter()
+                .zip([NAT4, NAT6, NAT_ANY4, NAT_ANY6])
+                .filter_map(|(rows, map)| (map == name).then_some(rows));
+            let rows: Vec<_> = rows.collect();
+            stream::print(format, &rows, |row| Some(nat::entry(row, now_ns)))
         }
         RTT => {
             let clock = health_net::clock::state().ok();

@@ -156,6 +156,7 @@ impl ExpiringDatapath {
         let sizes = MapSizes {
             conntrack: CAPACITY,
             nat: CAPACITY,
+            ..MapSizes::default()
         };
         let datapath = Datapath::load_sized(&location, sizes, ProgramLog::Warn)?;
         let map = |layout: layout::MapLayout| {

@@ -15,7 +15,6 @@ const INSTANCE: &str = "bench-ct";
 const SOURCES: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 const DESTINATIONS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 0);
 const IP_PROTOCOL_TCP: u8 = 6;
-const IP_PROTOCOL_UDP: u8 = 17;
 
 /// Pinned maps. No program is loaded, so that nothing else changes them.
 pub(super) struct FilledMaps {
@@ -50,20 +49,16 @@ impl FilledMaps {
     }
 }
 
-/// Flows of a busy node: no two alike, three of four by TCP, half of them opened by either side.
+/// Flows of a busy node: no two alike, one of four to a DNS server, half of them opened by either side.
 fn tuple(number: u32) -> Tuple4 {
     let ports = number.wrapping_mul(40_503);
-    let udp = number % 4 == 3;
+    let is_dns = number % 4 == 3;
     Tuple4 {
         saddr_be: (SOURCES.to_bits() + number).to_be(),
         daddr_be: (DESTINATIONS.to_bits() + number % 250).to_be(),
         sport_be: (32_768 + (ports % 28_000) as u16).to_be(),
-        dport_be: if udp { 53_u16 } else { 443 }.to_be(),
-        protocol: if udp {
-            IP_PROTOCOL_UDP
-        } else {
-            IP_PROTOCOL_TCP
-        },
+        dport_be: if is_dns { 53_u16 } else { 443 }.to_be(),
+        protocol: IP_PROTOCOL_TCP,
         direction: if number.is_multiple_of(2) {
             TUPLE_IN
         } else {
