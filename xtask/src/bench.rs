@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Seconds of each flood that `ct` makes
+    #[arg(long, value_name = "N")]
+    seconds: Option<u32>,
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
@@ -67,6 +70,7 @@ pub(crate) fn bench(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     for (flag, value) in [
         ("--faults", args.faults.map(u64::from)),
         ("--minutes", args.minutes.map(u64::from)),
+        ("--seconds", args.seconds.map(u64::from)),
         ("--probes", args.probes),
     ] {
         if let Some(value) = value {

@@ -45,6 +45,8 @@ pub struct Options {
     pub faults: Option<u32>,
     /// Minutes under random loss; the benchmark's own choice without.
     pub minutes: Option<u32>,
+    /// Seconds of each flood; the benchmark's own choice without.
+    pub seconds: Option<u32>,
     /// Probes to account for; the benchmark's own choice without.
     pub probes: Option<u64>,
     /// Parts of the benchmark by name; all if empty.

@@ -27,6 +27,9 @@ struct Cli {
     /// Minutes that `detection` watches for false verdicts under random loss
     #[arg(long, value_name = "N")]
     minutes: Option<u32>,
+    /// Seconds of each flood that `ct` makes
+    #[arg(long, value_name = "N")]
+    seconds: Option<u32>,
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
@@ -64,6 +67,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         kinds: cli.fault.clone(),
         faults: cli.faults,
         minutes: cli.minutes,
+        seconds: cli.seconds,
         probes: cli.probes,
         parts: cli.part.clone(),
     })?;

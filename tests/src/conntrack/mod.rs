@@ -1,6 +1,7 @@
 //! The same flows as this project's conntrack and as the kernel's, nf_conntrack, tell of them.
 
 pub mod churn;
+pub mod flood;
 mod kernel;
 pub mod lab;
 mod ours;

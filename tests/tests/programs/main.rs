@@ -5,6 +5,7 @@ mod conntrack_gc;
 mod ct_list;
 mod endpoint_flows;
 mod endpoint_packets;
+mod flood;
 mod fuzz;
 mod link_packets;
 mod nat;

@@ -5,6 +5,7 @@ mod collect;
 mod cost;
 mod dump;
 mod filled;
+mod flood;
 mod policy;
 mod throughput;
 
@@ -41,6 +42,11 @@ const PARTS: &[Part] = &[
         name: "churn",
         about: "a million connections opened, closed and opened again while they are collected",
         measure: |_| churn::figures(),
+    },
+    Part {
+        name: "flood",
+        about: "30 000 idle connections of each IP version beside a flood of echoes and UDP",
+        measure: flood::figures,
     },
 ];
 
