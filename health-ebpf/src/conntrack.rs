@@ -11,7 +11,7 @@ use health_common::ct::{
 use health_common::events::{EVENT_CT_CLOSED, EVENT_CT_CREATED, EVENT_CT_REOPENED};
 use health_common::identity;
 use health_common::packet::Packet;
-use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tcp::{ACK, FIN, IP_PROTOCOL_TCP, RST, SYN};
 use health_common::tuple::Tuple;
 
 use crate::clock::{coarse_now_ns, coarse_now_secs, seconds};
@@ -35,6 +35,8 @@ pub struct Traffic {
     pub source_identity: u32,
     /// Device on which it was opened.
     pub ifindex: u32,
+    /// Number of the policy table that allowed a flow to be opened; 0 if none was asked.
+    pub policy: u32,
 }
 
 /// How the entry was found.
@@ -71,6 +73,40 @@ impl PacketFlags {
     }
 }
 
+/// Who decides whose flows there may be.
+pub trait Gate<K> {
+    /// Why a flow may not be.
+    type Refusal;
+    /// Whether an entry is of those that this gate decides about, and not of whoever had the address before.
+    fn owns(&self, entry: &CtEntry) -> bool;
+    /// Number of the policy table that decides who may open flows of this direction, as in a tuple; `None` if all may.
+    fn table(&self, direction: u8) -> Option<u32>;
+    /// Whether a packet with this tuple may open a flow.
+    fn admit(&self, tuple: &K) -> Result<(), Self::Refusal>;
+}
+
+/// No gate: every flow may be.
+struct Open;
+
+impl<K> Gate<K> for Open {
+    type Refusal = Never;
+
+    #[inline(always)]
+    fn owns(&self, _entry: &CtEntry) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn table(&self, _direction: u8) -> Option<u32> {
+        None
+    }
+
+    #[inline(always)]
+    fn admit(&self, _tuple: &K) -> Result<(), Never> {
+        Ok(())
+    }
+}
+
 /// Enters a packet with this tuple, in the direction that it goes, into the entry of its flow, or makes
 /// one. The tuple is turned round in its place: two would not fit on the stack.
 #[inline(always)]
@@ -81,25 +117,24 @@ pub fn enter<K: Tuple>(
     traffic: Traffic,
     timeouts: &Timeouts,
 ) -> Tracked {
-    match enter_if(flows, tuple, flags, traffic, timeouts, |_| {
-        Ok::<_, Never>(())
-    }) {
+    match enter_if(flows, tuple, flags, || traffic, timeouts, &Open) {
         Ok(tracked) => tracked,
         Err(never) => match never {},
     }
 }
 
-/// As [`enter`], but only what `admit` admits: it is asked about each packet that is no reply, before anything
-/// is entered.
+/// As [`enter`], but only what the gate admits: it is asked about each packet that is no reply, and about the flow of
+/// a reply if another table allowed that, before anything is entered. `traffic` is asked for when it is needed: the stack
+/// has no room to keep it.
 #[inline(always)]
-pub fn enter_if<K: Tuple, E>(
+pub fn enter_if<K: Tuple, G: Gate<K>>(
     flows: Table<K, CtEntry>,
     tuple: &mut K,
     flags: PacketFlags,
-    traffic: Traffic,
+    traffic: impl Fn() -> Traffic,
     timeouts: &Timeouts,
-    admit: impl Fn(&K) -> Result<(), E>,
-) -> Result<Tracked, E> {
+    gate: &G,
+) -> Result<Tracked, G::Refusal> {
     // Told apart once, and not before each use of a map: what other protocols have no need of goes with it.
     match tuple.protocol() {
         IP_PROTOCOL_TCP => enter_into(
@@ -109,7 +144,7 @@ pub fn enter_if<K: Tuple, E>(
             flags,
             traffic,
             timeouts,
-            admit,
+            gate,
         ),
         protocol => enter_into(
             flows.others,
@@ -118,44 +153,56 @@ pub fn enter_if<K: Tuple, E>(
             flags,
             traffic,
             timeouts,
-            admit,
+            gate,
         ),
     }
 }
 
 #[inline(always)]
-fn enter_into<K: Tuple, E>(
+fn enter_into<K: Tuple, G: Gate<K>>(
     map: &LruHashMap<K, CtEntry>,
     tuple: &mut K,
     protocol: u8,
     flags: PacketFlags,
-    traffic: Traffic,
+    traffic: impl Fn() -> Traffic,
     timeouts: &Timeouts,
-    admit: impl Fn(&K) -> Result<(), E>,
-) -> Result<Tracked, E> {
+    gate: &G,
+) -> Result<Tracked, G::Refusal> {
     let now_ns = coarse_now_ns();
     if let Some((entry, side)) = live(map, tuple, seconds(now_ns)) {
-        if side == Side::Original {
-            admit(tuple)?;
-        }
-        if let PacketFlags::Tcp(tcp_flags) = flags {
-            // SAFETY: a value of that map.
-            let is_part =
-                protocol != IP_PROTOCOL_TCP || unsafe { advance(entry, tuple, side, tcp_flags) };
-            if !is_part {
-                // What the other side sends from the same ports is not for that a reply, such as a SYN.
+        // SAFETY: a value of that map.
+        match unsafe { judge(entry, side, tuple, gate) } {
+            Ok(true) => {
+                if let PacketFlags::Tcp(tcp_flags) = flags {
+                    // SAFETY: as above.
+                    let is_part = protocol != IP_PROTOCOL_TCP
+                        || unsafe { advance(entry, tuple, side, tcp_flags) };
+                    if !is_part {
+                        // What the other side sends from the same ports is not for that a reply, such as a SYN.
+                        if side == Side::Reply {
+                            *tuple = tuple.reply();
+                            gate.admit(tuple)?;
+                        }
+                        return Ok(Tracked::Invalid);
+                    }
+                }
+                // SAFETY: as above.
+                unsafe { update(entry, protocol, traffic(), timeouts, now_ns) };
+                return Ok(Tracked::Known);
+            }
+            // Else what a side sends of itself would make a flow of its own of one that the other side opened.
+            Err(refusal) if side == Side::Original || !opens(protocol, flags) => return Err(refusal),
+            Ok(false) | Err(_) => {
+                // Of two entries, this one would have the packets that follow.
+                // SAFETY: as above; a single word.
+                unsafe { (*entry).expires = seconds(now_ns) };
                 if side == Side::Reply {
                     *tuple = tuple.reply();
-                    admit(tuple)?;
                 }
-                return Ok(Tracked::Invalid);
             }
         }
-        // SAFETY: as above.
-        unsafe { update(entry, protocol, traffic, timeouts, now_ns) };
-        return Ok(Tracked::Known);
     }
-    admit(tuple)?;
+    gate.admit(tuple)?;
     let PacketFlags::Tcp(tcp_flags) = flags else {
         return Ok(Tracked::Invalid);
     };
@@ -168,6 +215,10 @@ fn enter_into<K: Tuple, E>(
     } else {
         CtState::default()
     };
+    let traffic = Traffic {
+        policy: gate.table(tuple.direction()).unwrap_or(0),
+        ..traffic()
+    };
     Ok(create(
         map, tuple, protocol, state, traffic, timeouts, now_ns,
     ))
@@ -175,6 +226,56 @@ fn enter_into<K: Tuple, E>(
 
 /// What does not happen.
 enum Never {}
+
+/// Whether a packet opens a connection, whatever there was before it.
+#[inline(always)]
+fn opens(protocol: u8, flags: PacketFlags) -> bool {
+    let PacketFlags::Tcp(tcp_flags) = flags else {
+        return false;
+    };
+    protocol == IP_PROTOCOL_TCP && tcp_flags & (SYN | ACK | RST | FIN) == SYN
+}
+
+/// Whether an entry is of those whom the gate decides about, and not refused by it.
+///
+/// # Safety
+///
+/// `entry` must point to a value of a conntrack map.
+#[inline(always)]
+unsafe fn judge<K: Tuple, G: Gate<K>>(
+    entry: *mut CtEntry,
+    side: Side,
+    tuple: &K,
+    gate: &G,
+) -> Result<bool, G::Refusal> {
+    // SAFETY: the caller's promise; map values stay valid memory for the program's run.
+    if unsafe { !gate.owns(&*entry) } {
+        return Ok(false);
+    }
+    // SAFETY: as above; single words, as below.
+    let allowed_by = unsafe { (*entry).policy };
+    // Each change of a policy has a table of its own. That there was none is 0.
+    let table = gate.table(tuple.direction());
+    let is_allowed = table.is_none_or(|table| table == allowed_by && table != 0);
+    if side == Side::Reply && is_allowed {
+        return Ok(true);
+    }
+    let admission = gate.admit(tuple);
+    // The same table may refuse it by now: its peer may be another. Asked for again, since the stack is short.
+    let table = match admission {
+        Ok(()) => gate.table(tuple.direction()),
+        Err(_) => Some(0),
+    };
+    // SAFETY: as above.
+    unsafe {
+        if let Some(table) = table
+            && table != (*entry).policy
+        {
+            (*entry).policy = table;
+        }
+    }
+    admission.map(|()| true)
+}
 
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
@@ -184,6 +285,26 @@ pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
         live(flows.tcp, tuple, now).is_some()
     } else {
         live(flows.others, tuple, now).is_some()
+    }
+}
+
+/// As [`is_known`], if the gate admits the flow.
+#[inline(always)]
+pub fn is_admitted<K: Tuple, G: Gate<K>>(
+    flows: Table<K, CtEntry>,
+    tuple: &mut K,
+    gate: &G,
+) -> bool {
+    let now = coarse_now_secs();
+    let found = if tuple.protocol() == IP_PROTOCOL_TCP {
+        live(flows.tcp, tuple, now)
+    } else {
+        live(flows.others, tuple, now)
+    };
+    match found {
+        // SAFETY: a value of one of these maps.
+        Some((entry, side)) => unsafe { matches!(judge(entry, side, tuple, gate), Ok(true)) },
+        None => false,
     }
 }
 
@@ -279,6 +400,7 @@ fn create<K: Tuple>(
         last_tx: if traffic.tx_bytes != 0 { now } else { 0 },
         source_identity,
         ifindex: traffic.ifindex,
+        policy: traffic.policy,
         ..CtEntry::default()
     };
     entry.set_state(state);

@@ -4,7 +4,7 @@ use core::ptr;
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
-use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{CtEntry, TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::PROTOCOL_ICMPV6;
 use health_common::endpoint::EndpointInfo;
 use health_common::identity;
@@ -12,8 +12,8 @@ use health_common::metrics::{Direction, Reason};
 use health_common::neighbour::is_of_router;
 use health_common::packet::Kind;
 
-use crate::conntrack::{PacketFlags, Tracked, Traffic, enter_if, is_known};
-use crate::fragment::resolve;
+use crate::conntrack::{Gate, PacketFlags, Tracked, Traffic, enter_if, is_admitted};
+use crate::fragment::{find, keep};
 use crate::frame::{Frame, IP_AT};
 use crate::ip_version::Version;
 use crate::link::Link;
@@ -35,7 +35,7 @@ pub fn track<T: Steps>(
         return Ok(());
     };
     if message.is_error {
-        let is_related = T::is_related(frame.skb(), message.at, direction);
+        let is_related = T::is_related(frame.skb(), message.at, direction, endpoint);
         note_error(frame, direction, is_related);
         if is_related {
             return Ok(());
@@ -64,7 +64,12 @@ pub trait Steps: Link {
         table: u32,
     ) -> Result<(), Reason>;
     /// See [`is_related`].
-    fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool;
+    fn is_related(
+        skb: *mut __sk_buff,
+        error_at: u32,
+        direction: u8,
+        endpoint: Option<&EndpointInfo>,
+    ) -> bool;
 }
 
 macro_rules! steps {
@@ -91,8 +96,14 @@ macro_rules! steps {
             }
 
             #[inline(always)]
-            fn is_related(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool {
-                $is_related(skb, error_at, direction.into()) != 0
+            fn is_related(
+                skb: *mut __sk_buff,
+                error_at: u32,
+                direction: u8,
+                endpoint: Option<&EndpointInfo>,
+            ) -> bool {
+                let endpoint = endpoint.map_or(ptr::null(), ptr::from_ref);
+                $is_related(skb, error_at, direction.into(), endpoint) != 0
             }
         }
 
@@ -123,8 +134,15 @@ macro_rules! steps {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        extern "C" fn $is_related(skb: *mut __sk_buff, error_at: u32, direction: u32) -> u32 {
-            is_related::<$tuple>(skb, error_at, direction as u8).into()
+        extern "C" fn $is_related(
+            skb: *mut __sk_buff,
+            error_at: u32,
+            direction: u32,
+            endpoint: *const EndpointInfo,
+        ) -> u32 {
+            // SAFETY: as above.
+            let endpoint = unsafe { endpoint.as_ref() };
+            is_related::<$tuple>(skb, error_at, direction as u8, endpoint).into()
         }
     };
 }
@@ -241,34 +259,67 @@ fn enter_packet<T: Version>(
     if is_no_flow {
         return EnterResult::DONE;
     }
-    if !resolve(&mut packet, &config.timeouts) {
+    if !find(&mut packet) {
         return left_out(frame, direction, table, Reason::FragmentUnknown);
     }
     let flags = PacketFlags::of(&packet);
-    let traffic = traffic(frame, direction, endpoint);
+    let gate = EndpointGate { endpoint, frame };
     let entered = enter_if(
         T::flows(),
         &mut packet.tuple,
         flags,
-        traffic,
+        || traffic(frame, direction, endpoint),
         &config.timeouts,
-        |tuple| match table {
-            Some(table) => admit(
-                table,
-                direction,
-                peer(tuple.source().0, tuple.destination().0, direction),
-                tuple.protocol(),
-                destination_port(tuple),
-                frame.length(),
-            ),
-            None => Ok(()),
-        },
+        &gate,
     );
     match entered {
         Ok(tracked) => note(frame, direction, tracked),
         Err(reason) => return EnterResult::refused(reason),
     }
+    // It may have been turned round.
+    if packet.tuple.direction() != direction {
+        packet.tuple = packet.tuple.reply();
+    }
+    // Not before: what is refused would take the places of others.
+    keep(&packet, &config.timeouts);
     EnterResult::DONE
+}
+
+/// The policy of an endpoint, if it has one, about the flow of a packet.
+struct EndpointGate<'a> {
+    endpoint: Option<&'a EndpointInfo>,
+    frame: &'a Frame<'a>,
+}
+
+impl<T: Version> Gate<T> for EndpointGate<'_> {
+    type Refusal = Reason;
+
+    #[inline(always)]
+    fn owns(&self, entry: &CtEntry) -> bool {
+        self.endpoint
+            .is_none_or(|endpoint| endpoint.ifindex == entry.ifindex)
+    }
+
+    #[inline(always)]
+    fn table(&self, direction: u8) -> Option<u32> {
+        table(self.endpoint, direction)
+    }
+
+    #[inline(always)]
+    fn admit(&self, tuple: &T) -> Result<(), Reason> {
+        let direction = tuple.direction();
+        let Some(table) = table(self.endpoint, direction) else {
+            return Ok(());
+        };
+        admit(
+            table,
+            direction,
+            peer(tuple.source().0, tuple.destination().0, direction),
+            tuple.protocol(),
+            destination_port(tuple),
+            self.frame.length(),
+        )
+    }
 }
 
 /// Whether a packet of no flow is what routers alone send.
@@ -356,7 +407,12 @@ fn judge_message<T: Link>(
 /// Whether an ICMP error that begins at `error_at` and goes in `direction` is about a flow that is known, and goes to
 /// who sent the packet in it; what an endpoint sends must also be about a packet for that endpoint.
 #[inline(always)]
-fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> bool {
+fn is_related<T: Version>(
+    skb: *mut __sk_buff,
+    error_at: u32,
+    direction: u8,
+    endpoint: Option<&EndpointInfo>,
+) -> bool {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
     let Some(mut inner) = T::read_inner(frame, IP_AT, error_at, direction) else {
@@ -368,7 +424,8 @@ fn is_related<T: Version>(skb: *mut __sk_buff, error_at: u32, direction: u8) -> 
     // Routers on the way tell an endpoint of what did not get to others.
     let is_between = inner.reply.destination().0 == destination
         && (direction == TUPLE_IN || inner.reply.source().0 == source);
-    is_between && is_known(T::flows(), &mut inner.reply)
+    let gate = EndpointGate { endpoint, frame };
+    is_between && is_admitted(T::flows(), &mut inner.reply, &gate)
 }
 
 #[inline(always)]

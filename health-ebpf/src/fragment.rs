@@ -8,26 +8,22 @@ use health_common::packet::{Kind, Packet};
 use crate::clock::coarse_now_secs;
 use crate::ip_version::Version;
 
-/// Keeps the ports of a first fragment, and gives a later one those of its packet; `false` when they are not
-/// known.
+/// As [`find`] and [`keep`] together: for packets that nobody judges.
 #[inline(always)]
 pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool {
-    let Kind::Fragment(fragment) = packet.kind else {
-        return true;
+    let is_found = find(packet);
+    keep(packet, timeouts);
+    is_found
+}
+
+/// Gives a later fragment the ports of its packet; `false` when they are not known.
+#[inline(always)]
+pub fn find<T: Version>(packet: &mut Packet<T>) -> bool {
+    let fragment = match packet.kind {
+        Kind::Fragment(fragment) if !fragment.first => fragment,
+        _ => return true,
     };
     let key = packet.tuple.fragment_key(fragment.id_be);
-    if fragment.first {
-        let ports = FragmentPorts {
-            expires: coarse_now_secs() + timeouts.fragment,
-            sport_be: packet.tuple.source().1,
-            dport_be: packet.tuple.destination().1,
-            protocol: packet.tuple.protocol(),
-            pad: [0; 3],
-        };
-        // Without room, those that follow are of no known flow, and are counted as such.
-        let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
-        return true;
-    }
     // SAFETY: entries are replaced as a whole.
     let Some(ports) = (unsafe { T::fragments().get(key) }) else {
         return false;
@@ -39,4 +35,23 @@ pub fn resolve<T: Version>(packet: &mut Packet<T>, timeouts: &Timeouts) -> bool 
         .tuple
         .set_ports(ports.sport_be, ports.dport_be, ports.protocol);
     true
+}
+
+/// Keeps the ports of a first fragment for the others.
+#[inline(always)]
+pub fn keep<T: Version>(packet: &Packet<T>, timeouts: &Timeouts) {
+    let fragment = match packet.kind {
+        Kind::Fragment(fragment) if fragment.first => fragment,
+        _ => return,
+    };
+    let key = packet.tuple.fragment_key(fragment.id_be);
+    let ports = FragmentPorts {
+        expires: coarse_now_secs() + timeouts.fragment,
+        sport_be: packet.tuple.source().1,
+        dport_be: packet.tuple.destination().1,
+        protocol: packet.tuple.protocol(),
+        pad: [0; 3],
+    };
+    // Without room, those that follow are of no known flow, and are counted as such.
+    let _ = T::fragments().insert(key, ports, u64::from(BPF_ANY));
 }

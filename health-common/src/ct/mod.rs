@@ -165,6 +165,10 @@ pub struct CtEntry {
     pub source_identity: u32,
     /// Interface on which the flow was opened.
     pub ifindex: u32,
+    /// Number of the policy table that allowed the flow to be opened; 0 if none was asked.
+    pub policy: u32,
+    /// Explicit padding, zero.
+    pub pad: u32,
 }
 
 /// Flag: the sending side of what is received has ended the connection, by FIN; both closing bits by RST.
@@ -350,7 +354,7 @@ pub const fn lifetime(protocol: u8, state: CtState, timeouts: &Timeouts) -> u32 
     if seconds == 0 { 1 } else { seconds }
 }
 
-crate::map_types!(Tuple4 = 16, Tuple6 = 40, CtEntry = 56, Timeouts = 32);
+crate::map_types!(Tuple4 = 16, Tuple6 = 40, CtEntry = 64, Timeouts = 32);
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -257,3 +257,96 @@ fn what_is_not_supported_is_refused_by_name_and_changes_nothing() -> anyhow::Res
     assert_eq!(missing.code, Some(1), "{}", missing.stdout);
     Ok(())
 }
+
+/// A client with a socket that is connected to a server's, which has heard of it and is answered.
+struct Talk {
+    client: UdpSocket,
+    server: UdpSocket,
+    client_at: SocketAddr,
+}
+
+impl Talk {
+    fn between(
+        client: &Member,
+        server: &Member,
+        target: IpAddr,
+        from: SocketAddr,
+    ) -> anyhow::Result<Self> {
+        let server = socket(server, target, 4000)?;
+        let talk = Self {
+            client: socket(client, from.ip(), from.port())?,
+            client_at: from,
+            server,
+        };
+        wait_for("a question to be answered", PATIENCE, || {
+            talk.client.send_to(b"question", (target, 4000))?;
+            if talk.server.recv_from(&mut [0; 16]).is_err() {
+                return Ok(None);
+            }
+            talk.server.send_to(b"answer", talk.client_at)?;
+            Ok(talk.client.recv_from(&mut [0; 16]).ok())
+        })?;
+        Ok(talk)
+    }
+
+    /// That what the server says is dropped as policy demands and does not get to the client any more.
+    fn is_over(&self, client: &UdpSocket, node: &Node) -> anyhow::Result<()> {
+        while client.recv_from(&mut [0; 16]).is_ok() {}
+        let before = denied(node)?;
+        for _ in 0..3 {
+            self.server.send_to(b"more", self.client_at)?;
+        }
+        wait_for("datagrams to be dropped", PATIENCE, || {
+            Ok((denied(node)? >= before + 3).then_some(()))
+        })?;
+        assert!(client.recv_from(&mut [0; 16]).is_err());
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_policy_ends_flows_for_those_who_answer_too() -> anyhow::Result<()> {
+    const RULES: &str = r#"[{"labels": ["name=deny"], "endpointSelector": {"matchLabels": {"app": "client"}},
+        "egress": [{}]}]"#;
+    let (bed, folder) = bed(2)?;
+    let (here, there) = (bed.node(1), bed.node(2));
+    let client = Member::on(here, "asker", "--label app=client")?;
+    let servers = [
+        Member::on(here, "near", "--label app=server")?,
+        Member::on(there, "far", "--label app=server")?,
+    ];
+    let mut talks = Vec::new();
+    for (server, port) in servers.iter().zip([5000, 5001]) {
+        for (from, to) in client.addresses().into_iter().zip(server.addresses()) {
+            let from = SocketAddr::new(from, port);
+            talks.push(Talk::between(&client, server, to, from)?);
+        }
+    }
+    import(here, folder.path(), RULES)?;
+    for talk in &talks {
+        talk.is_over(&talk.client, here)
+            .with_context(|| talk.client_at.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_new_endpoint_hears_nothing_of_who_had_its_address_before() -> anyhow::Result<()> {
+    const RULES: &str = r#"[{"labels": ["name=deny"], "endpointSelector": {"matchLabels": {"app": "late"}},
+        "ingress": [{}]}]"#;
+    let (bed, folder) = bed(1)?;
+    let node = bed.node(1);
+    import(node, folder.path(), RULES)?;
+    let early = Member::on(node, "early", "--label app=early")?;
+    let server = Member::on(node, "server", "--label app=server")?;
+    let from = SocketAddr::new(early.ipv4()?, 5000);
+    let talk = Talk::between(&early, &server, server.ipv4()?, from)?;
+    node.cli(&format!("endpoint delete {}", early.endpoint.id))?
+        .success()?;
+    let flags = format!("--label app=late --ipv4 {}", from.ip());
+    let late = Member::on(node, "late", &flags)?;
+    let listener = socket(&late, from.ip(), from.port())?;
+    talk.is_over(&listener, node)
+}

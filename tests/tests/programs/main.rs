@@ -10,6 +10,7 @@ mod fuzz;
 mod link_packets;
 mod nat;
 mod packets;
+mod policy_flows;
 mod policy_packets;
 mod policy_verdicts;
 mod tcp_rtt;

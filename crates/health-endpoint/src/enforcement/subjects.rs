@@ -85,7 +85,9 @@ impl Subjects {
             (id, one)
         });
         Self {
-            last: tables.tables().last().unwrap_or_default(),
+            // Flows name the table that allowed them. At random, so that none that an agent before this one wrote,
+            // and nobody names any more, comes again under its number.
+            last: rand::random(),
             tables,
             in_force: BTreeMap::new(),
             named: named.collect(),
