@@ -30,6 +30,19 @@ impl Addr {
         }
     }
 
+    /// The link-local address that a device with this hardware address has (RFC 4291 appendix A, RFC 4862 section 5.3).
+    #[inline(always)]
+    pub const fn link_local([a, b, c, d, e, f]: [u8; 6]) -> Self {
+        Self {
+            words_be: [
+                0xfe80_0000_u32.to_be(),
+                0,
+                u32::from_ne_bytes([a ^ 2, b, c, 0xff]),
+                u32::from_ne_bytes([0xfe, d, e, f]),
+            ],
+        }
+    }
+
     /// Whether this is an IPv4 address.
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
@@ -132,6 +145,13 @@ mod tests {
             let ip: IpAddr = ip.parse().expect("a literal address");
             assert_eq!(Addr::from(ip).to_ip(), ip);
         }
+    }
+
+    #[test]
+    fn a_device_has_the_link_local_address_of_its_hardware_address() {
+        let address = Addr::link_local([0x0a, 0x11, 0x22, 0x33, 0x44, 0x55]);
+        let expected: IpAddr = "fe80::811:22ff:fe33:4455".parse().expect("an address");
+        assert_eq!(address.to_ip(), expected);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Local endpoints: `HEALTH_ENDPOINTS`, keyed by [`crate::addr::Addr`].
+//! Local endpoints: `HEALTH_ENDPOINTS`, keyed by [`crate::addr::Addr`]. With IPv6, the link-local address of its hardware
+//! address is one of an endpoint's.
 
 /// Flag: the endpoint is the node's health endpoint, whose echo requests the kernel answers.
 pub const ENDPOINT_HEALTH: u32 = 1;
@@ -6,6 +7,9 @@ pub const ENDPOINT_HEALTH: u32 = 1;
 pub const ENDPOINT_ENFORCE_INGRESS: u32 = 2;
 /// Flag: what the endpoint sends passes only if its policy allows it.
 pub const ENDPOINT_ENFORCE_EGRESS: u32 = 4;
+
+/// Flag: the endpoint may ask for addresses by DHCPv6.
+pub const ENDPOINT_DHCPV6: u32 = 8;
 
 /// What the datapath knows about a local endpoint.
 #[repr(C)]
@@ -15,7 +19,7 @@ pub struct EndpointInfo {
     pub ifindex: u32,
     /// Security identity.
     pub identity: u32,
-    /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`].
+    /// [`ENDPOINT_HEALTH`], [`ENDPOINT_ENFORCE_INGRESS`], [`ENDPOINT_ENFORCE_EGRESS`], [`ENDPOINT_DHCPV6`].
     pub flags: u32,
     /// Number of its table in `HEALTH_POLICY`; 0 for none.
     pub policy: u32,

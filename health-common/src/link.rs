@@ -1,5 +1,5 @@
 //! What a host must be able to say on its link, whatever policy allows it to send: neighbour discovery (RFC 4861) and
-//! multicast listener discovery (RFC 2710, RFC 3810).
+//! multicast listener discovery (RFC 2710, RFC 3810); and DHCPv6 (RFC 8415), which it is allowed apart.
 
 use crate::addr::{Addr, v6_is_group, v6_is_link_local};
 use crate::echo::{Ipv6Header, PROTOCOL_ICMPV6};
@@ -25,6 +25,11 @@ const ROUTER_ALERT: u32 = u32::from_ne_bytes([5, 2, 0, 0]);
 const ALL_NODES: [u32; 4] = group(1);
 const ALL_ROUTERS: [u32; 4] = group(2);
 const LISTENERS_ROUTERS: [u32; 4] = group(0x16);
+
+/// All servers and relay agents of DHCPv6, `ff02::1:2`.
+const DHCP_SERVERS: [u32; 4] = group(0x1_0002);
+const DHCP_CLIENT: u16 = 546;
+const DHCP_SERVER: u16 = 547;
 
 /// The group of this number of those that stay on the link, `ff02::/16`.
 const fn group(number: u32) -> [u32; 4] {
@@ -144,6 +149,13 @@ pub fn is_listener(ip: &Ipv6Header, message: &LinkMessage) -> bool {
     ip.hop_limit == LISTENERS_HOP_LIMIT && ip.daddr_be == group
 }
 
+/// Whether this is a datagram with which a host asks servers and relay agents by DHCPv6 (RFC 8415 section 7); `ports_be`
+/// are its source and destination port, network byte order.
+#[inline(always)]
+pub fn asks_by_dhcp(ip: &Ipv6Header, ports_be: [u16; 2]) -> bool {
+    ip.daddr_be == DHCP_SERVERS && ports_be.map(u16::from_be) == [DHCP_CLIENT, DHCP_SERVER]
+}
+
 /// Whether an ICMPv6 message of neighbour discovery comes from a neighbour, which routers do not let by.
 #[inline(always)]
 pub const fn is_of_neighbour(ip: &Ipv6Header, code: u8) -> bool {
@@ -243,6 +255,20 @@ mod tests {
             }
         }
         assert!(!says(130, "ff02::1", 1), "a query is a router's");
+    }
+
+    #[test]
+    fn dhcp_asks_servers_by_their_group_from_port_to_port() {
+        let asks = |destination, ports: [u16; 2]| {
+            asks_by_dhcp(&ip("fe80::9", destination, 1), ports.map(u16::to_be))
+        };
+        assert!(asks("ff02::1:2", [546, 547]));
+        for destination in ["ff02::2", "ff05::1:3", "fe80::1", "fd00::1"] {
+            assert!(!asks(destination, [546, 547]), "{destination}");
+        }
+        for ports in [[547, 546], [547, 547], [546, 546], [546, 53]] {
+            assert!(!asks("ff02::1:2", ports), "{ports:?}");
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use health_common::ct::{TUPLE_IN, TUPLE_OUT, Tuple4, Tuple6};
 use health_common::echo::{
     self, EchoHeader, EchoVerdict, IPV4_OPTIONS_MAX, Ipv4Header, Ipv6Header,
 };
-use health_common::endpoint::EndpointInfo;
+use health_common::endpoint::{ENDPOINT_DHCPV6, EndpointInfo};
 use health_common::identity;
 use health_common::masquerade::Address as _;
 use health_common::metrics::{Direction, Reason};
@@ -146,6 +146,10 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
     };
     let destination = T::ends(ip).1.to_addr();
+    // Nobody routes such a packet: it is the host's own.
+    if T::has_link_destination(ip) {
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    }
     let Some(config) = for_health_endpoint(frame, destination) else {
         return match endpoint_at(frame, destination) {
             Some(endpoint) => settle(
@@ -334,8 +338,11 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
     };
     let source = T::ends(ip).0.to_addr();
     if T::has_link_source(ip) {
-        // With anything else the endpoint would talk to the host under an address that no policy knows.
-        return if T::is_needed(frame) {
+        // With anything else the endpoint would talk to the host under an address that no policy knows, and with
+        // others' addresses take all places among the host's neighbours.
+        let endpoint = endpoint_at(frame, source);
+        let may_ask = endpoint.is_some_and(|endpoint| endpoint.flags & ENDPOINT_DHCPV6 != 0);
+        return if (endpoint.is_some() || source.is_unset()) && T::is_needed(frame, may_ask) {
             pass(frame, Reason::Forwarded, Direction::Ingress)
         } else {
             refuse(frame, Reason::InvalidSource, Direction::Ingress)

@@ -3,12 +3,12 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use health_common::addr::v6_is_link_local;
-use health_common::ct::{TUPLE_IN, Tuple4, Tuple6};
+use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
 use health_common::identity;
 use health_common::link::{
-    ALERT_LEN, LinkMessage, LinkTarget, discovery, is_alert, is_link_source, is_listener,
-    is_of_neighbour,
+    ALERT_LEN, LinkMessage, LinkTarget, asks_by_dhcp, discovery, is_alert, is_link_source,
+    is_listener, is_of_neighbour,
 };
 use health_common::neighbour::is_neighbour_discovery;
 use health_common::packet::EXTENSION_HOP_BY_HOP;
@@ -18,19 +18,22 @@ use crate::ip_version::Version;
 use crate::ipcache::identity_of;
 use crate::packet::load;
 
-/// What [`link_message`] makes of a packet: nothing that a link needs, discovery by a group or of one neighbour, or
-/// what multicast listeners say. Functions in the kernel return nothing but numbers.
+/// What [`link_message`] makes of a packet: nothing that a link needs, discovery by a group or of one neighbour,
+/// what multicast listeners say, or a question by DHCPv6. Functions in the kernel return nothing but numbers.
 const NONE: u32 = 0;
 const TO_GROUP: u32 = 1;
 const TO_NEIGHBOUR: u32 = 2;
 const OF_LISTENER: u32 = 3;
+const OF_DHCP: u32 = 4;
 
 /// What of this differs between the IP versions: IPv4 has nothing of it in IP packets.
 pub trait Link: Version {
     /// Whether a packet is from an address that only its link knows, or from none.
     fn has_link_source(ip: &Self::Header) -> bool;
-    /// Whether such a packet is one that its link needs.
-    fn is_needed(frame: &Frame) -> bool;
+    /// Whether a packet is to an address that only its link knows.
+    fn has_link_destination(ip: &Self::Header) -> bool;
+    /// Whether a packet from an address that only its link knows is one that its link needs. `may_ask`: by DHCPv6, too.
+    fn is_needed(frame: &Frame, may_ask: bool) -> bool;
     /// Whether an ICMP message of this type and code discovers neighbours, and goes (`direction` as in a tuple) from
     /// or to one: the host, which `peer` is then.
     fn is_discovery(frame: &Frame, direction: u8, start: [u8; 2], peer: Self::Address) -> bool;
@@ -43,7 +46,12 @@ impl Link for Tuple4 {
     }
 
     #[inline(always)]
-    fn is_needed(_frame: &Frame) -> bool {
+    fn has_link_destination(_ip: &Ipv4Header) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn is_needed(_frame: &Frame, _may_ask: bool) -> bool {
         false
     }
 
@@ -60,8 +68,17 @@ impl Link for Tuple6 {
     }
 
     #[inline(always)]
-    fn is_needed(frame: &Frame) -> bool {
-        link_message(frame.skb()) != NONE
+    fn has_link_destination(ip: &Ipv6Header) -> bool {
+        v6_is_link_local(&ip.daddr_be)
+    }
+
+    #[inline(always)]
+    fn is_needed(frame: &Frame, may_ask: bool) -> bool {
+        match link_message(frame.skb()) {
+            NONE => false,
+            OF_DHCP => may_ask,
+            _ => true,
+        }
     }
 
     #[inline(always)]
@@ -112,6 +129,11 @@ fn read(frame: &Frame) -> Option<u32> {
             }
             let message = message(frame, L4_AT6 + ALERT_LEN)?;
             is_listener(ip, &message).then_some(OF_LISTENER)
+        }
+        IP_PROTOCOL_UDP => {
+            let mut ports_be = [0_u16; 2];
+            load(frame, L4_AT6 as u32, &mut ports_be, size_of::<u32>() as u32)?;
+            asks_by_dhcp(ip, ports_be).then_some(OF_DHCP)
         }
         _ => None,
     }

@@ -22,7 +22,7 @@ use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FRAGMENTS: u32 = 8_192;
 const PEER_PATHS: u32 = 262_144;
-const ENDPOINTS: u32 = 8_192;
+const ENDPOINTS: u32 = 16_384;
 const PEERS: u32 = 131_072;
 const TCP_FLOWS: u32 = 32_768;
 

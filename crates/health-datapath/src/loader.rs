@@ -32,6 +32,7 @@ use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
 use super::workloads::Workloads;
+use super::workloads::with_link_local;
 use super::{DatapathError, Hook, PROGRAMS};
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.
@@ -219,7 +220,9 @@ impl Datapath {
         &mut self,
         wanted: &[(IpAddr, EndpointInfo)],
     ) -> Result<(), DatapathError> {
-        let own = wanted.iter().map(|(addr, info)| (Addr::from(*addr), *info));
+        let own = wanted
+            .iter()
+            .flat_map(|(addr, info)| with_link_local(Addr::from(*addr), *info));
         let wanted: StdHashMap<Addr, EndpointInfo> = own.chain(self.workloads.entries()).collect();
         for (addr, endpoint) in &wanted {
             self.write_endpoint(*addr, endpoint)?;

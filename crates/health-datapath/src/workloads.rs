@@ -2,6 +2,7 @@
 //! entries stay.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::iter;
 use std::net::IpAddr;
 
 use health_common::addr::Addr;
@@ -27,12 +28,23 @@ pub struct Workload {
 impl Workload {
     fn entries(&self) -> impl Iterator<Item = (Addr, EndpointInfo)> {
         let addresses = self.addresses.iter();
-        addresses.map(|address| (Addr::from(*address), self.info))
+        addresses.flat_map(|address| with_link_local(Addr::from(*address), self.info))
     }
 
     fn hooks(&self) -> [Hook; 2] {
         Hook::endpoint(&self.device, self.info.ifindex)
     }
+}
+
+/// An entry, and with an IPv6 address also that of the endpoint's link-local one.
+pub(super) fn with_link_local(
+    address: Addr,
+    info: EndpointInfo,
+) -> impl Iterator<Item = (Addr, EndpointInfo)> {
+    let link_local = (!address.is_v4()).then(|| Addr::link_local(info.mac));
+    iter::once(address)
+        .chain(link_local)
+        .map(move |address| (address, info))
 }
 
 /// Those there are, by id, and who is looked at next.

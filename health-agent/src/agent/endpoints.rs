@@ -67,6 +67,7 @@ pub(super) fn start(
                 mode: config.policy_mode,
                 allow_localhost: config.policy_allow_localhost,
             },
+            allow_dhcpv6: config.policy_allow_dhcpv6,
             allocator: identities.clone(),
             datapath: node.shared_datapath(),
             node_addresses: own.addresses.clone(),

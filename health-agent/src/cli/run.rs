@@ -83,6 +83,9 @@ pub struct RunArgs {
     /// Let this host reach its own endpoints unless a rule denies it
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     policy_allow_localhost: bool,
+    /// Let endpoints ask for addresses by DHCPv6, whatever their policy
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
+    policy_allow_dhcpv6: bool,
     /// Uplink, by interface name (repeatable) [default: those that carry the node's addresses]
     #[arg(long = "device", value_name = "INTERFACE")]
     devices: Vec<String>,
@@ -214,6 +217,7 @@ impl RunArgs {
             pod_cidrs: self.pod_cidrs,
             policy_mode: self.policy_mode,
             policy_allow_localhost: self.policy_allow_localhost,
+            policy_allow_dhcpv6: self.policy_allow_dhcpv6,
             ipam_excludes: self.ipam_excludes,
             ipam_cooling_time: self.ipam_cooling_time,
             devices: self.devices,

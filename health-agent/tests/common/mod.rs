@@ -312,6 +312,7 @@ impl Source for Fixture {
             pod_cidrs: Vec::new(),
             policy_mode: PolicyMode::Default,
             policy_allow_localhost: true,
+            policy_allow_dhcpv6: false,
             ipam_excludes: vec!["10.244.1.0/28".parse().unwrap()],
             ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into()],

@@ -188,8 +188,19 @@ impl EndpointReport {
         let mut tables = BTreeSet::from([0]);
         let entries = node.listing("bpf endpoint list")?;
         let mut known = BTreeSet::new();
+        let (mut linked, mut with_ipv6) = (BTreeSet::new(), BTreeSet::new());
         for entry in rows(&entries) {
             let address: IpAddr = text(&entry["address"])?.parse()?;
+            let id = entry["id"].as_u64();
+            // Its link-local address stands with each that has IPv6.
+            match address {
+                IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+                    linked.insert(id);
+                    continue;
+                }
+                IpAddr::V6(_) => with_ipv6.insert(id),
+                IpAddr::V4(_) => false,
+            };
             known.insert(address);
             tables.insert(entry["policy"].as_u64().context("no table")?);
             let mut endpoints = self.endpoints.iter();
@@ -211,6 +222,7 @@ impl EndpointReport {
             );
         }
         same("HEALTH_ENDPOINTS", known, &self.with_health())?;
+        same("link-local addresses", linked, &with_ipv6)?;
 
         let policy = node.listing("bpf policy get")?;
         for entry in rows(&policy) {

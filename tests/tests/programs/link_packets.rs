@@ -3,7 +3,7 @@
 use std::iter;
 use std::net::Ipv6Addr;
 
-use health_common::endpoint::ENDPOINT_HEALTH;
+use health_common::endpoint::{ENDPOINT_DHCPV6, ENDPOINT_HEALTH};
 use health_common::metrics::Reason;
 use health_common::policy::{ANY_IDENTITY, VERDICT_ALLOW};
 use tests::packet::{ARP, Ipv6, arp, ethernet, tagged};
@@ -127,6 +127,23 @@ fn alerted(ends: (&str, &str), hop_limit: u8, options: [u8; 6], message: Vec<u8>
     behind(ends, hop_limit, &[&extension], message)
 }
 
+/// A datagram of the endpoint.
+fn datagram(ends: (&str, &str), ports: (u16, u16)) -> Vec<u8> {
+    let header = Ipv6 {
+        next_header: UDP,
+        hop_limit: 255,
+        ..Ipv6::icmp(ip(ends.0), ip(ends.1))
+    };
+    framed(Out, &header.packet(&with_ports(ports.0, ports.1)))
+}
+
+/// The link-local address that follows from the endpoint's hardware address.
+fn own_link_local() -> String {
+    let [a, b, c, d, e, f] = MAC;
+    let a = a ^ 2;
+    format!("fe80::{a:02x}{b:02x}:{c:02x}ff:fe{d:02x}:{e:02x}{f:02x}")
+}
+
 /// A report of multicast listeners, version 2: one group is joined.
 fn report() -> Vec<u8> {
     [
@@ -143,7 +160,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
     let mut bed = Bed::new(&[]);
     for flags in [BOTH, 0] {
         set_endpoint(&mut bed.run.datapath, flags, 1);
-        for source in ["fe80::9", "::"] {
+        for source in [&own_link_local()[..], "::"] {
             let mut packets = vec![
                 plain(
                     (source, "ff02::2"),
@@ -190,8 +207,92 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
             ("fd00:30::1", ADVERTISE_NEIGHBOUR, "fd00:10:244:1::9"),
             ("ff02::1", ADVERTISE_NEIGHBOUR, "fe80::9"),
         ] {
-            let packet = plain(("fe80::9", destination), 255, about(kind, 0, target));
+            let packet = plain(
+                (&own_link_local(), destination),
+                255,
+                about(kind, 0, target),
+            );
             assert_eq!(bed.verdict(Out, &packet), None, "{kind} {destination}");
+        }
+    }
+}
+
+/// Each would take a place among the host's neighbours, of which there are only so many.
+#[test]
+#[ignore = "needs root"]
+fn under_the_link_local_addresses_of_others_an_endpoint_says_nothing() {
+    let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
+    let own = own_link_local();
+    let others = [
+        "fe80::9",
+        "fe80::1",
+        &own.replace("fe80::", "fe80:0:0:1:"),
+        &own.replace("fe80::", "febf::"),
+    ];
+    for flags in [BOTH, 0, BOTH | ENDPOINT_DHCPV6] {
+        set_endpoint(&mut bed.run.datapath, flags, 1);
+        for source in others {
+            for packet in [
+                plain(
+                    (source, "ff02::2"),
+                    255,
+                    vec![SOLICIT_ROUTERS, 0, 0, 0, 0, 0, 0, 0],
+                ),
+                plain(
+                    (source, "ff02::1:ff00:1"),
+                    255,
+                    about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+                ),
+                plain(
+                    (source, "fd00:30::1"),
+                    255,
+                    about(SOLICIT_NEIGHBOUR, 0, "fd00:30::1"),
+                ),
+                plain(
+                    (source, "ff02::1"),
+                    255,
+                    about(ADVERTISE_NEIGHBOUR, 0, source),
+                ),
+                alerted((source, "ff02::16"), 1, ALERTS[0], report()),
+                datagram((source, "ff02::1:2"), (546, 547)),
+            ] {
+                let verdict = bed.verdict(Out, &packet);
+                assert_eq!(verdict, Some(Reason::InvalidSource), "{packet:x?}");
+            }
+        }
+    }
+}
+
+/// RFC 8415: from its link-local address, to the group of servers and relay agents, from port 546 to 547.
+#[test]
+#[ignore = "needs root"]
+fn an_endpoint_asks_for_addresses_by_dhcpv6_only_where_it_may() {
+    let mut bed = Bed::new(&[]);
+    let own = &own_link_local()[..];
+    let request = datagram((own, "ff02::1:2"), (546, 547));
+    let others = [
+        datagram((own, "ff02::1:2"), (547, 546)),
+        datagram((own, "ff02::1:2"), (546, 53)),
+        datagram((own, "ff02::1:2"), (53, 547)),
+        datagram((own, "ff02::2"), (546, 547)),
+        datagram((own, "ff05::1:3"), (546, 547)),
+        datagram((own, "fe80::1"), (546, 547)),
+        datagram((own, "fd00:30::1"), (546, 547)),
+        datagram(("::", "ff02::1:2"), (546, 547)),
+        request[..54].to_vec(),
+        request[..57].to_vec(),
+    ];
+    // As from a server on the host.
+    let reply = framed(In, &datagram(("fe80::1", own), (547, 546))[14..]);
+    let refused = Some(Reason::InvalidSource);
+    for flags in [0, BOTH] {
+        set_endpoint(&mut bed.run.datapath, flags, 1);
+        assert_eq!(bed.verdict(Out, &request), refused);
+        set_endpoint(&mut bed.run.datapath, flags | ENDPOINT_DHCPV6, 1);
+        assert_eq!(bed.verdict(Out, &request), None);
+        assert_eq!(bed.verdict(In, &reply), None);
+        for packet in &others {
+            assert_eq!(bed.verdict(Out, packet), refused, "{packet:x?}");
         }
     }
 }
@@ -201,7 +302,7 @@ fn under_a_link_local_address_or_none_an_endpoint_says_what_its_link_needs() {
 #[ignore = "needs root"]
 fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
     let mut bed = Bed::new(&[(everything(Out, ANY_IDENTITY), VERDICT_ALLOW)]);
-    let own = ["fe80::9", "::"];
+    let own = [&own_link_local()[..], "::"];
     let groups = [
         "ff01::1",
         "ff02::1",
@@ -213,23 +314,15 @@ fn without_an_address_of_its_own_an_endpoint_speaks_to_its_link_alone() {
         "ff05::2",
     ];
     let unicast = ["fe80::1", "fd00:30::1", "fd00:10:244:2::9"];
-    let datagram = |source: &str, destination: &str, port| {
-        let header = Ipv6 {
-            next_header: UDP,
-            hop_limit: 255,
-            ..Ipv6::icmp(ip(source), ip(destination))
-        };
-        framed(Out, &header.packet(&with_ports(fresh(), port)))
-    };
     let mut packets = Vec::new();
     for source in own {
         for destination in groups.iter().chain(&unicast) {
             let ends = (source, *destination);
             // Neither names nor addresses are looked for, nor is anybody asked by another protocol.
             for port in [53, 547, 5353, 5355] {
-                packets.push(datagram(source, destination, port));
+                packets.push(datagram(ends, (fresh(), port)));
             }
-            packets.push(datagram(source, destination, 53)[..54].to_vec());
+            packets.push(datagram(ends, (fresh(), 53))[..54].to_vec());
             packets.push(plain(ends, 255, vec![SOLICIT_NEIGHBOUR, 0, 0, 0]));
             for kind in 0..=255 {
                 let of_discovery =

@@ -16,7 +16,9 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
+use health_common::endpoint::{
+    ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
+};
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::{Ipcache, IpcacheError};
 use health_datapath::{Datapath, Workload};
@@ -47,6 +49,7 @@ pub struct Enforcer(Arc<Shared>);
 
 struct Shared {
     settings: PolicySettings,
+    allow_dhcpv6: bool,
     store: Store,
     repository: Mutex<Arc<Repository>>,
     /// Revision of the repository.
@@ -75,6 +78,8 @@ struct Shared {
 pub struct Parts {
     /// What is set beside the rules.
     pub settings: PolicySettings,
+    /// Whether endpoints may ask for addresses by DHCPv6.
+    pub allow_dhcpv6: bool,
     /// Gives identities, and knows those of the cluster.
     pub allocator: Arc<IdentityAllocator>,
     /// The programs and their maps.
@@ -88,6 +93,7 @@ impl Enforcer {
     pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
         let Parts {
             settings,
+            allow_dhcpv6,
             allocator,
             datapath,
             node_addresses,
@@ -113,6 +119,7 @@ impl Enforcer {
         };
         let shared = Shared {
             settings,
+            allow_dhcpv6,
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
@@ -237,7 +244,7 @@ impl Enforcer {
             .subjects()
             .plan(endpoint.id, endpoint.identity, &labels, &generation)
             .map_err(|error| in_words(&error))?;
-        let set = lock(&self.0.datapath).set_workload(workload(endpoint, realized));
+        let set = lock(&self.0.datapath).set_workload(self.workload(endpoint, realized));
         match set {
             Ok(()) => {
                 let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
@@ -253,6 +260,27 @@ impl Enforcer {
                 self.subjects().abandon(endpoint.id);
                 Err(in_words(&error))
             }
+        }
+    }
+
+    /// An endpoint as the programs are told of it.
+    fn workload(&self, endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        Workload {
+            device: endpoint.device.clone(),
+            addresses: endpoint.addresses.clone(),
+            info: EndpointInfo {
+                ifindex: endpoint.ifindex,
+                identity: endpoint.identity.0,
+                flags: flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
+                    | flag(realized.enforces_egress, ENDPOINT_ENFORCE_EGRESS)
+                    | flag(self.0.allow_dhcpv6, ENDPOINT_DHCPV6),
+                policy: realized.policy,
+                id: endpoint.id,
+                mac: endpoint.mac.0,
+                host_mac: endpoint.host_mac.0,
+                pad: 0,
+            },
         }
     }
 
@@ -357,26 +385,6 @@ fn tell_of_former(ipcache: &mut Ipcache, former: &[Workload]) -> Result<(), Ipca
 /// the reserved one, whatever it is called.
 fn subject_labels(identity: Identity, labels: &LabelSet) -> LabelSet {
     identity.reserved_labels().unwrap_or_else(|| labels.clone())
-}
-
-/// An endpoint as the programs are told of it.
-fn workload(endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
-    let flag = |is_set, flag| if is_set { flag } else { 0 };
-    Workload {
-        device: endpoint.device.clone(),
-        addresses: endpoint.addresses.clone(),
-        info: EndpointInfo {
-            ifindex: endpoint.ifindex,
-            identity: endpoint.identity.0,
-            flags: flag(realized.enforces_ingress, ENDPOINT_ENFORCE_INGRESS)
-                | flag(realized.enforces_egress, ENDPOINT_ENFORCE_EGRESS),
-            policy: realized.policy,
-            id: endpoint.id,
-            mac: endpoint.mac.0,
-            host_mac: endpoint.host_mac.0,
-            pad: 0,
-        },
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -55,6 +55,8 @@ pub struct Config {
     pub policy_mode: PolicyMode,
     /// Whether the local host may reach its endpoints unless a rule denies it.
     pub policy_allow_localhost: bool,
+    /// Whether endpoints may ask for addresses by DHCPv6, whatever their policy.
+    pub policy_allow_dhcpv6: bool,
     /// How long an address that was given back is not given out again.
     #[serde(
         rename = "ipam-cooling-time-ns",
@@ -158,6 +160,7 @@ mod tests {
             pod_cidrs: Vec::new(),
             policy_mode: PolicyMode::Default,
             policy_allow_localhost: true,
+            policy_allow_dhcpv6: false,
             ipam_excludes: Vec::new(),
             ipam_cooling_time: Duration::from_secs(60),
             devices: vec!["eth0".into(), "eth1".into()],
