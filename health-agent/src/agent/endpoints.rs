@@ -107,6 +107,7 @@ pub(super) fn surroundings(
     own: &Node,
     node: &NodeDatapath,
     registry: &dyn Registry,
+    netlink: Handle,
 ) -> Surroundings {
     let gateways = [
         node.endpoint.gateway4().map(IpAddr::from),
@@ -119,6 +120,8 @@ pub(super) fn surroundings(
             .copied()
             .chain(gateways.into_iter().flatten())
             .collect(),
+        netlink,
+        host_beside: Vec::new(),
         health: node.health_addresses(),
         nodes: registry.watch(),
         has_heard: false,

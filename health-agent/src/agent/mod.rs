@@ -194,7 +194,7 @@ impl Agent {
             &own,
             &node.health_addresses().borrow(),
         ));
-        let surroundings = endpoints::surroundings(&own, &node, &*registry);
+        let surroundings = endpoints::surroundings(&own, &node, &*registry, netlink.clone());
         info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),

@@ -130,13 +130,95 @@ impl Wire {
     }
 
     fn deny_all(&self) -> anyhow::Result<()> {
+        self.import(DENY_ALL)
+    }
+
+    fn import(&self, rules: &str) -> anyhow::Result<()> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("policy");
-        std::fs::write(&file, DENY_ALL)?;
+        std::fs::write(&file, rules)?;
         let import = format!("policy import {}", file.display());
         self.bed.node(1).cli(&import)?.success()?;
         Ok(())
     }
+}
+
+/// Whoever may talk to the world may not for that talk to this host, by whichever of the addresses that lead there.
+#[test]
+#[ignore = "needs root"]
+fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
+    const WORLD: &str = r#"[{"labels": ["name=world"], "endpointSelector": {},
+        "egress": [{"toEntities": ["world"]}]}]"#;
+    let mut wire = Wire::new()?;
+    let anywhere = |address: &str| -> anyhow::Result<UdpSocket> {
+        let node = wire.bed.node(1);
+        let socket = node.run_in(|| UdpSocket::bind((address, PORT)))??;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    wire.listeners.clear();
+    wire.listeners = vec![anywhere("::")?];
+    let node = wire.bed.node(1);
+    let uplink: serde_json::Value =
+        serde_json::from_str(&node.exec("ip -j -4 address show dev eth0")?)?;
+    let broadcast = uplink[0]["addr_info"][0]["local"]
+        .as_str()
+        .context("no address")?
+        .parse::<std::net::Ipv4Addr>()?;
+    let prefix_len = uplink[0]["addr_info"][0]["prefixlen"]
+        .as_u64()
+        .context("no prefix")?;
+    let broadcast = ipnet::Ipv4Net::new(broadcast, u8::try_from(prefix_len)?)?.broadcast();
+    node.exec("ip link add other type veth peer name another")?;
+    node.exec("ip link set another up")?;
+    node.exec("ip address add 198.18.0.1/24 dev other")?;
+    node.exec("ip address add 2001:db8:18::1/64 dev other nodad")?;
+    node.exec("ip link set other up")?;
+    let device = &wire.member.endpoint.interface;
+    node.exec(&format!(
+        "sysctl -q -w net.ipv4.conf.{device}.route_localnet=1"
+    ))?;
+    let targets: Vec<IpAddr> = [
+        "255.255.255.255",
+        &broadcast.to_string(),
+        "127.0.0.1",
+        "224.0.0.1",
+        "198.18.0.1",
+        "198.18.0.255",
+        "ff02::1",
+        "2001:db8:18::1",
+    ]
+    .into_iter()
+    .map(str::parse)
+    .collect::<Result<_, _>>()?;
+    let packet_to = |target: IpAddr| {
+        let addresses = wire.member.addresses();
+        let mut of_family = addresses
+            .iter()
+            .filter(|one| one.is_ipv4() == target.is_ipv4());
+        datagram(*of_family.next().context("no address")?, target)
+    };
+    for &target in &targets {
+        let (ethertype, packet) = packet_to(target)?;
+        wait_for("a datagram without policy", PATIENCE, || {
+            wire.send(ethertype, &packet, &[])?;
+            Ok(wire.has_arrived()?.then_some(()))
+        })
+        .with_context(|| target.to_string())?;
+    }
+    wire.import(WORLD)?;
+    while wire.has_arrived()? {}
+    for &target in &targets {
+        let before = counted(node, Reason::PolicyDenied)?;
+        let (ethertype, packet) = packet_to(target)?;
+        wire.send(ethertype, &packet, &[])?;
+        wait_for("a datagram to be dropped", PATIENCE, || {
+            Ok((counted(node, Reason::PolicyDenied)? > before).then_some(()))
+        })
+        .with_context(|| target.to_string())?;
+        ensure!(!wire.has_arrived()?, "{target}");
+    }
+    Ok(())
 }
 
 #[test]

@@ -9,6 +9,8 @@ use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::IpcacheError;
 use health_model::identity::Identity;
+use health_net::link::{self, LinkAddress};
+use health_net::netlink::Handle;
 use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
 use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
@@ -33,12 +35,38 @@ pub struct Surroundings {
     pub own: String,
     /// Addresses of this node, those included that endpoints have for a gateway.
     pub host: Vec<IpAddr>,
+    /// Tells what addresses this host has beside those.
+    pub netlink: Handle,
+    /// By which this host is reached beside those, when it was looked last.
+    pub host_beside: Vec<IpAddr>,
     /// Addresses of this node's health endpoint.
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
     pub nodes: watch::Receiver<Arc<NodeSet>>,
     /// Whether all sources of addresses have been heard since the start, this node's endpoints too.
     pub has_heard: bool,
+}
+
+impl Surroundings {
+    /// Takes in the addresses of all devices, and those of their broadcasts: to all of them packets reach this host.
+    async fn read_host(&mut self) {
+        match link::addresses(&self.netlink).await {
+            Ok(addresses) => {
+                let broadcasts = addresses.iter().filter_map(broadcast);
+                let own = addresses.iter().map(|address| address.address);
+                self.host_beside = own.chain(broadcasts).collect();
+            }
+            Err(error) => warn!(%error, "the addresses of this host cannot be read"),
+        }
+    }
+}
+
+/// Where packets reach all hosts of an address' network (RFC 919); the kernel has none of networks of two (RFC 3021).
+fn broadcast(address: &LinkAddress) -> Option<IpAddr> {
+    match IpNet::new(address.address, address.prefix_len) {
+        Ok(IpNet::V4(net)) if net.prefix_len() < 31 => Some(net.broadcast().into()),
+        _ => None,
+    }
 }
 
 impl Enforcer {
@@ -81,6 +109,7 @@ impl Enforcer {
         around: &mut Surroundings,
         announced: &Addresses,
     ) -> bool {
+        around.read_host().await;
         let repository = self.repository();
         let wanted = repository.prefixes();
         let both: BTreeSet<IpNet> = self
@@ -167,8 +196,9 @@ impl Enforcer {
         around.has_heard |= *self.0.is_informed.borrow()
             && !has_former
             && nodes.sources.iter().all(|source| source.stale.is_none());
+        let host = [&around.host[..], &around.host_beside].concat();
         let known = ipcache(IpcacheInputs {
-            host: &around.host,
+            host: &host,
             health: &health,
             endpoints: &endpoints,
             own: &around.own,

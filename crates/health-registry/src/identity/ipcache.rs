@@ -1,7 +1,7 @@
 //! Identities of addresses for the programs: every prefix that has an identity of its own.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use health_model::identity::Identity;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -12,7 +12,7 @@ use crate::nodes::Node;
 /// What is known of addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct IpcacheInputs<'a> {
-    /// Addresses of this node, those included that endpoints have for a gateway.
+    /// Addresses of this node, those included that endpoints have for a gateway, and of broadcasts that it gets.
     pub host: &'a [IpAddr],
     /// Addresses of this node's health endpoint.
     pub health: &'a [IpAddr],
@@ -28,10 +28,35 @@ pub struct IpcacheInputs<'a> {
     pub cidrs: &'a BTreeMap<IpNet, Identity>,
 }
 
+/// Prefixes that lead to this host and nobody else, whoever else is said to have them: this network and loopback
+/// (RFC 1122 section 3.2.1.3), broadcast, link-local of endpoints' own links, and the same of IPv6 (RFC 4291 section 2.5).
+const OF_HOST: [IpNet; 6] = [
+    v4([0, 0, 0, 0], 8),
+    v4([127, 0, 0, 0], 8),
+    v4([255; 4], 32),
+    v6([0; 8], 128),
+    v6([0, 0, 0, 0, 0, 0, 0, 1], 128),
+    v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
+];
+/// Groups: what is sent there gets to this host, if it listens. A rule can name groups by CIDR.
+const GROUPS: [IpNet; 2] = [v4([224, 0, 0, 0], 4), v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8)];
+
+const fn v4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), bits))
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, g, h),
+        bits,
+    ))
+}
+
 /// The identity of each prefix, and the node of what is an endpoint of another node. The longest
 /// prefix counts. Where several give one to the same prefix, the first of these does: this node's
 /// addresses, its health endpoint, its endpoints, other nodes' addresses, their health endpoints,
-/// announced endpoints, prefixes of policy, the world. So nobody else can claim what this node knows
+/// announced endpoints, prefixes of policy, the world. Within prefixes that lead to this host alone, nobody else has
+/// any. So nobody else can claim what this node knows
 /// for itself, and a prefix of policy never hides an endpoint.
 pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<IpAddr>)> {
     let mut entries = BTreeMap::new();
@@ -41,6 +66,9 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
         IpNet::from(Ipv6Net::default()),
     ] {
         entries.insert(world, (Identity::WORLD, None));
+    }
+    for group in GROUPS {
+        entries.insert(group, (Identity::HOST, None));
     }
     for (prefix, identity) in inputs.cidrs {
         entries.insert(prefix.trunc(), (*identity, None));
@@ -76,6 +104,8 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     for ip in inputs.host {
         entries.insert(IpNet::from(*ip), (Identity::HOST, None));
     }
+    entries.retain(|prefix, _| !OF_HOST.iter().any(|own| own.contains(prefix)));
+    entries.extend(OF_HOST.map(|own| (own, (Identity::HOST, None))));
     entries
 }
 
@@ -91,8 +121,6 @@ fn address_of(node: &Node, ip: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
-
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 
@@ -148,6 +176,10 @@ mod tests {
         let cidrs = BTreeMap::from([
             ("10.0.0.0/8".parse().unwrap(), Identity(1 << 24 | 1)),
             ("10.244.2.9/32".parse().unwrap(), Identity(1 << 24 | 2)),
+            ("239.1.1.0/24".parse().unwrap(), Identity(1 << 24 | 3)),
+            // They lead to the host all the same.
+            ("127.0.0.53/32".parse().unwrap(), Identity(1 << 24 | 4)),
+            ("255.255.255.255/32".parse().unwrap(), Identity(1 << 24 | 5)),
         ]);
         let cache = ipcache(IpcacheInputs {
             host: &[ip("172.30.0.1"), ip("10.244.1.1")],
@@ -169,6 +201,16 @@ mod tests {
             ("fd00:30::2", Identity::REMOTE_NODE, None),
             ("fd00:10:244:2::2", Identity::HEALTH, Some("fd00:30::2")),
             ("192.0.2.1", Identity::WORLD, None),
+            ("0.0.0.0", Identity::HOST, None),
+            ("127.0.0.53", Identity::HOST, None),
+            ("255.255.255.255", Identity::HOST, None),
+            ("224.0.0.251", Identity::HOST, None),
+            ("239.1.1.1", Identity(1 << 24 | 3), None),
+            ("::", Identity::HOST, None),
+            ("::1", Identity::HOST, None),
+            ("::2", Identity::WORLD, None),
+            ("fe80::1", Identity::HOST, None),
+            ("ff02::fb", Identity::HOST, None),
             ("2001:db8::1", Identity::WORLD, None),
         ] {
             let expected = Some((identity, node.map(ip)));
