@@ -9,6 +9,7 @@ pub mod identities;
 pub mod lifecycle;
 pub mod log;
 pub mod manager;
+mod outer;
 pub mod peer_routes;
 pub mod queue;
 pub mod regenerate;

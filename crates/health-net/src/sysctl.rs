@@ -30,6 +30,14 @@ impl Setting {
     pub fn apply(&self) -> Result<(), KernelError> {
         write(&self.key, &self.value)
     }
+
+    /// The same, unless the kernel or the device has no such setting.
+    pub fn apply_where_known(&self) -> Result<(), KernelError> {
+        match read(&self.key)? {
+            Some(_) => self.apply(),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Reads a setting; `None` where the kernel or the device has none of that name.

@@ -16,6 +16,7 @@ use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
 use super::{DEVICE, HealthEndpointSpec, HealthError, pair};
+use crate::outer::outer_settings;
 
 /// How long a node address may take to pass duplicate address detection, which lasts a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
@@ -153,23 +154,8 @@ impl Plan {
 
     /// Settings of the host's end, which end with it.
     pub(super) fn device_settings(&self) -> Vec<Setting> {
-        let mut settings = vec![
-            // Replies to the node's own probes come in here.
-            Setting::new(format!("ipv4/conf/{DEVICE}/rp_filter"), "0"),
-            // No link-local address: it would take part in duplicate address detection first.
-            Setting::new(format!("ipv6/conf/{DEVICE}/addr_gen_mode"), "1"),
-        ];
-        if self.stack(Family::V4).is_some() {
-            settings.push(Setting::new(format!("ipv4/conf/{DEVICE}/forwarding"), "1"));
-        }
-        if self.stack(Family::V6).is_some() {
-            settings.push(Setting::new(
-                format!("ipv6/conf/{DEVICE}/disable_ipv6"),
-                "0",
-            ));
-            settings.push(Setting::new(format!("ipv6/conf/{DEVICE}/forwarding"), "1"));
-        }
-        settings
+        let has_family = |family| self.stack(family).is_some();
+        outer_settings(DEVICE, has_family(Family::V4), has_family(Family::V6))
     }
 
     /// Settings of the host that stay, and so are to be given back, in the order in which to apply

@@ -313,6 +313,12 @@ fn a_new_endpoint_is_complete_and_reachable_at_once() {
         for (key, value) in [
             ("ipv4/conf/lxc_health/rp_filter", "0"),
             ("ipv4/conf/lxc_health/forwarding", "1"),
+            ("ipv4/conf/lxc_health/accept_source_route", "0"),
+            ("ipv4/conf/lxc_health/accept_redirects", "0"),
+            ("ipv4/conf/lxc_health/route_localnet", "0"),
+            ("ipv6/conf/lxc_health/accept_source_route", "0"),
+            ("ipv6/conf/lxc_health/accept_redirects", "0"),
+            ("ipv6/conf/lxc_health/accept_ra", "0"),
             ("ipv4/conf/eth0/forwarding", "1"),
             ("ipv6/conf/eth0/accept_ra", "2"),
             ("ipv6/conf/all/forwarding", "1"),

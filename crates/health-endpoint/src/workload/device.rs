@@ -19,6 +19,7 @@ use tracing::warn;
 
 use super::{Blueprint, Devices, FoundDevice, Stack, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
+use crate::outer::outer_settings;
 
 /// How long the kernel may take to notice that both ends are up: it looks once a second at the latest.
 const CARRIER_PATIENCE: Duration = Duration::from_secs(3);
@@ -98,8 +99,12 @@ impl HostDevices {
         )?;
         let mark = format!("{}{}", self.mark, blueprint.id);
         link::set_alias(&self.host, &outer, &mark).await?;
-        for setting in outer_settings(blueprint) {
-            setting.apply()?;
+        let has_family = |is_v4| {
+            let mut stacks = blueprint.stacks.iter();
+            stacks.any(|stack| stack.address.is_ipv4() == is_v4)
+        };
+        for setting in outer_settings(&blueprint.device, has_family(true), has_family(false)) {
+            setting.apply_where_known()?;
         }
         let settings = inner_settings(blueprint);
         netns.run_in(|| settings.iter().try_for_each(Setting::apply))??;
@@ -262,31 +267,18 @@ async fn existing(handle: &Handle, name: &str) -> Result<Link, WorkloadError> {
     found.ok_or_else(|| WorkloadError::DeviceGone(name.to_owned()))
 }
 
-/// Settings of the host's end, which end with it.
-fn outer_settings(blueprint: &Blueprint) -> Vec<Setting> {
-    let device = &blueprint.device;
-    let mut settings = vec![Setting::new(format!("ipv4/conf/{device}/rp_filter"), "0")];
-    for stack in &blueprint.stacks {
-        if stack.address.is_ipv4() {
-            settings.push(Setting::new(format!("ipv4/conf/{device}/forwarding"), "1"));
-        } else {
-            settings.extend([
-                Setting::new(format!("ipv6/conf/{device}/disable_ipv6"), "0"),
-                // No link-local address: it would take part in duplicate address detection first.
-                Setting::new(format!("ipv6/conf/{device}/addr_gen_mode"), "1"),
-                Setting::new(format!("ipv6/conf/{device}/forwarding"), "1"),
-            ]);
-        }
-    }
-    settings
-}
-
-/// Settings of the inner end. Runtimes disable IPv6 in new namespaces.
+/// Settings of the inner end.
 fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
     let ifname = &blueprint.ifname;
-    let has_ipv6 = blueprint.stacks.iter().any(|stack| stack.address.is_ipv6());
-    let enabled = || Setting::new(format!("ipv6/conf/{ifname}/disable_ipv6"), "0");
-    has_ipv6.then(enabled).into_iter().collect()
+    if !blueprint.stacks.iter().any(|stack| stack.address.is_ipv6()) {
+        return Vec::new();
+    }
+    vec![
+        // The programs know the link-local address that follows from the hardware address.
+        Setting::new(format!("ipv6/conf/{ifname}/addr_gen_mode"), "0"),
+        // Runtimes disable IPv6 in new namespaces.
+        Setting::new(format!("ipv6/conf/{ifname}/disable_ipv6"), "0"),
+    ]
 }
 
 /// Everything goes to the gateway.
