@@ -273,6 +273,7 @@ fn exchange(frame: &Frame) -> Traffic {
         tx_bytes: bytes,
         source_identity: identity::UNKNOWN,
         ifindex: frame.ifindex(),
+        ..Traffic::default()
     }
 }
 

@@ -440,6 +440,7 @@ fn traffic(frame: &Frame, direction: u8, endpoint: Option<&EndpointInfo>) -> Tra
             _ => identity::UNKNOWN,
         },
         ifindex: frame.ifindex(),
+        ..Traffic::default()
     }
 }
 

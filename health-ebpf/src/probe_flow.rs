@@ -43,6 +43,7 @@ fn enter_exchange<T: Version>(
         rx_bytes: if is_answered { bytes } else { 0 },
         source_identity: identity::HOST,
         ifindex: probe.ifindex,
+        ..Traffic::default()
     };
     let tracked = conntrack::track_at(T::flows(), &tuple, traffic, &config.timeouts, now_ns);
     if tracked != Tracked::New {
