@@ -191,7 +191,9 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 return Ok(Tracked::Known);
             }
             // Else what a side sends of itself would make a flow of its own of one that the other side opened.
-            Err(refusal) if side == Side::Original || !opens(protocol, flags) => return Err(refusal),
+            Err(refusal) if side == Side::Original || !opens(protocol, flags) => {
+                return Err(refusal);
+            }
             Ok(false) | Err(_) => {
                 // Of two entries, this one would have the packets that follow.
                 // SAFETY: as above; a single word.

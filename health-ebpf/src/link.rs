@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
-use health_common::addr::v6_is_link_local;
+use health_common::addr::{Addr, v6_is_link_local};
 use health_common::ct::{IP_PROTOCOL_UDP, TUPLE_IN, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header, PROTOCOL_ICMPV6};
 use health_common::identity;
@@ -16,6 +16,7 @@ use health_common::packet::EXTENSION_HOP_BY_HOP;
 use crate::frame::{Frame, IP_AT, L4_AT6};
 use crate::ip_version::Version;
 use crate::ipcache::identity_of;
+use crate::maps::HEALTH_CONFIG;
 use crate::packet::load;
 
 /// What [`link_message`] makes of a packet: nothing that a link needs, discovery by a group or of one neighbour,
@@ -96,10 +97,18 @@ impl Link for Tuple6 {
         match link_message(frame.skb()) {
             TO_GROUP => true,
             // Everybody else is behind the host.
-            TO_NEIGHBOUR => v6_is_link_local(&peer) || identity_of(peer) == identity::HOST,
+            TO_NEIGHBOUR => v6_is_link_local(&peer) || is_of_host(peer),
             _ => false,
         }
     }
+}
+
+/// Whether the host has this address. That of the gateway is the programs' own, and the host would route to it.
+#[inline(always)]
+fn is_of_host(address: [u32; 4]) -> bool {
+    let config = HEALTH_CONFIG.get(0);
+    let is_gateway = config.is_some_and(|config| config.gateway6 == Addr::v6(address));
+    !is_gateway && identity_of(address) == identity::HOST
 }
 
 /// A function of its own in the kernel too: the verifier looks at it once, and it has a stack of its own.

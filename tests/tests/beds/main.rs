@@ -16,6 +16,7 @@ mod endpoint_restart;
 mod endpoints;
 mod etcd;
 mod etcd_access;
+mod hostile_frames;
 mod identities;
 mod kubernetes;
 mod listings;

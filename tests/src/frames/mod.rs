@@ -1,0 +1,161 @@
+//! Hostile frames, made of a seed: what a workload that may open packet sockets can put on its wire, and what its
+//! neighbours can send it. [`fate_of_sent`] and [`fate_of_received`] say what may become of each.
+
+mod discovery;
+mod fate;
+mod link;
+mod maker;
+mod packet;
+mod tap;
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use fastrand::Rng;
+
+use self::maker::Maker;
+
+pub use self::fate::{
+    Fate, fate_of_received, fate_of_sent, is_of_host, names_address, without_tags,
+};
+pub use self::link::ETHERTYPES;
+pub use self::tap::{Outlet, Tap};
+
+/// Somebody on a wire, or behind one.
+#[derive(Clone, Copy, Debug)]
+pub struct Party {
+    /// Hardware address.
+    pub mac: [u8; 6],
+    /// Address of IPv4.
+    pub v4: Ipv4Addr,
+    /// Address of IPv6.
+    pub v6: Ipv6Addr,
+    /// Link-local address.
+    pub link: Ipv6Addr,
+}
+
+/// Who sends, and who is around.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// The sender.
+    pub own: Party,
+    /// Who is at the other end of its wire.
+    pub peer: Party,
+    /// The gateway's addresses.
+    pub gateway: (Ipv4Addr, Ipv6Addr),
+    /// Who is behind the peer. The first one is sent to most.
+    pub others: Vec<Party>,
+}
+
+/// A header that tells the kernel how to cut a frame into segments (`struct virtio_net_hdr`).
+pub type Segmentation = [u8; 10];
+
+/// A frame, and how it is to be sent.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// The frame from its Ethernet header on.
+    pub bytes: Vec<u8>,
+    /// Whether its buffer carries the mark of a packet that the programs have answered.
+    pub is_marked: bool,
+    /// How it is to be cut.
+    pub segmentation: Option<Segmentation>,
+}
+
+/// Bytes of a [`marker`].
+pub const MARKER_LEN: usize = 12;
+const MARKER: [u8; 4] = *b"hfrm";
+
+/// What frames carry behind their headers, as far as they have room: it tells the seed and the number.
+pub fn marker(seed: u64, number: u64) -> [u8; MARKER_LEN] {
+    let mut marker = [0; MARKER_LEN];
+    marker[..4].copy_from_slice(&MARKER);
+    // The halves that change most.
+    marker[4..8].copy_from_slice(&(seed as u32).to_be_bytes());
+    marker[8..].copy_from_slice(&(number as u32).to_be_bytes());
+    marker
+}
+
+/// The number of the frame of this seed whose marker is in these bytes.
+pub fn marked_number(seed: u64, bytes: &[u8]) -> Option<u32> {
+    let start = &marker(seed, 0)[..8];
+    let at = bytes.windows(8).position(|part| part == start)?;
+    let number = bytes.get(at + 8..at + MARKER_LEN)?;
+    Some(u32::from_be_bytes(number.try_into().ok()?))
+}
+
+/// Frame `number` of a seed: the same each time.
+pub fn frame(scene: &Scene, seed: u64, number: u64) -> Frame {
+    // The golden ratio in 64 bits sets neighbouring numbers apart.
+    let rng = |number: u64| Rng::with_seed(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    // Fragments of one packet are the frames of one group.
+    let group = rng(!(number / GROUP));
+    Maker::new(scene, rng(number), group, marker(seed, number)).frame()
+}
+
+/// How many frames share a packet of which they may be fragments.
+const GROUP: u64 = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    pub(super) fn scene() -> Scene {
+        let party = |number: u8| Party {
+            mac: [2, 0, 0, 0, 0, number],
+            v4: Ipv4Addr::new(10, 244, 1, number),
+            v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, number.into()),
+            link: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, number.into()),
+        };
+        let gateway = party(1);
+        Scene {
+            own: party(9),
+            peer: party(2),
+            gateway: (gateway.v4, gateway.v6),
+            others: [3, 4, 5].map(party).into(),
+        }
+    }
+
+    #[test]
+    fn a_number_stands_for_one_frame_and_most_frames_tell_it() {
+        let scene = scene();
+        let mut told = 0;
+        for number in 0..5000 {
+            let made = frame(&scene, 7, number);
+            assert_eq!(made.bytes, frame(&scene, 7, number).bytes);
+            assert!(made.bytes.len() >= 14);
+            let found = marked_number(7, &made.bytes).map(u64::from);
+            told += u32::from(found == Some(number));
+        }
+        assert!(told > 4000, "{told}");
+    }
+
+    #[test]
+    fn every_fate_is_that_of_many_frames() {
+        let scene = scene();
+        let mut sent = BTreeMap::new();
+        let mut received = BTreeMap::new();
+        for number in 0..20_000 {
+            let bytes = frame(&scene, 7, number).bytes;
+            *sent.entry(fate_of_sent(&scene, &bytes)).or_insert(0) += 1;
+            // The same scene, seen from the other end.
+            let turned = Scene {
+                own: scene.peer,
+                peer: scene.own,
+                ..scene.clone()
+            };
+            let bytes = frame(&turned, 7, number).bytes;
+            *received
+                .entry(fate_of_received(&turned, &bytes))
+                .or_insert(0) += 1;
+        }
+        for fate in [Fate::Passes, Fate::Judged, Fate::Dropped, Fate::Answered] {
+            assert!(sent.get(&fate) > Some(&20), "{fate:?}: {sent:?}");
+            let is_possible = fate != Fate::Dropped;
+            assert!(
+                !is_possible || received.get(&fate) > Some(&20),
+                "{fate:?}: {received:?}"
+            );
+        }
+    }
+}
