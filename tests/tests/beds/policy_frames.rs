@@ -1,11 +1,11 @@
 //! Frames that a workload puts on its wire by a packet socket, past its own stack: none gets around policy.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context as _, ensure};
 use health_common::metrics::Reason;
-use socket2::Socket;
+use socket2::{Domain, Socket, Type};
 use tests::packet::{IPV4, IPV6, Ipv4, Ipv6, checksum, ethernet, tagged};
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
@@ -150,21 +150,28 @@ fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
     const WORLD: &str = r#"[{"labels": ["name=world"], "endpointSelector": {},
         "egress": [{"toEntities": ["world"]}]}]"#;
     let mut wire = Wire::new()?;
-    let anywhere = |address: &str| -> anyhow::Result<UdpSocket> {
+    let anywhere = |domain: Domain, address: IpAddr| -> anyhow::Result<UdpSocket> {
         let node = wire.bed.node(1);
-        let socket = node.run_in(|| UdpSocket::bind((address, PORT)))??;
+        let socket = node.run_in(|| Socket::new(domain, Type::DGRAM, None))??;
+        if domain == Domain::IPV6 {
+            socket.set_only_v6(true)?;
+        }
         socket.set_nonblocking(true)?;
-        Ok(socket)
+        socket.bind(&SocketAddr::new(address, PORT).into())?;
+        Ok(socket.into())
     };
     wire.listeners.clear();
-    wire.listeners = vec![anywhere("::")?];
+    wire.listeners = vec![
+        anywhere(Domain::IPV4, Ipv4Addr::UNSPECIFIED.into())?,
+        anywhere(Domain::IPV6, Ipv6Addr::UNSPECIFIED.into())?,
+    ];
     let node = wire.bed.node(1);
     let uplink: serde_json::Value =
         serde_json::from_str(&node.exec("ip -j -4 address show dev eth0")?)?;
     let broadcast = uplink[0]["addr_info"][0]["local"]
         .as_str()
         .context("no address")?
-        .parse::<std::net::Ipv4Addr>()?;
+        .parse::<Ipv4Addr>()?;
     let prefix_len = uplink[0]["addr_info"][0]["prefixlen"]
         .as_u64()
         .context("no prefix")?;
