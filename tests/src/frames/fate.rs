@@ -58,7 +58,11 @@ pub fn fate_of_received(scene: &Scene, frame: &[u8]) -> Fate {
             let Some(packet) = Six::read(frame) else {
                 return Fate::Passes;
             };
-            if packet.is_answered(scene.peer.v6, scene.peer.mac) {
+            let party = scene.peer;
+            if [party.v6, party.link]
+                .iter()
+                .any(|&own| packet.is_answered(own, party.mac))
+            {
                 return Fate::Answered;
             }
             if packet.is_strict_question() && packet.target() == Some(scene.peer.v6) {
@@ -165,10 +169,11 @@ fn arp_address(frame: &[u8], at: usize) -> Option<Ipv4Addr> {
 
 fn sent_ipv6(scene: &Scene, packet: &Six) -> Fate {
     let is_own = packet.source == scene.own.v6;
-    if is_own && packet.is_answered(scene.gateway.1, scene.peer.mac) {
+    let is_own_link = packet.source == scene.own.link;
+    if (is_own || is_own_link) && packet.is_answered(scene.gateway.1, scene.peer.mac) {
         return Fate::Answered;
     }
-    let is_of_link = packet.source.is_unspecified() || packet.source == scene.own.link;
+    let is_of_link = packet.source.is_unspecified() || is_own_link;
     if !is_own && !is_of_link {
         return Fate::Dropped;
     }
@@ -262,7 +267,8 @@ impl<'a> Six<'a> {
         }
         let to = self.destination;
         // Nobody routes what comes from a link-local address: it does not get beyond the host.
-        let is_host = !is_own || to.is_unicast_link_local() || to == scene.peer.v6;
+        let is_host =
+            !is_own || to.is_unicast_link_local() || to.is_loopback() || to == scene.peer.v6;
         let has_source = !self.source.is_unspecified();
         let to_neighbour = has_source && !to.is_multicast() && is_host;
         match (self.rest[0], self.rest[1], self.target()) {

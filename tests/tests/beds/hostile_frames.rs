@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context as _, bail, ensure};
+use health_common::addr::Addr;
 use health_model::api::Endpoint;
 use health_net::netns::NetNs;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -71,7 +72,11 @@ fn device(namespace: &NetNs, name: &str) -> anyhow::Result<([u8; 6], Ipv6Addr)> 
         .iter()
         .filter_map(|one| one["local"].as_str()?.parse::<Ipv6Addr>().ok())
         .find(Ipv6Addr::is_unicast_link_local);
-    Ok((mac, link.unwrap_or(Ipv6Addr::LOCALHOST)))
+    // A device without one sends under the one that it would have.
+    let IpAddr::V6(own) = Addr::link_local(mac).to_ip() else {
+        bail!("not an IPv6 address");
+    };
+    Ok((mac, link.unwrap_or(own)))
 }
 
 fn addresses(v4: Option<IpAddr>, v6: Option<IpAddr>) -> anyhow::Result<(Ipv4Addr, Ipv6Addr)> {

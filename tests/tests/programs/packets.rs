@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use health_common::addr::Addr;
 use health_common::arrivals::{Prober, WAYS, WayCounts, way};
 use health_common::config::DatapathConfig;
 use health_common::metrics::Reason;
@@ -784,7 +785,13 @@ fn an_endpoint_can_only_send_as_itself() {
         &echo4(8, 0, 5, 6, b"data"),
     );
     assert_eq!(bed.run("from_endpoint", &forged), dropped(&forged));
-    for (source, expected) in [("fe80::1", GO_ON), ("::", GO_ON), ("fd00::1", DROP)] {
+    let link_local = Addr::link_local(MAC).to_ip().to_string();
+    for (source, expected) in [
+        (&*link_local, GO_ON),
+        ("::", GO_ON),
+        ("fe80::1", DROP),
+        ("fd00::1", DROP),
+    ] {
         let routers = "ff02::2".parse().expect("an address");
         let ip = Ipv6 {
             hop_limit: 255,
@@ -798,7 +805,7 @@ fn an_endpoint_can_only_send_as_itself() {
         );
         assert_eq!(bed.run("from_endpoint", &packet).code, expected, "{source}");
     }
-    assert_eq!(bed.counted(Reason::InvalidSource), 2);
+    assert_eq!(bed.counted(Reason::InvalidSource), 3);
 }
 
 #[test]
