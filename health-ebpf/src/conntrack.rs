@@ -73,11 +73,11 @@ impl PacketFlags {
     }
 }
 
-/// Who decides whose flows there may be.
+/// Decides which flows may exist.
 pub trait Gate<K> {
-    /// Why a flow may not be.
+    /// Why a flow is refused.
     type Refusal;
-    /// Whether an entry is of those that this gate decides about, and not of whoever had the address before.
+    /// Whether an entry belongs to this gate's endpoint, not to an earlier one with the same address.
     fn owns(&self, entry: &CtEntry) -> bool;
     /// Number of the policy table that decides who may open flows of this direction, as in a tuple; `None` if all may.
     fn table(&self, direction: u8) -> Option<u32>;
@@ -85,7 +85,7 @@ pub trait Gate<K> {
     fn admit(&self, tuple: &K) -> Result<(), Self::Refusal>;
 }
 
-/// No gate: every flow may be.
+/// Admits every flow.
 struct Open;
 
 impl<K> Gate<K> for Open {
@@ -135,7 +135,7 @@ pub fn enter_if<K: Tuple, G: Gate<K>>(
     timeouts: &Timeouts,
     gate: &G,
 ) -> Result<Tracked, G::Refusal> {
-    // Told apart once, and not before each use of a map: what other protocols have no need of goes with it.
+    // Branches once, so that the compiler removes TCP's states from the other branch.
     match tuple.protocol() {
         IP_PROTOCOL_TCP => enter_into(
             flows.tcp,
@@ -190,12 +190,13 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 unsafe { update(entry, protocol, traffic(), timeouts, now_ns) };
                 return Ok(Tracked::Known);
             }
-            // Else what a side sends of itself would make a flow of its own of one that the other side opened.
+            // Only a SYN may open a flow in the other direction on the same ports: any other packet of the replying
+            // side is refused with its flow.
             Err(refusal) if side == Side::Original || !opens(protocol, flags) => {
                 return Err(refusal);
             }
             Ok(false) | Err(_) => {
-                // Of two entries, this one would have the packets that follow.
+                // Expires it: otherwise look-ups would find it before the new entry.
                 // SAFETY: as above; a single word.
                 unsafe { (*entry).expires = seconds(now_ns) };
                 if side == Side::Reply {
@@ -238,7 +239,8 @@ fn opens(protocol: u8, flags: PacketFlags) -> bool {
     protocol == IP_PROTOCOL_TCP && tcp_flags & (SYN | ACK | RST | FIN) == SYN
 }
 
-/// Whether an entry is of those whom the gate decides about, and not refused by it.
+/// Judges the flow of an entry: `Ok(true)` if it may go on, `Ok(false)` if the entry belongs to another endpoint, the
+/// refusal otherwise. Stores the table that allowed it, or 0.
 ///
 /// # Safety
 ///
@@ -282,12 +284,7 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
 /// Whether there is a flow to which a packet with this tuple, in the direction that it goes, belongs.
 #[inline(always)]
 pub fn is_known<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> bool {
-    let now = coarse_now_secs();
-    if tuple.protocol() == IP_PROTOCOL_TCP {
-        live(flows.tcp, tuple, now).is_some()
-    } else {
-        live(flows.others, tuple, now).is_some()
-    }
+    find(flows, tuple).is_some()
 }
 
 /// As [`is_known`], if the gate admits the flow.
@@ -297,16 +294,21 @@ pub fn is_admitted<K: Tuple, G: Gate<K>>(
     tuple: &mut K,
     gate: &G,
 ) -> bool {
+    match find(flows, tuple) {
+        // SAFETY: a value of a conntrack map.
+        Some((entry, side)) => unsafe { matches!(judge(entry, side, tuple, gate), Ok(true)) },
+        None => false,
+    }
+}
+
+/// As [`live`], in the map of the tuple's protocol.
+#[inline(always)]
+fn find<K: Tuple>(flows: Table<K, CtEntry>, tuple: &mut K) -> Option<(*mut CtEntry, Side)> {
     let now = coarse_now_secs();
-    let found = if tuple.protocol() == IP_PROTOCOL_TCP {
+    if tuple.protocol() == IP_PROTOCOL_TCP {
         live(flows.tcp, tuple, now)
     } else {
         live(flows.others, tuple, now)
-    };
-    match found {
-        // SAFETY: a value of one of these maps.
-        Some((entry, side)) => unsafe { matches!(judge(entry, side, tuple, gate), Ok(true)) },
-        None => false,
     }
 }
 

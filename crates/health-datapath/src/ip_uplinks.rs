@@ -22,7 +22,7 @@ impl Datapath {
     }
 
     fn load_ip_programs(&mut self) -> Result<(), DatapathError> {
-        // The loader makes what it finds no pin of.
+        // The loader creates maps whose pins are missing; these programs would then not share them.
         self.repair_pins()?;
         let mut ebpf = EbpfLoader::new()
             .default_map_pin_directory(&self.pins)

@@ -45,31 +45,31 @@ impl IgnoredReplies {
 #[derive(Debug, Default)]
 pub struct HelloRequests {
     malformed: AtomicU64,
-    unproven: AtomicU64,
-    out_of_time: AtomicU64,
-    misdirected: AtomicU64,
-    crowded: AtomicU64,
+    no_proof: AtomicU64,
+    clock: AtomicU64,
+    wrong_node: AtomicU64,
+    too_many: AtomicU64,
 }
 
 impl HelloRequests {
-    pub(super) fn malformed(&self) {
+    pub(super) fn add_malformed(&self) {
         self.malformed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn unproven(&self) {
-        self.unproven.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn add_no_proof(&self) {
+        self.no_proof.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn out_of_time(&self) {
-        self.out_of_time.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn add_clock(&self) {
+        self.clock.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn misdirected(&self) {
-        self.misdirected.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn add_wrong_node(&self) {
+        self.wrong_node.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn crowded(&self) {
-        self.crowded.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn add_too_many(&self) {
+        self.too_many.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counts so far.
@@ -77,10 +77,10 @@ impl HelloRequests {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         HelloRequestCounts {
             malformed: count(&self.malformed),
-            unproven: count(&self.unproven),
-            out_of_time: count(&self.out_of_time),
-            misdirected: count(&self.misdirected),
-            crowded: count(&self.crowded),
+            no_proof: count(&self.no_proof),
+            clock: count(&self.clock),
+            wrong_node: count(&self.wrong_node),
+            too_many: count(&self.too_many),
         }
     }
 }
@@ -91,13 +91,13 @@ pub struct HelloRequestCounts {
     /// The header about echo probes cannot be read.
     pub malformed: u64,
     /// Refused: without a valid proof of the mesh key.
-    pub unproven: u64,
+    pub no_proof: u64,
     /// Refused: the clocks differ, or it is the replay of an old one.
-    pub out_of_time: u64,
+    pub clock: u64,
     /// Refused: for another node.
-    pub misdirected: u64,
-    /// Connections closed because their source has its share.
-    pub crowded: u64,
+    pub wrong_node: u64,
+    /// Connections closed because their source already has all its places.
+    pub too_many: u64,
 }
 
 impl Add for HelloRequestCounts {
@@ -106,10 +106,10 @@ impl Add for HelloRequestCounts {
     fn add(self, other: Self) -> Self {
         Self {
             malformed: self.malformed + other.malformed,
-            unproven: self.unproven + other.unproven,
-            out_of_time: self.out_of_time + other.out_of_time,
-            misdirected: self.misdirected + other.misdirected,
-            crowded: self.crowded + other.crowded,
+            no_proof: self.no_proof + other.no_proof,
+            clock: self.clock + other.clock,
+            wrong_node: self.wrong_node + other.wrong_node,
+            too_many: self.too_many + other.too_many,
         }
     }
 }

@@ -77,6 +77,17 @@ fn config_table(config: &Config) -> String {
         ("identity-store", config.identity_store.to_string()),
         ("node-address", comma_separated(&config.node_addresses)),
         ("pod-cidr", comma_separated(&config.pod_cidrs)),
+        ("policy-mode", config.policy_mode.to_string()),
+        (
+            "policy-allow-localhost",
+            config.policy_allow_localhost.to_string(),
+        ),
+        (
+            "policy-allow-dhcpv6",
+            config.policy_allow_dhcpv6.to_string(),
+        ),
+        ("ipam-exclude", comma_separated(&config.ipam_excludes)),
+        ("ipam-cooling-time", duration_text(config.ipam_cooling_time)),
         ("device", comma_separated(&config.devices)),
         ("attach-mode", config.attach_mode.to_string()),
         ("health-port", config.health_port.to_string()),

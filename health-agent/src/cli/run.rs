@@ -167,7 +167,7 @@ pub struct RunArgs {
     /// File with the mesh key, a secret of 16 bytes or more, the same on all nodes: agents prove it to each
     /// other and recognise each other's ICMP probes by it. Another key beside it, in FILE.previous or
     /// FILE.next, is accepted too [default: a public key]
-    #[arg(long, value_name = "FILE", alias = "probe-key-file")]
+    #[arg(long, value_name = "FILE")]
     mesh_key_file: Option<PathBuf>,
     /// Measure the delay of each direction; the clocks of all nodes must be synchronised
     #[arg(long)]

@@ -165,7 +165,7 @@ pub struct CtEntry {
     pub source_identity: u32,
     /// Interface on which the flow was opened.
     pub ifindex: u32,
-    /// Number of the policy table that allowed the flow to be opened; 0 if none was asked.
+    /// Number of the policy table that last allowed the flow; 0 if none was asked, or if the last one refused it.
     pub policy: u32,
     /// Explicit padding, zero.
     pub pad: u32,

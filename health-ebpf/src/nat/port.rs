@@ -60,7 +60,9 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
         match T::take(frame.skb(), passage) {
             StepResult::IS_TAKEN => {}
             StepResult::FOUND => {
-                if let Some(tracked) = T::flows().get_ptr_mut(&{ passage.tuple }) {
+                // As in `find`: keys must be on the stack.
+                let flow = passage.tuple;
+                if let Some(tracked) = T::flows().get_ptr_mut(&flow) {
                     // SAFETY: a value of that map.
                     unsafe { mark_masqueraded::<T>(tracked, &passage.entry) };
                 }
@@ -76,7 +78,7 @@ pub(super) fn translate<T: Steps>(frame: &Frame, passage: &mut Passage<T>) -> St
 /// entry is what that one made.
 #[inline(always)]
 pub(super) fn take<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepResult {
-    // As in `find`; of values, too.
+    // As in `find`: keys must be on the stack, and values too.
     let (flow, out) = (&{ passage.tuple }, &{ passage.entry });
     let key = flow.reply_key(out);
     match translation(&key) {

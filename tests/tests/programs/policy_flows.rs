@@ -231,16 +231,27 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
         .chain(&taken_over)
         .for_each(|flow| flow.open(&bed));
     // An endpoint before this one had another device.
-    on_another_device::<Tuple4>(&bed, "HEALTH_CT4");
-    on_another_device::<Tuple6>(&bed, "HEALTH_CT6");
+    for map in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
+        on_another_device::<Tuple4>(&bed, map);
+    }
+    for map in ["HEALTH_CT6", "HEALTH_CT_ANY6"] {
+        on_another_device::<Tuple6>(&bed, map);
+    }
     for flow in &taken_over {
         assert_eq!(flow.sends(&bed), None, "{flow}");
         assert_eq!(flow.replies(&bed), None, "{flow}");
     }
-    bed.change(1, 2, &[]);
-    for flow in &flows {
-        assert_eq!(flow.error(&bed), DENIED, "{flow}");
-        assert_eq!(flow.replies(&bed), DENIED, "{flow}");
+    for (way, former, table) in [(In, 1, 2), (Out, 2, 3)] {
+        // The flow could be opened again; what its peer sends would be a flow of the other direction.
+        bed.change(
+            former,
+            table,
+            &[(everything(way, ANY_IDENTITY), VERDICT_ALLOW)],
+        );
+        for flow in flows.iter().filter(|flow| flow.way == way) {
+            assert_eq!(flow.error(&bed), DENIED, "{flow}");
+            assert_eq!(flow.replies(&bed), DENIED, "{flow}");
+        }
     }
 }
 

@@ -85,8 +85,8 @@ impl Subjects {
             (id, one)
         });
         Self {
-            // Flows name the table that allowed them. At random, so that none that an agent before this one wrote,
-            // and nobody names any more, comes again under its number.
+            // Conntrack entries name the table that allowed them. A random start makes it unlikely that a number of
+            // an earlier agent is used again.
             last: rand::random(),
             tables,
             in_force: BTreeMap::new(),
@@ -168,8 +168,7 @@ impl Subjects {
         Ok(realized)
     }
 
-    /// A number that no table has. They go round, so that the one of a table that was removed does not come again
-    /// soon.
+    /// A number that no table has. Numbers wrap around, so one is not reused soon.
     fn free_table(&self) -> u32 {
         let taken: BTreeSet<u32> = self.tables.tables().collect();
         let after = self.last.checked_add(1).unwrap_or(1);

@@ -126,23 +126,23 @@ impl From<Reason> for Why {
     }
 }
 
-/// What answers of HTTP say of this node, if most peers give them.
+/// What most peers' answers say is wrong with this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doubt {
+enum OwnFault {
     /// Its clock differs from theirs.
     Clock,
     /// They refuse its mesh key.
     Key,
 }
 
-impl Doubt {
+impl OwnFault {
     const ALL: [Self; 2] = [Self::Clock, Self::Key];
 
     /// What all HTTP probes of this peer agree in, and how one of them fails.
     fn of<'a>(peer: &PeerFacts<'a>) -> Option<(Self, &'a Failure)> {
         let probed =
             |t: &&TargetFacts<'_>| Scope::Http.holds(t.key) && !matches!(t.verdict, Verdict::Off);
-        let mut doubts = peer.targets.iter().filter(probed).map(|target| {
+        let mut own_faults = peer.targets.iter().filter(probed).map(|target| {
             let Verdict::Unreachable(failure) = target.verdict else {
                 return None;
             };
@@ -152,9 +152,9 @@ impl Doubt {
                 _ => None,
             }
         });
-        let first = doubts.next()??;
-        doubts
-            .all(|other| other.is_some_and(|(doubt, _)| doubt == first.0))
+        let first = own_faults.next()??;
+        own_faults
+            .all(|other| other.is_some_and(|(own_fault, _)| own_fault == first.0))
             .then_some(first)
     }
 
@@ -171,8 +171,8 @@ impl Doubt {
 pub(crate) struct Survey {
     /// In the order of [`Scope::ALL`].
     scopes: [Tally; Scope::ALL.len()],
-    /// In the order of [`Doubt::ALL`]: how many peers, and how the first of them fails.
-    doubts: [(u32, Option<Failure>); Doubt::ALL.len()],
+    /// In the order of [`OwnFault::ALL`]: how many peers, and how the first of them fails.
+    own_faults: [(u32, Option<Failure>); OwnFault::ALL.len()],
 }
 
 #[derive(Clone, Debug, Default)]
@@ -200,10 +200,12 @@ impl Survey {
         if peer.local {
             return;
         }
-        if let Some((doubt, failure)) = Doubt::of(peer) {
-            let (count, first) = &mut self.doubts[doubt as usize];
-            *count += 1;
-            first.get_or_insert_with(|| failure.clone());
+        let reported = OwnFault::of(peer);
+        for (own_fault, (count, first)) in OwnFault::ALL.into_iter().zip(&mut self.own_faults) {
+            if let Some((_, failure)) = reported.filter(|(reported, _)| *reported == own_fault) {
+                *count += 1;
+                first.get_or_insert_with(|| failure.clone());
+            }
         }
         let unknown = |t: &TargetFacts<'_>| matches!(t.verdict, Verdict::Unknown);
         // Of one that is not known as a whole, or of which nothing at all is heard, no part shows
@@ -238,7 +240,7 @@ impl Survey {
             .zip(&self.scopes)
             .find(|(_, tally)| isolated(tally))
         else {
-            return self.diagnose_doubt(name);
+            return self.diagnose_own_fault(name);
         };
         let (main, (_, first)) = Why::ALL
             .into_iter()
@@ -296,22 +298,22 @@ impl Survey {
         })
     }
 
-    /// Whether most peers doubt this node alike. They are reached, and keep their own diagnoses.
-    fn diagnose_doubt(&self, name: &str) -> Option<Isolation> {
+    /// The fault that most peers report of this node. The peers keep their own diagnoses.
+    fn diagnose_own_fault(&self, name: &str) -> Option<Isolation> {
         let scope = Scope::Http;
-        let peers = self.scopes[Scope::ALL.iter().position(|s| *s == scope)?].peers;
-        let (doubt, count, failure) =
-            Doubt::ALL
-                .into_iter()
-                .zip(&self.doubts)
-                .find_map(|(doubt, (count, first))| {
-                    are_most(*count, peers).then_some((doubt, *count, first.as_ref()?))
-                })?;
-        let message = match doubt {
-            Doubt::Clock => format!(
+        let mut tallies = Scope::ALL.into_iter().zip(&self.scopes);
+        let peers = tallies.find_map(|(s, tally)| (s == scope).then_some(tally.peers))?;
+        let (own_fault, count, failure) = OwnFault::ALL
+            .into_iter()
+            .zip(&self.own_faults)
+            .find_map(|(own_fault, (count, first))| {
+                are_most(*count, peers).then_some((own_fault, *count, first.as_ref()?))
+            })?;
+        let message = match own_fault {
+            OwnFault::Clock => format!(
                 "clock differs: {name}: its clock differs from those of {count} of {peers} peers; set it"
             ),
-            Doubt::Key => format!(
+            OwnFault::Key => format!(
                 "wrong key: {name}: {count} of {peers} peers refuse its mesh key; compare its \
                  --mesh-key-file with theirs"
             ),
@@ -319,7 +321,7 @@ impl Survey {
         Some(Isolation {
             scope,
             diagnosis: Diagnosis {
-                cause: doubt.cause(),
+                cause: own_fault.cause(),
                 message,
                 evidence: vec![format!("{count} of {peers}: {failure}")],
             },

@@ -191,13 +191,13 @@ impl Drop for Responder {
 
 async fn accept(listener: tokio::net::TcpListener, shared: Shared) {
     loop {
-        let Some(entry) = shared.places.enter().await else {
+        let Some(place) = shared.places.free().await else {
             return;
         };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let Some(place) = entry.take(from.ip()) else {
-                    shared.requests.crowded();
+                let Some(place) = place.take(from.ip()) else {
+                    shared.requests.add_too_many();
                     continue;
                 };
                 let shared = shared.clone();
@@ -263,7 +263,7 @@ fn respond(request: &Request<Incoming>, shared: &Shared) -> Response<Empty<Bytes
 
 /// The answer to a request without a valid proof.
 fn unproven(shared: &Shared) -> Response<Empty<Bytes>> {
-    shared.requests.unproven();
+    shared.requests.add_no_proof();
     empty(StatusCode::UNAUTHORIZED)
 }
 
@@ -293,10 +293,10 @@ fn prove(
     match status {
         StatusCode::OK => describe(request, shared, headers),
         StatusCode::UNAUTHORIZED => {
-            shared.requests.out_of_time();
+            shared.requests.add_clock();
             headers.insert(REASON_HEADER, HeaderValue::from_static(REASON_CLOCK));
         }
-        _ => shared.requests.misdirected(),
+        _ => shared.requests.add_wrong_node(),
     }
     let answer = Answer {
         time,
@@ -332,7 +332,7 @@ fn describe(request: &Request<Incoming>, shared: &Shared, headers: &mut HeaderMa
 fn arrivals(request: &Request<Incoming>, shared: &Shared) -> Option<HeaderValue> {
     let asker = request.headers().get(PROBER_HEADER)?;
     let Some(prober) = parse_prober(asker.as_bytes()) else {
-        shared.requests.malformed();
+        shared.requests.add_malformed();
         tracing::debug!(?asker, "request of GET /hello with a malformed header");
         return None;
     };

@@ -1,7 +1,7 @@
 //! Places for connections: so many at a time, and so many of one source.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
+use std::collections::hash_map::Entry;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const PLACES: usize = 512;
 /// Those that one source may have, so that one that says nothing leaves places to others. Nodes behind one
 /// translated address need a place for milliseconds each.
-const PLACES_OF_SOURCE: usize = 64;
+pub(super) const PLACES_OF_SOURCE: usize = 64;
 /// The part of an IPv6 address that one host can choose freely: RFC 4291 section 2.5.1.
 const INTERFACE_BITS: u32 = 64;
 
@@ -33,10 +33,10 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Waits for a free place. `None` when there are none any more.
-    pub(super) async fn enter(&self) -> Option<Entry> {
+    /// Waits for a free place; `None` only if the semaphore is closed, which nobody does.
+    pub(super) async fn free(&self) -> Option<FreePlace> {
         let permit = self.all.clone().acquire_owned().await.ok()?;
-        Some(Entry {
+        Some(FreePlace {
             permit,
             places: self.clone(),
         })
@@ -49,23 +49,23 @@ impl Places {
 
     fn leave(&self, source: IpAddr) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Slot::Occupied(mut slot) = taken.entry(source) {
-            *slot.get_mut() -= 1;
-            if *slot.get() == 0 {
-                slot.remove();
+        if let Entry::Occupied(mut count) = taken.entry(source) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
 }
 
 /// A place that is nobody's yet.
-pub(super) struct Entry {
+pub(super) struct FreePlace {
     permit: OwnedSemaphorePermit,
     places: Places,
 }
 
-impl Entry {
-    /// Gives it to a connection from this address, unless its source has its share.
+impl FreePlace {
+    /// Gives it to a connection from this address, unless its source already has all its places.
     pub(super) fn take(self, from: IpAddr) -> Option<Place> {
         let source = source(from);
         {
@@ -117,8 +117,8 @@ mod tests {
     async fn one_source_leaves_places_to_others() {
         let places = Places::default();
         let take = async |address: String| {
-            let entry = places.enter().await.unwrap();
-            entry.take(address.parse().unwrap())
+            let place = places.free().await.unwrap();
+            place.take(address.parse().unwrap())
         };
         for (own, other) in [("10.0.0.1", "10.0.0.2"), ("2001:db8::", "2001:db8:0:1::")] {
             let mut held = Vec::new();

@@ -3,6 +3,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
+use super::places::PLACES_OF_SOURCE;
 use super::*;
 use crate::failure::Failure;
 use crate::http::{Asker, Hello, get_hello};
@@ -152,7 +153,7 @@ async fn who_asks_is_told_what_arrived_of_its_probes() {
 async fn with_a_key_nobody_else_is_told_anything() {
     let (listener, address) = loopback();
     let keys = || HelloKeys::new(&[7; 16], None);
-    let _responder = start(listener, keys(), &["10.1.0.7"]);
+    let responder = start(listener, keys(), &["10.1.0.7"]);
     let hello = ask(address, PROBER, keys(), "default/b").await.unwrap();
     assert!(hello.headers.health_endpoint.is_some() && hello.headers.arrivals.is_some());
 
@@ -170,13 +171,14 @@ async fn with_a_key_nobody_else_is_told_anything() {
         assert!(response.starts_with("HTTP/1.1 401 "), "{response}");
         assert!(!response.contains("health-"), "{response}");
     }
+    assert_eq!(responder.requests().counts().no_proof, 6);
 }
 
 #[tokio::test]
 async fn a_time_stamp_out_of_the_window_is_refused_with_the_time() {
     let (listener, address) = loopback();
     let keys = HelloKeys::new(&[7; 16], None);
-    let _responder = start(listener, keys.clone(), &["10.1.0.7"]);
+    let responder = start(listener, keys.clone(), &["10.1.0.7"]);
     let now = proof::now();
     for (time, status) in [
         (now, 200),
@@ -200,14 +202,16 @@ async fn a_time_stamp_out_of_the_window_is_refused_with_the_time() {
         assert_eq!((answer.status, answer.node), (status, "default/b"));
         assert!(answer.time.abs_diff(now) < 600);
     }
+    assert_eq!(responder.requests().counts().clock, 3);
 }
 
 #[tokio::test]
 async fn a_request_to_another_node_is_misdirected() {
     let (listener, address) = loopback();
-    let _responder = start(listener, HelloKeys::default(), &["10.1.0.7"]);
+    let responder = start(listener, HelloKeys::default(), &["10.1.0.7"]);
     let answer = ask(address, PROBER, HelloKeys::default(), "default/c").await;
     assert_eq!(answer, Err(Failure::WrongNode("default/b".into())));
+    assert_eq!(responder.requests().counts().wrong_node, 1);
 }
 
 #[tokio::test]
@@ -230,6 +234,23 @@ async fn keys_are_rotated_in_any_order() {
     let _responder = start(listener, first, &[]);
     let answer = ask(address, PROBER, last, "default/b").await;
     assert_eq!(answer, Err(Failure::KeyRefused));
+}
+
+#[tokio::test]
+async fn a_source_with_all_its_places_gets_no_more() {
+    let (listener, address) = loopback();
+    let responder = start(listener, HelloKeys::default(), &[]);
+    let mut silent = Vec::new();
+    for _ in 0..=PLACES_OF_SOURCE {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    let mut last = silent.pop().unwrap();
+    let mut rest = Vec::new();
+    // Closed at once, and not by a time-out; a reset tells so too.
+    let _ = timeout(PATIENCE, last.read_to_end(&mut rest))
+        .await
+        .unwrap();
+    assert_eq!(responder.requests().counts().too_many, 1);
 }
 
 #[tokio::test]

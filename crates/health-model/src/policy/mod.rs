@@ -22,6 +22,16 @@ pub enum PolicyMode {
     Never,
 }
 
+impl fmt::Display for PolicyMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "default",
+            Self::Always => "always",
+            Self::Never => "never",
+        })
+    }
+}
+
 /// Which way a packet goes, seen from the endpoint that policy holds for.
 #[derive(
     Clone,

@@ -260,7 +260,7 @@ mod tests {
             },
             hello_requests: HelloRequestCounts {
                 malformed: 3,
-                unproven: 5,
+                no_proof: 5,
                 ..HelloRequestCounts::default()
             },
             malformed_answers: 0,

@@ -193,10 +193,10 @@ impl Snapshot {
             MetricType::Counter,
         )?;
         for (reason, count) in [
-            ("no-proof", counts.unproven),
-            ("clock", counts.out_of_time),
-            ("wrong-node", counts.misdirected),
-            ("too-many", counts.crowded),
+            ("no-proof", counts.no_proof),
+            ("clock", counts.clock),
+            ("wrong-node", counts.wrong_node),
+            ("too-many", counts.too_many),
         ] {
             counter(&mut refused, &[("reason", reason)], count)?;
         }
