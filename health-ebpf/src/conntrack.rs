@@ -190,9 +190,13 @@ fn enter_into<K: Tuple, G: Gate<K>>(
                 unsafe { update(entry, protocol, traffic(), timeouts, now_ns) };
                 return Ok(Tracked::Known);
             }
-            // Only a SYN may open a flow in the other direction on the same ports: any other packet of the replying
-            // side is refused with its flow.
-            Err(refusal) if side == Side::Original || !opens(protocol, flags) => {
+            Err(refusal) if side == Side::Original => return Err(refusal),
+            // Only a SYN may open a flow in the other direction on the same ports, and what may have been opened that
+            // way: any other packet of the replying side is refused with its flow.
+            // SAFETY: as above.
+            Err(refusal)
+                if !opens(protocol, flags) && unsafe { !is_picked_up(entry, protocol) } =>
+            {
                 return Err(refusal);
             }
             Ok(false) | Err(_) => {
@@ -237,6 +241,18 @@ fn opens(protocol: u8, flags: PacketFlags) -> bool {
         return false;
     };
     protocol == IP_PROTOCOL_TCP && tcp_flags & (SYN | ACK | RST | FIN) == SYN
+}
+
+/// Whether the first segments of an entry's connection were not seen: either side may have opened it.
+///
+/// # Safety
+///
+/// `entry` must point to a value of a conntrack map.
+#[inline(always)]
+unsafe fn is_picked_up(entry: *const CtEntry, protocol: u8) -> bool {
+    // SAFETY: the caller's promise; map values stay valid memory for the program's run.
+    let state = unsafe { (*entry).state() };
+    protocol == IP_PROTOCOL_TCP && (state.rx_flags_seen() | state.tx_flags_seen()) & SYN == 0
 }
 
 /// Judges the flow of an entry: `Ok(true)` if it may go on, `Ok(false)` if the entry belongs to another endpoint, the

@@ -42,9 +42,11 @@ impl Datapath {
         let calls = layout::IP_CALLS.name;
         let map = ebpf.take_map(layout::CALLS.name);
         let map = map.ok_or_else(|| DatapathError::Missing(calls.to_owned()))?;
-        self.maps.insert(calls.to_owned(), map);
         let names = [layout::IP_MASQUERADE_OUT, layout::IP_MASQUERADE_IN];
-        self.connect(&layout::IP_CALLS, names)
+        self.connect(&layout::IP_CALLS, names)?;
+        // Only now they count as loaded.
+        self.maps.insert(calls.to_owned(), map);
+        Ok(())
     }
 
     /// Removes the pins that a former agent had of these programs, where they are not loaded.

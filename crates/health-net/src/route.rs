@@ -1,4 +1,4 @@
-//! Routes of the main table.
+//! Routes of the main table, and what the local table says of this host.
 
 use std::fmt;
 use std::io;
@@ -123,28 +123,53 @@ pub async fn delete(handle: &Handle, route: &Route) -> Result<bool, KernelError>
 
 /// Lists the routes of our protocol, both families.
 pub async fn list_ours(handle: &Handle) -> Result<Vec<Route>, KernelError> {
-    let mut routes = list(handle, RouteProtocol::from(ROUTE_PROTOCOL)).await?;
+    let protocol = RouteProtocol::from(ROUTE_PROTOCOL);
+    let mut routes = list_main(handle, protocol).await?;
     routes.retain(|route| route.protocol == ROUTE_PROTOCOL);
     Ok(routes)
 }
 
 /// Lists the routes of the main table, both families, whoever made them.
 pub async fn list_all(handle: &Handle) -> Result<Vec<Route>, KernelError> {
-    list(handle, RouteProtocol::Unspec).await
+    list_main(handle, RouteProtocol::Unspec).await
+}
+
+/// Where packets reach this host: its addresses, the broadcast and anycast addresses of their networks, and what else
+/// the local table has.
+pub async fn to_this_host(handle: &Handle) -> Result<Vec<IpNet>, KernelError> {
+    let messages = list(handle, libc::RT_TABLE_LOCAL, RouteProtocol::Unspec).await?;
+    let is_to_host = |message: &&RouteMessage| {
+        message.header.table == libc::RT_TABLE_LOCAL
+            && matches!(
+                message.header.kind,
+                RouteType::Local | RouteType::Broadcast | RouteType::Anycast
+            )
+    };
+    let routes = messages.iter().filter(is_to_host).filter_map(parse);
+    Ok(routes.map(|route| route.destination).collect())
+}
+
+async fn list_main(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, KernelError> {
+    let messages = list(handle, RouteHeader::RT_TABLE_MAIN, protocol).await?;
+    Ok(messages.iter().filter_map(parse).collect())
 }
 
 /// [`RouteProtocol::Unspec`] stands for any.
-async fn list(handle: &Handle, protocol: RouteProtocol) -> Result<Vec<Route>, KernelError> {
+async fn list(
+    handle: &Handle,
+    table: u8,
+    protocol: RouteProtocol,
+) -> Result<Vec<RouteMessage>, KernelError> {
     let _turn = handle.turn_to_list().await;
     let mut routes = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut filter = RouteMessage::default();
         filter.header.address_family = family;
-        filter.header.table = RouteHeader::RT_TABLE_MAIN;
+        filter.header.table = table;
         filter.header.protocol = protocol;
         let listed: Result<Vec<_>, _> = handle.route().get(filter).execute().try_collect().await;
         match listed {
-            Ok(messages) => routes.extend(messages.iter().filter_map(parse)),
+            Ok(messages) => routes.extend(messages),
             // A kernel without IPv6, or a table that has never had a route.
             Err(error) => match os_error(error) {
                 e if is_absent_table(&e) => {}

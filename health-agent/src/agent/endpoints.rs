@@ -121,7 +121,7 @@ pub(super) fn surroundings(
             .chain(gateways.into_iter().flatten())
             .collect(),
         netlink,
-        host_beside: Vec::new(),
+        host_prefixes: None,
         health: node.health_addresses(),
         nodes: registry.watch(),
         has_heard: false,

@@ -181,6 +181,7 @@ fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
     node.exec("ip address add 198.18.0.1/24 dev other")?;
     node.exec("ip address add 2001:db8:18::1/64 dev other nodad")?;
     node.exec("ip link set other up")?;
+    node.exec("ip route add local 198.19.0.0/24 dev lo")?;
     let device = &wire.member.endpoint.interface;
     node.exec(&format!(
         "sysctl -q -w net.ipv4.conf.{device}.route_localnet=1"
@@ -194,6 +195,9 @@ fn the_world_is_nowhere_on_the_host() -> anyhow::Result<()> {
         "198.18.0.255",
         "ff02::1",
         "2001:db8:18::1",
+        // What routers answer for (RFC 4291 section 2.6.1), and a network that is this host's as a whole.
+        "2001:db8:18::",
+        "198.19.0.7",
     ]
     .into_iter()
     .map(str::parse)

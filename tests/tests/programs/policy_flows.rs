@@ -219,6 +219,22 @@ fn who_may_open_flows_may_do_so_from_the_ports_of_one_that_ended() {
     }
 }
 
+/// An entry that was lost comes back with the next segment, be it of the side that did not open the connection.
+#[test]
+#[ignore = "needs root"]
+fn a_connection_that_was_picked_up_goes_on_where_its_peer_may_open_it() {
+    let all = [In, Out].map(|way| (everything(way, ANY_IDENTITY), VERDICT_ALLOW));
+    for is_v4 in [true, false] {
+        let mut bed = Bed::new(&all);
+        let flow = Flow::new(Out, APP, is_v4, TCP);
+        assert_eq!(flow.sends(&bed), None, "{flow}");
+        bed.change(1, 2, &[(exactly(In, APP, TCP, flow.client), VERDICT_ALLOW)]);
+        assert_eq!(flow.sends(&bed), DENIED, "{flow}");
+        assert_eq!(flow.replies(&bed), None, "{flow}");
+        assert_eq!(flow.sends(&bed), None, "{flow}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_new_endpoint_inherits_no_flow_of_its_address() {

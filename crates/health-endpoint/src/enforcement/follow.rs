@@ -9,8 +9,8 @@ use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::IpcacheError;
 use health_model::identity::Identity;
-use health_net::link::{self, LinkAddress};
 use health_net::netlink::Handle;
+use health_net::route;
 use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
 use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
@@ -37,8 +37,8 @@ pub struct Surroundings {
     pub host: Vec<IpAddr>,
     /// Tells what addresses this host has beside those.
     pub netlink: Handle,
-    /// By which this host is reached beside those, when it was looked last.
-    pub host_beside: Vec<IpAddr>,
+    /// What leads to this host beside those, when it was last read; `None` before it was.
+    pub host_prefixes: Option<Vec<IpNet>>,
     /// Addresses of this node's health endpoint.
     pub health: watch::Receiver<Vec<IpAddr>>,
     /// All nodes.
@@ -48,24 +48,18 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Takes in the addresses of all devices, and those of their broadcasts: to all of them packets reach this host.
-    async fn read_host(&mut self) {
-        match link::addresses(&self.netlink).await {
-            Ok(addresses) => {
-                let broadcasts = addresses.iter().filter_map(broadcast);
-                let own = addresses.iter().map(|address| address.address);
-                self.host_beside = own.chain(broadcasts).collect();
+    /// Reads what leads to this host. Returns whether that could be read.
+    async fn read_host(&mut self) -> bool {
+        match route::to_this_host(&self.netlink).await {
+            Ok(prefixes) => {
+                self.host_prefixes = Some(prefixes);
+                true
             }
-            Err(error) => warn!(%error, "the addresses of this host cannot be read"),
+            Err(error) => {
+                warn!(%error, "what leads to this host cannot be read; it is tried again");
+                false
+            }
         }
-    }
-}
-
-/// Where packets reach all hosts of an address' network (RFC 919); the kernel has none of networks of two (RFC 3021).
-fn broadcast(address: &LinkAddress) -> Option<IpAddr> {
-    match IpNet::new(address.address, address.prefix_len) {
-        Ok(IpNet::V4(net)) if net.prefix_len() < 31 => Some(net.broadcast().into()),
-        _ => None,
     }
 }
 
@@ -109,7 +103,11 @@ impl Enforcer {
         around: &mut Surroundings,
         announced: &Addresses,
     ) -> bool {
-        around.read_host().await;
+        let is_host_read = around.read_host().await;
+        if around.host_prefixes.is_none() {
+            // Without it, addresses of this host would be of the world.
+            return false;
+        }
         let repository = self.repository();
         let wanted = repository.prefixes();
         let both: BTreeSet<IpNet> = self
@@ -164,7 +162,7 @@ impl Enforcer {
         if let Err(error) = &swept {
             warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
         }
-        let is_done = written.is_ok() && swept.is_ok();
+        let is_done = is_host_read && written.is_ok() && swept.is_ok();
         if is_done {
             self.0.followed.send_replace(repository.revision());
         }
@@ -196,9 +194,9 @@ impl Enforcer {
         around.has_heard |= *self.0.is_informed.borrow()
             && !has_former
             && nodes.sources.iter().all(|source| source.stale.is_none());
-        let host = [&around.host[..], &around.host_beside].concat();
         let known = ipcache(IpcacheInputs {
-            host: &host,
+            host: &around.host,
+            host_prefixes: around.host_prefixes.as_deref().unwrap_or_default(),
             health: &health,
             endpoints: &endpoints,
             own: &around.own,

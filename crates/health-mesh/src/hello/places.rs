@@ -2,25 +2,28 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Connections served at a time; more wait in the backlog.
 const PLACES: usize = 512;
-/// Those that one source may have, so that one that says nothing leaves places to others. Nodes behind one
-/// translated address need a place for milliseconds each.
-pub(super) const PLACES_OF_SOURCE: usize = 64;
-/// The part of an IPv6 address that one host can choose freely: RFC 4291 section 2.5.1.
-const INTERFACE_BITS: u32 = 64;
+/// Those that one address may have, so that one that says nothing leaves places to others. Nodes behind one translated
+/// address need a place for milliseconds each.
+pub(super) const PLACES_OF_ADDRESS: usize = 64;
+/// Those that an IPv6 network may have, in which one host can choose its addresses freely.
+const PLACES_OF_NETWORK: usize = 256;
+/// Bits of such a network's prefix: RFC 4291 section 2.5.1.
+const NETWORK_BITS: u8 = 64;
 
 /// The places of a responder.
 #[derive(Clone)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    /// Taken ones by source.
-    taken: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    /// Taken ones by address, and by network.
+    taken: Arc<Mutex<HashMap<IpNet, usize>>>,
 }
 
 impl Default for Places {
@@ -47,12 +50,14 @@ impl Places {
         let _ = self.all.acquire_many(PLACES as u32).await;
     }
 
-    fn leave(&self, source: IpAddr) {
+    fn leave(&self, source: Source) {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut count) = taken.entry(source) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+        for (prefix, _) in source.limits() {
+            if let Entry::Occupied(mut count) = taken.entry(prefix) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
             }
         }
     }
@@ -67,15 +72,17 @@ pub(super) struct FreePlace {
 impl FreePlace {
     /// Gives it to a connection from this address, unless its source already has all its places.
     pub(super) fn take(self, from: IpAddr) -> Option<Place> {
-        let source = source(from);
+        let source = Source(from.to_canonical());
         {
             let taken = &self.places.taken;
             let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
-            let count = taken.entry(source).or_default();
-            if *count == PLACES_OF_SOURCE {
+            let is_full = |(prefix, most)| taken.get(&prefix).is_some_and(|count| *count >= most);
+            if source.limits().any(is_full) {
                 return None;
             }
-            *count += 1;
+            for (prefix, _) in source.limits() {
+                *taken.entry(prefix).or_default() += 1;
+            }
         }
         Some(Place {
             source,
@@ -87,7 +94,7 @@ impl FreePlace {
 
 /// A connection's place, until it is dropped.
 pub(super) struct Place {
-    source: IpAddr,
+    source: Source,
     places: Places,
     _permit: OwnedSemaphorePermit,
 }
@@ -98,45 +105,62 @@ impl Drop for Place {
     }
 }
 
-/// Whom an address is counted for.
-fn source(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => {
-            let network = address.to_bits() >> INTERFACE_BITS << INTERFACE_BITS;
-            Ipv6Addr::from_bits(network).into()
-        }
-        address => address,
+/// An address, which is counted by itself and, of IPv6, with its network.
+#[derive(Clone, Copy)]
+struct Source(IpAddr);
+
+impl Source {
+    /// The prefixes that it is counted by, and how many places each may have.
+    fn limits(self) -> impl Iterator<Item = (IpNet, usize)> {
+        let network = match self.0 {
+            IpAddr::V6(_) => IpNet::new(self.0, NETWORK_BITS).ok(),
+            IpAddr::V4(_) => None,
+        };
+        let network = network.map(|network| (network.trunc(), PLACES_OF_NETWORK));
+        [(self.0.into(), PLACES_OF_ADDRESS)]
+            .into_iter()
+            .chain(network)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     #[tokio::test]
     async fn one_source_leaves_places_to_others() {
         let places = Places::default();
-        let take = async |address: String| {
-            let place = places.free().await.unwrap();
-            place.take(address.parse().unwrap())
-        };
-        for (own, other) in [("10.0.0.1", "10.0.0.2"), ("2001:db8::", "2001:db8:0:1::")] {
+        let take = async |from: IpAddr| places.free().await.unwrap().take(from);
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        for (own, other) in [("10.0.0.1", "10.0.0.2"), ("2001:db8::1", "2001:db8::2")] {
             let mut held = Vec::new();
-            for host in 0..PLACES_OF_SOURCE {
-                // Addresses of one network are one host's.
-                let suffix = if own.ends_with(':') {
-                    format!("{host:x}")
-                } else {
-                    String::new()
-                };
-                held.push(take(format!("{own}{suffix}")).await.unwrap());
+            for _ in 0..PLACES_OF_ADDRESS {
+                held.push(take(ip(own)).await.unwrap());
             }
-            assert!(take(own.to_owned()).await.is_none());
-            assert!(take(other.to_owned()).await.is_some());
+            assert!(take(ip(own)).await.is_none());
+            assert!(take(ip(other)).await.is_some());
             held.pop();
-            assert!(take(own.to_owned()).await.is_some());
+            assert!(take(ip(own)).await.is_some());
         }
         places.all_free().await;
         assert!(places.taken.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn one_ipv6_network_leaves_places_to_others() {
+        let places = Places::default();
+        let take = async |from: u128| {
+            let from = IpAddr::from(Ipv6Addr::from_bits(from));
+            places.free().await.unwrap().take(from)
+        };
+        let network = 0x2001_0db8_u128 << 96;
+        let mut held = Vec::new();
+        for host in 0..PLACES_OF_NETWORK as u128 {
+            held.push(take(network | host).await.unwrap());
+        }
+        assert!(take(network | 1 << 63).await.is_none());
+        assert!(take(network | 1 << 64).await.is_some());
     }
 }

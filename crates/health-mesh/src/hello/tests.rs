@@ -3,7 +3,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use super::places::PLACES_OF_SOURCE;
+use super::places::PLACES_OF_ADDRESS;
 use super::*;
 use crate::failure::Failure;
 use crate::http::{Asker, Hello, get_hello};
@@ -241,7 +241,7 @@ async fn a_source_with_all_its_places_gets_no_more() {
     let (listener, address) = loopback();
     let responder = start(listener, HelloKeys::default(), &[]);
     let mut silent = Vec::new();
-    for _ in 0..=PLACES_OF_SOURCE {
+    for _ in 0..=PLACES_OF_ADDRESS {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     let mut last = silent.pop().unwrap();

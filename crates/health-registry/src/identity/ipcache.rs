@@ -14,6 +14,8 @@ use crate::nodes::Node;
 pub struct IpcacheInputs<'a> {
     /// Addresses of this node, those included that endpoints have for a gateway, and of broadcasts that it gets.
     pub host: &'a [IpAddr],
+    /// What else leads to this host.
+    pub host_prefixes: &'a [IpNet],
     /// Addresses of this node's health endpoint.
     pub health: &'a [IpAddr],
     /// This node's endpoints.
@@ -101,6 +103,9 @@ pub fn ipcache(inputs: IpcacheInputs<'_>) -> BTreeMap<IpNet, (Identity, Option<I
     for ip in inputs.health {
         entries.insert(IpNet::from(*ip), (Identity::HEALTH, None));
     }
+    for prefix in inputs.host_prefixes {
+        entries.insert(prefix.trunc(), (Identity::HOST, None));
+    }
     for ip in inputs.host {
         entries.insert(IpNet::from(*ip), (Identity::HOST, None));
     }
@@ -183,6 +188,7 @@ mod tests {
         ]);
         let cache = ipcache(IpcacheInputs {
             host: &[ip("172.30.0.1"), ip("10.244.1.1")],
+            host_prefixes: &[ip("172.30.0.255").into(), "198.18.7.0/24".parse().unwrap()],
             health: &[ip("10.244.1.2")],
             endpoints: &BTreeMap::from([(ip("10.244.1.7"), Identity(301))]),
             own: "default/a",
@@ -193,6 +199,9 @@ mod tests {
         for (address, identity, node) in [
             ("172.30.0.1", Identity::HOST, None),
             ("10.244.1.1", Identity::HOST, None),
+            ("172.30.0.255", Identity::HOST, None),
+            ("198.18.7.9", Identity::HOST, None),
+            ("198.18.8.9", Identity::WORLD, None),
             ("10.244.1.2", Identity::HEALTH, None),
             ("10.244.1.7", Identity(301), None),
             ("10.244.1.9", Identity(1 << 24 | 1), None),
@@ -258,6 +267,7 @@ mod tests {
             );
             let cache = ipcache(IpcacheInputs {
                 host: &host,
+                host_prefixes: &[],
                 health: &health,
                 endpoints: &endpoints,
                 own: "default/me",
