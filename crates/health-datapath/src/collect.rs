@@ -11,7 +11,6 @@ use health_common::collect::{
     CHUNK, COLLECT_FLOWS, COLLECT_ORPHANS, COLLECTED, CollectHeader, CollectRequest, may_be_orphan,
 };
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
-use health_common::tcp::IP_PROTOCOL_TCP;
 use health_common::tuple::Tuple;
 use health_net::clock;
 
@@ -34,17 +33,8 @@ pub struct KernelTables {
 
 /// The maps of one IP version for some protocols.
 struct Protocols {
-    are_tcp: bool,
     flows: Table,
     translations: Table,
-}
-
-impl Protocols {
-    /// Whether what a key stands for belongs here. No program ever finds an entry of another protocol: an agent left
-    /// it that knew of no more than one map.
-    fn own(&self, key: &impl Tuple) -> bool {
-        (key.protocol() == IP_PROTOCOL_TCP) == self.are_tcp
-    }
 }
 
 impl KernelTables {
@@ -57,21 +47,20 @@ impl KernelTables {
             let map = open(&layout)?;
             Ok(Table { map, layout })
         };
-        let mut maps = |are_tcp, flows, translations| {
+        let mut maps = |flows, translations| {
             Ok(Protocols {
-                are_tcp,
                 flows: table(flows)?,
                 translations: table(translations)?,
             })
         };
         Ok(Self {
             v4: [
-                maps(true, layout::CT4, layout::NAT4)?,
-                maps(false, layout::CT_ANY4, layout::NAT_ANY4)?,
+                maps(layout::CT4, layout::NAT4)?,
+                maps(layout::CT_ANY4, layout::NAT_ANY4)?,
             ],
             v6: [
-                maps(true, layout::CT6, layout::NAT6)?,
-                maps(false, layout::CT_ANY6, layout::NAT_ANY6)?,
+                maps(layout::CT6, layout::NAT6)?,
+                maps(layout::CT_ANY6, layout::NAT_ANY6)?,
             ],
             program,
         })
@@ -126,18 +115,13 @@ impl KernelTables {
     {
         let now = clock::coarse_now_secs();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_FLOWS);
-        let mut strays = 0;
-        let seen = maps.flows.walk(|key: T, entry: CtEntry| {
-            if !maps.own(&key) {
-                strays += maps.flows.delete(&key)?;
-            } else if entry.has_expired(now) {
+        let seen = maps.flows.walk(|key, entry: CtEntry| {
+            if entry.has_expired(now) {
                 chunk.push(key)?;
             }
             Ok(())
         })?;
-        let mut answer = chunk.finish()?;
-        answer.flows += strays;
-        Ok((seen, answer))
+        Ok((seen, chunk.finish()?))
     }
 
     /// Removes the entries of translations whose flow is gone. Returns how many there were, too.
@@ -150,7 +134,6 @@ impl KernelTables {
         let now_ns = clock::now_ns();
         let mut chunk = Chunk::<T>::new(&self.program, COLLECT_ORPHANS);
         let flows = &maps.flows;
-        let mut strays = 0;
         let seen = maps.translations.walk(|key: T, entry: T::Translation| {
             // The program would find out as well, but its looking counts as use of the flow's entry.
             let is_orphan = || {
@@ -158,16 +141,12 @@ impl KernelTables {
                 let back = flow.reply();
                 Ok::<_, io::Error>(!flows.contains(&flow)? && !flows.contains(&back)?)
             };
-            if !maps.own(&key) {
-                strays += maps.translations.delete(&key)?;
-            } else if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
+            if may_be_orphan(T::created_ns(&entry), now_ns) && is_orphan()? {
                 chunk.push(key)?;
             }
             Ok(())
         })?;
-        let mut answer = chunk.finish()?;
-        answer.translations += strays;
-        Ok((seen, answer))
+        Ok((seen, chunk.finish()?))
     }
 }
 
@@ -236,11 +215,6 @@ impl Table {
     fn contains<K: Pod>(&self, key: &K) -> io::Result<bool> {
         let mut value = vec![0; self.size().value];
         sys::lookup(self.map.fd().as_fd(), sys::bytes_of(key), &mut value)
-    }
-
-    /// How many entries of that key there were.
-    fn delete<K: Pod>(&self, key: &K) -> io::Result<u64> {
-        sys::delete(self.map.fd().as_fd(), sys::bytes_of(key)).map(u64::from)
     }
 
     fn fill(&self) -> io::Result<Fill> {

@@ -2,14 +2,13 @@
 //! flows outlive that.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
 
 use anyhow::Context as _;
 use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
 use health_common::ct::{CtEntry, DEFAULT_ENTRIES, TUPLE_OUT, Tuple4};
 use health_common::nat::NatEntry4;
-use health_datapath::dump::{OpenMap, Pinned};
+use health_datapath::dump::Pinned;
 use health_datapath::layout::{self, MapLayout};
 use health_datapath::loader::ProgramLog;
 use health_datapath::{Datapath, MapSizes};
@@ -23,7 +22,6 @@ use tests::{Bed, Node, PATIENCE};
 const ECHOES: u64 = 5;
 const FLOWS: u32 = 3_000;
 const TCP: u8 = 6;
-const UDP: u8 = 17;
 
 fn rows(node: &Node, listing: &str) -> anyhow::Result<Vec<Value>> {
     let rows = node.listing(listing)?;
@@ -294,96 +292,4 @@ fn a_move_that_was_cut_short_is_brought_to_its_end() -> anyhow::Result<()> {
     assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
     assert_eq!(maps.flows()?, 2);
     Ok(())
-}
-
-/// What an agent leaves that has one map of flows and one of translations for all protocols.
-#[test]
-#[ignore = "needs root"]
-fn flows_of_other_protocols_than_tcp_move_to_maps_of_their_own() -> anyhow::Result<()> {
-    let maps = Maps {
-        bpffs: Bpffs::mount(),
-    };
-    let pins = maps.location().pins();
-    let others = [
-        layout::CT_ANY4,
-        layout::CT_ANY6,
-        layout::NAT_ANY4,
-        layout::NAT_ANY6,
-    ];
-    let forget_others = || -> anyhow::Result<()> {
-        for map in others {
-            std::fs::remove_file(pins.join(map.name))?;
-        }
-        Ok(())
-    };
-    let are_there = || others.map(|map| pins.join(map.name).exists());
-    drop(maps.load(MapSizes::default())?);
-    forget_others()?;
-    let mut ct4 = maps.open::<Tuple4, CtEntry>(&layout::CT4)?;
-    let mut nat4 = maps.open::<Tuple4, NatEntry4>(&layout::NAT4)?;
-    let entry = CtEntry {
-        expires: coarse_now_secs() + 3_600,
-        ..CtEntry::default()
-    };
-    let datagram = |number| Tuple4 {
-        protocol: UDP,
-        ..flow(number)
-    };
-    for number in 0..FLOWS {
-        let flow = if number % 3 == 0 {
-            datagram(number)
-        } else {
-            flow(number)
-        };
-        ct4.insert(flow, entry, 0)?;
-        nat4.insert(flow, NatEntry4::default(), 0)?;
-    }
-
-    // A start that fails before its programs serve leaves all as it was.
-    drop(maps.load(MapSizes::default())?);
-    assert_eq!(are_there(), [false; 4]);
-    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
-    assert_eq!(ct4.keys().count(), FLOWS as usize);
-
-    // The programs that serve still make flows until they are replaced.
-    let mut datapath = maps.load(MapSizes::default())?;
-    ct4.insert(datagram(FLOWS), entry, 0)?;
-    nat4.insert(datagram(FLOWS), NatEntry4::default(), 0)?;
-    datapath.attach(&[])?;
-    drop(datapath);
-    assert_eq!(are_there(), [true; 4]);
-    assert_eq!(maps.room()?, (DEFAULT_ENTRIES, Vec::new()));
-    let protocols = |flows: &[Tuple4]| {
-        let of_tcp = flows.iter().filter(|flow| flow.protocol == TCP);
-        (of_tcp.count(), flows.len())
-    };
-    let (tcp, udp) = (FLOWS as usize * 2 / 3, FLOWS as usize / 3 + 1);
-    for (tcp_map, other_map) in [
-        (layout::CT4, layout::CT_ANY4),
-        (layout::NAT4, layout::NAT_ANY4),
-    ] {
-        assert_eq!(protocols(&keys(&pins, &tcp_map)?), (tcp, tcp));
-        assert_eq!(protocols(&keys(&pins, &other_map)?), (0, udp));
-    }
-
-    // The next start has nothing to move.
-    let id = || -> anyhow::Result<u32> { Ok(OpenMap::open(&pins.join(layout::CT4.name))?.id()) };
-    let before = id()?;
-    maps.load(MapSizes::default())?.attach(&[])?;
-    assert_eq!(id()?, before);
-    Ok(())
-}
-
-fn keys(pins: &Path, layout: &MapLayout) -> anyhow::Result<Vec<Tuple4>> {
-    let rows = OpenMap::open(&pins.join(layout.name))?;
-    let mut keys = Vec::new();
-    rows.each_raw(|key, _| {
-        let word = |at| u32::from_ne_bytes([key[at], key[at + 1], key[at + 2], key[at + 3]]);
-        keys.push(Tuple4 {
-            daddr_be: word(4),
-            protocol: key[12],
-            ..Tuple4::default()
-        });
-    })?;
-    Ok(keys)
 }

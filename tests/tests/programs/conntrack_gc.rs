@@ -24,7 +24,6 @@ use tests::{Bed as Nodes, PATIENCE, is_long, wait_for};
 
 const TCP: u8 = 6;
 const ICMP: u8 = 1;
-const UDP: u8 = 17;
 const SECOND_NS: u64 = 1_000_000_000;
 const NODE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const HEALTH: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
@@ -323,44 +322,6 @@ fn a_translation_stays_while_either_entry_of_its_flow_lives() {
     let collected = bed.collect(Family::Ipv4);
     assert_eq!((collected.flows.removed, collected.flows.alive), (1, 1));
     assert_eq!(collected.translations.removed, 0);
-    assert_eq!(bed.nat4.keys().count(), 2);
-}
-
-/// An agent that knew of one map for all protocols may have left them.
-#[test]
-#[ignore = "needs root"]
-fn what_is_in_the_map_of_another_protocol_goes() {
-    let mut bed = Bed::new();
-    let datagram = Tuple4 {
-        protocol: UDP,
-        ..flow4(0)
-    };
-    bed.enter4(datagram, now() + 60, 40_000, now_ns());
-    bed.enter4(flow4(1), now() + 60, 40_001, now_ns());
-    bed.ct_any4
-        .insert(flow4(2), entry(now() + 60), 0)
-        .expect("room");
-    bed.ct_any4
-        .insert(echo_flow(0), entry(now() + 60), 0)
-        .expect("room");
-    let collected = bed.collect(Family::Ipv4);
-    assert_eq!(
-        collected,
-        CollectionOutcome {
-            flows: Pass {
-                removed: 2,
-                refreshed: 0,
-                alive: 2
-            },
-            translations: Pass {
-                removed: 2,
-                refreshed: 0,
-                alive: 2
-            },
-        }
-    );
-    assert!(bed.ct4.get(&flow4(1), 0).is_ok());
-    assert!(bed.ct_any4.get(&echo_flow(0), 0).is_ok());
     assert_eq!(bed.nat4.keys().count(), 2);
 }
 
