@@ -101,17 +101,15 @@ fn collect_key<T: Version>(frame: &Frame, index: u32, now_ns: u64) -> u32 {
     };
     let (flows, translations) = (T::flows(), T::translations());
     if key.protocol() == IP_PROTOCOL_TCP {
-        let (flows, translations) = (flows.tcp, translations.tcp);
         let maps = Maps {
-            flows,
-            translations,
+            flows: flows.tcp,
+            translations: translations.tcp,
         };
         maps.collect(operation, *key, now_ns)
     } else {
-        let (flows, translations) = (flows.others, translations.others);
         let maps = Maps {
-            flows,
-            translations,
+            flows: flows.others,
+            translations: translations.others,
         };
         maps.collect(operation, *key, now_ns)
     }
