@@ -141,7 +141,8 @@ fn read(frame: &Frame) -> Option<u32> {
         }
         IP_PROTOCOL_UDP => {
             let mut ports_be = [0_u16; 2];
-            load(frame, L4_AT6 as u32, &mut ports_be, size_of::<u32>() as u32)?;
+            let len = size_of_val(&ports_be) as u32;
+            load(frame, L4_AT6 as u32, &mut ports_be, len)?;
             asks_by_dhcp(ip, ports_be).then_some(OF_DHCP)
         }
         _ => None,

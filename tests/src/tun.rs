@@ -26,11 +26,6 @@ const LONGEST: usize = 1 << 16;
 /// Most time between two looks whether to end.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Makes a file stand for a device (linux/if_tun.h).
-const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
-/// Gives such a device, which must be down, another type.
-const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
-
 /// Two tun devices that are joined. Both go when it is dropped.
 #[derive(Debug)]
 pub struct TunLink {
@@ -92,11 +87,11 @@ fn open(device: &str, link_type: Option<u16>) -> io::Result<File> {
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
     // SAFETY: an open file and a request that the kernel reads; it ends the name itself.
-    Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETIFF, &raw const request) })?;
+    Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw const request) })?;
     if let Some(link_type) = link_type {
         let link_type = libc::c_ulong::from(link_type);
-        // SAFETY: an open file and a number.
-        Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), TUNSETLINK, link_type) })?;
+        // SAFETY: an open file and a number. The kernel takes it since the device is still down.
+        Errno::result(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETLINK, link_type) })?;
     }
     Ok(file)
 }

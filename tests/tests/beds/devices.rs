@@ -23,8 +23,6 @@ const OUTSIDE: [IpAddr; 2] = [
 const NATIVE: &str = "--native-routing-cidr 10.244.0.0/16 --native-routing-cidr fd00:10:244::/48";
 /// Where the other ends of transfers are.
 const TRANSFERS: u16 = 7001;
-/// A type of devices that programs cannot read (linux/if_arp.h).
-const ARPHRD_INFINIBAND: u16 = 32;
 
 /// Two nodes without agents, each changed by these commands.
 fn bed(flags: &str, commands: impl Fn(&Node, &Node) -> Vec<String>) -> anyhow::Result<Bed> {
@@ -265,7 +263,7 @@ fn programs_follow_where_a_tun_device_takes_the_place_of_an_uplink() -> anyhow::
 #[ignore = "needs root"]
 fn an_uplink_that_programs_cannot_read_is_named_and_left_alone() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).without_agents().start()?;
-    let _link = join_by_tun(&bed, "ib0", Some(ARPHRD_INFINIBAND))?;
+    let _link = join_by_tun(&bed, "ib0", Some(libc::ARPHRD_INFINIBAND))?;
     for node in bed.nodes() {
         node.start_agent()?;
     }

@@ -11,7 +11,9 @@ use aya::programs::{SchedClassifier, TestRun as _};
 use aya::{Pod, TestRunOptions};
 use health_common::collect::{CHUNK, COLLECT_FLOWS, COLLECTED, NOT_A_REQUEST};
 use health_common::config::DatapathConfig;
-use health_common::ct::{CtEntry, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6};
+use health_common::ct::{
+    CtEntry, DEFAULT_ANY_ENTRIES, DEFAULT_ENTRIES, TUPLE_IN, TUPLE_OUT, Timeouts, Tuple4, Tuple6,
+};
 use health_common::metrics::Reason;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::tuple::Tuple;
@@ -33,10 +35,6 @@ const HOST_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x01];
 const ECHO_ID: u16 = 7;
 /// Lifetime of the flows of echoes, seconds: a flow expires as the last of them begins.
 const LIFETIME_SECS: u32 = 2;
-/// Entries that the maps of TCP have room for.
-const CAPACITY: u32 = 65_536;
-/// As [`CAPACITY`], of other protocols.
-const ANY_CAPACITY: u32 = 32_768;
 
 /// A loaded datapath, its maps and their collector.
 struct Bed {
@@ -357,7 +355,7 @@ fn how_full_a_map_is_shows_without_reading_it_all() {
     assert_eq!(fill(&bed).entries, 0);
     fill_up(&mut bed, 1_000);
     assert_eq!(fill(&bed).entries, 1_000);
-    assert_eq!(fill(&bed).capacity, u64::from(CAPACITY));
+    assert_eq!(fill(&bed).capacity, u64::from(DEFAULT_ENTRIES));
     // An estimate: these are six standard deviations.
     fill_up(&mut bed, 30_000);
     let entries = fill(&bed).entries;
@@ -509,7 +507,7 @@ fn flows_that_come_back_after_they_expired_stay_from_then_on() {
 fn a_full_map_makes_room_while_it_is_collected_and_is_empty_when_all_have_expired() {
     let bed = Bed::new();
     let program = bed.run.program("to_endpoint");
-    let flows = ANY_CAPACITY + ANY_CAPACITY / 2;
+    let flows = DEFAULT_ANY_ENTRIES + DEFAULT_ANY_ENTRIES / 2;
     let ((), runs, _) = while_collecting(&bed.tables, || {
         for n in 0..flows {
             assert_eq!(answer(&program, &echo_request(n)), REDIRECT);
@@ -540,7 +538,7 @@ fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow:
     bed.wait_all_reachable(PATIENCE)?;
     let mut flows: HashMap<_, Tuple4, CtEntry> = pinned(&node.pins().join("HEALTH_CT4"));
     // Nothing of it has expired.
-    for n in 0..CAPACITY * 9 / 10 {
+    for n in 0..DEFAULT_ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(u32::MAX), 0)?;
     }
     let line = "Nearly full maps:   HEALTH_CT4 (";
@@ -550,7 +548,7 @@ fn an_agent_tells_of_a_map_that_is_nearly_full_and_collects_at_once() -> anyhow:
         Ok((told && !collected.is_empty()).then_some(()))
     })?;
     // Now they all have.
-    for n in 0..CAPACITY * 9 / 10 {
+    for n in 0..DEFAULT_ENTRIES * 9 / 10 {
         flows.insert(flow4(n), entry(1), 0)?;
     }
     wait_for("the collection", PATIENCE, || {
