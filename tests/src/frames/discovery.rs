@@ -3,11 +3,8 @@
 use std::net::Ipv6Addr;
 
 use super::maker::{Content, Maker};
+use super::{ALL_NODES, ALL_ROUTERS, LISTENERS_ROUTERS};
 use crate::packet::{IPV6, Ipv6};
-
-const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-const LISTENERS_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 impl Maker<'_> {
     /// A message of either.
@@ -210,4 +207,20 @@ impl Maker<'_> {
 pub(super) fn solicited(target: Ipv6Addr) -> Ipv6Addr {
     let [.., high, low] = target.segments();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | high & 0xff, low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_an_address_has_its_last_three_bytes() {
+        for (address, group) in [
+            ("fd00::1:2:3", "ff02::1:ff02:3"),
+            ("fe80::1234:5678", "ff02::1:ff34:5678"),
+        ] {
+            let address = address.parse().expect("an address");
+            assert_eq!(solicited(address).to_string(), group);
+        }
+    }
 }

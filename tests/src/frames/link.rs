@@ -5,14 +5,23 @@ use std::net::Ipv4Addr;
 use super::maker::{Content, Maker};
 use crate::packet::{ARP, IPV4, IPV6, arp};
 
-/// Ethernet types of all frames; those of tags are the last two. What carries a length in place of the type (IEEE 802.3) has
-/// one of the first two in the kernel: whether its first bytes are those of old Netware or not.
-pub const ETHERTYPES: [u16; 47] = [
-    1, 4, 0x0600, 0x0800, 0x0801, 0x0805, 0x0806, 0x0842, 0x22eb, 0x22f0, 0x22f3, 0x4305, 0x6003,
-    0x6558, 0x8035, 0x809b, 0x80f3, 0x8137, 0x86dc, 0x86dd, 0x86de, 0x8808, 0x8809, 0x8847, 0x8848,
-    0x8863, 0x8864, 0x888e, 0x8892, 0x88a2, 0x88a4, 0x88b5, 0x88be, 0x88cc, 0x88e5, 0x88e7, 0x88f7,
-    0x88f8, 0x88fb, 0x8902, 0x8906, 0x892f, 0x9100, 0x9200, 0xffff, 0x8100, 0x88a8,
+/// What the kernel takes for the type of a frame with a length in its place (IEEE 802.3): one for what begins as
+/// old Netware did, one for the rest.
+const OF_LENGTHS: [u16; 2] = [1, 4];
+/// Types of what is in frames.
+const OF_CONTENTS: [u16; 43] = [
+    0x0600, 0x0800, 0x0801, 0x0805, 0x0806, 0x0842, 0x22eb, 0x22f0, 0x22f3, 0x4305, 0x6003, 0x6558,
+    0x8035, 0x809b, 0x80f3, 0x8137, 0x86dc, 0x86dd, 0x86de, 0x8808, 0x8809, 0x8847, 0x8848, 0x8863,
+    0x8864, 0x888e, 0x8892, 0x88a2, 0x88a4, 0x88b5, 0x88be, 0x88cc, 0x88e5, 0x88e7, 0x88f7, 0x88f8,
+    0x88fb, 0x8902, 0x8906, 0x892f, 0x9100, 0x9200, 0xffff,
 ];
+/// Types of tags.
+const OF_TAGS: [u16; 2] = [0x8100, 0x88a8];
+
+/// Ethernet types of all frames, as the kernel tells them apart.
+pub(super) fn ethertypes() -> impl Iterator<Item = u16> {
+    OF_LENGTHS.into_iter().chain(OF_CONTENTS).chain(OF_TAGS)
+}
 
 impl Maker<'_> {
     /// ARP of every operation, as oneself, as others and as nobody.
@@ -112,7 +121,7 @@ impl Maker<'_> {
             }
             // One IP version under the other's type.
             6 => (if is_v4 { IPV6 } else { IPV4 }, packet),
-            _ => (self.pick(&ETHERTYPES[2..45]), packet),
+            _ => (self.pick(&OF_CONTENTS), packet),
         }
     }
 }

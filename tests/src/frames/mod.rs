@@ -17,8 +17,14 @@ use self::maker::Maker;
 pub use self::fate::{
     Fate, fate_of_received, fate_of_sent, is_of_host, names_address, without_tags,
 };
-pub use self::link::ETHERTYPES;
 pub use self::tap::{Outlet, Tap};
+
+/// All nodes of a link (RFC 4291 section 2.7.1).
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// All routers of a link (RFC 4291 section 2.7.1).
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+/// The routers that listeners of version 2 report to (RFC 3810 section 5.2.14).
+const LISTENERS_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 /// Somebody on a wire, or behind one.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,8 @@ use nix::sys::socket::{MsgFlags, bind, recv, setsockopt, sockopt};
 use nix::{setsockopt_impl, sockopt_impl};
 use socket2::{Domain, Socket, Type};
 
-use super::{ETHERTYPES, Frame};
+use super::Frame;
+use super::link::ethertypes;
 use crate::slowness;
 
 /// Room for the frames of a batch, bytes.
@@ -56,10 +57,9 @@ impl Tap {
 
     /// For each Ethernet type that a hostile frame can have, of what the device's programs have let pass: the kernel
     /// hands these out with what goes to its own stack, and not before.
-    pub fn behind_programs(device: &str) -> anyhow::Result<Vec<Self>> {
-        let types = ETHERTYPES.iter();
-        types
-            .map(|ethertype| Self::open(device, *ethertype))
+    pub fn behind_programs(device: &str) -> anyhow::Result<Vec<(u16, Self)>> {
+        ethertypes()
+            .map(|ethertype| Ok((ethertype, Self::open(device, ethertype)?)))
             .collect()
     }
 
