@@ -193,9 +193,10 @@ fn enter_into<K: Tuple, G: Gate<K>>(
             Err(refusal) if side == Side::Original => return Err(refusal),
             // Only a SYN may open a flow in the other direction on the same ports, and what may have been opened that
             // way: any other packet of the replying side is refused with its flow.
-            // SAFETY: as above.
             Err(refusal)
-                if !opens(protocol, flags) && unsafe { !is_picked_up(entry, protocol) } =>
+                if !opens(protocol, flags)
+                    // SAFETY: as above.
+                    && unsafe { !is_picked_up(entry, protocol) } =>
             {
                 return Err(refusal);
             }
