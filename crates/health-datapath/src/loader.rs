@@ -31,8 +31,7 @@ use super::kernel_rtt::{Account, KernelRtt};
 use super::layout::{self, LINK_PINS, MAPS, PROGRAM_PINS};
 use super::policy::PolicyTables;
 use super::resize::{MapSizes, PendingResize};
-use super::workloads::Workloads;
-use super::workloads::with_link_local;
+use super::workloads::{Workloads, with_link_local};
 use super::{DatapathError, Hook, PROGRAMS};
 
 /// How much the programs log. Levels above are cut out of the programs as they are loaded.

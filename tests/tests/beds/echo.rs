@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
+use health_common::ct::CtEntry;
 use nix::sys::signal::Signal;
 use tests::attached::has_tcx;
 use tests::ping::{Pinging, Runs, Summary};
 use tests::process::run;
 use tests::{Bed, Node, PATIENCE};
+
+/// Bytes of a conntrack entry.
+const CT_ENTRY_LEN: u32 = size_of::<CtEntry>() as u32;
 
 /// Two nodes that know each other, and the address of the first one's health endpoint.
 fn bed() -> anyhow::Result<(Bed, IpAddr)> {
@@ -90,7 +94,7 @@ fn an_upgrade_to_another_map_layout_loses_nothing() -> anyhow::Result<()> {
 
     assert_eq!(node.logged(&["of another layout"])?.len(), 1);
     let layout = MapInfo::from_pin(&pin)?;
-    assert_eq!(layout.value_size(), 56);
+    assert_eq!(layout.value_size(), CT_ENTRY_LEN);
     let aside = node.pins().with_file_name(format!("{}_old", node.name()));
     assert!(!aside.exists(), "{} is still there", aside.display());
     let summary = pinging.end()?;
@@ -125,7 +129,7 @@ fn an_upgrade_that_was_killed_and_taken_back_loses_nothing() -> anyhow::Result<(
                 .pin(node.pins().join("links").join(name))?;
         }
         node.take_over(None)?;
-        assert_eq!(MapInfo::from_pin(&pin)?.value_size(), 56);
+        assert_eq!(MapInfo::from_pin(&pin)?.value_size(), CT_ENTRY_LEN);
         assert!(!aside.exists(), "{} is still there", aside.display());
     }
     let summary = pinging.end()?;
