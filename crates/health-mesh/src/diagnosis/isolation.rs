@@ -50,10 +50,16 @@ impl Scope {
         }
     }
 
+    /// The peer's targets in this part that are probed.
+    fn probed<'p, 'a>(self, peer: &'p PeerFacts<'a>) -> impl Iterator<Item = &'p TargetFacts<'a>> {
+        let probed =
+            move |t: &&TargetFacts<'_>| self.holds(t.key) && !matches!(t.verdict, Verdict::Off);
+        peer.targets.iter().filter(probed)
+    }
+
     /// Whether this part of the peer's targets fails, and why; `None` if the peer has no such targets.
     fn fails(self, context: &Context<'_>, peer: &PeerFacts<'_>) -> Option<Option<(Why, Failure)>> {
-        let probed = |t: &&TargetFacts<'_>| self.holds(t.key) && !matches!(t.verdict, Verdict::Off);
-        let mut targets = peer.targets.iter().filter(probed).peekable();
+        let mut targets = self.probed(peer).peekable();
         targets.peek()?;
         let mut strongest: Option<(Why, &Failure)> = None;
         for target in targets {
@@ -140,9 +146,7 @@ impl OwnFault {
 
     /// What all HTTP probes of this peer agree in, and how one of them fails.
     fn of<'a>(peer: &PeerFacts<'a>) -> Option<(Self, &'a Failure)> {
-        let probed =
-            |t: &&TargetFacts<'_>| Scope::Http.holds(t.key) && !matches!(t.verdict, Verdict::Off);
-        let mut own_faults = peer.targets.iter().filter(probed).map(|target| {
+        let mut own_faults = Scope::Http.probed(peer).map(|target| {
             let Verdict::Unreachable(failure) = target.verdict else {
                 return None;
             };
