@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::{process, thread};
 
 use anyhow::Context as _;
-use aya::TestRunOptions;
+use aya::maps::{HashMap, Map, MapData};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _};
+use aya::{Pod, TestRunOptions};
 use health_common::config::DatapathConfig;
+use health_common::ct::CtEntry;
 use health_common::endpoint::{ENDPOINT_HEALTH, EndpointInfo};
 use health_common::{LAYOUT_VERSION, identity};
 use health_datapath::MapSizes;
@@ -283,6 +285,24 @@ impl TestRun {
     pub fn program(&self, name: &str) -> SchedClassifier {
         SchedClassifier::from_pin(self.location.pins().join("programs").join(name))
             .expect("a pinned program")
+    }
+
+    /// A pinned hash map, LRU or not.
+    pub fn hash_map<K: Pod, V: Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
+        let data = MapData::from_pin(self.location.pins().join(name)).expect("a pinned map");
+        let map = Map::from_map_data(data).expect("a known kind");
+        map.try_into().expect("a hash map")
+    }
+
+    /// Changes all conntrack entries of a map.
+    pub fn change_flows<K: Pod>(&self, name: &str, change: impl Fn(&mut CtEntry)) {
+        let mut flows: HashMap<MapData, K, CtEntry> = self.hash_map(name);
+        let keys: Vec<K> = flows.keys().map(|key| key.expect("a key")).collect();
+        for key in keys {
+            let mut entry = flows.get(&key, 0).expect("its entry");
+            change(&mut entry);
+            flows.insert(key, entry, 0).expect("an entry");
+        }
     }
 
     /// Runs a program on a packet.

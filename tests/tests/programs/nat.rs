@@ -133,9 +133,7 @@ impl Bed {
     }
 
     fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
-        let data = MapData::from_pin(self.0.location.pins().join(name)).expect("a pinned map");
-        let map = aya::maps::Map::from_map_data(data).expect("a known kind");
-        map.try_into().expect("a hash map")
+        self.0.hash_map(name)
     }
 
     /// Has an endpoint's packet leave.
@@ -174,16 +172,8 @@ impl Bed {
     /// Has the time of all IPv4 flows be over.
     fn expire_flows4(&self) {
         for name in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
-            let mut flows: HashMap<MapData, Tuple4, CtEntry> = self.map(name);
-            let keys: Vec<Tuple4> = flows.keys().map(|key| key.expect("a key")).collect();
-            for key in keys {
-                let entry = flows.get(&key, 0).expect("its entry");
-                let over = CtEntry {
-                    expires: 0,
-                    ..entry
-                };
-                flows.insert(key, over, 0).expect("an entry");
-            }
+            self.0
+                .change_flows::<Tuple4>(name, |entry| entry.expires = 0);
         }
     }
 

@@ -2,8 +2,7 @@
 
 use std::net::IpAddr;
 
-use aya::maps::{HashMap, Map, MapData};
-use health_common::ct::{CtEntry, Tuple4, Tuple6};
+use health_common::ct::{Tuple4, Tuple6};
 use health_common::identity;
 use health_common::ipcache::IpcacheEntry;
 use health_common::metrics::Reason;
@@ -248,10 +247,12 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
         .for_each(|flow| flow.open(&bed));
     // An endpoint before this one had another device.
     for map in ["HEALTH_CT4", "HEALTH_CT_ANY4"] {
-        on_another_device::<Tuple4>(&bed, map);
+        bed.run
+            .change_flows::<Tuple4>(map, |entry| entry.ifindex = 77);
     }
     for map in ["HEALTH_CT6", "HEALTH_CT_ANY6"] {
-        on_another_device::<Tuple6>(&bed, map);
+        bed.run
+            .change_flows::<Tuple6>(map, |entry| entry.ifindex = 77);
     }
     for flow in &taken_over {
         assert_eq!(flow.sends(&bed), None, "{flow}");
@@ -268,20 +269,5 @@ fn a_new_endpoint_inherits_no_flow_of_its_address() {
             assert_eq!(flow.error(&bed), DENIED, "{flow}");
             assert_eq!(flow.replies(&bed), DENIED, "{flow}");
         }
-    }
-}
-
-fn on_another_device<K: aya::Pod>(bed: &Bed, name: &str) {
-    let pin = bed.run.location.pins().join(name);
-    let map = Map::from_map_data(MapData::from_pin(pin).expect("a map")).expect("a known kind");
-    let mut flows: HashMap<MapData, K, CtEntry> = map.try_into().expect("a hash map");
-    let keys: Vec<K> = flows.keys().map(|key| key.expect("a key")).collect();
-    for key in keys {
-        let entry = flows.get(&key, 0).expect("its entry");
-        let other = CtEntry {
-            ifindex: 77,
-            ..entry
-        };
-        flows.insert(key, other, 0).expect("an entry");
     }
 }
