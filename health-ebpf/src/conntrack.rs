@@ -282,15 +282,12 @@ unsafe fn judge<K: Tuple, G: Gate<K>>(
         return Ok(true);
     }
     let admission = gate.admit(tuple);
-    // The same table may refuse it by now: its peer may be another. Asked for again, since the stack is short.
-    let table = match admission {
-        Ok(()) => gate.table(tuple.direction()),
-        Err(_) => Some(0),
-    };
+    // The same table may refuse it by now: its peer may be another.
+    let table = if admission.is_ok() { table } else { Some(0) };
     // SAFETY: as above.
     unsafe {
         if let Some(table) = table
-            && table != (*entry).policy
+            && table != allowed_by
         {
             (*entry).policy = table;
         }

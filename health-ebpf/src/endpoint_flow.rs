@@ -20,7 +20,7 @@ use crate::link::Link;
 use crate::maps::HEALTH_CONFIG;
 use crate::metrics::count;
 use crate::packet::{ParsedPacket, load};
-use crate::policy::{admit, table};
+use crate::policy::{Enforcement, admit};
 
 /// Enters a packet that goes in `direction` (as in a tuple) into the entry of its flow, unless the policy of the
 /// endpoint that sends it or is sent it refuses it. Without an endpoint there is no policy, and its sender is not
@@ -41,7 +41,7 @@ pub fn track<T: Steps>(
             return Ok(());
         }
     }
-    match table(endpoint, direction) {
+    match Enforcement::of(endpoint).table(direction) {
         Some(table) => T::judge_message(frame.skb(), direction, message, table),
         None => Ok(()),
     }
@@ -232,7 +232,8 @@ fn enter_packet<T: Version>(
 ) -> EnterResult {
     let ctx = TcContext::new(skb);
     let frame = &Frame::new(&ctx);
-    let table = table(endpoint, direction);
+    let gate = EndpointGate::new(endpoint, frame);
+    let table = gate.enforcement.table(direction);
     let Some(config) = HEALTH_CONFIG.get(0) else {
         return EnterResult::DONE;
     };
@@ -263,7 +264,6 @@ fn enter_packet<T: Version>(
         return left_out(frame, direction, table, Reason::FragmentUnknown);
     }
     let flags = PacketFlags::of(&packet);
-    let gate = EndpointGate { endpoint, frame };
     let entered = enter_if(
         T::flows(),
         &mut packet.tuple,
@@ -287,8 +287,21 @@ fn enter_packet<T: Version>(
 
 /// The policy of an endpoint, if it has one, about the flow of a packet.
 struct EndpointGate<'a> {
-    endpoint: Option<&'a EndpointInfo>,
+    /// Its device; 0 without an endpoint.
+    ifindex: u32,
+    enforcement: Enforcement,
     frame: &'a Frame<'a>,
+}
+
+impl<'a> EndpointGate<'a> {
+    #[inline(always)]
+    fn new(endpoint: Option<&EndpointInfo>, frame: &'a Frame<'a>) -> Self {
+        Self {
+            ifindex: endpoint.map_or(0, |endpoint| endpoint.ifindex),
+            enforcement: Enforcement::of(endpoint),
+            frame,
+        }
+    }
 }
 
 impl<T: Version> Gate<T> for EndpointGate<'_> {
@@ -296,19 +309,18 @@ impl<T: Version> Gate<T> for EndpointGate<'_> {
 
     #[inline(always)]
     fn owns(&self, entry: &CtEntry) -> bool {
-        self.endpoint
-            .is_none_or(|endpoint| endpoint.ifindex == entry.ifindex)
+        self.ifindex == 0 || self.ifindex == entry.ifindex
     }
 
     #[inline(always)]
     fn table(&self, direction: u8) -> Option<u32> {
-        table(self.endpoint, direction)
+        self.enforcement.table(direction)
     }
 
     #[inline(always)]
     fn admit(&self, tuple: &T) -> Result<(), Reason> {
         let direction = tuple.direction();
-        let Some(table) = table(self.endpoint, direction) else {
+        let Some(table) = self.enforcement.table(direction) else {
             return Ok(());
         };
         admit(
@@ -424,7 +436,7 @@ fn is_related<T: Version>(
     // Routers on the way tell an endpoint of what did not get to others.
     let is_between = inner.reply.destination().0 == destination
         && (direction == TUPLE_IN || inner.reply.source().0 == source);
-    let gate = EndpointGate { endpoint, frame };
+    let gate = EndpointGate::new(endpoint, frame);
     is_between && is_admitted(T::flows(), &mut inner.reply, &gate)
 }
 

@@ -1,5 +1,7 @@
 //! Policy: which packets an endpoint may send and be sent.
 
+use core::ptr;
+
 use health_common::ct::TUPLE_IN;
 use health_common::endpoint::{
     ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, ENDPOINT_HEALTH, EndpointInfo,
@@ -14,18 +16,44 @@ use health_common::policy::{
 use crate::ipcache::{TrieKey, identity_of};
 use crate::maps::{HEALTH_POLICY, HEALTH_POLICY_COUNTERS};
 
-/// The table that decides about what an endpoint is sent (`direction` as in a tuple: in) or sends (out). `None`
-/// where its policy is not enforced, as never for the health endpoint: the mesh's probes always pass.
-#[inline(always)]
-pub fn table(endpoint: Option<&EndpointInfo>, direction: u8) -> Option<u32> {
-    let enforced = if direction == TUPLE_IN {
-        ENDPOINT_ENFORCE_INGRESS
-    } else {
-        ENDPOINT_ENFORCE_EGRESS
-    };
-    endpoint
-        .filter(|endpoint| endpoint.flags & (enforced | ENDPOINT_HEALTH) == enforced)
-        .map(|endpoint| endpoint.policy)
+/// How the policy of an endpoint is enforced.
+#[derive(Clone, Copy, Default)]
+pub struct Enforcement {
+    /// Those of [`EndpointInfo`].
+    flags: u32,
+    /// Number of the policy's table.
+    table: u32,
+}
+
+impl Enforcement {
+    /// That of an endpoint; nothing is enforced without one.
+    ///
+    /// Reads it once: the agent may replace the value meanwhile, whose memory the kernel uses again at once. What is
+    /// entered must not name another table than the one that was asked.
+    #[inline(always)]
+    pub fn of(endpoint: Option<&EndpointInfo>) -> Self {
+        endpoint.map_or(Self::default(), |endpoint| {
+            // SAFETY: fields of a reference. Volatile: the compiler must not read them again.
+            unsafe {
+                Self {
+                    flags: ptr::read_volatile(&raw const endpoint.flags),
+                    table: ptr::read_volatile(&raw const endpoint.policy),
+                }
+            }
+        })
+    }
+
+    /// The table that decides about what the endpoint is sent (`direction` as in a tuple: in) or sends (out). `None`
+    /// where its policy is not enforced, as never for the health endpoint: the mesh's probes always pass.
+    #[inline(always)]
+    pub fn table(self, direction: u8) -> Option<u32> {
+        let enforced = if direction == TUPLE_IN {
+            ENDPOINT_ENFORCE_INGRESS
+        } else {
+            ENDPOINT_ENFORCE_EGRESS
+        };
+        (self.flags & (enforced | ENDPOINT_HEALTH) == enforced).then_some(self.table)
+    }
 }
 
 /// What the policy in `table` says about a packet of `length` bytes from the Ethernet header on, which comes from

@@ -112,7 +112,7 @@ pub(super) fn find_reply<T: Version>(frame: &Frame, passage: &mut Passage<T>) ->
         // The next packet out tries again.
         let _ = T::translations().insert(&flow, &out, u64::from(BPF_NOEXIST));
     }
-    if passage.needs_ct() {
+    if passage.needs_ct() && !is_endpoint(&flow.source().0) {
         flow = flow.reply();
         let traffic = received(frame, ip_at);
         // As on the way out.

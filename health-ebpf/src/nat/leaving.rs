@@ -49,13 +49,13 @@ pub(super) fn read_leaving<T: Version>(frame: &Frame, passage: &mut Passage<T>) 
     let Some((source, destination)) = T::addresses(frame, ip_at) else {
         return StepResult::PASSED;
     };
-    let Some(sender) = sender::<T>(&source, settings) else {
+    let Some((sender, ifindex)) = sender::<T>(frame, &source, settings) else {
         return StepResult::PASSED;
     };
     if sender == Sender::Node && is_native::<T>(&destination, settings) {
         return StepResult::PASSED;
     }
-    passage.sender = sender;
+    (passage.sender, passage.ifindex) = (sender, ifindex);
     let Some(ParsedPacket {
         mut packet,
         content_at,
@@ -98,7 +98,7 @@ pub(super) fn find<T: Version>(frame: &Frame, passage: &mut Passage<T>) -> StepR
         } else {
             identity::UNKNOWN
         },
-        ifindex: frame.ifindex(),
+        ifindex: passage.ifindex,
         ..Traffic::default()
     };
     let (flags, timeouts) = (passage.packet_flags(), &config.timeouts);
@@ -150,16 +150,24 @@ pub(super) fn rewrite_source<T: Version>(frame: &Frame, passage: &mut Passage<T>
     passage.rewrite(frame, &ends)
 }
 
-/// Who sends a packet with this source; `None` for those that are none of our business.
+/// Who sends a packet with this source, and the device whose programs enter its flow: of an endpoint its own, so that
+/// they take the entry for theirs. `None` for those that are none of our business.
 #[inline(always)]
-fn sender<T: Version>(source: &T::Address, settings: &Masquerade<T::Address>) -> Option<Sender> {
+fn sender<T: Version>(
+    frame: &Frame,
+    source: &T::Address,
+    settings: &Masquerade<T::Address>,
+) -> Option<(Sender, u32)> {
     if *source == settings.node_be {
-        return Some(Sender::Node);
+        return Some((Sender::Node, frame.ifindex()));
     }
-    if HEALTH_ENDPOINTS.get_ptr(source.to_addr()).is_some() {
-        return Some(Sender::Endpoint);
+    if let Some(endpoint) = HEALTH_ENDPOINTS.get_ptr(source.to_addr()) {
+        // SAFETY: a value of that map; a single word.
+        return Some((Sender::Endpoint, unsafe { (*endpoint).ifindex }));
     }
-    settings.is_behind(source).then_some(Sender::Routed)
+    settings
+        .is_behind(source)
+        .then_some((Sender::Routed, frame.ifindex()))
 }
 
 /// Whether packets to this address keep their source.

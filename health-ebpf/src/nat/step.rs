@@ -74,6 +74,8 @@ pub(super) struct Passage<T: Version> {
     /// Where the transport header or the ICMP error begins.
     pub(super) content_at: u32,
     pub(super) sender: Sender,
+    /// Device that the entry of its flow names, if that is made.
+    pub(super) ifindex: u32,
     /// A later fragment: there is no transport header.
     pub(super) is_later: u32,
     /// Of the segment, 0 for other protocols.
@@ -89,6 +91,7 @@ impl<T: Version> Passage<T> {
             ip_at: ip_at as u32,
             content_at: 0,
             sender: Sender::Node,
+            ifindex: 0,
             is_later: 0,
             tcp_flags: 0,
         }

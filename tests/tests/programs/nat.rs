@@ -19,6 +19,8 @@ use tests::packet::{
 use tests::testrun::{DROP, GO_ON, IFINDEX, Outcome, TestRun};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0x0e];
+/// The device of an endpoint; no test run is at it.
+const ENDPOINT_IFINDEX: u32 = 77;
 const ENDPOINT4: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 7);
 const ENDPOINT6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 1, 0, 0, 0, 7);
 
@@ -130,6 +132,16 @@ impl Bed {
                 .expect("a peer");
         }
         bed
+    }
+
+    fn add_endpoint(&self, address: IpAddr) {
+        let endpoint = EndpointInfo {
+            ifindex: ENDPOINT_IFINDEX,
+            ..EndpointInfo::default()
+        };
+        self.map("HEALTH_ENDPOINTS")
+            .insert(Addr::from(address), endpoint, 0)
+            .expect("an endpoint");
     }
 
     fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
@@ -829,16 +841,41 @@ fn hosts_behind_a_gateway_are_masqueraded_and_tracked_by_the_uplinks() {
 #[ignore = "needs root"]
 fn a_packet_to_an_endpoint_in_a_gateways_network_is_not_entered_on_its_arrival() {
     let bed = Bed::new("32768-65535");
-    let mut endpoints: HashMap<MapData, Addr, EndpointInfo> = bed.map("HEALTH_ENDPOINTS");
     for hosts in both() {
-        endpoints
-            .insert(Addr::from(hosts.routed), EndpointInfo::default(), 0)
-            .expect("an endpoint");
+        bed.add_endpoint(hosts.routed);
         for protocol in [TCP, UDP] {
             let request = packet(protocol, (hosts.far, 50_000), (hosts.routed, 8080));
             assert_eq!(bed.arrive(&request), passed(&request));
             assert_eq!(bed.flows(), [], "of protocol {protocol}");
         }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_an_uplink_enters_for_an_endpoint_names_the_endpoints_device() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        bed.add_endpoint(hosts.routed);
+        let _ = bed.leave(&packet(UDP, (hosts.routed, 1000), (hosts.far, 53)));
+        assert_eq!(bed.flow((hosts.routed, 1000)).ifindex, ENDPOINT_IFINDEX);
+    }
+}
+
+/// Else what arrives would prolong a flow that the endpoint's policy refuses.
+#[test]
+#[ignore = "needs root"]
+fn what_arrives_for_an_endpoint_is_entered_by_its_own_programs_alone() {
+    let bed = Bed::new("32768-65535");
+    for hosts in both() {
+        let (from, to) = ((hosts.routed, 1000), (hosts.far, 53));
+        let outcome = bed.leave(&packet(UDP, from, to));
+        let port = source_port(UDP, &outcome.bytes);
+        bed.add_endpoint(hosts.routed);
+        let back = packet(UDP, to, (hosts.node, port));
+        assert_eq!(bed.arrive(&back), passed(&packet(UDP, to, from)));
+        let entry = bed.flow(from);
+        assert_eq!((entry.tx_packets, entry.rx_packets), (1, 0));
     }
 }
 
