@@ -1,6 +1,5 @@
 //! The endpoints of workloads: their manager, and what builds their datapath.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -109,17 +108,10 @@ pub(super) fn surroundings(
     registry: &dyn Registry,
     netlink: Handle,
 ) -> Surroundings {
-    let gateways = [
-        node.endpoint.gateway4().map(IpAddr::from),
-        node.endpoint.gateway6().map(IpAddr::from),
-    ];
     let host = own.addresses.iter().chain(&own.secondary_addresses);
     Surroundings {
         own: own.full_name(),
-        host: host
-            .copied()
-            .chain(gateways.into_iter().flatten())
-            .collect(),
+        host: host.copied().collect(),
         netlink,
         host_prefixes: None,
         health: node.health_addresses(),

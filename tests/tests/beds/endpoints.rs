@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use health_common::identity;
 use health_model::api::Endpoint;
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
@@ -153,6 +154,12 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
         asks(&c, &a, address)?;
         asks(&b, &a, address)?;
         anyhow::ensure!(here.pings(address)?, "the host does not reach {address}");
+    }
+    // The host has no gateway's address: it routes what is sent there, so no rule for the host is about it.
+    for gateway in [first.gateway4, first.gateway6].into_iter().flatten() {
+        let known = here.listing(&format!("bpf ipcache get {gateway}"))?;
+        let entry = known.get(0).unwrap_or(&known);
+        assert_eq!(entry["identity"], identity::WORLD, "{known}");
     }
     // From an address that is not its own, nothing leaves.
     a.exec("ip address add 10.99.0.1/32 dev eth0")?.success()?;

@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub struct Surroundings {
     /// This node's full name, `cluster/node`.
     pub own: String,
-    /// Addresses of this node, those included that endpoints have for a gateway.
+    /// Addresses of this node.
     pub host: Vec<IpAddr>,
     /// Tells what addresses this host has beside those.
     pub netlink: Handle,

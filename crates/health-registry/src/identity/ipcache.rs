@@ -12,7 +12,7 @@ use crate::nodes::Node;
 /// What is known of addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct IpcacheInputs<'a> {
-    /// Addresses of this node, those included that endpoints have for a gateway, and of broadcasts that it gets.
+    /// Addresses of this node.
     pub host: &'a [IpAddr],
     /// What else leads to this host.
     pub host_prefixes: &'a [IpNet],
