@@ -181,6 +181,10 @@ impl NodeIpam {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
+
     use super::*;
 
     const COOLING: Duration = Duration::from_secs(60);
@@ -259,5 +263,132 @@ mod tests {
         allocate(&mut ipam, 2, now).unwrap();
         assert_eq!(ipam.leaks(|id| id == 2), [(leaked, owner(1))]);
         assert_eq!(ipam.leaks(|_| true), []);
+    }
+
+    /// What is asked of the addresses.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Allocate(u16),
+        Claim(u8, u16),
+        Release(u16),
+        SetAside(u8),
+        Wait(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let endpoint = || 1_u16..6;
+        // Addresses that nobody may have are among these.
+        let host = || 0_u8..18;
+        let step = prop_oneof![
+            4 => endpoint().prop_map(Step::Allocate),
+            2 => (host(), endpoint()).prop_map(|(host, endpoint)| Step::Claim(host, endpoint)),
+            2 => endpoint().prop_map(Step::Release),
+            1 => host().prop_map(Step::SetAside),
+            1 => (1_u64..90).prop_map(Step::Wait),
+        ];
+        proptest::collection::vec(step, 1..60)
+    }
+
+    /// The same, said plainly: who has each address, and since when it cools down.
+    #[derive(Default)]
+    struct Plain {
+        owners: BTreeMap<IpAddr, u16>,
+        cooling: Vec<(Instant, IpAddr)>,
+    }
+
+    impl Plain {
+        fn usable() -> impl Iterator<Item = IpAddr> {
+            (2_u8..15).map(|host| IpAddr::from([10, 0, 0, host]))
+        }
+
+        fn is_cooling(&self, address: IpAddr) -> bool {
+            self.cooling.iter().any(|(_, cooling)| *cooling == address)
+        }
+
+        fn free(&self) -> Vec<IpAddr> {
+            Self::usable()
+                .filter(|one| !self.owners.contains_key(one) && !self.is_cooling(*one))
+                .collect()
+        }
+
+        /// What may be given out now.
+        fn candidates(&mut self, now: Instant) -> Vec<IpAddr> {
+            self.cooling.retain(|(since, _)| now - *since < COOLING);
+            let free = self.free();
+            if free.is_empty() {
+                return self
+                    .cooling
+                    .first()
+                    .map(|(_, one)| *one)
+                    .into_iter()
+                    .collect();
+            }
+            free
+        }
+
+        fn give(&mut self, address: IpAddr, endpoint: u16) {
+            self.cooling.retain(|(_, cooling)| *cooling != address);
+            self.owners.insert(address, endpoint);
+        }
+
+        fn cool(&mut self, now: Instant, mut is_to_cool: impl FnMut(IpAddr, u16) -> bool) {
+            let owned = std::mem::take(&mut self.owners);
+            for (address, endpoint) in owned {
+                if is_to_cool(address, endpoint) {
+                    self.cooling.push((now, address));
+                } else {
+                    self.owners.insert(address, endpoint);
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn addresses_are_given_out_as_a_plain_list_would(steps in steps(), seed: u64) {
+            let mut ipam = ipam(&["10.0.0.0/28"]);
+            let mut plain = Plain::default();
+            let mut rng = StdRng::seed_from_u64(seed);
+            let mut now = Instant::now();
+            let address = |host: u8| IpAddr::from([10, 0, 0, host]);
+            for step in steps {
+                match step {
+                    Step::Allocate(endpoint) => {
+                        let candidates = plain.candidates(now);
+                        match ipam.allocate(Family::V4, owner(endpoint), now, &mut rng) {
+                            Ok(given) => {
+                                prop_assert!(candidates.contains(&given), "{given} of {candidates:?}");
+                                plain.give(given, endpoint);
+                            }
+                            Err(error) => prop_assert!(candidates.is_empty(), "{error}: {candidates:?}"),
+                        }
+                    }
+                    Step::Claim(host, endpoint) => {
+                        let address = address(host);
+                        let may_have = Plain::usable().any(|one| one == address)
+                            && !plain.owners.contains_key(&address);
+                        let claimed = ipam.claim(address, owner(endpoint));
+                        prop_assert_eq!(claimed.is_ok(), may_have, "{:?}", claimed);
+                        if may_have {
+                            plain.give(address, endpoint);
+                        }
+                    }
+                    Step::Release(endpoint) => {
+                        ipam.release(endpoint, now);
+                        plain.cool(now, |_, owner| owner == endpoint);
+                    }
+                    Step::SetAside(host) => {
+                        ipam.set_aside(address(host), now);
+                        plain.cool(now, |one, _| one == address(host));
+                    }
+                    Step::Wait(seconds) => now += Duration::from_secs(seconds),
+                }
+                let owners: BTreeMap<_, _> = ipam
+                    .owners()
+                    .map(|(address, owner)| (address, owner.endpoint))
+                    .collect();
+                prop_assert_eq!(&owners, &plain.owners);
+            }
+        }
     }
 }
