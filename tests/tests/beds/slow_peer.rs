@@ -175,8 +175,8 @@ fn wait_quiet(by: &Node, of: &Node, but: Option<&str>) -> anyhow::Result<Option<
 struct ExpectedReport {
     /// Where the time goes.
     place: &'static str,
-    /// Addresses that are slow. Over HTTP they are told as well, where that was steady before: on a busy
-    /// machine it is not.
+    /// Addresses whose echoes are slow. What is told of HTTP depends on the machine: agents answer it, and a busy one
+    /// lets them wait at any address.
     slow_addresses: usize,
     /// What the node itself tells of others, if anything.
     by_itself: &'static str,
@@ -203,7 +203,6 @@ fn slow_down(bed: &Bed, relay: &Relay, expected: &ExpectedReport) -> anyhow::Res
     let by_icmp = |told: &&String| told.starts_with("ICMP");
     let echoes = told.evidence.iter().filter(by_icmp).count();
     assert_eq!(echoes, expected.slow_addresses, "{told:#?}");
-    assert!(told.evidence.len() <= 2 * echoes, "{told:#?}");
     for told in told.evidence.iter().chain([&told.message]) {
         let since = since(told)?;
         // Told in whole seconds, and known to a tenth of the round trips before.
