@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::Bed;
@@ -170,6 +171,13 @@ impl Etcd {
         }
         self.client_flags.push("--user=root:root".to_owned());
         Ok(())
+    }
+
+    /// Its process id. Fails while it does not run.
+    pub fn pid(&self) -> anyhow::Result<Pid> {
+        let server = self.server.as_ref().context("etcd does not run")?;
+        // A process id is a positive i32 that the standard library hands out as u32.
+        Ok(Pid::from_raw(server.id().cast_signed()))
     }
 
     /// Kills it at once, as a power cut would.

@@ -1,22 +1,17 @@
 //! An agent killed at any moment of making and deleting endpoints leaves none half there, and nothing of those that
 //! are gone.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::client::Client;
-use health_model::api::{Endpoint, Enforcement, TakenAddress};
-use health_net::netns::{self, NetNs};
-use ipnet::IpNet;
+use health_model::api::Endpoint;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use tests::bed::command_in;
-use tests::process::run;
 use tests::{Bed, Node, PATIENCE, Snapshot, is_long, seed, wait_for};
+
+use crate::endpoint_report::{EndpointReport, Place, is_whole, rows, spawn};
 
 /// Moments at which the agent is killed.
 fn kills() -> usize {
@@ -25,9 +20,6 @@ fn kills() -> usize {
 
 /// Endpoints that nobody touches.
 const RESIDENTS: usize = 2;
-/// Identities of the host and of health endpoints.
-const HOST: u32 = 1;
-const HEALTH: u32 = 4;
 
 const POLICY: &str = r#"
 apiVersion: "cilium.io/v2"
@@ -43,63 +35,9 @@ spec:
     - host
 "#;
 
-/// A network namespace for an endpoint, which goes with this value.
-struct Place {
-    name: String,
-    path: String,
-}
-
-impl Place {
-    fn new(number: usize) -> anyhow::Result<Self> {
-        let name = format!("hkill-{number}");
-        // One that a killed test left.
-        netns::remove(&name)?;
-        let path = NetNs::create(&name)?.path().display().to_string();
-        Ok(Self { name, path })
-    }
-
-    /// The devices in it besides the loopback, with their addresses of global scope.
-    fn devices(&self) -> anyhow::Result<BTreeMap<String, BTreeSet<IpAddr>>> {
-        let listed = run(command_in(&self.name, "ip").args(["-j", "address", "show"]))?;
-        let listed: Value = serde_json::from_str(&listed.success()?)?;
-        let devices = listed.as_array().context("no list of devices")?.iter();
-        let devices = devices.filter(|device| device["ifname"] != "lo");
-        devices
-            .map(|device| {
-                let name = text(&device["ifname"])?;
-                let addresses = device["addr_info"].as_array().into_iter().flatten();
-                let global = addresses.filter(|address| address["scope"] == "global");
-                let global = global.map(|address| Ok(text(&address["local"])?.parse::<IpAddr>()?));
-                Ok((name.to_owned(), global.collect::<anyhow::Result<_>>()?))
-            })
-            .collect()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = netns::remove(&self.name);
-    }
-}
-
-fn text(value: &Value) -> anyhow::Result<&str> {
-    value.as_str().with_context(|| format!("no text: {value}"))
-}
-
-fn rows(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
-
-fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> + use<> {
-    endpoint.ipv4.into_iter().chain(endpoint.ipv6)
-}
-
-/// Starts something of the agent's command line.
-fn spawn(node: &Node, words: &str) -> anyhow::Result<Child> {
-    let mut command = node.cli_command();
-    command.args(words.split(' '));
-    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
-    Ok(command.spawn()?)
+/// Whether the policy selects it.
+fn is_protected(endpoint: &Endpoint) -> bool {
+    endpoint.labels.contains(&"unspec:app=web".to_owned())
 }
 
 /// Begins to make one endpoint and to delete another at once.
@@ -111,189 +49,6 @@ fn begin(node: &Node, make: &Place, labels: &str, delete: &Place) -> anyhow::Res
         )?,
         spawn(node, &format!("endpoint delete --netns {}", delete.path))?,
     ])
-}
-
-/// What the agent tells of its endpoints, the health endpoint's addresses apart.
-struct EndpointReport {
-    endpoints: Vec<Endpoint>,
-    health: BTreeSet<IpAddr>,
-}
-
-impl EndpointReport {
-    fn by(node: &Node) -> anyhow::Result<Self> {
-        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
-        ensure!(all.iter().all(|one| one.state == "ready"), "{all:?}");
-        let (health, endpoints): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|one| one.identity == HEALTH);
-        Ok(Self {
-            endpoints,
-            health: health.iter().flat_map(addresses).collect(),
-        })
-    }
-
-    fn at(&self, place: &Place) -> Option<&Endpoint> {
-        self.endpoints.iter().find(|one| one.netns == place.path)
-    }
-
-    fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.endpoints.iter().flat_map(addresses).collect()
-    }
-
-    fn with_health(&self) -> BTreeSet<IpAddr> {
-        &self.addresses() | &self.health
-    }
-
-    /// That there is all of them, and nothing of any other: devices and routes, pins, maps, addresses, files.
-    fn is_all_there_is(&self, node: &Node) -> anyhow::Result<()> {
-        let devices: BTreeSet<&str> = self
-            .endpoints
-            .iter()
-            .map(|one| one.interface.as_str())
-            .collect();
-        let listed: Value = serde_json::from_str(&node.exec("ip -j link show type veth")?)?;
-        let is_of_endpoint = |name: &&str| name.starts_with("lxc") && *name != "lxc_health";
-        let found = rows(&listed).filter_map(|device| device["ifname"].as_str());
-        same("devices", found.filter(is_of_endpoint), &devices)?;
-
-        let mut routes = BTreeSet::new();
-        for family in ["-4", "-6"] {
-            let listed = node.exec(&format!("ip -j {family} route show table all"))?;
-            let listed: Value = serde_json::from_str(&listed)?;
-            let of_endpoint = rows(&listed).filter(|route| {
-                let device = route["dev"].as_str();
-                device.as_ref().is_some_and(is_of_endpoint)
-            });
-            let targets = of_endpoint.filter_map(|route| route["dst"].as_str()?.parse().ok());
-            // Each device has the kernel's own for its link.
-            let is_own = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.segments()[0] == 0xfe80);
-            routes.extend(targets.filter(is_own));
-        }
-        same("routes", routes, &self.addresses())?;
-
-        let with_programs = devices.iter().copied().chain(["lxc_health"]);
-        let of_endpoints = with_programs.map(|device| (device, "endpoint"));
-        let wanted = of_endpoints
-            .chain([("eth0", "netdev")])
-            .flat_map(|(device, of)| {
-                [("from", "ingress"), ("to", "egress")]
-                    .map(|(way, direction)| format!("{way}_{of} {device}/{direction}"))
-            });
-        let programs = node.listing("bpf prog list")?;
-        let attached = rows(&programs).flat_map(|program| {
-            let places = rows(&program["attached"]).filter_map(Value::as_str);
-            places.map(|place| format!("{} {place}", program["name"].as_str().unwrap_or_default()))
-        });
-        same("programs", attached, &wanted.collect())?;
-
-        let mut tables = BTreeSet::from([0]);
-        let entries = node.listing("bpf endpoint list")?;
-        let mut known = BTreeSet::new();
-        let (mut linked, mut with_ipv6) = (BTreeSet::new(), BTreeSet::new());
-        for entry in rows(&entries) {
-            let address: IpAddr = text(&entry["address"])?.parse()?;
-            let id = entry["id"].as_u64();
-            // Its link-local address stands with each that has IPv6.
-            match address {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => {
-                    linked.insert(id);
-                    continue;
-                }
-                IpAddr::V6(_) => with_ipv6.insert(id),
-                IpAddr::V4(_) => false,
-            };
-            known.insert(address);
-            tables.insert(entry["policy"].as_u64().context("no table")?);
-            let mut endpoints = self.endpoints.iter();
-            let Some(endpoint) = endpoints.find(|one| addresses(one).any(|ip| ip == address))
-            else {
-                continue;
-            };
-            let enforces = endpoint.policy_ingress == Enforcement::Enabled;
-            ensure!(
-                entry["id"] == endpoint.id
-                    && entry["ifindex"] == endpoint.ifindex
-                    && entry["identity"] == endpoint.identity
-                    && entry["enforces-ingress"] == enforces,
-                "{entry} is of {endpoint:?}"
-            );
-            ensure!(
-                enforces == endpoint.labels.contains(&"unspec:app=web".to_owned()),
-                "{endpoint:?}"
-            );
-        }
-        same("HEALTH_ENDPOINTS", known, &self.with_health())?;
-        same("link-local addresses", linked, &with_ipv6)?;
-
-        let policy = node.listing("bpf policy get")?;
-        for entry in rows(&policy) {
-            let table = entry["table"].as_u64();
-            ensure!(
-                table.is_some_and(|table| tables.contains(&table)),
-                "nobody names the table of {entry}"
-            );
-        }
-
-        let cidrs: Vec<IpNet> = node
-            .pod_cidrs()
-            .iter()
-            .map(|cidr| cidr.parse())
-            .collect::<Result<_, _>>()?;
-        let ipcache = node.listing("bpf ipcache list")?;
-        let mut identities = BTreeMap::new();
-        for entry in rows(&ipcache) {
-            let prefix: IpNet = text(&entry["prefix"])?.parse()?;
-            let is_pod = cidrs
-                .iter()
-                .any(|cidr| cidr.contains(&prefix) && *cidr != prefix);
-            // The gateways are the host's.
-            if is_pod && entry["identity"] != HOST {
-                identities.insert(prefix.addr(), entry["identity"].as_u64());
-            }
-        }
-        let of_endpoints = self.endpoints.iter().flat_map(|one| {
-            let identity = Some(u64::from(one.identity));
-            addresses(one).map(move |ip| (ip, identity))
-        });
-        let of_health = self.health.iter().map(|ip| (*ip, Some(HEALTH.into())));
-        same(
-            "HEALTH_IPCACHE",
-            identities,
-            &of_endpoints.chain(of_health).collect(),
-        )?;
-
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        let taken = runtime.block_on(Client::new(node.socket()).get("/v1/ipam"));
-        let taken: Vec<TakenAddress> = taken?;
-        let taken = taken.into_iter().map(|one| one.address);
-        same("addresses taken", taken, &self.with_health())?;
-
-        let files = fs::read_dir(node.runtime_dir().join("state/endpoints"))?;
-        let files = files.map(|entry| Ok(entry?.file_name().display().to_string()));
-        let files: Vec<String> = files.collect::<anyhow::Result<_>>()?;
-        let wanted = self.endpoints.iter().map(|one| format!("{}.json", one.id));
-        same("files", files, &wanted.collect())
-    }
-}
-
-/// That what was found is what there is to be.
-fn same<T: Ord + std::fmt::Debug>(
-    what: &str,
-    found: impl IntoIterator<Item = T>,
-    wanted: &BTreeSet<T>,
-) -> anyhow::Result<()> {
-    let found: BTreeSet<T> = found.into_iter().collect();
-    ensure!(found == *wanted, "{what}: {found:?}, not {wanted:?}");
-    Ok(())
-}
-
-/// That an endpoint's own end is as the agent tells, or that there is nothing where it tells of none.
-fn is_whole(place: &Place, endpoint: Option<&Endpoint>) -> anyhow::Result<()> {
-    let wanted = endpoint.map(|one| (one.inner_interface.clone(), addresses(one).collect()));
-    let (found, wanted) = (place.devices()?, wanted.into_iter().collect());
-    ensure!(found == wanted, "{}: {found:?}, not {wanted:?}", place.name);
-    Ok(())
 }
 
 #[test]
@@ -363,7 +118,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         node.take_over(None)?;
         let told = wait_for("all to be whole", PATIENCE, || {
             let told = EndpointReport::by(node)?;
-            told.is_all_there_is(node)?;
+            told.is_all_there_is(node, is_protected)?;
             Ok(Some(told))
         })
         .with_context(|| format!("kill {kill} after {moment:?}"))?;

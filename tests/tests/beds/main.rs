@@ -3,6 +3,7 @@
 
 mod attachment;
 mod bad_input;
+mod chaos;
 mod clusters;
 mod cni;
 mod conntrack_churn;
@@ -12,6 +13,7 @@ mod devices;
 mod direction;
 mod echo;
 mod endpoint_kills;
+mod endpoint_report;
 mod endpoint_restart;
 mod endpoints;
 mod etcd;

@@ -19,6 +19,7 @@ const JOBS_A_PROCESSOR: usize = 3;
 /// Tests that take longest, by how their names begin: with them first, no single one is waited for at the end. Used
 /// where an earlier run did not tell.
 const LONG: &[&str] = &[
+    "chaos::",
     "cni::a_hundred_containers_of_podman_come_and_go",
     "conntrack_differential::",
     "endpoint_restart::",

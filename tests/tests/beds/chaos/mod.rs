@@ -1,0 +1,116 @@
+//! Faults at random moments, by a seed: after each, all that is told agrees, packets get the policy's verdicts, and
+//! nothing is left of what is gone.
+
+mod fault;
+mod world;
+
+use std::net::Ipv4Addr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use fastrand::Rng;
+use tests::bed::Etcd;
+use tests::{Bed, Node, PATIENCE, Snapshot, is_long, seed, wait_for};
+
+use self::fault::{Fault, SmallDisk};
+use self::world::World;
+use crate::endpoint_report::rows;
+
+const STORE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
+/// How long a fault lasts at most.
+const FAULT: Duration = Duration::from_secs(2);
+
+/// Faults, one after the other: each kind at least once.
+fn rounds() -> usize {
+    if is_long() {
+        40 * Fault::ALL.len()
+    } else {
+        Fault::ALL.len()
+    }
+}
+
+/// How many files, sockets and maps each agent has open.
+fn open_files(bed: &Bed) -> anyhow::Result<Vec<usize>> {
+    let count = |node: &Node| {
+        let folder = format!("/proc/{}/fd", node.agent_pid()?);
+        let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"));
+        Ok(entries?.count())
+    };
+    bed.nodes().iter().map(count).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow::Result<()> {
+    let seed = seed();
+    println!("the faults of seed {seed}");
+    let mut random = Rng::with_seed(seed);
+    let bed = Bed::builder()
+        .nodes(2)
+        .ipv6(true)
+        .agent_args(&format!("--identity-store etcd:http://{STORE}:2379"))
+        .without_agents()
+        .start()?;
+    let mut store = Etcd::start(&bed, STORE, "")?;
+    let disks = bed.nodes().iter().map(SmallDisk::of);
+    let disks: Vec<SmallDisk> = disks.collect::<anyhow::Result<_>>()?;
+    for node in bed.nodes() {
+        node.start_agent()?;
+    }
+    bed.wait_all_reachable(PATIENCE)?;
+    let nodes = bed.nodes().iter();
+    let before: Vec<Snapshot> = nodes
+        .map(Snapshot::settled)
+        .collect::<anyhow::Result<_>>()?;
+    let files = open_files(&bed)?;
+
+    let mut world = World::new(&bed)?;
+    world.populate()?;
+    world.wait_true().context("before any fault")?;
+    // Each kind in a random order, again and again.
+    let mut kinds = Vec::new();
+    for round in 0..rounds() {
+        if kinds.is_empty() {
+            kinds = Fault::ALL.to_vec();
+            random.shuffle(&mut kinds);
+        }
+        let fault = kinds.pop().context("there are kinds of faults")?;
+        let at = random.usize(..bed.nodes().len());
+        println!("round {round}: {fault:?} at {}", bed.node(at + 1).name());
+        let mut broken = fault.begin(&mut world, at, &mut store, &disks[at])?;
+        let changes = world.begin_changes(&mut random)?;
+        // What is cut short is the point, so there is no condition to wait for.
+        thread::sleep(FAULT.mul_f64(random.f64()));
+        broken.end()?;
+        drop(broken);
+        world
+            .finish(changes)
+            .with_context(|| format!("after {fault:?}"))?;
+        world
+            .wait_true()
+            .with_context(|| format!("round {round} of seed {seed}, after {fault:?}"))?;
+    }
+
+    world.clear()?;
+    for (node, before) in bed.nodes().iter().zip(&before) {
+        wait_for("no identity to be referred to", PATIENCE, || {
+            let listed = node.listing("identity list")?;
+            let mut rows = rows(&listed);
+            let is_used = rows.any(|one| rows_of(&one["references"]) > 0);
+            ensure!(!is_used, "{listed}");
+            Ok(Some(()))
+        })?;
+        before.wait_nothing_left(node)?;
+    }
+    wait_for("files to be closed", PATIENCE, || {
+        let now = open_files(&bed)?;
+        let is_as_before = now.iter().zip(&files).all(|(now, before)| now <= before);
+        ensure!(is_as_before, "{now:?} open, before it were {files:?}");
+        Ok(Some(()))
+    })
+}
+
+fn rows_of(value: &serde_json::Value) -> usize {
+    value.as_array().map_or(0, Vec::len)
+}

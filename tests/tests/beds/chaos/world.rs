@@ -1,0 +1,329 @@
+//! Endpoints and policies as they should be, and whether they are.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::net::IpAddr;
+use std::process::Child;
+use std::thread;
+
+use anyhow::{Context as _, ensure};
+use fastrand::Rng;
+use health_model::api::Endpoint;
+use tempfile::TempDir;
+use tests::bed::command_in;
+use tests::process::run;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
+
+/// What endpoints are labelled with. Policy protects the first of them.
+const APPS: [&str; 3] = ["web", "shop", "bot"];
+/// Fewest endpoints that there are.
+const FEWEST: usize = 4;
+/// Most of them.
+const MOST: usize = 6;
+/// Changes that are made during a fault.
+const CHANGES: usize = 3;
+
+/// An endpoint.
+struct Workload {
+    place: Place,
+    /// Its node; the first is 0.
+    node: usize,
+    /// One of [`APPS`].
+    app: &'static str,
+    /// Its number, once the agent told it.
+    id: Option<u16>,
+}
+
+/// A change that an agent was told to make.
+pub(super) struct Change {
+    asker: Child,
+    node: usize,
+    words: String,
+    /// The number of the place in which there is to be an endpoint.
+    made: Option<usize>,
+    /// Goes with the change.
+    _removed: Option<Place>,
+}
+
+/// All of it.
+pub(super) struct World<'a> {
+    bed: &'a Bed,
+    folder: TempDir,
+    workloads: Vec<Workload>,
+    /// On each node: who may send to what is protected. Where there is no policy, all may.
+    clients: Vec<Option<&'static str>>,
+    /// How many places there were.
+    places: usize,
+}
+
+impl<'a> World<'a> {
+    /// Without endpoints and policy.
+    pub(super) fn new(bed: &'a Bed) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for client in &APPS[1..] {
+            fs::write(folder.path().join(client), policy(client))?;
+        }
+        Ok(Self {
+            bed,
+            folder,
+            workloads: Vec::new(),
+            clients: vec![None; bed.nodes().len()],
+            places: 0,
+        })
+    }
+
+    pub(super) fn node(&self, at: usize) -> &'a Node {
+        &self.bed.nodes()[at]
+    }
+
+    /// Makes the first endpoints, of each kind and on each node, and the first policies.
+    pub(super) fn populate(&mut self) -> anyhow::Result<()> {
+        let mut changes = Vec::new();
+        for number in 0..FEWEST {
+            let (node, app) = (number % self.clients.len(), APPS[number % APPS.len()]);
+            changes.push(self.create(node, app)?);
+        }
+        for node in 0..self.clients.len() {
+            changes.push(self.protect(node, Some(APPS[1]))?);
+        }
+        self.finish(changes)
+    }
+
+    /// Begins changes that nobody waits for yet.
+    pub(super) fn begin_changes(&mut self, random: &mut Rng) -> anyhow::Result<Vec<Change>> {
+        (0..CHANGES).map(|_| self.begin_change(random)).collect()
+    }
+
+    fn begin_change(&mut self, random: &mut Rng) -> anyhow::Result<Change> {
+        let node = random.usize(..self.clients.len());
+        let app = APPS[random.usize(..APPS.len())];
+        let settled: Vec<usize> = (0..self.workloads.len())
+            .filter(|&one| self.workloads[one].id.is_some())
+            .collect();
+        match (random.usize(..4), random.choice(settled)) {
+            (0, Some(one)) if self.workloads.len() > FEWEST => self.delete(one),
+            (1, Some(one)) => self.relabel(one, app),
+            (2, _) => self.protect(
+                node,
+                random
+                    .choice([None, Some(APPS[1]), Some(APPS[2])])
+                    .flatten(),
+            ),
+            _ if self.workloads.len() < MOST => self.create(node, app),
+            _ => self.protect(node, None),
+        }
+    }
+
+    fn create(&mut self, node: usize, app: &'static str) -> anyhow::Result<Change> {
+        self.places += 1;
+        let place = Place::new(self.places)?;
+        let words = format!("endpoint create --netns {} --label app={app}", place.path);
+        self.workloads.push(Workload {
+            place,
+            node,
+            app,
+            id: None,
+        });
+        self.ask(node, words, Some(self.places), None)
+    }
+
+    fn delete(&mut self, one: usize) -> anyhow::Result<Change> {
+        let Workload { place, node, .. } = self.workloads.remove(one);
+        let words = format!("endpoint delete --netns {}", place.path);
+        self.ask(node, words, None, Some(place))
+    }
+
+    fn relabel(&mut self, one: usize, app: &'static str) -> anyhow::Result<Change> {
+        let workload = &mut self.workloads[one];
+        let id = workload.id.take().context("nobody told its number")?;
+        workload.app = app;
+        let node = workload.node;
+        let words = format!("endpoint labels {id} --add app={app}");
+        self.ask(node, words, None, None)
+    }
+
+    fn protect(&mut self, node: usize, client: Option<&'static str>) -> anyhow::Result<Change> {
+        self.clients[node] = client;
+        let words = match client {
+            Some(client) => {
+                let document = self.folder.path().join(client);
+                format!("policy import {}", document.display())
+            }
+            None => "policy delete --all".to_owned(),
+        };
+        self.ask(node, words, None, None)
+    }
+
+    fn ask(
+        &self,
+        node: usize,
+        words: String,
+        made: Option<usize>,
+        removed: Option<Place>,
+    ) -> anyhow::Result<Change> {
+        println!("  {}: {words}", self.node(node).name());
+        Ok(Change {
+            asker: spawn(self.node(node), &words)?,
+            node,
+            words,
+            made,
+            _removed: removed,
+        })
+    }
+
+    /// Waits for changes, and makes those again, in their order, that failed.
+    pub(super) fn finish(&self, changes: Vec<Change>) -> anyhow::Result<()> {
+        for mut change in changes {
+            if change.asker.wait()?.success() {
+                continue;
+            }
+            let node = self.node(change.node);
+            println!("  again: {}", change.words);
+            wait_for(&change.words, PATIENCE, || {
+                if let Some(number) = change.made
+                    && EndpointReport::by(node)?.has(number)
+                {
+                    return Ok(Some(()));
+                }
+                node.cli(&change.words)?.success().map(Some)?;
+                Ok(Some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Removes the device of an endpoint of a node, if it has one. The endpoint goes with it.
+    pub(super) fn remove_a_device(&mut self, at: usize) -> anyhow::Result<()> {
+        let is_there = |one: &Workload| one.node == at && one.id.is_some();
+        let Some(one) = self.workloads.iter().position(is_there) else {
+            return Ok(());
+        };
+        let workload = self.workloads.remove(one);
+        let told = EndpointReport::by(self.node(at))?;
+        let endpoint = told.at(&workload.place).context("it is not told of")?;
+        println!("  {} goes", endpoint.interface);
+        self.node(at)
+            .exec(&format!("ip link delete {}", endpoint.interface))
+            .map(drop)
+    }
+
+    /// Waits until all is as it should be.
+    pub(super) fn wait_true(&mut self) -> anyhow::Result<()> {
+        wait_for("all to be as it should", PATIENCE, || {
+            self.check().map(Some)
+        })
+    }
+
+    fn check(&mut self) -> anyhow::Result<()> {
+        let mut reports = Vec::new();
+        for (at, node) in self.bed.nodes().iter().enumerate() {
+            let report = EndpointReport::by(node)?;
+            let wanted = self.workloads.iter().filter(|one| one.node == at);
+            ensure!(
+                report.endpoints.len() == wanted.count(),
+                "{}: {:?}",
+                node.name(),
+                report.endpoints
+            );
+            let has_policy = self.clients[at].is_some();
+            report
+                .is_all_there_is(node, |one| has_policy && one.labels == [label(APPS[0])])
+                .with_context(|| node.name().to_owned())?;
+            reports.push(report);
+        }
+        let mut told = Vec::new();
+        for workload in &mut self.workloads {
+            let endpoint = reports[workload.node].at(&workload.place);
+            is_whole(&workload.place, endpoint)?;
+            let endpoint = endpoint.with_context(|| format!("none in {}", workload.place.path))?;
+            ensure!(endpoint.labels == [label(workload.app)], "{endpoint:?}");
+            workload.id = Some(endpoint.id);
+            told.push(endpoint.clone());
+        }
+        self.check_packets(&told)
+    }
+
+    /// Sends an echo from each endpoint to each, and compares what arrives with what the policy allows.
+    fn check_packets(&self, told: &[Endpoint]) -> anyhow::Result<()> {
+        let pairs = self.workloads.iter().flat_map(|from| {
+            let others = self.workloads.iter().zip(told);
+            let others = others.filter(|(to, _)| to.place.path != from.place.path);
+            others.flat_map(move |(to, endpoint)| {
+                addresses(endpoint).map(move |address| (from, to, address))
+            })
+        });
+        let wrong = thread::scope(|scope| {
+            let pings: Vec<_> = pairs
+                .map(|(from, to, address)| {
+                    let ping = scope.spawn(move || is_answered(&from.place.name, address));
+                    (from, to, address, ping)
+                })
+                .collect();
+            let mut wrong = String::new();
+            for (from, to, address, ping) in pings {
+                let is_answered = ping.join().expect("a ping does not panic")?;
+                if is_answered != self.allows(from, to) {
+                    let passed = if is_answered { "passes" } else { "is dropped" };
+                    // Writing to a string cannot fail.
+                    let _ = writeln!(
+                        wrong,
+                        "from {} ({}) to {address} ({}) {passed}",
+                        from.place.name, from.app, to.app
+                    );
+                }
+            }
+            anyhow::Ok(wrong)
+        })?;
+        ensure!(wrong.is_empty(), "{wrong}");
+        Ok(())
+    }
+
+    fn allows(&self, from: &Workload, to: &Workload) -> bool {
+        to.app != APPS[0] || self.clients[to.node].is_none_or(|client| client == from.app)
+    }
+
+    /// Deletes all endpoints and policies.
+    pub(super) fn clear(&mut self) -> anyhow::Result<()> {
+        let mut changes = Vec::new();
+        while !self.workloads.is_empty() {
+            changes.push(self.delete(0)?);
+        }
+        for node in 0..self.clients.len() {
+            changes.push(self.protect(node, None)?);
+        }
+        self.finish(changes)
+    }
+}
+
+fn label(app: &str) -> String {
+    format!("unspec:app={app}")
+}
+
+fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
+    let words = format!("-n -q -c 1 -W 1 {address}");
+    let ran = run(command_in(netns, "ping").args(words.split(' ')))?;
+    Ok(ran.code == Some(0))
+}
+
+/// Lets `client` alone reach what is protected.
+fn policy(client: &str) -> String {
+    format!(
+        r#"
+apiVersion: "cilium.io/v2"
+kind: CiliumNetworkPolicy
+metadata:
+  name: chaos
+spec:
+  endpointSelector:
+    matchLabels:
+      app: {}
+  ingress:
+  - fromEndpoints:
+    - matchLabels:
+        app: {client}
+"#,
+        APPS[0]
+    )
+}
