@@ -8,6 +8,7 @@ mod filled;
 mod flood;
 mod policy;
 mod throughput;
+mod transfer;
 
 use super::parts::{self, Part};
 use super::{Options, Report};
@@ -37,6 +38,11 @@ const PARTS: &[Part] = &[
         name: "throughput",
         about: "packets a second through a veth, beside the kernel's own conntrack",
         measure: |_| throughput::figures(),
+    },
+    Part {
+        name: "transfer",
+        about: "a transfer from an endpoint under policy, beside a veth without programs",
+        measure: |_| transfer::figures(),
     },
     Part {
         name: "churn",
