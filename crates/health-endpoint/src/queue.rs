@@ -71,6 +71,11 @@ impl RegenerationQueue {
         self.running.contains_key(&id)
     }
 
+    /// Whether an endpoint waits, or its regeneration is under way.
+    pub fn is_asked_for(&self, id: u16) -> bool {
+        self.reasons.contains_key(&id) || self.is_running(id)
+    }
+
     /// How many wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()

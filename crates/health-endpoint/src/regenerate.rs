@@ -15,7 +15,7 @@ pub struct Regeneration {
     pub id: u16,
     /// Its identity.
     pub identity: Identity,
-    /// Its labels. Empty: not known, the identity is `reserved:init`.
+    /// The labels of its identity. Empty: not known, the identity is `reserved:init`.
     pub labels: LabelSet,
     /// Its addresses, IPv4 first.
     pub addresses: Vec<IpAddr>,

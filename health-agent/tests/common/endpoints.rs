@@ -111,6 +111,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         container_id: None,
         network: None,
         labels: LabelSet::default(),
+        former_labels: None,
         identity: Identity::INIT,
         ipv4: Some([10, 244, 1, 18].into()),
         ipv6: None,

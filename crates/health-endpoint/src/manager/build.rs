@@ -43,8 +43,11 @@ impl Manager {
                         entry.failures = 0;
                         entry.problem = None;
                         let message = format!("regenerated in {took:.1?}: {reason}");
-                        // Superseded where the next build is asked for already.
-                        let _ = entry.set(Side::Builder, State::Ready, now, &message);
+                        // Superseded where the next build is asked for already, or another identity is looked for.
+                        let is_ready = entry.set(Side::Builder, State::Ready, now, &message);
+                        if is_ready.is_err() && entry.state() == State::WaitingForIdentity {
+                            entry.note(now, Status::Ok, message);
+                        }
                         0
                     }
                     Err(error) => {
@@ -79,7 +82,10 @@ impl Manager {
         let now = self.now();
         let mut table = self.table();
         let entry = table.living(id).ok()?;
-        if let Err(refused) = entry.set(Side::Builder, State::Regenerating, now, reason) {
+        // One whose labels have changed has its former identity until the new one is there.
+        if entry.state() != State::WaitingForIdentity
+            && let Err(refused) = entry.set(Side::Builder, State::Regenerating, now, reason)
+        {
             debug!(id, %refused, "not regenerated");
             return None;
         }
@@ -87,7 +93,7 @@ impl Manager {
         Some(Regeneration {
             id,
             identity: saved.identity,
-            labels: saved.labels.clone(),
+            labels: saved.labels_in_use().clone(),
             addresses: saved.addresses().collect(),
             device: saved.device.clone(),
             ifindex: saved.ifindex?,
@@ -100,7 +106,12 @@ impl Manager {
         let doublings = failures.saturating_sub(1).min(8);
         sleep((FIRST_PAUSE * 2_u32.pow(doublings)).min(LONGEST_PAUSE)).await;
         let is_wanted = self.with(id, |entry, _| {
-            entry.failures == failures && entry.state() == State::WaitingToRegenerate
+            let state = entry.state();
+            let waits = matches!(
+                state,
+                State::WaitingToRegenerate | State::WaitingForIdentity
+            );
+            waits && entry.failures == failures
         });
         if is_wanted.unwrap_or(false) {
             self.table().queue.push(id, "tried again");

@@ -67,6 +67,7 @@ impl Manager {
             container_id: new.container_id,
             network: new.network,
             labels: new.labels,
+            former_labels: None,
             identity: Identity::INIT,
             ipv4: None,
             ipv6: None,
@@ -249,10 +250,10 @@ impl Manager {
     }
 
     /// Does something with files of endpoints while nobody else does.
-    pub(super) async fn at_files(
+    pub(super) async fn at_files<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<(), EndpointError> + Send + 'static,
-    ) -> Result<(), EndpointError> {
+        work: impl FnOnce(&Self) -> Result<T, EndpointError> + Send + 'static,
+    ) -> Result<T, EndpointError> {
         let manager = self.clone();
         let done = tokio::task::spawn_blocking(move || {
             let _files = manager.0.files.lock();

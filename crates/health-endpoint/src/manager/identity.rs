@@ -15,7 +15,7 @@ use super::Manager;
 use super::table::Entry;
 use crate::error::EndpointError;
 use crate::identities::IdentityUnavailable;
-use crate::lifecycle::{Side, State};
+use crate::lifecycle::{Judgement, Side, State};
 use crate::log::Status;
 
 /// How long the source may take until an endpoint goes on without.
@@ -59,7 +59,8 @@ impl Manager {
     pub(super) fn resolve_if_needed(&self, id: u16) {
         let needs = self.with(id, |entry, _| {
             let is_old = entry.held.is_empty() || entry.is_renumbered;
-            let needs = !entry.saved.labels.is_empty() && is_old;
+            let is_former = entry.saved.former_labels.is_some();
+            let needs = is_former || !entry.saved.labels.is_empty() && is_old;
             needs && !std::mem::replace(&mut entry.is_resolving, true)
         });
         if needs.unwrap_or(false) {
@@ -110,45 +111,54 @@ impl Manager {
     pub(super) async fn relabel(
         &self,
         id: u16,
+        add: Vec<Label>,
+        remove: Vec<Label>,
+    ) -> Result<Arc<Endpoint>, EndpointError> {
+        let relabelled = self.at_files(move |manager| manager.keep_labels(id, &add, &remove));
+        if relabelled.await? {
+            tokio::spawn(self.clone().resolve(id));
+        }
+        self.note_change();
+        self.with(id, |entry, _| entry.shown())
+    }
+
+    /// Changes an endpoint's labels: in its file first, so that a failure changes nothing. Returns whether somebody has
+    /// to ask for their identity. Only for who holds the files.
+    fn keep_labels(
+        &self,
+        id: u16,
         add: &[Label],
         remove: &[Label],
-    ) -> Result<Arc<Endpoint>, EndpointError> {
-        let same_key = |a: &Label, b: &Label| (a.source(), a.key()) == (b.source(), b.key());
+    ) -> Result<bool, EndpointError> {
+        const REASON: &str = "labels changed";
         let changed = self.with(id, |entry, now| {
             if !entry.is_complete {
                 return Err(EndpointError::Busy(id));
             }
-            let kept = entry
-                .saved
-                .labels
-                .iter()
-                .filter(|label| !remove.iter().chain(add).any(|other| same_key(other, label)));
-            let labels = LabelSet::new(kept.chain(add).cloned())?;
+            let labels = relabelled(&entry.saved.labels, add, remove)?;
             if labels == entry.saved.labels {
-                return Ok(false);
+                return Ok(None);
             }
-            let waits = entry.set(
-                Side::Manager,
-                State::WaitingForIdentity,
-                now,
-                "labels changed",
-            );
-            match waits {
-                Err(refused) if !refused.is_superseded => {
-                    return Err(EndpointError::Refused { id, refused });
-                }
-                _ => {}
+            let to = State::WaitingForIdentity;
+            if entry.state().judge(Side::Manager, to) == Judgement::Forbidden {
+                let refused = entry.set(Side::Manager, to, now, REASON);
+                refused.map_err(|refused| EndpointError::Refused { id, refused })?;
             }
-            entry.saved.labels = labels;
-            entry.touch();
-            Ok(!std::mem::replace(&mut entry.is_resolving, true))
+            let mut saved = entry.saved.clone();
+            saved.relabel(labels);
+            Ok(Some(saved))
         })??;
-        self.note_change();
-        self.save(id).await?;
-        if changed {
-            tokio::spawn(self.clone().resolve(id));
-        }
-        self.with(id, |entry, _| entry.shown())
+        let Some(saved) = changed else {
+            return Ok(false);
+        };
+        self.0.states.save(&saved)?;
+        self.with(id, |entry, now| {
+            // That it waits already is as good.
+            let _ = entry.set(Side::Manager, State::WaitingForIdentity, now, REASON);
+            entry.saved.relabel(saved.labels);
+            entry.touch();
+            !std::mem::replace(&mut entry.is_resolving, true)
+        })
     }
 
     /// Asks for the identity of an endpoint's labels until it is there and they are still the same.
@@ -218,7 +228,13 @@ impl Manager {
             }
             return taken.is_err();
         }
-        let is_new = self.with(id, |entry, now| change_identity(entry, identity, now));
+        let now = self.now();
+        let is_new = {
+            let mut table = self.table();
+            let is_asked_for = table.queue.is_asked_for(id);
+            let entry = table.living(id);
+            entry.map(|entry| change_identity(entry, identity, is_asked_for, now))
+        };
         match is_new {
             Ok(true) => {
                 // What cannot be written down is known again from the labels.
@@ -256,12 +272,33 @@ impl Manager {
     }
 }
 
-/// Returns whether the endpoint is to be regenerated.
-fn change_identity(entry: &mut Entry, identity: Identity, now: jiff::Timestamp) -> bool {
+/// The labels, without those to remove, and with those to add in place of those with their source and key.
+fn relabelled(
+    labels: &LabelSet,
+    add: &[Label],
+    remove: &[Label],
+) -> Result<LabelSet, EndpointError> {
+    let same_key = |a: &Label, b: &Label| (a.source(), a.key()) == (b.source(), b.key());
+    let kept = labels
+        .iter()
+        .filter(|label| !remove.iter().chain(add).any(|other| same_key(other, label)));
+    Ok(LabelSet::new(kept.chain(add).cloned())?)
+}
+
+/// Gives an endpoint the identity of its labels. Returns whether it is to be regenerated, as also one is that was asked
+/// for and may have begun with the former one.
+fn change_identity(
+    entry: &mut Entry,
+    identity: Identity,
+    is_asked_for: bool,
+    now: jiff::Timestamp,
+) -> bool {
+    entry.saved.former_labels = None;
     let is_waiting = entry.state() == State::WaitingForIdentity;
+    let is_same = entry.saved.identity == identity;
     // One that was never built by this agent is not ready, whatever its identity.
-    let is_same = entry.saved.identity == identity && (entry.realized.is_some() || !is_waiting);
-    if is_same && !entry.is_outdated {
+    let is_built = entry.realized.is_some() && entry.problem.is_none() && !is_asked_for;
+    if is_same && (is_built || !is_waiting) {
         if is_waiting {
             // From there that is allowed.
             let message = format!("identity is {identity} as before");
@@ -269,7 +306,6 @@ fn change_identity(entry: &mut Entry, identity: Identity, now: jiff::Timestamp) 
         }
         return false;
     }
-    entry.is_outdated = false;
     entry.saved.identity = identity;
     entry.touch();
     if entry.state() == State::Restoring {

@@ -193,7 +193,7 @@ impl Manager {
         remove: Vec<Label>,
     ) -> Result<Arc<Endpoint>, EndpointError> {
         let manager = self.clone();
-        let changed = tokio::spawn(async move { manager.relabel(id, &add, &remove).await });
+        let changed = tokio::spawn(async move { manager.relabel(id, add, remove).await });
         changed
             .await
             .unwrap_or_else(|error| Err(broken_off(&error)))

@@ -59,8 +59,6 @@ pub(super) struct Entry {
     pub(super) is_resolving: bool,
     /// Whether its labels have another identity than the one that was acquired last.
     pub(super) is_renumbered: bool,
-    /// Whether a regeneration was asked for while there was no identity.
-    pub(super) is_outdated: bool,
     /// What is held of the source of identities: the one in use, and those that packets may still meet.
     pub(super) held: Vec<Identity>,
     /// Where its packets go first, IPv4's gateway and IPv6's.
@@ -82,7 +80,6 @@ impl Entry {
             is_being_removed: false,
             is_resolving: false,
             is_renumbered: false,
-            is_outdated: false,
             held: Vec::new(),
             shown: OnceLock::new(),
         }
@@ -271,10 +268,10 @@ impl Table {
                 continue;
             }
             match entry.state() {
-                State::WaitingForIdentity => entry.is_outdated = true,
                 State::Disconnecting | State::Disconnected => {}
-                // The former agent's programs serve; the first build takes over.
-                State::Restoring => self.queue.push(*id, reason),
+                // Of the one, the former agent's programs serve; the first build takes over. The other follows with the
+                // identity that it has.
+                State::Restoring | State::WaitingForIdentity => self.queue.push(*id, reason),
                 _ => {
                     // That it waits already is as good.
                     let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);

@@ -1,6 +1,7 @@
 //! The manager on devices, identities and programs of the test's making.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -671,4 +672,109 @@ async fn what_is_written_while_an_endpoint_is_deleted_leaves_no_file() {
     assert_eq!(deleting.await.unwrap().unwrap(), [id]);
     let _ = relabelling.await.unwrap();
     bed.assert_empty();
+}
+
+/// Keeps files of endpoints from being written.
+struct BlockedFiles {
+    folder: PathBuf,
+    aside: PathBuf,
+}
+
+impl BlockedFiles {
+    fn of(dir: &Path) -> Self {
+        let folder = StateDir::of(dir).path().to_owned();
+        let aside = folder.with_extension("aside");
+        fs::rename(&folder, &aside).unwrap();
+        fs::write(&folder, "").unwrap();
+        Self { folder, aside }
+    }
+
+    fn end(self) {
+        fs::remove_file(&self.folder).unwrap();
+        fs::rename(self.aside, self.folder).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_that_cannot_be_kept_change_nothing() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    let add = || vec!["app=b".parse().unwrap()];
+    let blocked = BlockedFiles::of(bed.dir.path());
+    let error = bed.manager.change_labels(made.id, add(), vec![]).await;
+    assert_eq!(error.unwrap_err().kind(), crate::error::ErrorKind::Failed);
+    assert_eq!(bed.manager.endpoints(), std::slice::from_ref(&made));
+    blocked.end();
+    bed.manager
+        .change_labels(made.id, add(), vec![])
+        .await
+        .unwrap();
+    assert_eq!(bed.ready(made.id).await.identity, 301);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    let built = |bed: &Bed| {
+        let built = std::mem::take(&mut *bed.world.built.lock().unwrap());
+        let built = built.into_iter().map(|one| (one.identity, one.labels));
+        built.collect::<Vec<_>>()
+    };
+    let before = (Identity(300), new(1, &["app=a"]).labels);
+    assert_eq!(built(&bed), std::slice::from_ref(&before));
+
+    *bed.world.is_store_away.lock().unwrap() = true;
+    let add = vec!["app=b".parse().unwrap()];
+    bed.manager
+        .change_labels(made.id, add, vec![])
+        .await
+        .unwrap();
+    let this = BTreeSet::from([made.id]);
+    bed.manager.regenerate(Some(&this), "policy changed");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(built(&bed), std::slice::from_ref(&before));
+    assert_eq!(bed.manager.endpoints()[0].state, "waiting-for-identity");
+
+    // What fails meanwhile is tried again.
+    *bed.world.failing.lock().unwrap() = Some("regenerate");
+    bed.manager.regenerate(Some(&this), "policy changed");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    *bed.world.failing.lock().unwrap() = None;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(built(&bed).len() > 2);
+    assert_eq!(
+        bed.manager.health(made.id).unwrap().bpf.text(),
+        "Pending"
+    );
+
+    let bed = bed.restarted().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(built(&bed), [before]);
+    *bed.world.is_store_away.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.ready(made.id).await.identity, 301);
+    let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
+    assert_eq!(saved[0].labels_in_use(), &new(1, &["app=b"]).labels);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_asked_for_while_an_endpoint_waits_is_built_though_its_identity_stays() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    bed.world.built.lock().unwrap().clear();
+    *bed.world.is_store_away.lock().unwrap() = true;
+    bed.world.may_build.send_replace(false);
+    let this = BTreeSet::from([made.id]);
+    for label in ["app=b", "app=a"] {
+        bed.manager.regenerate(Some(&this), "policy changed");
+        let add = vec![label.parse().unwrap()];
+        let changed = bed.manager.change_labels(made.id, add, vec![]).await;
+        changed.unwrap();
+    }
+    *bed.world.is_store_away.lock().unwrap() = false;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    bed.world.may_build.send_replace(true);
+    assert_eq!(bed.ready(made.id).await.identity, 300);
+    assert!(bed.world.built.lock().unwrap().len() > 1);
 }

@@ -36,7 +36,10 @@ pub struct SavedEndpoint {
     pub network: Option<String>,
     /// Its labels. Empty: not known.
     pub labels: LabelSet,
-    /// The identity that they had last.
+    /// The labels that `identity` is of, while that of `labels` is looked for; `None` where it is of `labels`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former_labels: Option<LabelSet>,
+    /// The identity in use.
     pub identity: Identity,
     /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
@@ -67,6 +70,18 @@ impl SavedEndpoint {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = self.ipv4.map(IpAddr::from);
         v4.into_iter().chain(self.ipv6.map(IpAddr::from))
+    }
+
+    /// The labels of the identity in use.
+    pub fn labels_in_use(&self) -> &LabelSet {
+        self.former_labels.as_ref().unwrap_or(&self.labels)
+    }
+
+    /// Changes the labels; what the identity is of stays known.
+    pub fn relabel(&mut self, labels: LabelSet) {
+        let in_use = self.labels_in_use().clone();
+        self.former_labels = (in_use != labels).then_some(in_use);
+        self.labels = labels;
     }
 }
 
@@ -191,6 +206,7 @@ mod tests {
             container_id: None,
             network: None,
             labels: LabelSet::new(["app=web".parse().unwrap()]).unwrap(),
+            former_labels: None,
             identity: Identity::INIT,
             ipv4: Some(Ipv4Addr::new(10, 244, 1, 9)),
             ipv6: None,
