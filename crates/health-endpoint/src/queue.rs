@@ -1,4 +1,5 @@
-//! Which endpoints are to be regenerated, and which are being: the oldest first, each once at a time.
+//! Which endpoints are to be regenerated, and which are being: new ones and then the oldest first, each once at a
+//! time.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -10,6 +11,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 #[derive(Debug)]
 pub struct RegenerationQueue {
     limit: usize,
+    /// New endpoints, before all others.
+    first: VecDeque<u16>,
     waiting: VecDeque<u16>,
     /// Why each of them waits.
     reasons: HashMap<u16, String>,
@@ -22,6 +25,7 @@ impl RegenerationQueue {
     pub fn new(limit: usize) -> Self {
         Self {
             limit: limit.max(1),
+            first: VecDeque::new(),
             waiting: VecDeque::new(),
             reasons: HashMap::new(),
             running: BTreeMap::new(),
@@ -30,20 +34,40 @@ impl RegenerationQueue {
 
     /// Asks for an endpoint. The first of several reasons stands.
     pub fn push(&mut self, id: u16, reason: &str) {
-        if let Some(again) = self.running.get_mut(&id) {
-            again.get_or_insert_with(|| reason.to_owned());
-        } else if let Entry::Vacant(place) = self.reasons.entry(id) {
-            place.insert(reason.to_owned());
+        if self.note(id, reason) {
             self.waiting.push_back(id);
         }
     }
 
-    /// Begins with the one that has waited longest, if another may be under way.
+    /// Asks for an endpoint that somebody waits for: before all that were pushed otherwise.
+    pub fn push_first(&mut self, id: u16, reason: &str) {
+        if self.note(id, reason) {
+            self.first.push_back(id);
+        }
+    }
+
+    /// Returns whether it is to wait from now on.
+    fn note(&mut self, id: u16, reason: &str) -> bool {
+        if let Some(again) = self.running.get_mut(&id) {
+            again.get_or_insert_with(|| reason.to_owned());
+            return false;
+        }
+        match self.reasons.entry(id) {
+            Entry::Vacant(place) => {
+                place.insert(reason.to_owned());
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
+    }
+
+    /// Begins with a new one, or that which has waited longest, if another may be under way.
     pub fn begin(&mut self) -> Option<(u16, String)> {
         if self.running.len() >= self.limit {
             return None;
         }
-        let id = self.waiting.pop_front()?;
+        let next = self.first.pop_front();
+        let id = next.or_else(|| self.waiting.pop_front())?;
         let reason = self.reasons.remove(&id).unwrap_or_default();
         self.running.insert(id, None);
         Some((id, reason))
@@ -59,6 +83,7 @@ impl RegenerationQueue {
     /// Forgets the requests for an endpoint. What is under way has still to [`end`](Self::end).
     pub fn forget(&mut self, id: u16) {
         if self.reasons.remove(&id).is_some() {
+            self.first.retain(|waiting| *waiting != id);
             self.waiting.retain(|waiting| *waiting != id);
         }
         if let Some(again) = self.running.get_mut(&id) {
@@ -78,7 +103,7 @@ impl RegenerationQueue {
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.first.len() + self.waiting.len()
     }
 }
 
@@ -104,6 +129,18 @@ mod tests {
         assert_eq!(queue.waiting(), 1);
         queue.end(3);
         assert_eq!(begun(&mut queue), [9]);
+    }
+
+    #[test]
+    fn new_ones_come_before_those_that_wait_and_among_themselves_in_order() {
+        let mut queue = RegenerationQueue::new(5);
+        queue.push(5, "policy");
+        for id in [3, 9, 5] {
+            queue.push_first(id, "created");
+        }
+        queue.forget(3);
+        queue.push_first(4, "created");
+        assert_eq!(begun(&mut queue), [9, 4, 5]);
     }
 
     #[test]

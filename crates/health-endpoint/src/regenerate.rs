@@ -7,6 +7,7 @@ use std::pin::Pin;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_net::mac::MacAddr;
+use tokio::sync::watch;
 
 /// An endpoint as it is to be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +48,16 @@ pub struct RegenerationError(pub String);
 
 /// Builds the datapath of endpoints. Different endpoints may be asked for at a time, one only once.
 pub trait Regenerator: Send + Sync {
-    /// Builds the datapath of an endpoint. Its packets meet all of the old or all of the new; after a
-    /// failure they meet the old.
+    /// Why endpoints of an agent before this one are not to be built yet; `None` once they are. Until then they keep
+    /// what that agent built.
+    fn held_back(&self) -> watch::Receiver<Option<RegenerationError>>;
+
+    /// Waits until all is known that endpoints are built from, as long as that can be expected soon: a new endpoint
+    /// does not wait for a store that is away.
+    fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+
+    /// Builds the datapath of an endpoint, without waiting for anything. Its packets meet all of the old or all of the
+    /// new; after a failure they meet the old.
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,

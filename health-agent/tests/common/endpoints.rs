@@ -74,6 +74,12 @@ impl IdentitySource for NoStore {
 struct NoPrograms;
 
 impl Regenerator for NoPrograms {
+    fn held_back(&self) -> watch::Receiver<Option<RegenerationError>> {
+        watch::channel(None).1
+    }
+    fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(ready(()))
+    }
     fn regenerate<'a>(
         &'a self,
         _: &'a Regeneration,

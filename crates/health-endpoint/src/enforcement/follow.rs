@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::{Enforcer, lock};
+use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.
@@ -120,7 +120,16 @@ impl Enforcer {
         let cidrs = self.0.cidrs.require(&both);
         self.wait_for_identities(cidrs.values().copied().collect())
             .await;
-        if self.0.identities.borrow().stale.is_none() && !*self.0.is_informed.borrow() {
+        let stale = self.0.identities.borrow().stale.clone();
+        if !self.is_informed() && stale.is_some() {
+            let reason = Some(uninformed(stale.as_ref()));
+            self.0.held_back.send_if_modified(|known| {
+                let is_news = *known != reason;
+                known.clone_from(&reason);
+                is_news
+            });
+        }
+        if stale.is_none() && !self.is_informed() {
             // Endpoints are built from here on, and judge by this map at once.
             if self.0.is_blank {
                 let announced = self.0.allocator.addresses().borrow().clone();
@@ -129,7 +138,7 @@ impl Enforcer {
                     return false;
                 }
             }
-            self.0.is_informed.send_replace(true);
+            self.0.held_back.send_replace(None);
         }
 
         let generation = self.generation();
@@ -155,7 +164,7 @@ impl Enforcer {
             warn!(%error, "the ipcache is not up to date; it is tried again");
         }
         self.0.cidrs.require(&wanted);
-        if *self.0.is_informed.borrow() && !self.subjects().has_former() {
+        if self.is_informed() && !self.subjects().has_former() {
             self.0.allocator.forget_earlier();
         }
         let swept = self.subjects().sweep();
@@ -191,7 +200,7 @@ impl Enforcer {
             .collect();
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
-        around.has_heard |= *self.0.is_informed.borrow()
+        around.has_heard |= self.is_informed()
             && !has_former
             && nodes.sources.iter().all(|source| source.stale.is_none());
         let known = ipcache(IpcacheInputs {

@@ -28,6 +28,7 @@ use health_policy::{
     ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
 use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
+use health_registry::nodes::Staleness;
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
 
@@ -40,7 +41,7 @@ pub use self::store::FILE;
 use self::store::Store;
 use self::subjects::{Generation, Subjects};
 
-/// How long the building of an endpoint waits for the identities of the cluster.
+/// How long the building of a new endpoint waits for the identities of the cluster where the store can be used.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Keeps policy in force. Clones share it.
@@ -70,8 +71,9 @@ struct Shared {
     built: Notify,
     /// Revision of the repository that endpoints and maps have been brought to.
     followed: watch::Sender<u64>,
-    /// Whether the identities of the cluster have been known since the start.
-    is_informed: watch::Sender<bool>,
+    /// Why endpoints of the agent before this one keep what they have: until the identities of the cluster have been
+    /// known since the start, tables without them would drop what those before let pass.
+    held_back: watch::Sender<Option<RegenerationError>>,
 }
 
 /// What an enforcer is made of.
@@ -134,7 +136,7 @@ impl Enforcer {
             node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
-            is_informed: watch::Sender::new(false),
+            held_back: watch::Sender::new(Some(uninformed(None))),
         };
         Ok(Self(Arc::new(shared)))
     }
@@ -320,19 +322,9 @@ impl Enforcer {
         }
     }
 
-    /// Waits until the identities of the cluster are known: tables without them would drop what those before let
-    /// pass. An endpoint of the agent before this one keeps its table meanwhile, a new one goes on without.
-    async fn wait_informed(&self, id: u16) -> Result<(), RegenerationError> {
-        let mut informed = self.0.is_informed.subscribe();
-        let known = tokio::time::timeout(PATIENCE, informed.wait_for(|known| *known)).await;
-        if known.is_err() && self.subjects().is_former(id) {
-            let stale = self.0.identities.borrow().stale.clone();
-            let reason = stale.map_or_else(String::new, |stale| format!(": {}", stale.reason));
-            return Err(RegenerationError(format!(
-                "the identities of the cluster are not known yet{reason}"
-            )));
-        }
-        Ok(())
+    /// Whether the identities of the cluster have been known since the start.
+    fn is_informed(&self) -> bool {
+        self.0.held_back.borrow().is_none()
     }
 
     /// Does something where it may take its time.
@@ -347,16 +339,29 @@ impl Enforcer {
 }
 
 impl Regenerator for Enforcer {
+    fn held_back(&self) -> watch::Receiver<Option<RegenerationError>> {
+        self.0.held_back.subscribe()
+    }
+
+    fn until_informed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            let mut held_back = self.0.held_back.subscribe();
+            let mut identities = self.0.identities.clone();
+            // What is missing then comes with the next change.
+            tokio::select! {
+                _ = held_back.wait_for(Option::is_none) => {}
+                _ = identities.wait_for(|known| known.stale.is_some()) => {}
+                () = tokio::time::sleep(PATIENCE) => {}
+            }
+        })
+    }
+
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
         let endpoint = endpoint.clone();
-        Box::pin(async move {
-            self.wait_informed(endpoint.id).await?;
-            self.blocking(move |enforcer| enforcer.build(&endpoint))
-                .await
-        })
+        Box::pin(self.blocking(move |enforcer| enforcer.build(&endpoint)))
     }
 
     fn remove(
@@ -365,6 +370,13 @@ impl Regenerator for Enforcer {
     ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
         Box::pin(self.blocking(move |enforcer| enforcer.take_away(id)))
     }
+}
+
+fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
+    let reason = stale.map_or_else(String::new, |stale| format!(": {}", stale.reason));
+    RegenerationError(format!(
+        "the identities of the cluster are not known yet{reason}"
+    ))
 }
 
 /// Tells whose the addresses of taken over endpoints are, so that those built first know those built later.

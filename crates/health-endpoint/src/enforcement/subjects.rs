@@ -240,13 +240,6 @@ impl Subjects {
     }
 
     /// Whether an endpoint was taken over from the agent before this one, and not built since.
-    pub(super) fn is_former(&self, id: u16) -> bool {
-        self.named
-            .get(&id)
-            .is_some_and(|named| named.identity.is_none())
-    }
-
-    /// Whether any is.
     pub(super) fn has_former(&self) -> bool {
         self.named.values().any(|named| named.identity.is_none())
     }

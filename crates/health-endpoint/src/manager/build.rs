@@ -114,7 +114,7 @@ impl Manager {
             waits && entry.failures == failures
         });
         if is_wanted.unwrap_or(false) {
-            self.table().queue.push(id, "tried again");
+            self.table().push(id, "tried again");
             self.0.work.notify_one();
         }
     }

@@ -109,7 +109,8 @@ impl Manager {
             )
         })?
         .map_err(|refused| EndpointError::Refused { id, refused })?;
-        self.table().queue.push(id, "created");
+        self.0.regenerator.until_informed().await;
+        self.table().push(id, "created");
         self.0.work.notify_one();
         self.wait_built(id).await?;
         self.0.devices.activate(&blueprint, ifindex).await?;

@@ -241,7 +241,7 @@ impl Manager {
                 if let Err(error) = self.save(id).await {
                     warn!(id, %error, "an endpoint's identity cannot be kept");
                 }
-                self.table().queue.push(id, "identity changed");
+                self.table().push(id, "identity changed");
                 self.0.work.notify_one();
             }
             Ok(false) => self.release_former(id).await,

@@ -133,7 +133,9 @@ impl Manager {
             mtu,
             parallel,
         } = options;
-        let table = Table::new(ipam, health, parallel);
+        let held_back = parts.regenerator.held_back();
+        let mut table = Table::new(ipam, health, parallel);
+        table.holds_back = held_back.borrow().is_some();
         let manager = Self(Arc::new(Shared {
             devices: parts.devices,
             identities: parts.identities,
@@ -152,6 +154,9 @@ impl Manager {
         tokio::spawn(manager.clone().look_forever());
         let mtu = manager.0.mtu.subscribe();
         tokio::spawn(manager.clone().follow_mtu(mtu));
+        if manager.table().holds_back {
+            tokio::spawn(manager.clone().follow_held_back(held_back));
+        }
         let held = manager.0.identities.held();
         tokio::spawn(manager.clone().follow_identities(held));
         manager

@@ -1,15 +1,22 @@
 //! What there is of the endpoints of an agent before this one, and taking them over.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use health_model::ipam::Owner;
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::Manager;
 use super::table::Entry;
 use crate::lifecycle::Lifecycle;
 use crate::log::Status;
+use crate::regenerate::RegenerationError;
 use crate::workload::{DamagedFile, Devices, FoundDevice, SavedEndpoint, StateDir, WorkloadError};
+
+/// How long endpoints may be held back until their logs say why.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What an agent before this one has left.
 #[derive(Debug, Default)]
@@ -120,12 +127,39 @@ impl Manager {
             }
             info!(id, identity = %entry.saved.identity, "endpoint restored");
             table.entries.insert(id, entry);
-            table.queue.push(id, "restored");
+        }
+        if !table.holds_back {
+            table.take_over();
         }
         let ids: Vec<u16> = table.entries.keys().copied().collect();
         drop(table);
         for id in ids {
             self.resolve_if_needed(id);
         }
+    }
+
+    /// Has those that were taken over built as soon as that may be. They take no place in the queue before.
+    pub(super) async fn follow_held_back(
+        self,
+        mut held_back: watch::Receiver<Option<RegenerationError>>,
+    ) {
+        // What is over soon is not worth a line in each log.
+        let _ = timeout(PATIENCE, held_back.wait_for(Option::is_none)).await;
+        loop {
+            let reason = held_back.borrow_and_update().clone();
+            let Some(reason) = reason else {
+                break;
+            };
+            warn!(%reason, "endpoints keep what the agent before this one built");
+            let now = self.now();
+            self.table().note_held_back(&reason, now);
+            self.note_change();
+            if held_back.changed().await.is_err() {
+                return;
+            }
+        }
+        self.table().take_over();
+        self.note_change();
+        self.0.work.notify_one();
     }
 }

@@ -16,7 +16,7 @@ use crate::health::ENDPOINT_IDS;
 use crate::lifecycle::{Lifecycle, RefusedTransition, Side, State};
 use crate::log::{LogEntry, Status};
 use crate::queue::RegenerationQueue;
-use crate::regenerate::RealizedPolicy;
+use crate::regenerate::{RealizedPolicy, RegenerationError};
 use crate::workload::SavedEndpoint;
 
 /// Upper bounds of the histogram of regenerations, seconds.
@@ -87,6 +87,11 @@ impl Entry {
 
     pub(super) fn state(&self) -> State {
         self.lifecycle.state()
+    }
+
+    /// Whether what serves it is still that of the agent before this one.
+    fn is_former(&self) -> bool {
+        self.is_complete && self.realized.is_none()
     }
 
     /// Changes the state; a refusal that means something is in the log.
@@ -184,6 +189,8 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<u16, Entry>,
     pub(super) ipam: NodeIpam,
     pub(super) queue: RegenerationQueue,
+    /// Whether endpoints of the agent before this one are not to be built yet.
+    pub(super) holds_back: bool,
     /// Id of the health endpoint, which is not managed here.
     health: u16,
     counts: Counts,
@@ -196,6 +203,7 @@ impl Table {
             entries: BTreeMap::new(),
             ipam,
             queue: RegenerationQueue::new(parallel),
+            holds_back: false,
             health: id,
             counts: Counts::default(),
         };
@@ -260,24 +268,58 @@ impl Table {
         }
     }
 
+    /// Asks for the regeneration of an endpoint. One that was taken over is asked for once that may be, whatever is
+    /// asked before; one that is being made comes first.
+    pub(super) fn push(&mut self, id: u16, reason: &str) {
+        match self.entries.get(&id) {
+            Some(entry) if entry.is_former() && self.holds_back => {}
+            Some(entry) if !entry.is_complete => self.queue.push_first(id, reason),
+            _ => self.queue.push(id, reason),
+        }
+    }
+
+    /// Has those built that were taken over.
+    pub(super) fn take_over(&mut self) {
+        self.holds_back = false;
+        for id in self.former() {
+            self.push(id, "restored");
+        }
+    }
+
+    /// Says in the logs of those that were taken over why they are not built yet.
+    pub(super) fn note_held_back(&mut self, reason: &RegenerationError, now: Timestamp) {
+        for id in self.former() {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                let message = format!("what was in force still is: {reason}");
+                entry.note(now, Status::Warning, message);
+            }
+        }
+    }
+
+    fn former(&self) -> Vec<u16> {
+        let entries = self.entries.iter();
+        let former = entries.filter(|(_, entry)| entry.is_former());
+        former.map(|(id, _)| *id).collect()
+    }
+
     /// Asks for regenerations.
     pub(super) fn request(&mut self, ids: Option<&BTreeSet<u16>>, now: Timestamp, reason: &str) {
         let is_meant = |id: u16| ids.is_none_or(|ids| ids.contains(&id));
+        let mut asked = Vec::new();
         for (id, entry) in &mut self.entries {
-            if !is_meant(*id) || !entry.is_complete {
+            if !is_meant(*id) || !entry.is_complete || entry.state().is_ending() {
                 continue;
             }
-            match entry.state() {
-                State::Disconnecting | State::Disconnected => {}
-                // Of the one, the former agent's programs serve; the first build takes over. The other follows with the
-                // identity that it has.
-                State::Restoring | State::WaitingForIdentity => self.queue.push(*id, reason),
-                _ => {
-                    // That it waits already is as good.
-                    let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);
-                    self.queue.push(*id, reason);
-                }
+            // Of the one, the former agent's programs serve; the first build takes over. The other follows with the
+            // identity that it has.
+            if !matches!(entry.state(), State::Restoring | State::WaitingForIdentity) {
+                // That it waits already is as good.
+                let _ = entry.set(Side::Manager, State::WaitingToRegenerate, now, reason);
             }
+            asked.push(*id);
+        }
+        for id in asked {
+            self.push(id, reason);
         }
     }
 

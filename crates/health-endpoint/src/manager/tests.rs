@@ -40,6 +40,7 @@ struct World {
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
+    held_back: watch::Sender<Option<RegenerationError>>,
     /// Builds wait until this is true.
     may_build: watch::Sender<bool>,
 }
@@ -163,6 +164,14 @@ impl IdentitySource for World {
 }
 
 impl Regenerator for World {
+    fn held_back(&self) -> watch::Receiver<Option<RegenerationError>> {
+        self.held_back.subscribe()
+    }
+
+    fn until_informed(&self) -> Answer<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
     fn regenerate<'a>(
         &'a self,
         endpoint: &'a Regeneration,
@@ -172,6 +181,13 @@ impl Regenerator for World {
             self.most_running.fetch_max(running, Ordering::SeqCst);
             let mut may_build = self.may_build.subscribe();
             may_build.wait_for(|may| *may).await.unwrap();
+            let mut held_back = self.held_back.subscribe();
+            let is_former = self.served.lock().unwrap().contains(&endpoint.id);
+            if is_former {
+                // It is for others to wait.
+                let known = held_back.wait_for(Option::is_none);
+                let _ = tokio::time::timeout(Duration::from_secs(5), known).await;
+            }
             self.running.fetch_sub(1, Ordering::SeqCst);
             self.built.lock().unwrap().push(endpoint.clone());
             if self.fails("regenerate") {
@@ -777,4 +793,60 @@ async fn what_is_asked_for_while_an_endpoint_waits_is_built_though_its_identity_
     bed.world.may_build.send_replace(true);
     assert_eq!(bed.ready(made.id).await.identity, 300);
     assert!(bed.world.built.lock().unwrap().len() > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_are_held_back_take_nobody_s_place() {
+    let bed = Bed::start().await;
+    for n in 0..10 {
+        bed.create(n, &["app=a"]).await.unwrap();
+    }
+    let away = |reason: &str| Some(RegenerationError(reason.to_owned()));
+    bed.world.held_back.send_replace(away("not connected yet"));
+    bed.world.built.lock().unwrap().clear();
+    let bed = bed.restarted().await;
+    bed.manager.regenerate(None, "asked by hand");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let begun = tokio::time::Instant::now();
+    let made = bed.create(10, &[]).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_millis(100));
+    for reason in ["not connected yet", "the store is away"] {
+        bed.world.held_back.send_replace(away(reason));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    let built: Vec<u16> = bed.world.built.lock().unwrap().iter().map(|one| one.id).collect();
+    assert_eq!(built, [made.id]);
+    for endpoint in bed.manager.endpoints() {
+        let log = bed.manager.log(endpoint.id).unwrap();
+        let told = log.iter().filter(|entry| entry.message.contains("what was in force still is"));
+        let told: Vec<&str> = told.map(|entry| entry.message.rsplit(": ").next().unwrap()).collect();
+        match endpoint.id == made.id {
+            true => assert_eq!(told, [""; 0]),
+            false => assert_eq!(told, ["not connected yet", "the store is away"]),
+        }
+    }
+    bed.world.held_back.send_replace(None);
+    for endpoint in bed.manager.endpoints() {
+        bed.ready(endpoint.id).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_endpoint_is_built_before_others() {
+    let bed = Bed::start().await;
+    for n in 0..10 {
+        bed.create(n, &[]).await.unwrap();
+    }
+    bed.world.built.lock().unwrap().clear();
+    bed.world.may_build.send_replace(false);
+    bed.manager.regenerate(None, "policy changed");
+    let manager = bed.manager.clone();
+    let making = tokio::spawn(async move { manager.create(new(10, &[])).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bed.world.may_build.send_replace(true);
+    let made = making.await.unwrap().unwrap();
+    let built = bed.world.built.lock().unwrap().clone();
+    // After those two that were under way.
+    let place = built.iter().position(|one| one.id == made.id);
+    assert!(place <= Some(2), "{place:?}");
 }
