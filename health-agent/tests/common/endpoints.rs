@@ -45,6 +45,9 @@ impl Devices for NoDevices {
     fn remove<'a>(&'a self, _: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
         Box::pin(ready(Ok(true)))
     }
+    fn find(&self, _: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>> {
+        Box::pin(ready(Ok(None)))
+    }
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
         Box::pin(ready(Ok(vec![FoundDevice {
             device: "lxc1018".to_owned(),

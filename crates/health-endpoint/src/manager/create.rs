@@ -12,6 +12,7 @@ use health_net::netns::NetNsId;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
+use super::restore::fate;
 use super::table::Entry;
 use super::{Manager, NewEndpoint, broken_off};
 use crate::error::EndpointError;
@@ -23,7 +24,7 @@ impl Manager {
     pub(super) async fn make(&self, new: NewEndpoint) -> Result<Arc<Endpoint>, EndpointError> {
         let netns_id = self.0.devices.look_at(&new.netns)?;
         let asked = [new.ipv4.map(IpAddr::from), new.ipv6.map(IpAddr::from)];
-        let id = self.reserve(new, netns_id)?;
+        let id = self.reserve_or_succeed(&new, netns_id).await?;
         self.note_change();
         match self.make_reserved(id, asked).await {
             Ok(endpoint) => Ok(endpoint),
@@ -35,12 +36,52 @@ impl Manager {
         }
     }
 
+    /// Takes an id. An endpoint in the way whose namespace has ended without anybody telling is deleted first.
+    async fn reserve_or_succeed(
+        &self,
+        new: &NewEndpoint,
+        netns_id: NetNsId,
+    ) -> Result<u16, EndpointError> {
+        loop {
+            let refused = match self.reserve(new, netns_id) {
+                Ok(id) => return Ok(id),
+                Err(refused) => refused,
+            };
+            let (EndpointError::ContainerTaken { id, .. } | EndpointError::DeviceTaken { id, .. }) =
+                refused
+            else {
+                return Err(refused);
+            };
+            let Some(why) = self.end_of(id).await? else {
+                return Err(refused);
+            };
+            warn!(id, why, "an endpoint gives way to a new one");
+            self.unmake(id).await?;
+        }
+    }
+
+    /// Why an endpoint does not live any more, or not for long; `None` if it does.
+    async fn end_of(&self, id: u16) -> Result<Option<&'static str>, EndpointError> {
+        let saved = match self.table().entries.get(&id) {
+            None => return Ok(Some("it is gone")),
+            Some(entry) if entry.state().is_ending() => return Ok(Some("it is being deleted")),
+            Some(entry) if !entry.is_complete => return Ok(None),
+            Some(entry) => entry.saved.clone(),
+        };
+        let found = match saved.ifindex {
+            Some(ifindex) => self.0.devices.find(ifindex).await?,
+            None => None,
+        };
+        let own = found.filter(|found| found.endpoint == id);
+        Ok(fate(&saved, own.as_ref(), &*self.0.devices))
+    }
+
     /// Takes an id, under which nobody else makes the same endpoint.
-    fn reserve(&self, new: NewEndpoint, netns_id: NetNsId) -> Result<u16, EndpointError> {
+    fn reserve(&self, new: &NewEndpoint, netns_id: NetNsId) -> Result<u16, EndpointError> {
         let mut rng = rand::rng();
         let now = self.now();
         let mut table = self.table();
-        let ifname = new.ifname.unwrap_or_else(|| DEFAULT_IFNAME.to_owned());
+        let ifname = new.ifname.as_deref().unwrap_or(DEFAULT_IFNAME);
         for Entry { saved, .. } in table.entries.values() {
             if let Some(container_id) = &new.container_id
                 && saved.container_id.as_ref() == Some(container_id)
@@ -54,8 +95,8 @@ impl Manager {
             }
             if saved.netns_id == netns_id && saved.ifname == ifname {
                 return Err(EndpointError::DeviceTaken {
-                    netns: new.netns,
-                    ifname,
+                    netns: new.netns.clone(),
+                    ifname: ifname.to_owned(),
                     id: saved.id,
                 });
             }
@@ -63,10 +104,10 @@ impl Manager {
         let id = table.free_id(&mut rng)?;
         let saved = SavedEndpoint {
             id,
-            name: new.name,
-            container_id: new.container_id,
-            network: new.network,
-            labels: new.labels,
+            name: new.name.clone(),
+            container_id: new.container_id.clone(),
+            network: new.network.clone(),
+            labels: new.labels.clone(),
             former_labels: None,
             identity: Identity::INIT,
             ipv4: None,
@@ -74,9 +115,9 @@ impl Manager {
             mac: MacAddr::random(&mut rng),
             host_mac: MacAddr::random(&mut rng),
             mtu: *self.0.mtu.borrow(),
-            netns: new.netns,
+            netns: new.netns.clone(),
             netns_id,
-            ifname,
+            ifname: ifname.to_owned(),
             device: device_name(id),
             ifindex: None,
             created: now,

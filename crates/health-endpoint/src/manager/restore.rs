@@ -76,7 +76,7 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
 }
 
 /// Why an endpoint is not to live on; `None` if it is.
-fn fate(
+pub(super) fn fate(
     saved: &SavedEndpoint,
     found: Option<&FoundDevice>,
     devices: &dyn Devices,

@@ -121,6 +121,13 @@ impl Devices for World {
         })
     }
 
+    fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>> {
+        Box::pin(async move {
+            let found = self.list().await?;
+            Ok(found.into_iter().find(|found| found.ifindex == ifindex))
+        })
+    }
+
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
         Box::pin(async {
             let devices = self.devices.lock().unwrap();
@@ -849,4 +856,39 @@ async fn a_new_endpoint_is_built_before_others() {
     // After those two that were under way.
     let place = built.iter().position(|one| one.id == made.id);
     assert!(place <= Some(2), "{place:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_endpoint_takes_the_place_of_one_whose_namespace_has_ended() {
+    let bed = Bed::start().await;
+    let mut former = bed.create(1, &["app=a"]).await.unwrap();
+    let error = bed.create(1, &["app=a"]).await.unwrap_err();
+    assert_eq!(error.kind(), crate::error::ErrorKind::Conflict);
+    let ends: [fn(&World); 3] = [
+        // The device with it, and the kernel uses the number of the namespace again.
+        |world| world.devices.lock().unwrap().clear(),
+        // Another one is there, and the kernel has not removed the device yet.
+        |world| {
+            let mut namespaces = world.namespaces.lock().unwrap();
+            namespaces.insert("/n1".into(), 5000);
+        },
+        // Its file is gone, and the container has another one.
+        |world| {
+            let mut namespaces = world.namespaces.lock().unwrap();
+            namespaces.remove(Path::new("/n1"));
+        },
+    ];
+    for (turn, end) in ends.into_iter().enumerate() {
+        end(&bed.world);
+        let again = NewEndpoint {
+            netns: if turn == 2 { "/n2" } else { "/n1" }.into(),
+            ..new(1, &["app=a"])
+        };
+        let made = bed.manager.create(again).await.unwrap();
+        assert_eq!(bed.manager.endpoints(), std::slice::from_ref(&made));
+        assert_ne!(made.ipv4, former.ipv4);
+        assert_eq!(bed.held(), [(Identity(300), 1)]);
+        assert_eq!(bed.world.devices.lock().unwrap().len(), 1);
+        former = made;
+    }
 }

@@ -45,6 +45,14 @@ impl HostDevices {
         alias.strip_prefix(&self.mark)?.parse().ok()
     }
 
+    fn found(&self, link: Link) -> Option<FoundDevice> {
+        Some(FoundDevice {
+            endpoint: self.endpoint_of(&link)?,
+            ifindex: link.index,
+            device: link.name,
+        })
+    }
+
     async fn make(&self, blueprint: &Blueprint) -> Result<u32, WorkloadError> {
         let netns = NetNs::at(&blueprint.netns)?;
         let pair = VethPair {
@@ -247,16 +255,17 @@ impl Devices for HostDevices {
         Box::pin(self.take_away(device))
     }
 
+    fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>> {
+        Box::pin(async move {
+            let link = link::by_index(&self.host, ifindex).await?;
+            Ok(link.and_then(|link| self.found(link)))
+        })
+    }
+
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
         Box::pin(async {
             let links = link::list(&self.host).await?;
-            let ours = links.into_iter().filter_map(|link| {
-                Some(FoundDevice {
-                    endpoint: self.endpoint_of(&link)?,
-                    ifindex: link.index,
-                    device: link.name,
-                })
-            });
+            let ours = links.into_iter().filter_map(|link| self.found(link));
             Ok(ours.collect())
         })
     }
