@@ -301,6 +301,7 @@ impl From<EnforceError> for Refusal {
             EnforceError::NoPolicy(_) => StatusCode::NOT_FOUND,
             EnforceError::Damaged { .. }
             | EnforceError::Save { .. }
+            | EnforceError::Table(_)
             | EnforceError::Datapath(_)
             | EnforceError::Ipcache(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };

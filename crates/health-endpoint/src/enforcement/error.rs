@@ -32,6 +32,9 @@ pub enum EnforceError {
         /// The system's answer.
         source: io::Error,
     },
+    /// A table of verdicts.
+    #[error(transparent)]
+    Table(#[from] health_datapath::policy::PolicyError),
     /// The maps.
     #[error(transparent)]
     Datapath(#[from] DatapathError),

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::subjects::Behind;
 use super::{Enforcer, lock, uninformed};
 use crate::manager::Manager;
 
@@ -141,22 +142,9 @@ impl Enforcer {
             self.0.held_back.send_replace(None);
         }
 
-        let generation = self.generation();
-        let touched = self.subjects().touched(&generation);
-        if !touched.is_empty() {
-            manager.regenerate(Some(&touched), "policy changed");
-            let followed = async {
-                while !self.subjects().follow(&touched, &generation) {
-                    self.0.built.notified().await;
-                }
-            };
-            if timeout(PATIENCE, followed).await.is_err() {
-                warn!(
-                    endpoints = touched.len(),
-                    "endpoints do not follow a change of policy yet"
-                );
-                return false;
-            }
+        let behind = self.bring_endpoints(manager).await;
+        if behind != Behind::default() {
+            return false;
         }
 
         let written = self.write_ipcache(around, announced, &cidrs, &wanted);
@@ -172,10 +160,42 @@ impl Enforcer {
             warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
         }
         let is_done = is_host_read && written.is_ok() && swept.is_ok();
-        if is_done {
+        // Each build of one that was taken over is told.
+        if is_done && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
         }
         is_done
+    }
+
+    /// Has endpoints built that do not name what they are to name. Returns those that do not when all were built, or
+    /// after [`PATIENCE`].
+    async fn bring_endpoints(&self, manager: &Manager) -> Behind {
+        let generation = self.generation();
+        let mut asked = BTreeSet::new();
+        let follow = async {
+            loop {
+                let pending = self.subjects().behind(&generation).pending;
+                if pending.is_empty() {
+                    break;
+                }
+                let news: BTreeSet<u16> = pending.difference(&asked).copied().collect();
+                if !news.is_empty() {
+                    manager.regenerate(Some(&news), "policy changed");
+                    asked.extend(news);
+                }
+                self.0.built.notified().await;
+            }
+        };
+        let is_over = timeout(PATIENCE, follow).await.is_ok();
+        let behind = self.subjects().behind(&generation);
+        if !is_over || !behind.failed.is_empty() {
+            warn!(
+                pending = behind.pending.len(),
+                failed = behind.failed.len(),
+                "endpoints do not follow a change of policy yet"
+            );
+        }
+        behind
     }
 
     /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before

@@ -39,7 +39,7 @@ pub use self::follow::Surroundings;
 
 pub use self::store::FILE;
 use self::store::Store;
-use self::subjects::{Generation, Subjects};
+use self::subjects::{BuildFailure, Generation, Subjects};
 
 /// How long the building of a new endpoint waits for the identities of the cluster where the store can be used.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -239,30 +239,35 @@ impl Enforcer {
 
     /// Builds an endpoint. May take its time.
     fn build(&self, endpoint: &Regeneration) -> Result<RealizedPolicy, RegenerationError> {
-        let in_words = |error: &dyn std::error::Error| RegenerationError(error.to_string());
         let generation = self.generation();
-        let labels = subject_labels(endpoint.identity, &endpoint.labels);
-        let realized = self
-            .subjects()
-            .plan(endpoint.id, endpoint.identity, &labels, &generation)
-            .map_err(|error| in_words(&error))?;
-        let set = lock(&self.0.datapath).set_workload(self.workload(endpoint, realized));
-        match set {
-            Ok(()) => {
-                let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
-                // Packets that it sends at once are judged by who it is.
-                self.tell_ipcache(endpoint)
-                    .map_err(|error| in_words(&error))?;
-                self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
-                self.announce(endpoint);
-                self.0.built.notify_one();
-                Ok(realized)
-            }
-            Err(error) => {
-                self.subjects().abandon(endpoint.id);
-                Err(in_words(&error))
-            }
+        let built = self.build_by(endpoint, &generation);
+        if let Err(error) = &built {
+            let failure = BuildFailure {
+                generation: generation.number,
+                reason: error.to_string(),
+            };
+            self.subjects().fail(endpoint.id, failure);
         }
+        self.0.built.notify_one();
+        built.map_err(|error| RegenerationError(error.to_string()))
+    }
+
+    fn build_by(
+        &self,
+        endpoint: &Regeneration,
+        generation: &Generation,
+    ) -> Result<RealizedPolicy, EnforceError> {
+        let labels = subject_labels(endpoint.identity, &endpoint.labels);
+        let realized =
+            self.subjects()
+                .plan(endpoint.id, endpoint.identity, &labels, generation)?;
+        lock(&self.0.datapath).set_workload(self.workload(endpoint, realized))?;
+        let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
+        // Packets that it sends at once are judged by who it is.
+        self.tell_ipcache(endpoint)?;
+        self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
+        self.announce(endpoint);
+        Ok(realized)
     }
 
     /// An endpoint as the programs are told of it.

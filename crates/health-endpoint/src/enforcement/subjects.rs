@@ -35,23 +35,101 @@ impl Generation {
     }
 }
 
+/// Where tables are written.
+pub(super) trait Tables: Send {
+    /// Writes a table, as a whole or not at all.
+    fn install(
+        &mut self,
+        table: u32,
+        subject: u32,
+        entries: &[(PolicyMatch, u8)],
+    ) -> Result<(), PolicyError>;
+
+    /// Removes tables.
+    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError>;
+
+    /// Numbers of the tables that are there.
+    fn numbers(&self) -> BTreeSet<u32>;
+}
+
+impl Tables for PolicyTables {
+    fn install(
+        &mut self,
+        table: u32,
+        subject: u32,
+        entries: &[(PolicyMatch, u8)],
+    ) -> Result<(), PolicyError> {
+        Self::install(self, table, subject, entries.iter().copied())
+    }
+
+    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
+        Self::remove(self, tables)
+    }
+
+    fn numbers(&self) -> BTreeSet<u32> {
+        self.tables().collect()
+    }
+}
+
 /// What holds for an identity.
 struct InForce {
     labels: LabelSet,
-    policy: CompiledPolicy,
+    policy: Arc<CompiledPolicy>,
     /// By what it was compiled last.
     generation: Generation,
     realized: RealizedPolicy,
     /// What it is by a later generation, until an endpoint is built by that.
-    next: Option<(Generation, CompiledPolicy)>,
+    next: Option<(Generation, Arc<CompiledPolicy>)>,
 }
 
 impl InForce {
-    /// What is known already of the policy of these labels by a generation.
-    fn take_next(&mut self, labels: &LabelSet, generation: &Generation) -> Option<CompiledPolicy> {
-        let (of, policy) = self.next.take()?;
-        (self.labels == *labels && of.is_same(generation)).then_some(policy)
+    /// Whether it is what follows from a generation, or from a later one.
+    fn is_of(&self, generation: &Generation) -> bool {
+        self.generation.is_same(generation) || self.generation.number > generation.number
     }
+
+    /// What is known already of the policy of these labels by a generation.
+    fn prepared(
+        &self,
+        labels: &LabelSet,
+        generation: &Generation,
+    ) -> Option<Arc<CompiledPolicy>> {
+        let (of, policy) = self.next.as_ref()?;
+        (self.labels == *labels && of.is_same(generation)).then(|| policy.clone())
+    }
+
+    /// Looks whether something else follows from a generation.
+    fn look_ahead(&mut self, generation: &Generation) {
+        let is_known = self.is_of(generation)
+            || self.next.as_ref().is_some_and(|(of, _)| of.is_same(generation));
+        if is_known {
+            return;
+        }
+        let policy = generation.compile(&self.labels);
+        if policy == *self.policy {
+            (self.generation, self.next) = (generation.clone(), None);
+        } else {
+            self.next = Some((generation.clone(), Arc::new(policy)));
+        }
+    }
+}
+
+/// Why an endpoint names what it named, though it was to name something else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct BuildFailure {
+    /// Number of the generation by which it was built.
+    pub(super) generation: u64,
+    /// Why it failed, in words.
+    pub(super) reason: String,
+}
+
+/// The endpoints that do not name yet what they are to name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Behind {
+    /// Those to build, or that are being built.
+    pub(super) pending: BTreeSet<u16>,
+    /// Those whose build failed, and why; it is tried again.
+    pub(super) failed: BTreeMap<u16, String>,
 }
 
 /// What an endpoint names.
@@ -65,17 +143,19 @@ struct NamedByEndpoint {
 
 /// The tables, and who names which.
 pub(super) struct Subjects {
-    tables: PolicyTables,
+    tables: Box<dyn Tables>,
     last: u32,
     in_force: BTreeMap<Identity, InForce>,
     named: BTreeMap<u16, NamedByEndpoint>,
     /// What endpoints that are being built will name.
     planned: BTreeMap<u16, (Identity, u32)>,
+    /// Endpoints whose last build failed.
+    failures: BTreeMap<u16, BuildFailure>,
 }
 
 impl Subjects {
     /// `named` are the tables that endpoints name by now.
-    pub(super) fn new(tables: PolicyTables, named: impl IntoIterator<Item = (u16, u32)>) -> Self {
+    pub(super) fn new(tables: impl Tables + 'static, named: impl IntoIterator<Item = (u16, u32)>) -> Self {
         let named = named.into_iter().map(|(id, table)| {
             let one = NamedByEndpoint {
                 identity: None,
@@ -88,15 +168,16 @@ impl Subjects {
             // Conntrack entries name the table that allowed them. A random start makes it unlikely that a number of
             // an earlier agent is used again.
             last: rand::random(),
-            tables,
+            tables: Box::new(tables),
             in_force: BTreeMap::new(),
             named: named.collect(),
             planned: BTreeMap::new(),
+            failures: BTreeMap::new(),
         }
     }
 
     /// What an endpoint of this identity and these labels is to name. Its table is written, if it needs another than
-    /// there is. To be [settled](Self::settle) or [abandoned](Self::abandon).
+    /// there is. To be [settled](Self::settle), or [told to have failed](Self::fail), as also a failure here.
     pub(super) fn plan(
         &mut self,
         id: u16,
@@ -104,32 +185,39 @@ impl Subjects {
         labels: &LabelSet,
         generation: &Generation,
     ) -> Result<RealizedPolicy, PolicyError> {
-        let known = self.in_force.get_mut(&identity);
-        let is_current = known
-            .as_ref()
-            .is_some_and(|known| known.labels == *labels && known.generation.is_same(generation));
-        if !is_current {
-            let (prepared, former) = match known {
-                Some(known) => (known.take_next(labels, generation), Some(&*known)),
-                None => (None, None),
-            };
-            let policy = prepared.unwrap_or_else(|| generation.compile(labels));
-            let realized = match former {
-                Some(former) if former.policy == policy => former.realized,
-                _ => self.install(identity, &policy)?,
-            };
-            let in_force = InForce {
-                labels: labels.clone(),
-                policy,
-                generation: generation.clone(),
-                realized,
-                next: None,
-            };
-            self.in_force.insert(identity, in_force);
-        }
-        let realized = self.in_force.get(&identity).map(|known| known.realized);
-        let realized = realized.unwrap_or_default();
+        let known = self.in_force.get(&identity);
+        let current = known.filter(|known| known.labels == *labels && known.is_of(generation));
+        let realized = match current {
+            Some(known) => known.realized,
+            None => self.renew(identity, labels, generation)?,
+        };
         self.planned.insert(id, (identity, realized.policy));
+        Ok(realized)
+    }
+
+    /// Makes what holds for an identity what follows from a generation.
+    fn renew(
+        &mut self,
+        identity: Identity,
+        labels: &LabelSet,
+        generation: &Generation,
+    ) -> Result<RealizedPolicy, PolicyError> {
+        let known = self.in_force.get(&identity);
+        let prepared = known.and_then(|known| known.prepared(labels, generation));
+        let policy = prepared.unwrap_or_else(|| Arc::new(generation.compile(labels)));
+        let same = known.filter(|known| known.policy == policy);
+        let realized = match same.map(|known| known.realized) {
+            Some(realized) => realized,
+            None => self.install(identity, &policy)?,
+        };
+        let in_force = InForce {
+            labels: labels.clone(),
+            policy,
+            generation: generation.clone(),
+            realized,
+            next: None,
+        };
+        self.in_force.insert(identity, in_force);
         Ok(realized)
     }
 
@@ -161,7 +249,8 @@ impl Subjects {
                     (what, verdict.number())
                 })
             });
-            self.tables.install(table, identity.0, entries)?;
+            let entries: Vec<_> = entries.collect();
+            self.tables.install(table, identity.0, &entries)?;
             self.last = table;
             realized.policy = table;
         }
@@ -170,7 +259,7 @@ impl Subjects {
 
     /// A number that no table has. Numbers wrap around, so one is not reused soon.
     fn free_table(&self) -> u32 {
-        let taken: BTreeSet<u32> = self.tables.tables().collect();
+        let taken = self.tables.numbers();
         let after = self.last.checked_add(1).unwrap_or(1);
         (after..=u32::MAX)
             .chain(1..after)
@@ -180,6 +269,7 @@ impl Subjects {
 
     /// An endpoint names what was planned. Returns the addresses that it had.
     pub(super) fn settle(&mut self, id: u16, addresses: &[IpAddr]) -> Vec<IpAddr> {
+        self.failures.remove(&id);
         let Some((identity, table)) = self.planned.remove(&id) else {
             return Vec::new();
         };
@@ -193,50 +283,49 @@ impl Subjects {
     }
 
     /// An endpoint goes on naming what it named.
-    pub(super) fn abandon(&mut self, id: u16) {
+    pub(super) fn fail(&mut self, id: u16, failure: BuildFailure) {
         self.planned.remove(&id);
+        self.failures.insert(id, failure);
     }
 
     /// An endpoint is no more. Returns the addresses that it had.
     pub(super) fn forget(&mut self, id: u16) -> Vec<IpAddr> {
         self.planned.remove(&id);
+        self.failures.remove(&id);
         let former = self.named.remove(&id);
         former.map(|former| former.addresses).unwrap_or_default()
     }
 
-    /// The endpoints for which something else holds by this generation.
-    pub(super) fn touched(&mut self, generation: &Generation) -> BTreeSet<u16> {
-        let mut touched = BTreeSet::new();
-        for (identity, known) in &mut self.in_force {
-            if known.generation.is_same(generation) {
-                continue;
-            }
-            let policy = generation.compile(&known.labels);
-            if policy == known.policy {
-                (known.generation, known.next) = (generation.clone(), None);
-                continue;
-            }
-            known.next = Some((generation.clone(), policy));
-            let of_identity = |named: &NamedByEndpoint| named.identity == Some(*identity);
-            let ids = self.named.iter().filter(|(_, named)| of_identity(named));
-            touched.extend(ids.map(|(id, _)| *id));
-            let building = self.planned.iter();
-            let building = building.filter(|(_, (planned, _))| planned == identity);
-            touched.extend(building.map(|(id, _)| *id));
+    /// The endpoints that do not name what follows from a generation, whatever became of what was asked for. One that
+    /// was taken over and not built since is not among them.
+    pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
+        for known in self.in_force.values_mut() {
+            known.look_ahead(generation);
         }
-        touched
-    }
-
-    /// Whether these endpoints, as far as they still exist, follow this generation.
-    pub(super) fn follow(&self, ids: &BTreeSet<u16>, generation: &Generation) -> bool {
-        ids.iter().filter_map(|id| self.named.get(id)).all(|named| {
-            let known = named
-                .identity
-                .and_then(|identity| self.in_force.get(&identity));
-            known.is_some_and(|known| {
-                known.generation.number >= generation.number && known.realized.policy == named.table
-            })
-        })
+        let is_behind = |(identity, table): (Identity, u32)| {
+            let known = self.in_force.get(&identity);
+            known.is_none_or(|known| known.next.is_some() || known.realized.policy != table)
+        };
+        let named = self.named.iter();
+        let named = named.filter_map(|(id, named)| Some((*id, (named.identity?, named.table))));
+        let planned = self.planned.iter().map(|(id, planned)| (*id, *planned));
+        let has_failed = |id: &u16| {
+            let failure = self.failures.get(id);
+            failure.is_some_and(|failure| failure.generation >= generation.number)
+        };
+        let pending: BTreeSet<u16> = named
+            .chain(planned)
+            .filter(|(_, what)| is_behind(*what))
+            .map(|(id, _)| id)
+            .filter(|id| !has_failed(id))
+            .collect();
+        let failed = self.failures.iter();
+        let failed = failed.filter(|(id, _)| !pending.contains(id));
+        let failed = failed.map(|(id, failure)| (*id, failure.reason.clone()));
+        Behind {
+            failed: failed.collect(),
+            pending,
+        }
     }
 
     /// Whether an endpoint was taken over from the agent before this one, and not built since.
@@ -273,14 +362,13 @@ impl Subjects {
             .chain(in_force)
             .chain(planned)
             .collect();
-        let unused: Vec<u32> = self
-            .tables
-            .tables()
-            .filter(|table| !used.contains(table))
-            .collect();
+        let unused: Vec<u32> = self.tables.numbers().difference(&used).copied().collect();
         if !unused.is_empty() {
             debug!(tables = ?unused, "removing tables that no endpoint names");
         }
         self.tables.remove(&unused)
     }
 }
+
+#[cfg(test)]
+mod tests;

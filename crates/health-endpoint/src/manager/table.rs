@@ -307,7 +307,9 @@ impl Table {
         let is_meant = |id: u16| ids.is_none_or(|ids| ids.contains(&id));
         let mut asked = Vec::new();
         for (id, entry) in &mut self.entries {
-            if !is_meant(*id) || !entry.is_complete || entry.state().is_ending() {
+            // Before it has devices, it is yet to be asked for.
+            let is_built = entry.saved.ifindex.is_some();
+            if !is_meant(*id) || !is_built || entry.state().is_ending() {
                 continue;
             }
             // Of the one, the former agent's programs serve; the first build takes over. The other follows with the

@@ -40,6 +40,8 @@ struct World {
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
+    /// Devices are not activated while this is true.
+    holds_activation: watch::Sender<bool>,
     held_back: watch::Sender<Option<RegenerationError>>,
     /// Builds wait until this is true.
     may_build: watch::Sender<bool>,
@@ -94,6 +96,8 @@ impl Devices for World {
 
     fn activate<'a>(&'a self, _: &'a Blueprint, _: u32) -> Task<'a, Result<(), WorkloadError>> {
         Box::pin(async {
+            let mut holds = self.holds_activation.subscribe();
+            holds.wait_for(|holds| !*holds).await.unwrap();
             match self.fails("activate") {
                 true => Err(Self::fail("activate")),
                 false => Ok(()),
@@ -891,4 +895,21 @@ async fn a_new_endpoint_takes_the_place_of_one_whose_namespace_has_ended() {
         assert_eq!(bed.world.devices.lock().unwrap().len(), 1);
         former = made;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn policy_that_changes_between_the_first_build_and_the_activation_is_followed() {
+    let bed = Bed::start().await;
+    bed.world.holds_activation.send_replace(true);
+    let manager = bed.manager.clone();
+    let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let id = bed.manager.endpoints()[0].id;
+    assert_eq!(bed.world.built.lock().unwrap().len(), 1);
+    bed.manager
+        .regenerate(Some(&BTreeSet::from([id])), "policy changed");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(bed.world.built.lock().unwrap().len(), 2);
+    bed.world.holds_activation.send_replace(false);
+    assert_eq!(making.await.unwrap().unwrap().state, "ready");
 }
