@@ -1,6 +1,6 @@
 //! `HEALTH_POLICY` and its counters: tables of verdicts, each written as a whole before an endpoint names it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
@@ -186,6 +186,13 @@ impl PolicyTables {
     /// Whether there are no tables.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
+    }
+
+    /// Whether a table of so many entries has room once these are removed.
+    pub fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
+        let kept = self.tables.iter().filter(|(table, _)| !without.contains(table));
+        let kept: usize = kept.map(|(_, entries)| entries.len()).sum();
+        kept + entries <= POLICY_ENTRIES as usize
     }
 
     /// Writes a table, as a whole or not at all. No endpoint may name it before.

@@ -10,7 +10,7 @@ use std::{io, thread};
 
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
-    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
+    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent, RegistryState,
     TargetHistory,
 };
 use health_registry::config::ProbeIntervals;
@@ -74,6 +74,8 @@ pub struct MeshOptions {
     pub state_dir: PathBuf,
     /// This node's maps that are nearly full; reports list them.
     pub full_maps: watch::Receiver<Vec<FullMap>>,
+    /// This node's endpoints that do not follow its policy; reports tell of them.
+    pub policy_lag: watch::Receiver<Option<PolicyLag>>,
 }
 
 /// Why the mesh cannot start.

@@ -10,6 +10,7 @@ use health_endpoint::enforcement::{self, Enforcer, Surroundings};
 use health_endpoint::identities::AllocatedIdentities;
 use health_endpoint::manager::{self, Manager, ManagerOptions, Parts, Survey};
 use health_endpoint::workload::{HostDevices, SavedEndpoint, StateDir};
+use health_model::api::PolicyLag;
 use health_model::ipam::NodeIpam;
 use health_net::netlink::Handle;
 use health_policy::PolicySettings;
@@ -17,6 +18,7 @@ use health_registry::config::Config;
 use health_registry::identity::IdentityAllocator;
 use health_registry::nodes::{Node, Registry};
 use jiff::Timestamp;
+use tokio::sync::watch;
 
 use super::addresses;
 use super::node::NodeDatapath;
@@ -43,6 +45,7 @@ pub(super) fn start(
     node: &NodeDatapath,
     survey: Survey,
     identities: Arc<IdentityAllocator>,
+    lag: watch::Sender<Option<PolicyLag>>,
 ) -> anyhow::Result<(Manager, Enforcer)> {
     let location = &config.location;
     let ipam = NodeIpam::new(
@@ -70,6 +73,7 @@ pub(super) fn start(
             allocator: identities.clone(),
             datapath: node.shared_datapath(),
             node_addresses: own.addresses.clone(),
+            lag,
         },
     )?;
     let parts = Parts {

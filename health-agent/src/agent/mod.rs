@@ -35,6 +35,7 @@ use health_mesh::hello::{self, Identity, Responder};
 use health_mesh::mesh_key::{self, MeshKeys};
 use health_mesh::proof::HelloKeys;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
+use health_model::api::PolicyLag;
 use health_model::settings::Location;
 use health_net::netlink;
 use health_registry::config::{Config, GcInterval};
@@ -168,12 +169,22 @@ impl Agent {
         )
         .await?;
         source.set_endpoint(&node.endpoint, &node.repairs);
-        let probing = Self::start_probing(config, &own, &*registry, &exporter, &node, listeners);
+        let (lag, lagging) = channel(None);
+        let probing = Self::start_probing(
+            config, &own, &*registry, &exporter, &node, listeners, lagging,
+        );
         let started = probing.and_then(|probing| {
             let relay = Self::start_relay(&node)?;
             let identities = Arc::new(Self::start_identities(config)?);
-            let endpoints =
-                endpoints::start(config, &own, &netlink, &node, survey, identities.clone())?;
+            let endpoints = endpoints::start(
+                config,
+                &own,
+                &netlink,
+                &node,
+                survey,
+                identities.clone(),
+                lag,
+            )?;
             Ok((probing, relay, identities, endpoints))
         });
         let ((collector, host_responder, mesh), (events, relay), identities, (endpoints, enforcer)) =
@@ -222,6 +233,7 @@ impl Agent {
         exporter: &Exporter<AgentSource, Location>,
         node: &NodeDatapath,
         listeners: Vec<TcpListener>,
+        policy_lag: Receiver<Option<PolicyLag>>,
     ) -> anyhow::Result<(Collector, Responder, MeshHandle)> {
         exporter.maps_are_there()?;
         let collector = Collector::start(node.datapath().tables()?, pace(config));
@@ -254,6 +266,7 @@ impl Agent {
                 one_way: config.one_way,
                 state_dir: config.location.state_dir.clone(),
                 full_maps: collector.pressed(),
+                policy_lag,
             },
             registry.watch(),
             Arc::new(node.datapath().rtt()?),

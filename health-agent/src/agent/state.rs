@@ -222,6 +222,7 @@ impl Source for AgentSource {
                     diagnosis: None,
                     public_mesh_key: self.public_mesh_key,
                     full_maps: Vec::new(),
+                    policy_lag: None,
                 },
                 ..HealthStatus::default()
             },

@@ -5,10 +5,21 @@ use std::fmt;
 
 use health_endpoint::lifecycle::State;
 use health_endpoint::manager::{Counts, DURATION_BOUNDS};
+use health_model::api::PolicyLag;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use super::render::{counter, family};
+use super::render::{counter, family, gauge};
+
+/// Writes how many endpoints policy is not in force for.
+pub(super) fn encode_lag(lag: Option<&PolicyLag>, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    gauge(
+        encoder,
+        "policy_endpoints_behind",
+        "Endpoints of workloads that keep what was in force before a change of policy",
+        &lag.map_or(0, |lag| lag.endpoints),
+    )
+}
 
 /// Writes them.
 pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

@@ -28,6 +28,7 @@ use tracing::debug;
 pub use self::format::Format;
 
 use health_datapath::dump::{DumpError, MetricRow, Pinned};
+use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_model::settings::Location;
 
@@ -152,6 +153,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             repairs,
             collections: self.source.collections(),
             endpoints: self.source.manager().map(Manager::counts),
+            policy_lag: self.source.enforcer().and_then(Enforcer::lag),
             events: self.source.events(),
             now: Timestamp::now(),
             uptime: self.source.uptime(),

@@ -132,6 +132,7 @@ pub(super) fn report() -> HealthStatus {
             diagnosis: None,
             public_mesh_key: false,
             full_maps: Vec::new(),
+            policy_lag: None,
         },
         nodes: vec![
             node(1, result(""), result("")),

@@ -18,7 +18,7 @@ use health_common::rtt::{self, RttKey, RttRow};
 use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_endpoint::manager::Manager;
 use health_model::api::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
+    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap, PolicyLag,
     HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,
     PathKind, PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState,
     RejectedEntry, RttSource, SelfStatus, TargetHistory,
@@ -109,9 +109,17 @@ impl Fixture {
                 diagnosis: diagnosis("isolated"),
                 public_mesh_key: self.is_troubled,
                 full_maps: self.is_troubled.then(full_map).into_iter().collect(),
+                policy_lag: self.is_troubled.then(policy_lag),
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
+    }
+}
+
+fn policy_lag() -> PolicyLag {
+    PolicyLag {
+        endpoints: 2,
+        reason: "there is no room".into(),
     }
 }
 

@@ -31,6 +31,7 @@ mod netem;
 mod path_mtu;
 mod policy;
 mod policy_frames;
+mod policy_room;
 mod policy_traffic;
 mod probing;
 mod registry;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::IpcacheError;
+use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_net::netlink::Handle;
 use health_net::route;
@@ -16,11 +17,12 @@ use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tracing::warn;
+use tracing::{info, warn};
 
-use super::subjects::Behind;
-use super::{Enforcer, lock, uninformed};
+use super::subjects::{Behind, Generation};
+use super::{Enforcer, Room, lock, uninformed};
 use crate::manager::Manager;
+use crate::regenerate::RegenerationError;
 
 /// How long the rest waits for endpoints to follow a change; they may fail to.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,6 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(50);
 /// How soon a change that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// What the log of an endpoint says for whose former and new policy there is no room at the same time.
+const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy beside \
+                      the new one";
 
 /// What is around the endpoints.
 pub struct Surroundings {
@@ -97,7 +103,8 @@ impl Enforcer {
     /// Brings endpoints and maps to what holds now. Returns whether all of it was done.
     ///
     /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
-    /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet.
+    /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet. As long as
+    /// endpoints do not follow, prefixes stay as they are, and all other addresses change.
     async fn carry_on(
         &self,
         manager: &Manager,
@@ -134,7 +141,8 @@ impl Enforcer {
             // Endpoints are built from here on, and judge by this map at once.
             if self.0.is_blank {
                 let announced = self.0.allocator.addresses().borrow().clone();
-                if let Err(error) = self.write_ipcache(around, &announced, &cidrs, &wanted) {
+                let cidrs = of_prefixes(&cidrs, &wanted);
+                if let Err(error) = self.write_ipcache(around, &announced, &cidrs) {
                     warn!(%error, "the ipcache cannot be written; it is tried again");
                     return false;
                 }
@@ -143,15 +151,21 @@ impl Enforcer {
         }
 
         let behind = self.bring_endpoints(manager).await;
-        if behind != Behind::default() {
-            return false;
-        }
+        let all_follow = behind == Behind::default();
+        self.tell_lag(&behind);
 
-        let written = self.write_ipcache(around, announced, &cidrs, &wanted);
+        let cidrs = match all_follow {
+            true => of_prefixes(&cidrs, &wanted),
+            // Tables that are still named know no others.
+            false => self.in_ipcache(&cidrs),
+        };
+        let written = self.write_ipcache(around, announced, &cidrs);
         if let Err(error) = &written {
             warn!(%error, "the ipcache is not up to date; it is tried again");
         }
-        self.0.cidrs.require(&wanted);
+        if all_follow {
+            self.0.cidrs.require(&wanted);
+        }
         if self.is_informed() && !self.subjects().has_former() {
             self.0.allocator.forget_earlier();
         }
@@ -159,7 +173,7 @@ impl Enforcer {
         if let Err(error) = &swept {
             warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
         }
-        let is_done = is_host_read && written.is_ok() && swept.is_ok();
+        let is_done = all_follow && is_host_read && written.is_ok() && swept.is_ok();
         // Each build of one that was taken over is told.
         if is_done && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
@@ -167,35 +181,101 @@ impl Enforcer {
         is_done
     }
 
-    /// Has endpoints built that do not name what they are to name. Returns those that do not when all were built, or
-    /// after [`PATIENCE`].
+    /// Has endpoints built that do not name what they are to name, and makes room for them. Returns those for which
+    /// that failed, or that are not built after [`PATIENCE`].
     async fn bring_endpoints(&self, manager: &Manager) -> Behind {
         let generation = self.generation();
-        let mut asked = BTreeSet::new();
-        let follow = async {
-            loop {
-                let pending = self.subjects().behind(&generation).pending;
-                if pending.is_empty() {
+        let mut closed = BTreeSet::new();
+        loop {
+            // What is not built by then, is asked for again in the next turn.
+            let _ = timeout(PATIENCE, self.wait_built(manager, &generation)).await;
+            let made = self.make_room_aside(closed).await;
+            let room = match made {
+                Ok((room, closed_by_now)) => {
+                    closed = closed_by_now;
+                    room
+                }
+                Err(error) => {
+                    warn!(%error, "there is no room for policy");
                     break;
                 }
-                let news: BTreeSet<u16> = pending.difference(&asked).copied().collect();
-                if !news.is_empty() {
-                    manager.regenerate(Some(&news), "policy changed");
-                    asked.extend(news);
+            };
+            let (ids, reason) = match &room {
+                Room::Swept(ids) => (ids, "there is room for the policy"),
+                Room::Closed(ids) => {
+                    manager.note(ids, CLOSED);
+                    (ids, "the former policy has made room")
                 }
-                self.0.built.notified().await;
+            };
+            if ids.is_empty() {
+                break;
             }
-        };
-        let is_over = timeout(PATIENCE, follow).await.is_ok();
-        let behind = self.subjects().behind(&generation);
-        if !is_over || !behind.failed.is_empty() {
-            warn!(
-                pending = behind.pending.len(),
-                failed = behind.failed.len(),
-                "endpoints do not follow a change of policy yet"
-            );
+            self.subjects().retry(ids);
+            manager.regenerate(Some(ids), reason);
         }
-        behind
+        self.subjects().behind(&generation)
+    }
+
+    /// Waits until each endpoint names what it is to name, or could not be built.
+    async fn wait_built(&self, manager: &Manager, generation: &Generation) {
+        let mut asked = BTreeSet::new();
+        loop {
+            let pending = self.subjects().behind(generation).pending;
+            if pending.is_empty() {
+                return;
+            }
+            let news: BTreeSet<u16> = pending.difference(&asked).copied().collect();
+            if !news.is_empty() {
+                manager.regenerate(Some(&news), "policy changed");
+                asked.extend(news);
+            }
+            self.0.built.notified().await;
+        }
+    }
+
+    async fn make_room_aside(
+        &self,
+        mut closed: BTreeSet<Identity>,
+    ) -> Result<(Room, BTreeSet<Identity>), RegenerationError> {
+        self.blocking(move |enforcer| {
+            let room = enforcer.make_room(&mut closed);
+            let room = room.map_err(|error| RegenerationError(error.to_string()))?;
+            Ok((room, closed))
+        })
+        .await
+    }
+
+    /// Tells who does not follow, where that is news.
+    fn tell_lag(&self, behind: &Behind) {
+        let endpoints = behind.failed.len() + behind.pending.len();
+        let reason = behind.failed.values().next();
+        let lag = (endpoints > 0).then(|| PolicyLag {
+            endpoints: endpoints as u64,
+            reason: reason.map_or("they are still being built", String::as_str).to_owned(),
+        });
+        self.0.lag.send_if_modified(|known| {
+            if *known == lag {
+                return false;
+            }
+            match &lag {
+                Some(PolicyLag { endpoints, reason }) => {
+                    warn!(endpoints, reason, "policy is not in force for some endpoints");
+                }
+                None => info!("policy is in force for all endpoints again"),
+            }
+            known.clone_from(&lag);
+            true
+        });
+    }
+
+    /// Those of the prefixes that addresses have the identity of now.
+    fn in_ipcache(&self, cidrs: &BTreeMap<IpNet, Identity>) -> BTreeMap<IpNet, Identity> {
+        let map = lock(&self.0.ipcache);
+        let known = map.entries();
+        let known = known.map(|(prefix, entry)| (prefix, Identity(entry.identity)));
+        known
+            .filter(|(prefix, identity)| cidrs.get(prefix) == Some(identity))
+            .collect()
     }
 
     /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before
@@ -205,7 +285,6 @@ impl Enforcer {
         around: &mut Surroundings,
         announced: &Addresses,
         cidrs: &BTreeMap<IpNet, Identity>,
-        wanted: &BTreeSet<IpNet>,
     ) -> Result<(), IpcacheError> {
         // Held from here on, so that nothing is told in between that is missing here.
         let mut map = lock(&self.0.ipcache);
@@ -213,11 +292,6 @@ impl Enforcer {
             let subjects = self.subjects();
             (subjects.addresses(), subjects.has_former())
         };
-        let cidrs: BTreeMap<IpNet, Identity> = cidrs
-            .iter()
-            .filter(|(prefix, _)| wanted.contains(&prefix.trunc()))
-            .map(|(prefix, identity)| (*prefix, *identity))
-            .collect();
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
         around.has_heard |= self.is_informed()
@@ -231,7 +305,7 @@ impl Enforcer {
             own: &around.own,
             nodes: &nodes.nodes,
             announced,
-            cidrs: &cidrs,
+            cidrs,
         });
         let mut entries: BTreeMap<IpNet, IpcacheEntry> = match around.has_heard {
             true => BTreeMap::new(),
@@ -259,4 +333,16 @@ impl Enforcer {
         // They are told within 100 ms; what is missing then comes with the next change.
         let _ = timeout(PATIENCE, known).await;
     }
+}
+
+/// The identities of these prefixes.
+fn of_prefixes(
+    cidrs: &BTreeMap<IpNet, Identity>,
+    wanted: &BTreeSet<IpNet>,
+) -> BTreeMap<IpNet, Identity> {
+    let cidrs = cidrs.iter();
+    let of_wanted = cidrs.filter(|(prefix, _)| wanted.contains(&prefix.trunc()));
+    of_wanted
+        .map(|(prefix, identity)| (*prefix, *identity))
+        .collect()
 }

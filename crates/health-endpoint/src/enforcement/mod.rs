@@ -9,11 +9,12 @@ mod follow;
 mod store;
 mod subjects;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use health_common::endpoint::{
@@ -21,7 +22,9 @@ use health_common::endpoint::{
 };
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::policy::PolicyError;
 use health_datapath::{Datapath, Workload};
+use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{
@@ -59,6 +62,8 @@ struct Shared {
     identities: watch::Receiver<Arc<Identities>>,
     cidrs: CidrIdentities,
     subjects: Mutex<Subjects>,
+    /// Held by who changes what an endpoint names, and alone by who changes that of several.
+    changing: RwLock<()>,
     /// The latest.
     generation: Mutex<Generation>,
     ipcache: Mutex<Ipcache>,
@@ -71,9 +76,18 @@ struct Shared {
     built: Notify,
     /// Revision of the repository that endpoints and maps have been brought to.
     followed: watch::Sender<u64>,
+    lag: watch::Sender<Option<PolicyLag>>,
     /// Why endpoints of the agent before this one keep what they have: until the identities of the cluster have been
     /// known since the start, tables without them would drop what those before let pass.
     held_back: watch::Sender<Option<RegenerationError>>,
+}
+
+/// For whom there is room.
+enum Room {
+    /// For some of these perhaps.
+    Swept(BTreeSet<u16>),
+    /// For these, for which nothing passes until they are built.
+    Closed(BTreeSet<u16>),
 }
 
 /// What an enforcer is made of.
@@ -88,6 +102,8 @@ pub struct Parts {
     pub datapath: Arc<Mutex<Datapath>>,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
+    /// Told of endpoints that do not follow.
+    pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
 impl Enforcer {
@@ -99,6 +115,7 @@ impl Enforcer {
             allocator,
             datapath,
             node_addresses,
+            lag,
         } = parts;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
@@ -127,6 +144,7 @@ impl Enforcer {
             repository: Mutex::new(repository),
             identities,
             generation: Mutex::new(generation),
+            changing: RwLock::default(),
             cidrs: allocator.cidrs(state_dir),
             allocator,
             subjects: Mutex::new(Subjects::new(tables, named)),
@@ -136,6 +154,7 @@ impl Enforcer {
             node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
+            lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
         };
         Ok(Self(Arc::new(shared)))
@@ -181,6 +200,11 @@ impl Enforcer {
         let mut followed = self.0.followed.subscribe();
         let reached = followed.wait_for(|followed| *followed >= revision);
         tokio::time::timeout(patience, reached).await.is_ok()
+    }
+
+    /// The endpoints that do not follow what was decided last, if there are any.
+    pub fn lag(&self) -> Option<PolicyLag> {
+        self.0.lag.borrow().clone()
     }
 
     /// Why a packet passes or does not.
@@ -244,6 +268,7 @@ impl Enforcer {
         if let Err(error) = &built {
             let failure = BuildFailure {
                 generation: generation.number,
+                lacks_room: matches!(error, EnforceError::Table(PolicyError::Full { .. })),
                 reason: error.to_string(),
             };
             self.subjects().fail(endpoint.id, failure);
@@ -257,6 +282,8 @@ impl Enforcer {
         endpoint: &Regeneration,
         generation: &Generation,
     ) -> Result<RealizedPolicy, EnforceError> {
+        let changing = self.0.changing.read();
+        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         let labels = subject_labels(endpoint.identity, &endpoint.labels);
         let realized =
             self.subjects()
@@ -268,6 +295,41 @@ impl Enforcer {
         self.withdraw(former.iter().filter(|ip| !endpoint.addresses.contains(ip)));
         self.announce(endpoint);
         Ok(realized)
+    }
+
+    /// Removes tables that nobody names any more. Where all are named, nothing passes from now on for the endpoints of
+    /// one identity, one that was not `closed` so before: their tables make room for those that they are to have.
+    /// Returns which endpoints may have room now.
+    fn make_room(&self, closed: &mut BTreeSet<Identity>) -> Result<Room, EnforceError> {
+        let changing = self.0.changing.write();
+        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
+        let cramped = self.subjects().cramped();
+        if cramped.is_empty() || self.subjects().sweep()? {
+            return Ok(Room::Swept(cramped));
+        }
+        let identity = self.subjects().to_close();
+        let Some(identity) = identity.filter(|identity| closed.insert(*identity)) else {
+            return Ok(Room::Swept(BTreeSet::new()));
+        };
+        let (table, ids) = self.subjects().close(identity)?;
+        for id in &ids {
+            self.point_to(*id, table)?;
+        }
+        self.subjects().sweep()?;
+        Ok(Room::Closed(ids))
+    }
+
+    /// Has an endpoint name another table, and else nothing.
+    fn point_to(&self, id: u16, table: u32) -> Result<(), EnforceError> {
+        let mut datapath = lock(&self.0.datapath);
+        let served = datapath.workloads().find(|one| one.info.id == id);
+        if let Some(mut workload) = served.cloned() {
+            workload.info.policy = table;
+            datapath.set_workload(workload)?;
+        }
+        drop(datapath);
+        self.subjects().moved(id, table);
+        Ok(())
     }
 
     /// An endpoint as the programs are told of it.

@@ -50,6 +50,9 @@ pub(super) trait Tables: Send {
 
     /// Numbers of the tables that are there.
     fn numbers(&self) -> BTreeSet<u32>;
+
+    /// Whether a table of so many entries has room once these are removed.
+    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool;
 }
 
 impl Tables for PolicyTables {
@@ -69,12 +72,17 @@ impl Tables for PolicyTables {
     fn numbers(&self) -> BTreeSet<u32> {
         self.tables().collect()
     }
+
+    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
+        Self::has_room(self, entries, without)
+    }
 }
 
 /// What holds for an identity.
 struct InForce {
     labels: LabelSet,
-    policy: Arc<CompiledPolicy>,
+    /// `None` while nothing passes, so that there is room for what is next.
+    policy: Option<Arc<CompiledPolicy>>,
     /// By what it was compiled last.
     generation: Generation,
     realized: RealizedPolicy,
@@ -106,7 +114,7 @@ impl InForce {
             return;
         }
         let policy = generation.compile(&self.labels);
-        if policy == *self.policy {
+        if self.policy.as_deref() == Some(&policy) {
             (self.generation, self.next) = (generation.clone(), None);
         } else {
             self.next = Some((generation.clone(), Arc::new(policy)));
@@ -119,6 +127,8 @@ impl InForce {
 pub(super) struct BuildFailure {
     /// Number of the generation by which it was built.
     pub(super) generation: u64,
+    /// Whether its table had no room.
+    pub(super) lacks_room: bool,
     /// Why it failed, in words.
     pub(super) reason: String,
 }
@@ -205,14 +215,14 @@ impl Subjects {
         let known = self.in_force.get(&identity);
         let prepared = known.and_then(|known| known.prepared(labels, generation));
         let policy = prepared.unwrap_or_else(|| Arc::new(generation.compile(labels)));
-        let same = known.filter(|known| known.policy == policy);
+        let same = known.filter(|known| known.policy.as_ref() == Some(&policy));
         let realized = match same.map(|known| known.realized) {
             Some(realized) => realized,
             None => self.install(identity, &policy)?,
         };
         let in_force = InForce {
             labels: labels.clone(),
-            policy,
+            policy: Some(policy),
             generation: generation.clone(),
             realized,
             next: None,
@@ -250,7 +260,13 @@ impl Subjects {
                 })
             });
             let entries: Vec<_> = entries.collect();
-            self.tables.install(table, identity.0, &entries)?;
+            match self.tables.install(table, identity.0, &entries) {
+                Err(PolicyError::Full { .. }) => {
+                    self.sweep()?;
+                    self.tables.install(table, identity.0, &entries)?;
+                }
+                installed => installed?,
+            }
             self.last = table;
             realized.policy = table;
         }
@@ -328,6 +344,70 @@ impl Subjects {
         }
     }
 
+    /// Endpoints whose tables had no room when they were built.
+    pub(super) fn cramped(&self) -> BTreeSet<u16> {
+        let failures = self.failures.iter();
+        let cramped = failures.filter(|(_, failure)| failure.lacks_room);
+        cramped.map(|(id, _)| *id).collect()
+    }
+
+    /// Has these count as not built yet.
+    pub(super) fn retry(&mut self, ids: &BTreeSet<u16>) {
+        self.failures.retain(|id, _| !ids.contains(id));
+    }
+
+    /// An identity whose next table has room only without those that its endpoints name.
+    pub(super) fn to_close(&self) -> Option<Identity> {
+        let cramped = self.cramped();
+        let fits = |(identity, known): &(&Identity, &InForce)| {
+            let Some((_, next)) = &known.next else {
+                return false;
+            };
+            let named = self.of_identity(**identity);
+            let is_cramped = named.clone().any(|(id, _)| cramped.contains(&id));
+            let tables = named.map(|(_, table)| table);
+            let tables = tables.chain([known.realized.policy]).collect();
+            is_cramped && self.tables.has_room(next.len(), &tables)
+        };
+        let fit = self.in_force.iter().find(fits);
+        fit.map(|(identity, _)| *identity)
+    }
+
+    /// Has nothing pass by the policy of an identity, so that the tables that its endpoints name make room. Returns the
+    /// table that they are to name until they are built, and who names another; each is to be [moved](Self::moved).
+    pub(super) fn close(
+        &mut self,
+        identity: Identity,
+    ) -> Result<(u32, BTreeSet<u16>), PolicyError> {
+        let table = self.free_table();
+        let Some(known) = self.in_force.get_mut(&identity) else {
+            return Ok((0, BTreeSet::new()));
+        };
+        if known.policy.is_some() {
+            self.tables.install(table, identity.0, &[])?;
+            self.last = table;
+            (known.policy, known.realized.policy) = (None, table);
+        }
+        let closed = known.realized.policy;
+        let others = self.of_identity(identity);
+        let others = others.filter(|(_, table)| ![0, closed].contains(table));
+        Ok((closed, others.map(|(id, _)| id).collect()))
+    }
+
+    /// An endpoint names this table.
+    pub(super) fn moved(&mut self, id: u16, table: u32) {
+        if let Some(named) = self.named.get_mut(&id) {
+            named.table = table;
+        }
+    }
+
+    /// The endpoints of an identity, and what they name.
+    fn of_identity(&self, identity: Identity) -> impl Iterator<Item = (u16, u32)> + Clone {
+        let named = self.named.iter();
+        let named = named.filter(move |(_, named)| named.identity == Some(identity));
+        named.map(|(id, named)| (*id, named.table))
+    }
+
     /// Whether an endpoint was taken over from the agent before this one, and not built since.
     pub(super) fn has_former(&self) -> bool {
         self.named.values().any(|named| named.identity.is_none())
@@ -342,8 +422,9 @@ impl Subjects {
             .collect()
     }
 
-    /// Removes the tables that nobody names any more, and forgets the identities that no endpoint has.
-    pub(super) fn sweep(&mut self) -> Result<(), PolicyError> {
+    /// Removes the tables that nobody names any more, and forgets the identities that no endpoint has. Returns whether
+    /// there were such tables.
+    pub(super) fn sweep(&mut self) -> Result<bool, PolicyError> {
         let planned = self.planned.values().map(|(identity, _)| *identity);
         let identities: BTreeSet<Identity> = self
             .named
@@ -366,7 +447,8 @@ impl Subjects {
         if !unused.is_empty() {
             debug!(tables = ?unused, "removing tables that no endpoint names");
         }
-        self.tables.remove(&unused)
+        self.tables.remove(&unused)?;
+        Ok(!unused.is_empty())
     }
 }
 

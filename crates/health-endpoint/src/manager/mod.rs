@@ -25,7 +25,7 @@ use tokio::sync::{Notify, watch};
 
 use super::error::EndpointError;
 use super::identities::IdentitySource;
-use super::log::LogEntry;
+use super::log::{LogEntry, Status};
 use super::regenerate::Regenerator;
 use super::workload::{Devices, StateDir};
 
@@ -210,6 +210,15 @@ impl Manager {
         self.table().request(ids, now, reason);
         self.note_change();
         self.0.work.notify_one();
+    }
+
+    /// Writes a warning into the logs of these endpoints.
+    pub fn note(&self, ids: &BTreeSet<u16>, message: &str) {
+        let now = self.now();
+        let mut table = self.table();
+        for (_, entry) in table.entries.iter_mut().filter(|(id, _)| ids.contains(id)) {
+            entry.note(now, Status::Warning, message);
+        }
     }
 
     /// All endpoints by id.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use health_common::arrivals;
 use health_common::probe::Path;
-use health_model::api::{self, FullMap, RttSource};
+use health_model::api::{self, FullMap, PolicyLag, RttSource};
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
@@ -53,6 +53,7 @@ pub(super) struct Results {
     local: String,
     public_mesh_key: bool,
     full_maps: watch::Receiver<Vec<FullMap>>,
+    policy_lag: watch::Receiver<Option<PolicyLag>>,
     local_addresses: Vec<IpAddr>,
     uplinks: Vec<String>,
     port: u16,
@@ -193,6 +194,7 @@ impl Results {
             local: options.local.clone(),
             public_mesh_key: options.keys.hello.accepts_public(),
             full_maps: options.full_maps.clone(),
+            policy_lag: options.policy_lag.clone(),
             local_addresses: options.local_addresses.clone(),
             uplinks: options.uplinks.clone(),
             port: options.port,

@@ -74,6 +74,7 @@ impl Results {
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
                 public_mesh_key: self.public_mesh_key,
                 full_maps: self.full_maps.borrow().clone(),
+                policy_lag: self.policy_lag.borrow().clone(),
             },
             nodes,
         }

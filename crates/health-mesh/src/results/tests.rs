@@ -32,6 +32,7 @@ fn options() -> MeshOptions {
         one_way: false,
         state_dir: "/nonexistent".into(),
         full_maps: watch::channel(Vec::new()).1,
+        policy_lag: watch::channel(None).1,
     }
 }
 

@@ -27,7 +27,9 @@ pub use self::path::{
     PathStatus, Protocol, Reachability, RttSource,
 };
 pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
-pub use self::status::{Diagnosis, FullMap, HealthStatus, NodeStatus, ProbeEvent, SelfStatus};
+pub use self::status::{
+    Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,
+};
 
 /// Body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -67,6 +67,18 @@ pub struct SelfStatus {
     /// Its conntrack and NAT maps that are nearly full.
     #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
     pub full_maps: Vec<FullMap>,
+    /// Its endpoints that do not follow its policy, if there are any.
+    #[serde(rename = "policyLag", skip_serializing_if = "Option::is_none", default)]
+    pub policy_lag: Option<PolicyLag>,
+}
+
+/// Endpoints that keep what was in force before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyLag {
+    /// How many they are.
+    pub endpoints: u64,
+    /// Why, in a sentence about one of them.
+    pub reason: String,
 }
 
 /// A map that is over 80 % full.

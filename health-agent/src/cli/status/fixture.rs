@@ -67,6 +67,7 @@ pub(super) fn status() -> HealthStatus {
             diagnosis: None,
             public_mesh_key: false,
             full_maps: Vec::new(),
+            policy_lag: None,
         },
         nodes: vec![
             NodeStatus {

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use health_model::api::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets, PolicyLag,
     NodeStatus, PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource,
 };
 use health_model::duration::{duration_text, go_duration, parse_duration};
@@ -88,6 +88,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     }
     text += public_mesh_key(status);
     text += &full_maps(status);
+    text += &policy_lag(status);
     if view.has_none_of_many() {
         text += &format!("  {NONE_FAILING}\n");
     } else {
@@ -151,6 +152,7 @@ impl Report<'_> {
         }
         self.out.push_str(public_mesh_key(status));
         self.out.push_str(&full_maps(status));
+        self.out.push_str(&policy_lag(status));
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
         }) = self.detail
@@ -376,6 +378,15 @@ fn full_maps(status: &HealthStatus) -> String {
     format!("Nearly full maps:   {}\n", shown.join(", "))
 }
 
+/// `Policy:   not in force for 2 endpoints: WHY`, if there are any.
+fn policy_lag(status: &HealthStatus) -> String {
+    let lag = status.local.policy_lag.as_ref();
+    lag.map_or_else(String::new, |PolicyLag { endpoints, reason }| {
+        let plural = if *endpoints == 1 { "" } else { "s" };
+        format!("Policy:   not in force for {endpoints} endpoint{plural}: {reason}\n")
+    })
+}
+
 fn full_map(full: &FullMap) -> String {
     let FullMap {
         map,
@@ -455,6 +466,19 @@ mod tests {
             .into();
         let line = "Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries), \
                     HEALTH_NAT4 (60000 of 65536 entries)\n";
+        let view = all(&status);
+        assert!(full(&view, &Detail::Normal, None).contains(line));
+        assert!(succinct(&view, false, None).contains(line));
+    }
+
+    #[test]
+    fn policy_that_is_not_in_force_has_a_line() {
+        let mut status = status();
+        status.local.policy_lag = Some(PolicyLag {
+            endpoints: 2,
+            reason: "there is no room".into(),
+        });
+        let line = "Policy:   not in force for 2 endpoints: there is no room\n";
         let view = all(&status);
         assert!(full(&view, &Detail::Normal, None).contains(line));
         assert!(succinct(&view, false, None).contains(line));

@@ -54,6 +54,7 @@ pub(super) struct Snapshot {
     pub(super) collections: Counts,
     /// `None` before the endpoints are restored.
     pub(super) endpoints: Option<health_endpoint::manager::Counts>,
+    pub(super) policy_lag: Option<health_model::api::PolicyLag>,
     pub(super) events: health_datapath::events::Counts,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
@@ -139,6 +140,7 @@ impl Collector for Snapshot {
         collections::encode(&self.collections, encoder)?;
         if let Some(counts) = &self.endpoints {
             endpoints::encode(counts, encoder)?;
+            endpoints::encode_lag(self.policy_lag.as_ref(), encoder)?;
         }
         events::encode(&self.events, encoder)
     }
@@ -270,6 +272,7 @@ mod tests {
             repairs: BTreeMap::from([("pin-lost".to_owned(), 2)]),
             collections: samples::collections(),
             endpoints: Some(samples::endpoints()),
+            policy_lag: None,
             events: samples::events(),
             now: Timestamp::from_second(130).unwrap(),
             uptime: Duration::from_millis(1_500),

@@ -8,9 +8,25 @@ const ONE: Identity = Identity(300);
 const PEER: Identity = Identity(400);
 
 /// The map: how many entries each table has.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Map {
     tables: Arc<Mutex<BTreeMap<u32, usize>>>,
+    capacity: usize,
+}
+
+impl Default for Map {
+    fn default() -> Self {
+        Self::of(usize::MAX)
+    }
+}
+
+impl Map {
+    fn of(capacity: usize) -> Self {
+        Self {
+            tables: Arc::default(),
+            capacity,
+        }
+    }
 }
 
 impl Tables for Map {
@@ -20,6 +36,13 @@ impl Tables for Map {
         _: u32,
         entries: &[(PolicyMatch, u8)],
     ) -> Result<(), PolicyError> {
+        if !self.has_room(entries.len(), &BTreeSet::new()) {
+            return Err(PolicyError::Full {
+                table,
+                wanted: entries.len(),
+                used: self.tables.lock().unwrap().values().sum(),
+            });
+        }
         self.tables.lock().unwrap().insert(table, entries.len());
         Ok(())
     }
@@ -32,6 +55,12 @@ impl Tables for Map {
 
     fn numbers(&self) -> BTreeSet<u32> {
         self.tables.lock().unwrap().keys().copied().collect()
+    }
+
+    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
+        let tables = self.tables.lock().unwrap();
+        let kept = tables.iter().filter(|(table, _)| !without.contains(table));
+        kept.map(|(_, entries)| entries).sum::<usize>() + entries <= self.capacity
     }
 }
 
@@ -92,6 +121,7 @@ impl Rules {
 fn failure(generation: &Generation) -> BuildFailure {
     BuildFailure {
         generation: generation.number,
+        lacks_room: true,
         reason: "no room".to_owned(),
     }
 }
@@ -152,4 +182,114 @@ fn what_is_built_by_an_older_generation_is_behind_and_takes_nothing_back() {
     build(&mut subjects, 1, ONE, &first);
     assert_eq!(subjects.behind(&second), Behind::default());
     assert_eq!(subjects.forget(1), Vec::<IpAddr>::new());
+}
+
+/// Builds an endpoint as the enforcer does. Returns whether that was possible.
+fn try_build(
+    subjects: &mut Subjects,
+    id: u16,
+    identity: Identity,
+    generation: &Generation,
+) -> bool {
+    match subjects.plan(id, identity, &labels(identity), generation) {
+        Ok(_) => {
+            subjects.settle(id, &[]);
+            true
+        }
+        Err(PolicyError::Full { .. }) => {
+            subjects.fail(id, failure(generation));
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// How many entries a table has by which a peer may reach so many ports.
+fn entries_for(ports: u16) -> usize {
+    let map = Map::default();
+    let mut subjects = Subjects::new(map.clone(), []);
+    let first = Rules::new(&[ONE]).allow(2, ports);
+    build(&mut subjects, 1, ONE, &first);
+    map.tables.lock().unwrap().values().sum()
+}
+
+#[test]
+fn tables_that_nobody_names_make_room_for_the_next_one() {
+    const IDENTITIES: [Identity; 4] = [Identity(300), Identity(301), Identity(302), Identity(303)];
+    let map = Map::of(entries_for(10) * 5);
+    let mut subjects = Subjects::new(map, []);
+    let mut rules = Rules::new(&IDENTITIES);
+    let first = rules.allow(2, 10);
+    let endpoints = || IDENTITIES.into_iter().zip(1..);
+    for (identity, id) in endpoints() {
+        build(&mut subjects, id, identity, &first);
+    }
+    // Beside the former tables there is room for one more.
+    let second = rules.allow(1001, 10);
+    for (identity, id) in endpoints() {
+        assert!(try_build(&mut subjects, id, identity, &second), "{id}");
+    }
+    assert_eq!(subjects.behind(&second), Behind::default());
+}
+
+#[test]
+fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_closed() {
+    const IDENTITIES: [Identity; 2] = [Identity(300), Identity(301)];
+    let map = Map::of(entries_for(10) * 5 / 2);
+    let mut subjects = Subjects::new(map.clone(), []);
+    let mut rules = Rules::new(&IDENTITIES);
+    let first = rules.allow(2, 10);
+    // Two endpoints of each.
+    let endpoints = || IDENTITIES.into_iter().cycle().zip(1..=4);
+    for (identity, id) in endpoints() {
+        build(&mut subjects, id, identity, &first);
+    }
+    let second = rules.allow(1001, 10);
+    subjects.behind(&second);
+    for (identity, id) in endpoints() {
+        assert!(!try_build(&mut subjects, id, identity, &second));
+    }
+    assert_eq!(subjects.cramped(), BTreeSet::from([1, 2, 3, 4]));
+    assert!(!subjects.sweep().unwrap());
+    for identity in IDENTITIES {
+        assert_eq!(subjects.to_close(), Some(identity));
+        let (table, ids) = subjects.close(identity).unwrap();
+        assert_eq!(map.tables.lock().unwrap().get(&table), Some(&0));
+        assert_eq!(ids.len(), 2);
+        for id in &ids {
+            subjects.moved(*id, table);
+        }
+        assert!(subjects.sweep().unwrap());
+        subjects.retry(&ids);
+        assert_eq!(subjects.behind(&second).pending, ids);
+        for id in ids {
+            assert!(try_build(&mut subjects, id, identity, &second));
+        }
+    }
+    assert_eq!(subjects.behind(&second), Behind::default());
+
+    // What does not fit at all closes nobody.
+    let third = rules.allow(2, 30);
+    subjects.behind(&third);
+    for (identity, id) in endpoints() {
+        assert!(!try_build(&mut subjects, id, identity, &third));
+    }
+    assert_eq!(subjects.to_close(), None);
+    assert_eq!(subjects.behind(&third).failed.len(), 4);
+    // One that was closed is opened by the former rules too.
+    let fourth = rules.allow(2, 10);
+    subjects.behind(&fourth);
+    for (identity, id) in endpoints() {
+        try_build(&mut subjects, id, identity, &fourth);
+    }
+    let (table, ids) = subjects.close(Identity(300)).unwrap();
+    for id in &ids {
+        subjects.moved(*id, table);
+    }
+    subjects.sweep().unwrap();
+    let fifth = rules.allow(1001, 10);
+    for (identity, id) in endpoints() {
+        assert!(try_build(&mut subjects, id, identity, &fifth), "{id}");
+    }
+    assert_eq!(subjects.behind(&fifth), Behind::default());
 }
