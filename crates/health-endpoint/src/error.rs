@@ -121,7 +121,9 @@ impl EndpointError {
             | Self::Busy(_)
             | Self::Deleted(_)
             | Self::Refused { .. }
-            | Self::Ipam(IpamError::Exhausted(_)) => ErrorKind::Unavailable,
+            | Self::Ipam(IpamError::Exhausted(_) | IpamError::InUse { .. }) => {
+                ErrorKind::Unavailable
+            }
             Self::BrokenOff(_) | Self::Regenerate { .. } | Self::Workload(_) => ErrorKind::Failed,
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use health_model::api::Endpoint;
 use health_model::identity::Identity;
-use health_model::ipam::{Family, IpamError, Owner};
+use health_model::ipam::{Family, IpamError, Owner, Search};
 use health_net::mac::MacAddr;
 use health_net::netns::NetNsId;
 use jiff::Timestamp;
@@ -204,19 +204,21 @@ impl Manager {
     }
 
     async fn allocate(&self, id: u16, family: Family) -> Result<IpAddr, EndpointError> {
-        let owner = self.owner(id)?;
+        let mut search = Search::new(family, self.owner(id)?);
         loop {
-            let address = self.table().ipam.allocate(
-                family,
-                owner.clone(),
-                Instant::now(),
-                &mut rand::rng(),
-            )?;
+            let address = {
+                let mut table = self.table();
+                // Whoever deletes it waits for this.
+                table.living(id)?;
+                let now = Instant::now();
+                table.ipam.allocate(&search, now, &mut rand::rng())?
+            };
             if !self.0.devices.is_in_use(address).await? {
                 return Ok(address);
             }
             warn!(%address, "an address of the pod CIDR is in use by somebody else");
-            self.table().ipam.set_aside(address, Instant::now());
+            let now = Instant::now();
+            self.table().ipam.refuse(&mut search, address, now);
         }
     }
 

@@ -28,6 +28,8 @@ struct World {
     /// Namespaces that there are, by their files.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
+    /// How often it was asked whether an address is.
+    asked: AtomicUsize,
     /// Of each device.
     mtus: Mutex<BTreeMap<String, u32>>,
     /// Which step fails, if one does.
@@ -75,7 +77,11 @@ impl Devices for World {
     }
 
     fn is_in_use(&self, address: IpAddr) -> Task<'_, Result<bool, WorkloadError>> {
-        Box::pin(async move { Ok(self.in_use.lock().unwrap().contains(&address)) })
+        Box::pin(async move {
+            let asked = self.asked.fetch_add(1, Ordering::SeqCst);
+            assert!(asked < 10_000, "asked for addresses without an end");
+            Ok(self.in_use.lock().unwrap().contains(&address))
+        })
     }
 
     fn create<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<u32, WorkloadError>> {
@@ -458,6 +464,25 @@ async fn contradictions_are_refused_by_name() {
     assert_eq!(bed.manager.endpoints().len(), 1);
     let error = bed.manager.delete(&Selector::Id(7)).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Invalid);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_others_have_all_addresses_that_are_left_this_is_told() {
+    let bed = Bed::start().await;
+    let one = bed.create(1, &[]).await.unwrap();
+    let all = (0..=255).map(|n| IpAddr::from([10, 0, 0, n]));
+    bed.world.in_use.lock().unwrap().extend(all);
+    let error = bed.create(2, &[]).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no free address in pod CIDR 10.0.0.0/24: 251 that no endpoint has are in use by others on this host; free \
+         them, or give the node a larger one"
+    );
+    assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);
+    assert_eq!(bed.manager.endpoints(), [one]);
+    // What is free again is found, though it has not cooled down.
+    bed.world.in_use.lock().unwrap().clear();
+    bed.create(2, &[]).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

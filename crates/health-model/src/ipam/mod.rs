@@ -4,6 +4,6 @@ mod node;
 mod pool;
 mod range;
 
-pub use self::node::{NodeIpam, Owner};
+pub use self::node::{NodeIpam, Owner, Search};
 pub use self::pool::{Cidrs, Family, IpamError, Pool};
 pub use self::range::{AddressRange, AddressRangeError};

@@ -1,6 +1,6 @@
 //! Who has which address of this node's pod CIDRs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -27,6 +27,26 @@ impl fmt::Display for Owner {
             write!(f, " ({})", self.name)?;
         }
         Ok(())
+    }
+}
+
+/// One search for an address that nobody on the host has. It ends: no address is offered to it twice.
+#[derive(Clone, Debug)]
+pub struct Search {
+    family: Family,
+    owner: Owner,
+    /// What was offered to it, and is somebody else's.
+    refused: BTreeSet<IpAddr>,
+}
+
+impl Search {
+    /// One that begins.
+    pub fn new(family: Family, owner: Owner) -> Self {
+        Self {
+            family,
+            owner,
+            refused: BTreeSet::new(),
+        }
     }
 }
 
@@ -76,26 +96,36 @@ impl NodeIpam {
         self.pools.get(&family).map(Pool::gateway)
     }
 
-    /// Gives out an address.
+    /// Gives out an address. Whoever finds it in use by somebody else [refuses](Self::refuse) it, and asks again.
     pub fn allocate(
         &mut self,
-        family: Family,
-        owner: Owner,
+        search: &Search,
         now: Instant,
         rng: &mut (impl Rng + ?Sized),
     ) -> Result<IpAddr, IpamError> {
-        self.thaw(now);
-        let allocated = self.pool(family)?.allocate(None, rng);
-        let address = match (allocated, self.longest_cooled(family)) {
+        self.thaw(now, &search.refused);
+        let allocated = self.pool(search.family)?.allocate(None, rng);
+        let address = match (allocated, self.longest_cooled(search)) {
             (Ok(address), _) => address,
             (Err(_), Some(address)) => {
                 self.cooling.retain(|(_, cooling)| *cooling != address);
                 address
             }
+            (Err(IpamError::Exhausted(cidrs)), None) if !search.refused.is_empty() => {
+                let count = search.refused.len();
+                return Err(IpamError::InUse { cidrs, count });
+            }
             (Err(error), None) => return Err(error),
         };
-        self.owners.insert(address, owner);
+        self.owners.insert(address, search.owner.clone());
         Ok(address)
+    }
+
+    /// Takes back what was given to a search, as it turned out to be in use by somebody else. It cools down as others
+    /// do; other searches may try it.
+    pub fn refuse(&mut self, search: &mut Search, address: IpAddr, now: Instant) {
+        search.refused.insert(address);
+        self.set_aside(address, now);
     }
 
     /// Gives out exactly this address.
@@ -128,7 +158,7 @@ impl NodeIpam {
         released
     }
 
-    /// Takes back one address, as it turned out to be in use by somebody else; it cools down as others do.
+    /// Takes back one address; it cools down as others do.
     pub fn set_aside(&mut self, address: IpAddr, now: Instant) {
         if self.owners.remove(&address).is_some() {
             self.cooling.push_back((now, address));
@@ -160,22 +190,24 @@ impl NodeIpam {
             .ok_or(IpamError::NoFamily(family.name()))
     }
 
-    /// Has the pools give out again what has cooled down.
-    fn thaw(&mut self, now: Instant) {
-        while let Some((since, address)) = self.cooling.front().copied() {
-            if now.saturating_duration_since(since) < self.cooling_time {
-                return;
+    /// Has the pools give out again what has cooled down, except these.
+    fn thaw(&mut self, now: Instant, except: &BTreeSet<IpAddr>) {
+        let (pools, cooling_time) = (&mut self.pools, self.cooling_time);
+        self.cooling.retain(|(since, address)| {
+            let is_warm = now.saturating_duration_since(*since) < cooling_time;
+            let stays = is_warm || except.contains(address);
+            if !stays && let Some(pool) = pools.get_mut(&Family::of(*address)) {
+                pool.release(*address);
             }
-            self.cooling.pop_front();
-            if let Some(pool) = self.pools.get_mut(&Family::of(address)) {
-                pool.release(address);
-            }
-        }
+            stays
+        });
     }
 
-    fn longest_cooled(&self, family: Family) -> Option<IpAddr> {
+    fn longest_cooled(&self, search: &Search) -> Option<IpAddr> {
         let mut addresses = self.cooling.iter().map(|(_, address)| *address);
-        addresses.find(|address| Family::of(*address) == family)
+        addresses.find(|address| {
+            Family::of(*address) == search.family && !search.refused.contains(address)
+        })
     }
 }
 
@@ -202,7 +234,8 @@ mod tests {
     }
 
     fn allocate(ipam: &mut NodeIpam, endpoint: u16, now: Instant) -> Result<IpAddr, IpamError> {
-        ipam.allocate(Family::V4, owner(endpoint), now, &mut rand::rng())
+        let search = Search::new(Family::V4, owner(endpoint));
+        ipam.allocate(&search, now, &mut rand::rng())
     }
 
     #[test]
@@ -236,6 +269,34 @@ mod tests {
             allocate(&mut ipam, 8, now).unwrap_err().to_string(),
             "no free address in pod CIDR 10.0.0.0/29: give the node a larger one"
         );
+    }
+
+    #[test]
+    fn a_search_is_offered_each_address_once_and_the_next_search_again() {
+        // Without a time to cool down, too.
+        for cooling in [COOLING, Duration::ZERO] {
+            let cidrs = ["10.0.0.0/29".parse().unwrap()];
+            let mut ipam = NodeIpam::new(&cidrs, &[], &[], cooling).unwrap();
+            let now = Instant::now();
+            allocate(&mut ipam, 1, now).unwrap();
+            ipam.release(1, now);
+            for endpoint in [2, 3] {
+                let mut search = Search::new(Family::V4, owner(endpoint));
+                let mut offered = BTreeSet::new();
+                for _ in 0..5 {
+                    let address = ipam.allocate(&search, now, &mut rand::rng()).unwrap();
+                    assert!(offered.insert(address), "{address} was offered twice");
+                    ipam.refuse(&mut search, address, now);
+                }
+                let error = ipam.allocate(&search, now, &mut rand::rng()).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    "no free address in pod CIDR 10.0.0.0/29: 5 that no endpoint has are in use by \
+                     others on this host; free them, or give the node a larger one"
+                );
+            }
+            assert_eq!(ipam.owners().count(), 0);
+        }
     }
 
     #[test]

@@ -18,6 +18,17 @@ pub enum IpamError {
     /// None is free.
     #[error("no free address in pod CIDR {0}: give the node a larger one")]
     Exhausted(Cidrs),
+    /// None is free, and some are only not free because others have them.
+    #[error(
+        "no free address in pod CIDR {cidrs}: {count} that no endpoint has are in use by others on this host; free \
+         them, or give the node a larger one"
+    )]
+    InUse {
+        /// What there is.
+        cidrs: Cidrs,
+        /// How many addresses others have.
+        count: usize,
+    },
     /// A node's address would be an endpoint's.
     #[error("pod CIDR {cidr} overlaps node address {node}: give the node another pod CIDR")]
     OverlapsNode {
