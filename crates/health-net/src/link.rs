@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use futures_util::TryStreamExt;
+use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{
     AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage,
 };
@@ -145,28 +146,26 @@ async fn one(
 
 /// Lists all devices.
 pub async fn list(handle: &Handle) -> Result<Vec<Link>, KernelError> {
-    let _turn = handle.turn_to_list().await;
-    handle
-        .link()
-        .get()
-        .execute()
-        .map_ok(Link::from)
-        .try_collect()
+    let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    let listed = handle.list(request, |answer| match answer {
+        RouteNetlinkMessage::NewLink(message) => Some(Link::from(message)),
+        _ => None,
+    });
+    listed
         .await
-        .map_err(KernelError::netlink("list", "devices"))
+        .map_err(|source| KernelError::new("list", "devices", source))
 }
 
 /// Lists the addresses of all devices.
 pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, KernelError> {
-    let _turn = handle.turn_to_list().await;
-    handle
-        .address()
-        .get()
-        .execute()
-        .try_filter_map(async |message| Ok(link_address(&message)))
-        .try_collect()
+    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let listed = handle.list(request, |answer| match answer {
+        RouteNetlinkMessage::NewAddress(message) => link_address(&message),
+        _ => None,
+    });
+    listed
         .await
-        .map_err(KernelError::netlink("list", "addresses"))
+        .map_err(|source| KernelError::new("list", "addresses", source))
 }
 
 /// Lists all devices with their addresses.

@@ -58,8 +58,9 @@ pub struct DeviceMtu {
 /// Opens a connection for [`way_out`] in the calling thread's network namespace, and has the kernel tell of
 /// all that happens to devices: each time, what their MTU is. Must be called inside a tokio runtime.
 pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
-    let (connection, handle, messages) =
+    let (mut connection, requests, messages) =
         rtnetlink::new_multicast_connection(&[MulticastGroup::Link])?;
+    let handle = Handle::of(&mut connection, requests);
     tokio::spawn(connection);
     let told = messages.filter_map(|(message, _)| {
         std::future::ready(match message.payload {
@@ -67,7 +68,7 @@ pub fn open() -> io::Result<(Handle, impl Stream<Item = DeviceMtu> + Unpin)> {
             _ => None,
         })
     });
-    Ok((Handle::new(handle), told))
+    Ok((handle, told))
 }
 
 fn device_mtu(message: &LinkMessage) -> Option<DeviceMtu> {

@@ -1,13 +1,26 @@
 //! Connections to the kernel's routing netlink. One is bound for life to the network namespace of
 //! the thread that opened it.
 
+#[cfg(test)]
+mod interrupted;
+
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use tokio::sync::{Mutex, MutexGuard};
+use futures_util::StreamExt as _;
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rtnetlink::proto::Connection;
+use rtnetlink::sys::AsyncSocket;
+use tokio::sync::Mutex;
 
 use super::KernelError;
+
+/// How often a listing is asked for that changes interrupt.
+const LIST_ATTEMPTS: u32 = 20;
 
 /// A connection. Clones share it.
 #[derive(Clone, Debug)]
@@ -17,19 +30,64 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// One that nobody else has.
-    pub(super) fn new(requests: rtnetlink::Handle) -> Self {
+    /// That of a connection, which is to be driven, and which nobody else has.
+    pub(super) fn of<S: AsyncSocket>(
+        connection: &mut Connection<RouteNetlinkMessage, S>,
+        requests: rtnetlink::Handle,
+    ) -> Self {
+        // The end of a listing says whether it is whole.
+        connection.set_forward_done(true);
         Self {
             requests,
             listing: Arc::default(),
         }
     }
 
-    /// To be held while a listing is read, to its end: a socket has one at a time, and the kernel
-    /// answers a request for a second one with `EBUSY` (net/netlink/af_netlink.c,
-    /// `__netlink_dump_start`).
-    pub(super) async fn turn_to_list(&self) -> MutexGuard<'_, ()> {
-        self.listing.lock().await
+    /// Lists all that a request asks for, of each answer what `take` makes of it. The kernel writes a listing in several
+    /// parts, and marks it where something changed between two of them: what was there all the while may be missing
+    /// then, so it is asked for again.
+    pub(super) async fn list<T>(
+        &self,
+        request: RouteNetlinkMessage,
+        take: impl Fn(RouteNetlinkMessage) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        // A socket has one at a time, and the kernel answers a request for a second one with `EBUSY`
+        // (net/netlink/af_netlink.c, `__netlink_dump_start`).
+        let _turn = self.listing.lock().await;
+        for _ in 0..LIST_ATTEMPTS {
+            if let Some(listed) = self.list_once(request.clone(), &take).await? {
+                return Ok(listed);
+            }
+        }
+        Err(io::Error::other(format!(
+            "changes interrupted the listing {LIST_ATTEMPTS} times"
+        )))
+    }
+
+    /// `None` where changes interrupted it.
+    async fn list_once<T>(
+        &self,
+        request: RouteNetlinkMessage,
+        take: impl Fn(RouteNetlinkMessage) -> Option<T>,
+    ) -> io::Result<Option<Vec<T>>> {
+        let mut message = NetlinkMessage::from(request);
+        message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+        let mut answers = self.requests.clone().request(message).map_err(os_error)?;
+        let (mut listed, mut is_whole) = (Vec::new(), true);
+        // To its end in any case, so that the next one may begin.
+        while let Some(answer) = answers.next().await {
+            is_whole &= answer.header.flags & NLM_F_DUMP_INTR == 0;
+            match answer.payload {
+                NetlinkPayload::InnerMessage(message) => listed.extend(take(message)),
+                NetlinkPayload::Done(done) if done.code < 0 => {
+                    return Err(io::Error::from_raw_os_error(-done.code));
+                }
+                NetlinkPayload::Done(_) => return Ok(is_whole.then_some(listed)),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                _ => {}
+            }
+        }
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }
 
@@ -55,9 +113,10 @@ pub fn open() -> Result<Handle, KernelError> {
 
 pub(super) fn connect() -> io::Result<Handle> {
     // Strict checking makes the kernel honour filters in dump requests.
-    let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()?;
+    let (mut connection, requests, _) = rtnetlink::new_connection_with_strict_check()?;
+    let handle = Handle::of(&mut connection, requests);
     tokio::spawn(connection);
-    Ok(Handle::new(handle))
+    Ok(handle)
 }
 
 /// The kernel's answer behind an error of the library.

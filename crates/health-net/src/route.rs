@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use futures_util::TryStreamExt;
 use ipnet::IpNet;
-use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric,
     RouteProtocol, RouteScope, RouteType,
 };
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::KernelError;
 use super::netlink::{Handle, os_error};
@@ -160,21 +160,22 @@ async fn list(
     table: u8,
     protocol: RouteProtocol,
 ) -> Result<Vec<RouteMessage>, KernelError> {
-    let _turn = handle.turn_to_list().await;
     let mut routes = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut filter = RouteMessage::default();
         filter.header.address_family = family;
         filter.header.table = table;
         filter.header.protocol = protocol;
-        let listed: Result<Vec<_>, _> = handle.route().get(filter).execute().try_collect().await;
-        match listed {
+        let request = RouteNetlinkMessage::GetRoute(filter);
+        let listed = handle.list(request, |answer| match answer {
+            RouteNetlinkMessage::NewRoute(message) => Some(message),
+            _ => None,
+        });
+        match listed.await {
             Ok(messages) => routes.extend(messages),
             // A kernel without IPv6, or a table that has never had a route.
-            Err(error) => match os_error(error) {
-                e if is_absent_table(&e) => {}
-                e => return Err(KernelError::new("list", "routes", e)),
-            },
+            Err(error) if is_absent_table(&error) => {}
+            Err(error) => return Err(KernelError::new("list", "routes", error)),
         }
     }
     Ok(routes)

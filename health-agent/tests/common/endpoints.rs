@@ -46,14 +46,18 @@ impl Devices for NoDevices {
         Box::pin(ready(Ok(true)))
     }
     fn find(&self, _: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>> {
-        Box::pin(ready(Ok(None)))
+        Box::pin(ready(Ok(Some(device()))))
     }
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
-        Box::pin(ready(Ok(vec![FoundDevice {
-            device: "lxc1018".to_owned(),
-            ifindex: IFINDEX,
-            endpoint: ID,
-        }])))
+        Box::pin(ready(Ok(vec![device()])))
+    }
+}
+
+fn device() -> FoundDevice {
+    FoundDevice {
+        device: "lxc1018".to_owned(),
+        ifindex: IFINDEX,
+        endpoint: ID,
     }
 }
 

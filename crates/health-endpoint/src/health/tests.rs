@@ -156,17 +156,13 @@ impl Host {
             all.insert(format!("{link:?}"));
             all.extend(addresses.iter().map(|address| format!("{address:?}")));
         }
+        let (connection, listing, _) = rtnetlink::new_connection_with_strict_check().unwrap();
+        tokio::spawn(connection);
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut filter = RouteMessage::default();
             filter.header.address_family = family;
-            let routes: Vec<_> = self
-                .netlink
-                .route()
-                .get(filter)
-                .execute()
-                .try_collect()
-                .await
-                .unwrap();
+            let routes = listing.route().get(filter).execute().try_collect();
+            let routes: Vec<RouteMessage> = routes.await.unwrap();
             for mut route in routes {
                 route
                     .attributes

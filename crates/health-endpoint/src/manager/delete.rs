@@ -162,9 +162,18 @@ impl Manager {
             Err(error) => return warn!(%error, "cannot look after the endpoints"),
         };
         for (id, ifindex) in known {
-            let is_there = |found: &FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
-            if found.iter().any(is_there) {
+            let is_its = |found: &FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
+            if found.iter().any(is_its) {
                 continue;
+            }
+            // No listing alone costs an endpoint.
+            match self.0.devices.find(ifindex).await {
+                Ok(there) if there.as_ref().is_some_and(is_its) => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(id, %error, "cannot look after an endpoint");
+                    continue;
+                }
             }
             warn!(
                 id,

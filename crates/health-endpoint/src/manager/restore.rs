@@ -34,12 +34,22 @@ pub async fn survey(states: &StateDir, devices: &dyn Devices) -> Result<Survey, 
     for DamagedFile { path, problem } in damaged {
         warn!(file = %path.display(), problem, "an unreadable endpoint was set aside");
     }
-    let found: BTreeMap<u16, FoundDevice> = devices
+    let mut found: BTreeMap<u16, FoundDevice> = devices
         .list()
         .await?
         .into_iter()
         .map(|found| (found.endpoint, found))
         .collect();
+    for SavedEndpoint { id, ifindex, .. } in &saved {
+        // No listing alone costs an endpoint.
+        if let Some(ifindex) = *ifindex
+            && found.get(id).is_none_or(|found| found.ifindex != ifindex)
+            && let Some(there) = devices.find(ifindex).await?
+            && there.endpoint == *id
+        {
+            found.insert(*id, there);
+        }
+    }
     let mut survey = Survey::default();
     let mut kept = BTreeSet::new();
     for saved in saved {

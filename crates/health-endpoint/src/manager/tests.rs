@@ -25,6 +25,8 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 #[derive(Default)]
 struct World {
     devices: Mutex<BTreeMap<String, (u16, u32)>>,
+    /// Whether listings lack all of them.
+    are_lists_empty: Mutex<bool>,
     /// Namespaces that there are, by their files.
     namespaces: Mutex<BTreeMap<PathBuf, u64>>,
     in_use: Mutex<BTreeSet<IpAddr>>,
@@ -56,6 +58,18 @@ impl World {
 
     fn fail(step: &str) -> WorkloadError {
         WorkloadError::NotRunning(step.to_owned())
+    }
+
+    fn found(&self) -> Vec<FoundDevice> {
+        let devices = self.devices.lock().unwrap();
+        let found = devices
+            .iter()
+            .map(|(device, (endpoint, ifindex))| FoundDevice {
+                device: device.clone(),
+                ifindex: *ifindex,
+                endpoint: *endpoint,
+            });
+        found.collect()
     }
 
     /// Gives labels an identity, as a store does that lost the one they had.
@@ -132,24 +146,16 @@ impl Devices for World {
     }
 
     fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>> {
-        Box::pin(async move {
-            let found = self.list().await?;
-            Ok(found.into_iter().find(|found| found.ifindex == ifindex))
-        })
+        let found = self.found().into_iter().find(|one| one.ifindex == ifindex);
+        Box::pin(std::future::ready(Ok(found)))
     }
 
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>> {
-        Box::pin(async {
-            let devices = self.devices.lock().unwrap();
-            let found = devices
-                .iter()
-                .map(|(device, (endpoint, ifindex))| FoundDevice {
-                    device: device.clone(),
-                    ifindex: *ifindex,
-                    endpoint: *endpoint,
-                });
-            Ok(found.collect())
-        })
+        let listed = match *self.are_lists_empty.lock().unwrap() {
+            true => Vec::new(),
+            false => self.found(),
+        };
+        Box::pin(std::future::ready(Ok(listed)))
     }
 }
 
@@ -678,6 +684,23 @@ async fn an_endpoint_whose_device_goes_is_dropped() {
     bed.world.devices.lock().unwrap().clear();
     tokio::time::sleep(LOOK_PERIOD * 2).await;
     bed.assert_empty();
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_listing_alone_costs_an_endpoint() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    *bed.world.are_lists_empty.lock().unwrap() = true;
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
+    assert_eq!(bed.manager.endpoints(), [made.clone()]);
+    let bed = bed.restarted().await;
+    bed.ready(made.id).await;
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
+    assert_eq!(bed.manager.endpoints().len(), 1);
+    // What is gone is dropped all the same.
+    bed.world.devices.lock().unwrap().clear();
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
+    assert_eq!(bed.manager.endpoints(), []);
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,6 +45,7 @@ impl HostDevices {
         alias.strip_prefix(&self.mark)?.parse().ok()
     }
 
+    /// A device as one of this instance's, if it is.
     fn found(&self, link: Link) -> Option<FoundDevice> {
         Some(FoundDevice {
             endpoint: self.endpoint_of(&link)?,

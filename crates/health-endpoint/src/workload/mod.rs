@@ -90,7 +90,7 @@ pub trait Devices: Send + Sync {
     /// Removes the host's end of this name, and with it the other. One of somebody else is left alone.
     /// Returns whether it was there.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;
-    /// The host's end of this number, if this instance has made it.
+    /// The host's end of this number, if there is one that this instance has made.
     fn find(&self, ifindex: u32) -> Task<'_, Result<Option<FoundDevice>, WorkloadError>>;
     /// All host's ends that this instance has made.
     fn list(&self) -> Task<'_, Result<Vec<FoundDevice>, WorkloadError>>;
