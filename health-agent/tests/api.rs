@@ -6,6 +6,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use common::{Agent, Fixture};
 use health_agent::api::client::Client;
@@ -469,6 +470,58 @@ fn a_flood_of_silent_connections_leaves_the_agent_answering() {
     let flood: Vec<_> = (0..150).map(|_| connect()).collect();
     assert_eq!(request(&agent, "get", "/v1beta/status").0, 200);
     drop(flood);
+}
+
+#[test]
+fn idle_watchers_leave_room_for_changes() {
+    const MOST: usize = 16;
+    let agent = Agent::start(|_| {});
+    let watch = || {
+        let mut stream = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
+        // Longer than any answer takes on a busy machine.
+        let patience = Some(Duration::from_secs(60));
+        stream.set_read_timeout(patience).unwrap();
+        let request = b"GET /v1/endpoints?watch=true HTTP/1.1\r\nhost: localhost\r\n\r\n";
+        stream.write_all(request).unwrap();
+        stream
+    };
+    let code = |stream: &mut UnixStream| {
+        let mut begin = [0; 12];
+        stream.read_exact(&mut begin).unwrap();
+        String::from_utf8_lossy(&begin[9..]).into_owned()
+    };
+    // All of them are there before anybody is answered.
+    let mut watchers: Vec<_> = (0..100).map(|_| watch()).collect();
+    let mut change = UnixStream::connect(agent.dir().join("health.sock")).unwrap();
+    let patience = Some(Duration::from_secs(60));
+    change.set_read_timeout(patience).unwrap();
+    let head = "PATCH /v1/endpoints/1018/labels HTTP/1.1\r\nhost: localhost";
+    let body = r#"{"add":["a=b"]}"#;
+    write!(
+        change,
+        "{head}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    assert_eq!(code(&mut change), "200");
+    let codes: Vec<_> = watchers.iter_mut().map(code).collect();
+    let served = codes.iter().filter(|code| *code == "200").count();
+    let refused = codes.iter().filter(|code| *code == "503").count();
+    assert_eq!((served, refused), (MOST, watchers.len() - MOST));
+    let (_, refusal) = request(&agent, "get", "/v1/endpoints?watch=true");
+    assert_eq!(
+        refusal["error"],
+        "16 watches of endpoints are under way; try again later"
+    );
+    // One that goes gives its place to another.
+    drop(watchers);
+    let began = Instant::now();
+    while code(&mut watch()) != "200" {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "no place is free"
+        );
+    }
 }
 
 #[test]

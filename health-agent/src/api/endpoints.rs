@@ -66,12 +66,13 @@ pub(super) async fn list<S: Source>(
         return answer(move || Ok(Listing(api.source.endpoints()))).await;
     }
     let changes = manager(&*api.source)?.changes();
-    client.take_time();
+    let place = api.watches.take()?;
+    client.stay();
     let view = ClientView::default();
-    let state = (api, changes, view, true);
+    let state = (api, changes, view, true, place);
     Ok(as_lines(stream::try_unfold(
         state,
-        async |(api, mut changes, mut view, is_first)| {
+        async |(api, mut changes, mut view, is_first, place)| {
             let events = match is_first {
                 true => view.first(&api.source.endpoints()),
                 false => next(&*api.source, &mut changes, &mut view).await,
@@ -79,7 +80,8 @@ pub(super) async fn list<S: Source>(
             if events.is_empty() {
                 return Ok::<_, io::Error>(None);
             }
-            Ok(Some((write_lines(&events)?, (api, changes, view, false))))
+            let state = (api, changes, view, false, place);
+            Ok(Some((write_lines(&events)?, state)))
         },
     )))
 }

@@ -5,6 +5,7 @@ mod endpoints;
 pub mod liveness;
 pub mod monitor;
 mod node_feed;
+mod places;
 mod policies;
 pub mod rtt;
 pub mod rtt_summary;

@@ -3,7 +3,8 @@
 //!
 //! A connection carries one request. It ends when the request's head does not arrive in time, or
 //! when the client has let the server wait for too long in all. When somebody waits while all
-//! places are taken, those clients give theirs up that have let the server wait the longest.
+//! places are taken, those clients give theirs up that have let the server wait the longest. Answers
+//! that end when the client goes take no place from the others.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,7 +39,8 @@ const CLEARED_PART: usize = 4;
 /// What clients may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at a time on each listener; more wait in its backlog.
+    /// Connections at a time on each listener, without those whose clients [stay](Client::stay); more wait in its
+    /// backlog.
     pub(super) connections: usize,
     /// Time for a request's head to arrive.
     pub(super) head: Duration,
@@ -92,7 +94,7 @@ async fn accept<L: Listener>(
     let mut clients: HashMap<Id, (AbortHandle, Arc<Waits>)> = HashMap::new();
     let mut waiting = None;
     loop {
-        if connections.len() < limits.connections
+        if places_taken(&clients) < limits.connections
             && let Some(stream) = waiting.take()
         {
             let waits = Arc::new(Waits::default());
@@ -122,11 +124,17 @@ async fn accept<L: Listener>(
     while connections.join_next().await.is_some() {}
 }
 
+/// How many connections have one of the places that are limited.
+fn places_taken(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>) -> usize {
+    let passing = clients.values().filter(|(_, waits)| !waits.stays());
+    passing.count()
+}
+
 /// Ends up to `places` connections whose clients have let the server wait the longest.
 fn make_room(clients: &HashMap<Id, (AbortHandle, Arc<Waits>)>, places: usize) {
     let mut waits: Vec<_> = clients
         .values()
-        .filter(|(_, waits)| waits.is_waiting())
+        .filter(|(_, waits)| waits.is_waiting() && !waits.stays())
         .map(|(task, waits)| (waits.total(), task))
         .filter(|&(total, _)| total >= COURTESY)
         .collect();
@@ -174,11 +182,11 @@ async fn exchange<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 pub(super) struct Client(Arc<Waits>);
 
 impl Client {
-    /// Lets it read its answer as slowly as it likes, as long as nobody else waits for its place: for
-    /// answers that end when the client goes.
-    pub(super) fn take_time(&self) {
+    /// Lets it stay, and read its answer as slowly as it likes: for answers that end when the client goes.
+    /// It gives its place to others; whoever calls this sees to it that not too many stay.
+    pub(super) fn stay(&self) {
         let mut state = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        state.has_time = true;
+        state.stays = true;
     }
 }
 
@@ -191,7 +199,7 @@ struct WaitState {
     before: Duration,
     since: Option<Instant>,
     /// Whether there is no limit.
-    has_time: bool,
+    stays: bool,
 }
 
 impl Waits {
@@ -210,11 +218,16 @@ impl Waits {
     /// What is left of `patience`.
     fn left(&self, patience: Duration) -> Duration {
         let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.has_time {
+        if state.stays {
             Duration::MAX
         } else {
             patience.saturating_sub(state.before)
         }
+    }
+
+    fn stays(&self) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.stays
     }
 
     fn is_waiting(&self) -> bool {
@@ -299,6 +312,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PacedStream<S> {
 #[cfg(test)]
 mod tests {
     use axum::Extension;
+    use axum::body::Body;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{UnixListener, UnixStream};
@@ -330,7 +344,8 @@ mod tests {
             let router = Router::new()
                 .route("/small", get(|| async { "fine" }))
                 .route("/large", get(|| async { vec![b'x'; LARGE] }))
-                .route("/patient", get(patient));
+                .route("/patient", get(patient))
+                .route("/endless", get(endless));
             let server = Server::start([listener], &router, limits);
             Self { dir, server }
         }
@@ -355,8 +370,15 @@ mod tests {
     }
 
     async fn patient(Extension(client): Extension<Client>) -> Vec<u8> {
-        client.take_time();
+        client.stay();
         vec![b'x'; LARGE]
+    }
+
+    async fn endless(Extension(client): Extension<Client>) -> Body {
+        client.stay();
+        let first = futures_util::stream::once(async { Ok::<_, io::Error>("begun") });
+        let never = futures_util::stream::pending();
+        Body::from_stream(futures_util::StreamExt::chain(first, never))
     }
 
     async fn rest(stream: &mut UnixStream) -> Vec<u8> {
@@ -393,6 +415,26 @@ mod tests {
             cut += usize::from(rest(stream).await.len() < LARGE);
         }
         assert!(cut > 0);
+    }
+
+    #[tokio::test]
+    async fn those_who_stay_take_no_place_and_are_not_cut_off() {
+        let bed = Bed::start(LIMITS);
+        let mut stay = Vec::new();
+        for _ in 0..2 * LIMITS.connections {
+            stay.push(bed.send("/endless").await);
+        }
+        stay.push(bed.send("/patient").await);
+        for _ in 0..2 * LIMITS.connections {
+            assert!(bed.ask("/small").await.ends_with(b"fine"));
+        }
+        let mut patient = stay.pop().unwrap();
+        assert!(rest(&mut patient).await.len() > LARGE);
+        for stream in &mut stay {
+            let mut begin = [0; 12];
+            stream.read_exact(&mut begin).await.unwrap();
+            assert!(begin.starts_with(b"HTTP/1.1 200"));
+        }
     }
 
     #[tokio::test]

@@ -34,9 +34,10 @@ use health_model::identity::{Identity, ParseIdentityError};
 use health_registry::config::Config;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::node_feed::{self, NodeFeed};
+use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
 use super::{endpoints, policies, streamed};
 
@@ -50,6 +51,8 @@ const LIMITS: Limits = Limits {
 };
 /// Requests to probe all nodes that are served at a time; each takes as long as the probes.
 const PROBE_REQUESTS: usize = 16;
+/// Clients that watch endpoints at a time.
+const WATCHES: usize = 16;
 /// Most events that are written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
@@ -162,34 +165,21 @@ pub(super) struct Api<S> {
     pub(super) source: S,
     started: Instant,
     feed: Mutex<NodeFeed>,
-    probe_requests: Arc<Semaphore>,
+    /// For requests that take as long as probes do.
+    probes: Places,
+    /// For requests that end when the client goes.
+    pub(super) watches: Places,
 }
 
 pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
-
-impl<S> Api<S> {
-    /// A place among the requests that take as long as probes do.
-    fn place(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        self.probe_requests
-            .clone()
-            .try_acquire_owned()
-            .map_err(|_| {
-                Refusal(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    format!(
-                        "{PROBE_REQUESTS} requests to probe nodes are under way; try again later"
-                    ),
-                )
-            })
-    }
-}
 
 fn router<S: Source>(source: Arc<S>) -> Router {
     let api = Api {
         source,
         started: Instant::now(),
         feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
-        probe_requests: Arc::new(Semaphore::new(PROBE_REQUESTS)),
+        probes: Places::new(PROBE_REQUESTS, "requests to probe nodes"),
+        watches: Places::new(WATCHES, "watches of endpoints"),
     };
     routes()
         .into_iter()
@@ -348,7 +338,7 @@ async fn probe<S: Source>(
     query: Result<Query<ProbeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(query) = query?;
-    let place = api.place()?;
+    let place = api.probes.take()?;
     if query.stream {
         Ok(event_lines(api.source.probe_events(), place))
     } else {
@@ -450,7 +440,7 @@ async fn probe_path_mtus<S: Source>(
     query: Result<Query<NodeQuery>, QueryRejection>,
 ) -> Result<Response, Refusal> {
     let Query(NodeQuery { node }) = query?;
-    let _place = api.place()?;
+    let _place = api.probes.take()?;
     let paths = api.source.probe_path_mtus(node.as_deref()).await;
     answer(move || of_known_node(&*api.source, node, paths)).await
 }
@@ -489,7 +479,7 @@ async fn monitor<S: Source>(
         unavailable("the agent has not loaded its programs yet; try again later".to_owned())
     })?;
     let subscription = subscription.map_err(|error| unavailable(error.to_string()))?;
-    client.take_time();
+    client.stay();
     Ok(as_lines(stream::try_unfold(
         subscription,
         async |mut subscription| {

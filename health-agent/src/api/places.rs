@@ -1,0 +1,38 @@
+//! Bounds on requests that take long: what they leave is for all others.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::server::Refusal;
+
+/// How many requests of a kind are served at a time.
+pub(super) struct Places {
+    free: Arc<Semaphore>,
+    most: usize,
+    /// The kind, as a refusal names it.
+    requests: &'static str,
+}
+
+impl Places {
+    /// So many places, for requests that a refusal calls so.
+    pub(super) fn new(most: usize, requests: &'static str) -> Self {
+        Self {
+            free: Arc::new(Semaphore::new(most)),
+            most,
+            requests,
+        }
+    }
+
+    /// Takes a place until what it returns is dropped.
+    pub(super) fn take(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        let Self { most, requests, .. } = self;
+        self.free.clone().try_acquire_owned().map_err(|_| {
+            Refusal(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{most} {requests} are under way; try again later"),
+            )
+        })
+    }
+}
