@@ -6,7 +6,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use health_endpoint::identities::{IdentitySource, IdentityUnavailable};
+use health_endpoint::identities::{Hold, IdentitySource, IdentityUnavailable};
 use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 use health_endpoint::workload::{
@@ -66,11 +66,14 @@ struct NoStore;
 impl IdentitySource for NoStore {
     fn acquire<'a>(
         &'a self,
-        _: &'a LabelSet,
-    ) -> Pin<Box<dyn Future<Output = Result<Identity, IdentityUnavailable>> + Send + 'a>> {
-        Box::pin(ready(Ok(Identity::INIT)))
+        labels: &'a LabelSet,
+    ) -> Pin<Box<dyn Future<Output = Result<Hold, IdentityUnavailable>> + Send + 'a>> {
+        Box::pin(ready(Ok(Hold {
+            labels: labels.clone(),
+            identity: Identity::INIT,
+        })))
     }
-    fn release(&self, _: Identity) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn release(&self, _: Hold) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(ready(()))
     }
     fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {

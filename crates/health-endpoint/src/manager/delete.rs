@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use health_model::identity::Identity;
 use tracing::{error, info, warn};
 
 use super::Manager;
 use crate::error::EndpointError;
+use crate::identities::Hold;
 use crate::lifecycle::{Side, State};
 use crate::log::Status;
 use crate::workload::{FoundDevice, WorkloadError};
@@ -88,14 +88,14 @@ impl Manager {
         let removed = self.remove_parts(id).await;
         let held = self.note_removal(id, &removed);
         self.note_change();
-        for identity in held {
-            self.0.identities.release(identity).await;
+        for hold in held {
+            self.0.identities.release(hold).await;
         }
         removed
     }
 
     /// What is still held for it of the source of identities.
-    fn note_removal(&self, id: u16, removed: &Result<(), EndpointError>) -> Vec<Identity> {
+    fn note_removal(&self, id: u16, removed: &Result<(), EndpointError>) -> Vec<Hold> {
         let now = self.now();
         let mut table = self.table();
         match removed {

@@ -14,7 +14,7 @@ use tracing::warn;
 use super::Manager;
 use super::table::Entry;
 use crate::error::EndpointError;
-use crate::identities::IdentityUnavailable;
+use crate::identities::{Hold, IdentityUnavailable};
 use crate::lifecycle::{Judgement, Side, State};
 use crate::log::Status;
 
@@ -36,10 +36,14 @@ impl Manager {
                 );
             });
         }
-        let acquired = self.acquire(&labels).await;
-        self.with(id, |entry, now| match acquired {
-            Ok(identity) => {
-                entry.held.push(identity);
+        let (mut hold, problem) = match self.acquire(&labels).await {
+            Ok(hold) => (Some(hold), None),
+            Err(error) => (None, Some(error)),
+        };
+        let noted = self.with(id, |entry, now| {
+            if let Some(hold) = hold.take() {
+                let identity = hold.identity;
+                entry.held.push(hold);
                 entry.saved.identity = identity;
                 entry.note(
                     now,
@@ -48,11 +52,16 @@ impl Manager {
                 );
                 entry.touch();
             }
-            Err(error) => {
+            if let Some(error) = problem {
                 let message = format!("identity reserved:init meanwhile: {error}");
                 entry.note(now, Status::Warning, message);
             }
-        })
+        });
+        // Of one that was deleted meanwhile.
+        if let Some(hold) = hold {
+            self.0.identities.release(hold).await;
+        }
+        noted
     }
 
     /// Asks for the identity until it is there, if what is held is not that of the labels.
@@ -174,11 +183,11 @@ impl Manager {
                 return;
             };
             let acquired = match labels.is_empty() {
-                true => Ok(Identity::INIT),
-                false => self.acquire(&labels).await,
+                true => Ok(None),
+                false => self.acquire(&labels).await.map(Some),
             };
-            let identity = match acquired {
-                Ok(identity) => identity,
+            let hold = match acquired {
+                Ok(hold) => hold,
                 Err(error) => {
                     if last_problem.as_ref() != Some(&error) {
                         warn!(id, %error, "an endpoint waits for its identity");
@@ -195,36 +204,34 @@ impl Manager {
                     continue;
                 }
             };
-            if self.take_identity(id, &labels, identity).await {
+            if self.take_identity(id, &labels, hold).await {
                 // It may have changed since.
                 return self.resolve_if_needed(id);
             }
         }
     }
 
-    async fn acquire(&self, labels: &LabelSet) -> Result<Identity, IdentityUnavailable> {
+    async fn acquire(&self, labels: &LabelSet) -> Result<Hold, IdentityUnavailable> {
         let acquired = timeout(PATIENCE, self.0.identities.acquire(labels)).await;
         acquired
             .unwrap_or_else(|_| Err(IdentityUnavailable("the store does not answer".to_owned())))
     }
 
-    /// Gives an endpoint the identity that was acquired for these labels. Returns false if it has others
-    /// by now.
-    async fn take_identity(&self, id: u16, labels: &LabelSet, identity: Identity) -> bool {
-        let is_held = !labels.is_empty();
+    /// Gives an endpoint the identity that was acquired for these labels, `reserved:init` where nothing was. Returns
+    /// false if it has others by now.
+    async fn take_identity(&self, id: u16, labels: &LabelSet, mut hold: Option<Hold>) -> bool {
+        let identity = hold.as_ref().map_or(Identity::INIT, |hold| hold.identity);
         let taken = self.with(id, |entry, _| {
             let is_same = entry.saved.labels == *labels;
             if is_same {
                 entry.is_resolving = false;
-                if is_held {
-                    entry.held.push(identity);
-                }
+                entry.held.extend(hold.take());
             }
             is_same
         });
         if !matches!(taken, Ok(true)) {
-            if is_held {
-                self.0.identities.release(identity).await;
+            if let Some(hold) = hold {
+                self.0.identities.release(hold).await;
             }
             return taken.is_err();
         }
@@ -255,19 +262,14 @@ impl Manager {
     pub(super) async fn release_former(&self, id: u16) {
         let former = self.with(id, |entry, _| {
             let current = entry.saved.identity;
-            let kept = entry.held.iter().rposition(|held| *held == current);
-            let held = std::mem::take(&mut entry.held);
-            let mut former = Vec::new();
-            for (place, identity) in held.into_iter().enumerate() {
-                match Some(place) == kept {
-                    true => entry.held.push(identity),
-                    false => former.push(identity),
-                }
+            let mut former = std::mem::take(&mut entry.held);
+            if let Some(place) = former.iter().rposition(|hold| hold.identity == current) {
+                entry.held.push(former.remove(place));
             }
             former
         });
-        for identity in former.unwrap_or_default() {
-            self.0.identities.release(identity).await;
+        for hold in former.unwrap_or_default() {
+            self.0.identities.release(hold).await;
         }
     }
 }

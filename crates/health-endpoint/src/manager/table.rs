@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use super::Selector;
 use crate::error::EndpointError;
 use crate::health::ENDPOINT_IDS;
+use crate::identities::Hold;
 use crate::lifecycle::{Lifecycle, RefusedTransition, Side, State};
 use crate::log::{LogEntry, Status};
 use crate::queue::RegenerationQueue;
@@ -60,7 +61,7 @@ pub(super) struct Entry {
     /// Whether its labels have another identity than the one that was acquired last.
     pub(super) is_renumbered: bool,
     /// What is held of the source of identities: the one in use, and those that packets may still meet.
-    pub(super) held: Vec<Identity>,
+    pub(super) held: Vec<Hold>,
     /// Where its packets go first, IPv4's gateway and IPv6's.
     gateways: [Option<IpAddr>; 2],
     /// As it is shown, until it changes.

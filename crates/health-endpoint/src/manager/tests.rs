@@ -1,5 +1,7 @@
 //! The manager on devices, identities and programs of the test's making.
 
+mod holds;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use health_registry::identity::HeldIdentities;
 use tempfile::TempDir;
 
 use super::*;
-use crate::identities::IdentityUnavailable;
+use crate::identities::{Hold, IdentityUnavailable};
 use crate::log::Status;
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError};
 use crate::workload::{Blueprint, FoundDevice, SavedEndpoint, Task, WorkloadError};
@@ -40,6 +42,8 @@ struct World {
     held: Mutex<BTreeMap<Identity, i32>>,
     held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
+    /// The store answers when this is true.
+    may_acquire: watch::Sender<bool>,
     built: Mutex<Vec<Regeneration>>,
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
@@ -52,6 +56,18 @@ struct World {
 }
 
 impl World {
+    /// Nothing but the namespaces `/n0` to `/n19`.
+    fn with_namespaces() -> Self {
+        let world = Self::default();
+        world.may_acquire.send_replace(true);
+        world.may_build.send_replace(true);
+        for n in 0..20 {
+            let path = PathBuf::from(format!("/n{n}"));
+            world.namespaces.lock().unwrap().insert(path, 1000 + n);
+        }
+        world
+    }
+
     fn fails(&self, step: &'static str) -> bool {
         *self.failing.lock().unwrap() == Some(step)
     }
@@ -163,8 +179,10 @@ impl IdentitySource for World {
     fn acquire<'a>(
         &'a self,
         labels: &'a LabelSet,
-    ) -> Answer<'a, Result<Identity, IdentityUnavailable>> {
+    ) -> Answer<'a, Result<Hold, IdentityUnavailable>> {
         Box::pin(async {
+            let mut may_acquire = self.may_acquire.subscribe();
+            may_acquire.wait_for(|may| *may).await.unwrap();
             if *self.is_store_away.lock().unwrap() {
                 return Err(IdentityUnavailable("the store is away".to_owned()));
             }
@@ -172,12 +190,16 @@ impl IdentitySource for World {
             let next = Identity(300 + u32::try_from(identities.len()).unwrap());
             let identity = *identities.entry(labels.clone()).or_insert(next);
             *self.held.lock().unwrap().entry(identity).or_default() += 1;
-            Ok(identity)
+            Ok(Hold {
+                labels: labels.clone(),
+                identity,
+            })
         })
     }
 
-    fn release(&self, identity: Identity) -> Answer<'_, ()> {
-        *self.held.lock().unwrap().entry(identity).or_default() -= 1;
+    fn release(&self, hold: Hold) -> Answer<'_, ()> {
+        let mut held = self.held.lock().unwrap();
+        *held.entry(hold.identity).or_default() -= 1;
         Box::pin(std::future::ready(()))
     }
 
@@ -239,16 +261,20 @@ struct Bed {
 
 impl Bed {
     async fn start() -> Self {
-        let world = World::default();
-        world.may_build.send_replace(true);
-        for n in 0..20 {
-            let path = PathBuf::from(format!("/n{n}"));
-            world.namespaces.lock().unwrap().insert(path, 1000 + n);
-        }
-        Self::with(Arc::new(world), tempfile::tempdir().unwrap()).await
+        let world = Arc::new(World::with_namespaces());
+        Self::with(world, tempfile::tempdir().unwrap()).await
     }
 
     async fn with(world: Arc<World>, dir: TempDir) -> Self {
+        let identities = world.clone();
+        Self::with_identities(world, dir, identities).await
+    }
+
+    async fn with_identities(
+        world: Arc<World>,
+        dir: TempDir,
+        identities: Arc<dyn IdentitySource>,
+    ) -> Self {
         let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
         let options = ManagerOptions {
             states: StateDir::of(dir.path()),
@@ -260,7 +286,7 @@ impl Bed {
         };
         let parts = Parts {
             devices: world.clone(),
-            identities: world.clone(),
+            identities,
             regenerator: world.clone(),
             clock: || Timestamp::UNIX_EPOCH,
         };
@@ -525,6 +551,23 @@ async fn endpoints_follow_when_their_labels_get_another_identity() {
     let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
     let of_two = saved.iter().filter(|saved| saved.identity == Identity(778));
     assert_eq!(of_two.count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_deleted_while_its_identity_is_asked_for_holds_none() {
+    let bed = Bed::start().await;
+    bed.world.may_acquire.send_replace(false);
+    let manager = bed.manager.clone();
+    let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let id = bed.manager.endpoints()[0].id;
+    let manager = bed.manager.clone();
+    let deleting = tokio::spawn(async move { manager.delete(&Selector::Id(id)).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bed.world.may_acquire.send_replace(true);
+    making.await.unwrap().unwrap_err();
+    assert_eq!(deleting.await.unwrap().unwrap(), [id]);
+    bed.assert_empty();
 }
 
 #[tokio::test(start_paused = true)]

@@ -166,11 +166,21 @@ impl Document {
             .iter()
             .map(|(identity, entry)| (entry.labels.clone(), *identity))
             .collect();
+        // What is held gets its number back before new sets get any.
+        for (labels, preferred) in &wish.sets {
+            if let Some(preferred) = *preferred
+                && self.is_free(preferred)
+                && !by_labels.contains_key(labels)
+            {
+                self.give(preferred, labels);
+                by_labels.insert(labels.clone(), preferred);
+            }
+        }
         let mut used = BTreeSet::new();
         let mut granted = Vec::with_capacity(wish.sets.len());
-        for (labels, preferred) in &wish.sets {
+        for (labels, _) in &wish.sets {
             let known = by_labels.get(labels).copied();
-            let identity = known.or_else(|| self.allocate(labels, *preferred));
+            let identity = known.or_else(|| self.allocate(labels));
             used.extend(identity);
             by_labels.extend(identity.map(|identity| (labels.clone(), identity)));
             granted.push(identity.ok_or_else(|| IdentityError::Exhausted {
@@ -210,34 +220,32 @@ impl Document {
         }
     }
 
-    /// Gives a label set a number.
-    fn allocate(
-        &mut self,
-        labels: &Arc<LabelSet>,
-        preferred: Option<Identity>,
-    ) -> Option<Identity> {
+    fn is_free(&self, identity: Identity) -> bool {
+        !self.identities.contains_key(&identity) && !self.freed.contains_key(&identity)
+    }
+
+    /// Gives a label set the next free number.
+    fn allocate(&mut self, labels: &Arc<LabelSet>) -> Option<Identity> {
         let next = self.next.0.clamp(CLUSTER_FIRST, CLUSTER_LAST);
-        let is_free = |identity: &Identity| {
-            !self.identities.contains_key(identity) && !self.freed.contains_key(identity)
-        };
-        let in_turn = || {
-            (next..=CLUSTER_LAST)
-                .chain(CLUSTER_FIRST..next)
-                .map(Identity)
-                .find(is_free)
-        };
-        let identity = preferred.filter(is_free).or_else(in_turn)?;
+        let identity = (next..=CLUSTER_LAST)
+            .chain(CLUSTER_FIRST..next)
+            .map(Identity)
+            .find(|identity| self.is_free(*identity))?;
         self.next = Identity(match identity.0 {
             CLUSTER_LAST => CLUSTER_FIRST,
             number => number + 1,
         });
+        self.give(identity, labels);
+        Some(identity)
+    }
+
+    fn give(&mut self, identity: Identity, labels: &Arc<LabelSet>) {
         let entry = Entry {
             labels: labels.clone(),
             references: BTreeSet::new(),
             unused_since: None,
         };
         self.identities.insert(identity, entry);
-        Some(identity)
     }
 
     fn announce(&mut self, writer: &Writer, wish: &Wish) {
@@ -361,6 +369,30 @@ mod tests {
         let entry = &document.identities[&of_a[1]];
         let nodes: Vec<_> = document.references(entry).collect();
         assert_eq!(nodes, ["a", "b"]);
+    }
+
+    #[test]
+    fn sets_that_are_held_keep_their_numbers_before_new_ones_get_any() {
+        let mut document = Document::default();
+        let held = granted(&mut document, "a", &[3, 4, 5], 0);
+        // The file is lost. Another agent is faster with the first number, and there are new sets before the others.
+        let mut document = Document::default();
+        assert_eq!(granted(&mut document, "b", &[9], 1), held[..1]);
+        let wish = Wish {
+            sets: vec![
+                (set(1), None),
+                (set(2), None),
+                (set(3), Some(held[0])),
+                (set(4), Some(held[1])),
+                (set(5), Some(held[2])),
+            ],
+            ..Wish::default()
+        };
+        let granted = document.grant(&writer("a"), &wish, at(2));
+        let granted: Vec<_> = granted.into_iter().map(|one| one.expect("one")).collect();
+        assert_eq!(granted[3..], held[1..]);
+        let distinct: BTreeSet<_> = granted.iter().chain(&held[..1]).collect();
+        assert_eq!(distinct.len(), 6);
     }
 
     #[test]
