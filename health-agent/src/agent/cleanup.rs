@@ -10,6 +10,7 @@ use health_model::settings::Location;
 use health_registry::identity;
 use nix::unistd::Uid;
 
+use super::folders::NewFolders;
 use super::own;
 use crate::pidfile::PidFile;
 
@@ -20,10 +21,26 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         Uid::effective().is_root(),
         "cleanup needs root; run it as root or with sudo"
     );
-    let pid_file = match location.runtime_dir.exists() {
-        true => Some(PidFile::acquire(&location.pid_file())?),
-        false => None,
+    let runtime_dir = &location.runtime_dir;
+    let was_there = runtime_dir.exists();
+    let mut new_folders = NewFolders::default();
+    let removed = match new_folders.make(runtime_dir) {
+        Ok(()) => remove_all(location).await,
+        Err(error) => Err(error),
     };
+    new_folders.remove();
+    let mut removed = removed?;
+    // Others may keep something there.
+    if was_there && fs::remove_dir(runtime_dir).is_ok() {
+        removed.push(folder(runtime_dir));
+    }
+    Ok(removed)
+}
+
+/// Removes all but the runtime folder. From the first step to the last no agent can start, which would lose what it
+/// has just made.
+async fn remove_all(location: &Location) -> anyhow::Result<Vec<String>> {
+    let _pid_file = PidFile::acquire(&location.pid_file())?;
     loader::require_unused(location)?;
     let mut removed = Vec::new();
     let mut failed = Vec::new();
@@ -39,7 +56,6 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
     removed.extend(endpoint.removed.iter().map(ToString::to_string));
     failed.extend(endpoint.failed.iter().map(ToString::to_string));
 
-    drop(pid_file);
     match own::forget(&location.state_dir).await {
         Ok(record) => removed.extend(record),
         Err(error) => failed.push(format!("{error:#}")),
@@ -59,10 +75,8 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         }
     }
     // Others may keep something there.
-    for folder in [&location.state_dir, &location.runtime_dir] {
-        if fs::remove_dir(folder).is_ok() {
-            removed.push(format!("folder {}", folder.display()));
-        }
+    if fs::remove_dir(&location.state_dir).is_ok() {
+        removed.push(folder(&location.state_dir));
     }
     anyhow::ensure!(
         failed.is_empty(),
@@ -70,6 +84,10 @@ pub async fn cleanup(location: &Location) -> anyhow::Result<Vec<String>> {
         failed.join("; ")
     );
     Ok(removed)
+}
+
+fn folder(path: &Path) -> String {
+    format!("folder {}", path.display())
 }
 
 fn remove(result: io::Result<()>, path: &Path) -> anyhow::Result<bool> {

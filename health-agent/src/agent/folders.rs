@@ -4,26 +4,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use health_model::settings::Location;
 
 /// The folders that were not there before, outermost first.
 #[derive(Debug, Default)]
 pub(super) struct NewFolders(Vec<PathBuf>);
 
 impl NewFolders {
-    /// Makes the runtime and the state folder.
-    pub(super) fn make(location: &Location) -> anyhow::Result<Self> {
-        let mut new = Self::default();
-        for folder in [&location.runtime_dir, &location.state_dir] {
-            if let Err(error) = new.make_one(folder) {
-                new.remove();
-                return Err(error);
-            }
-        }
-        Ok(new)
-    }
-
-    fn make_one(&mut self, folder: &Path) -> anyhow::Result<()> {
+    /// Makes a folder and those that it is in.
+    pub(super) fn make(&mut self, folder: &Path) -> anyhow::Result<()> {
         let mut missing: Vec<_> = folder
             .ancestors()
             .take_while(|path| !path.exists())
@@ -67,14 +55,11 @@ mod tests {
             let together = Barrier::new(AGENTS);
             let make = &|agent: usize| {
                 let own = root.path().join("common/parents").join(agent.to_string());
-                let location = Location {
-                    instance: "default".into(),
-                    runtime_dir: own.join("run"),
-                    state_dir: own.join("state"),
-                    bpf_root: "/sys/fs/bpf".into(),
-                };
                 together.wait();
-                NewFolders::make(&location).map(drop)
+                let mut new = NewFolders::default();
+                ["run", "state"]
+                    .iter()
+                    .try_for_each(|name| new.make(&own.join(name)))
             };
             thread::scope(|scope| {
                 let agents: Vec<_> = (0..AGENTS)

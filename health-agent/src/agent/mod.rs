@@ -68,10 +68,19 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let registry = nodes::open(&config, settings)?;
     let own = own::known(&*registry, &config)?;
 
-    let new_folders = NewFolders::make(&config.location)?;
-    let result = run_in_folders(config, kernel, socket_group, keys, own, registry).await;
+    let mut folders = NewFolders::default();
+    let result = run_in_folders(
+        config,
+        kernel,
+        socket_group,
+        keys,
+        own,
+        registry,
+        &mut folders,
+    );
+    let result = result.await;
     if result.is_err() {
-        new_folders.remove();
+        folders.remove();
     }
     result
 }
@@ -83,9 +92,13 @@ async fn run_in_folders(
     keys: MeshKeys,
     own: Option<Node>,
     registry: Box<dyn Registry>,
+    new_folders: &mut NewFolders,
 ) -> anyhow::Result<()> {
     raise_open_files_limit();
+    new_folders.make(&config.location.runtime_dir)?;
     let _pid_file = PidFile::acquire(&config.location.pid_file())?;
+    // A cleanup may have removed it until now.
+    new_folders.make(&config.location.state_dir)?;
     let socket = socket::bind(&config.location.socket(), socket_group)?;
     let source = Arc::new(AgentSource::new(config.clone(), &keys.hello));
     let (stop, stopped) = channel(false);

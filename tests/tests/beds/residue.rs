@@ -1,13 +1,16 @@
 //! Nothing is left behind: neither by `cleanup`, nor by a bed, however it ends.
 
-use std::io::{BufRead as _, BufReader};
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::bed::BedLock;
-use tests::{Bed, PATIENCE, Snapshot};
+use tests::process::run;
+use tests::{Bed, PATIENCE, Snapshot, wait_for};
 
 #[test]
 #[ignore = "needs root"]
@@ -115,6 +118,39 @@ fn cleanup_leaves_a_running_agent_alone() -> anyhow::Result<()> {
         ran.stderr
     );
     before.wait_same(|| Snapshot::node(node))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    node.kill_agent(Signal::SIGTERM)?;
+    // It waits for what it reads here, as it would for an etcd that does not answer.
+    let note = node.runtime_dir().join("state/registered.json");
+    run(Command::new("mkfifo").arg(&note))?.success()?;
+    let mut cleanup = node.cli_command().arg("cleanup").spawn()?;
+    let mut reader = wait_for("the cleanup to read", PATIENCE, || {
+        let opened = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(&note);
+        match opened {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            opened => Ok(Some(opened?)),
+        }
+    })?;
+    let refused = node.start_agent().expect_err("the cleanup goes on");
+    let holder = format!("pid {}:", cleanup.id());
+    assert!(format!("{refused:#}").contains(&holder), "{refused:#}");
+
+    let nowhere = r#"{"registry":"file:/nodes.yaml","cluster":"default","node":"hnode1"}"#;
+    reader.write_all(nowhere.as_bytes())?;
+    drop(reader);
+    assert!(cleanup.wait()?.success());
+    node.start_agent()?;
+    bed.wait_all_reachable(PATIENCE)
 }
 
 /// The machine while no bed is on it, the lock's file included, as in all other pictures.
