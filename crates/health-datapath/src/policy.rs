@@ -190,7 +190,10 @@ impl PolicyTables {
 
     /// Whether a table of so many entries has room once these are removed.
     pub fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
-        let kept = self.tables.iter().filter(|(table, _)| !without.contains(table));
+        let kept = self
+            .tables
+            .iter()
+            .filter(|(table, _)| !without.contains(table));
         let kept: usize = kept.map(|(_, entries)| entries.len()).sum();
         kept + entries <= POLICY_ENTRIES as usize
     }

@@ -10,8 +10,8 @@ use std::{io, thread};
 
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
-    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent, RegistryState,
-    TargetHistory,
+    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent,
+    RegistryState, TargetHistory,
 };
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;

@@ -12,7 +12,10 @@ use prometheus_client::metrics::MetricType;
 use super::render::{counter, family, gauge};
 
 /// Writes how many endpoints policy is not in force for.
-pub(super) fn encode_lag(lag: Option<&PolicyLag>, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+pub(super) fn encode_lag(
+    lag: Option<&PolicyLag>,
+    encoder: &mut DescriptorEncoder<'_>,
+) -> fmt::Result {
     gauge(
         encoder,
         "policy_endpoints_behind",

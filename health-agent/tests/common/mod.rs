@@ -18,10 +18,10 @@ use health_common::rtt::{self, RttKey, RttRow};
 use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_endpoint::manager::Manager;
 use health_model::api::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap, PolicyLag,
+    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
     HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,
-    PathKind, PathMtuEntry, PathMtuStatus, PathStatus, ProbeEvent, Protocol, RegistryState,
-    RejectedEntry, RttSource, SelfStatus, TargetHistory,
+    PathKind, PathMtuEntry, PathMtuStatus, PathStatus, PolicyLag, ProbeEvent, Protocol,
+    RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_model::events::EventFilter;
 use health_model::policy::PolicyMode;

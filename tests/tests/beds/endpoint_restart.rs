@@ -428,3 +428,34 @@ fn endpoints_and_their_peers_follow_when_the_store_loses_an_identity() -> anyhow
     }
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root"]
+fn restored_endpoints_wait_for_the_store_out_of_the_way_of_new_ones() -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    let node = stand.bed.node(1);
+    let more = (0..6).map(|n| Member::on(node, &format!("more{n}"), "--label app=more"));
+    let more: Vec<Member> = more.collect::<Result<_, _>>()?;
+    node.kill_agent(Signal::SIGKILL)?;
+    let lock = fs::File::create(stand.store_lock())?;
+    lock.lock()?;
+    node.take_over(None)?;
+    let new = Member::on(node, "new", "--label app=new")?;
+    ensure!(new.endpoint.state == "ready", "{:?}", new.endpoint);
+    let restored: Vec<u16> = [&stand.client, &stand.stranger]
+        .into_iter()
+        .chain(&more)
+        .map(|one| one.endpoint.id)
+        .collect();
+    for id in &restored {
+        wait_for("the endpoint to say what it waits for", PATIENCE, || {
+            let log = node.cli(&format!("endpoint log {id}"))?.success()?;
+            ensure!(!log.contains("regenerating"), "{log}");
+            let words = "the identities of the cluster are not known yet";
+            Ok(log.contains(words).then_some(()))
+        })?;
+    }
+    ensure!(pings(&stand.client, stand.server.addresses()[0])?);
+    drop(lock);
+    wait_ready(node)
+}

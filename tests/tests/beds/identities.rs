@@ -206,6 +206,43 @@ fn what_only_a_dead_node_used_is_collected_and_its_addresses_go() -> anyhow::Res
 
 #[test]
 #[ignore = "needs root"]
+fn what_cannot_be_collected_costs_nothing_and_keeps_no_other_from_it() -> anyhow::Result<()> {
+    // More than one look collects, and with lower numbers than the others.
+    const HALVES: u32 = 70;
+    with_etcd(async |etcd| {
+        for n in 0..HALVES {
+            let key = format!("{PREFIX}numbers/{}", 256 + n);
+            etcd.put(&key, &format!(r#"["k8s:half=h{n}"]"#))?;
+        }
+        let dead = open("dead", hasty())?;
+        let numbers = acquire_all(std::slice::from_ref(&dead), 5).await?;
+        for key in etcd.keys(&format!("{PREFIX}labels/"))?.iter().take(2) {
+            etcd.put(key, "rubbish")?;
+        }
+        drop(dead);
+        let alive = open("alive", hasty())?;
+        let mut watch = alive.identities();
+        until(&mut watch, "the collection", |now| {
+            let left = now.labels.keys().filter(|id| id.is_of_cluster());
+            let left: Vec<_> = left.collect();
+            left.len() == 2 && left.iter().all(|id| numbers.values().any(|one| one == *id))
+        })
+        .await?;
+        // What is left stays as it is, and nobody asks for a lease for it.
+        let leases = || -> anyhow::Result<usize> {
+            let listed = etcd.ctl("lease list")?.success()?;
+            Ok(listed.lines().count())
+        };
+        let before = leases()?;
+        tokio::time::sleep(hasty().look_period * 10).await;
+        assert_eq!(leases()?, before);
+        assert_eq!(count(&watch.borrow()), 2);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
 fn what_was_just_taken_up_is_never_collected() -> anyhow::Result<()> {
     with_etcd(async |etcd| {
         // Everything that nobody uses is collected at once, by both.

@@ -139,7 +139,11 @@ fn policy_without_room_is_told_and_holds_nobody_up() -> anyhow::Result<()> {
     ensure!(told.endpoints == 1, "{told:?}");
     ensure!(log_has(here, &web, "HEALTH_POLICY")?);
     let shown = here.cli("status")?;
-    ensure!(shown.stdout.contains("Policy:   not in force for 1 endpoint: "));
+    ensure!(
+        shown
+            .stdout
+            .contains("Policy:   not in force for 1 endpoint: ")
+    );
 
     // The former rules hold, also for endpoints that come now.
     wait_passes(&near, &web, 20_000)?;

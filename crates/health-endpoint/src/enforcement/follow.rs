@@ -251,7 +251,9 @@ impl Enforcer {
         let reason = behind.failed.values().next();
         let lag = (endpoints > 0).then(|| PolicyLag {
             endpoints: endpoints as u64,
-            reason: reason.map_or("they are still being built", String::as_str).to_owned(),
+            reason: reason
+                .map_or("they are still being built", String::as_str)
+                .to_owned(),
         });
         self.0.lag.send_if_modified(|known| {
             if *known == lag {
@@ -259,7 +261,10 @@ impl Enforcer {
             }
             match &lag {
                 Some(PolicyLag { endpoints, reason }) => {
-                    warn!(endpoints, reason, "policy is not in force for some endpoints");
+                    warn!(
+                        endpoints,
+                        reason, "policy is not in force for some endpoints"
+                    );
                 }
                 None => info!("policy is in force for all endpoints again"),
             }

@@ -285,9 +285,9 @@ impl Enforcer {
         let changing = self.0.changing.read();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         let labels = subject_labels(endpoint.identity, &endpoint.labels);
-        let realized =
-            self.subjects()
-                .plan(endpoint.id, endpoint.identity, &labels, generation)?;
+        let realized = self
+            .subjects()
+            .plan(endpoint.id, endpoint.identity, &labels, generation)?;
         lock(&self.0.datapath).set_workload(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
         // Packets that it sends at once are judged by who it is.

@@ -97,11 +97,7 @@ impl InForce {
     }
 
     /// What is known already of the policy of these labels by a generation.
-    fn prepared(
-        &self,
-        labels: &LabelSet,
-        generation: &Generation,
-    ) -> Option<Arc<CompiledPolicy>> {
+    fn prepared(&self, labels: &LabelSet, generation: &Generation) -> Option<Arc<CompiledPolicy>> {
         let (of, policy) = self.next.as_ref()?;
         (self.labels == *labels && of.is_same(generation)).then(|| policy.clone())
     }
@@ -109,7 +105,10 @@ impl InForce {
     /// Looks whether something else follows from a generation.
     fn look_ahead(&mut self, generation: &Generation) {
         let is_known = self.is_of(generation)
-            || self.next.as_ref().is_some_and(|(of, _)| of.is_same(generation));
+            || self
+                .next
+                .as_ref()
+                .is_some_and(|(of, _)| of.is_same(generation));
         if is_known {
             return;
         }
@@ -165,7 +164,10 @@ pub(super) struct Subjects {
 
 impl Subjects {
     /// `named` are the tables that endpoints name by now.
-    pub(super) fn new(tables: impl Tables + 'static, named: impl IntoIterator<Item = (u16, u32)>) -> Self {
+    pub(super) fn new(
+        tables: impl Tables + 'static,
+        named: impl IntoIterator<Item = (u16, u32)>,
+    ) -> Self {
         let named = named.into_iter().map(|(id, table)| {
             let one = NamedByEndpoint {
                 identity: None,

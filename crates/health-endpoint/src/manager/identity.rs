@@ -133,12 +133,7 @@ impl Manager {
 
     /// Changes an endpoint's labels: in its file first, so that a failure changes nothing. Returns whether somebody has
     /// to ask for their identity. Only for who holds the files.
-    fn keep_labels(
-        &self,
-        id: u16,
-        add: &[Label],
-        remove: &[Label],
-    ) -> Result<bool, EndpointError> {
+    fn keep_labels(&self, id: u16, add: &[Label], remove: &[Label]) -> Result<bool, EndpointError> {
         const REASON: &str = "labels changed";
         let changed = self.with(id, |entry, now| {
             if !entry.is_complete {

@@ -861,10 +861,7 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     *bed.world.failing.lock().unwrap() = None;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(built(&bed).len() > 2);
-    assert_eq!(
-        bed.manager.health(made.id).unwrap().bpf.text(),
-        "Pending"
-    );
+    assert_eq!(bed.manager.health(made.id).unwrap().bpf.text(), "Pending");
 
     let bed = bed.restarted().await;
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -916,12 +913,23 @@ async fn those_that_are_held_back_take_nobody_s_place() {
         bed.world.held_back.send_replace(away(reason));
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
-    let built: Vec<u16> = bed.world.built.lock().unwrap().iter().map(|one| one.id).collect();
+    let built: Vec<u16> = bed
+        .world
+        .built
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|one| one.id)
+        .collect();
     assert_eq!(built, [made.id]);
     for endpoint in bed.manager.endpoints() {
         let log = bed.manager.log(endpoint.id).unwrap();
-        let told = log.iter().filter(|entry| entry.message.contains("what was in force still is"));
-        let told: Vec<&str> = told.map(|entry| entry.message.rsplit(": ").next().unwrap()).collect();
+        let told = log
+            .iter()
+            .filter(|entry| entry.message.contains("what was in force still is"));
+        let told: Vec<&str> = told
+            .map(|entry| entry.message.rsplit(": ").next().unwrap())
+            .collect();
         match endpoint.id == made.id {
             true => assert_eq!(told, [""; 0]),
             false => assert_eq!(told, ["not connected yet", "the store is away"]),

@@ -329,7 +329,8 @@ mod tests {
     /// What is asked of the addresses.
     #[derive(Clone, Debug)]
     enum Step {
-        Allocate(u16),
+        /// Of what is offered, so many are somebody else's.
+        Allocate(u16, u8),
         Claim(u8, u16),
         Release(u16),
         SetAside(u8),
@@ -341,7 +342,7 @@ mod tests {
         // Addresses that nobody may have are among these.
         let host = || 0_u8..18;
         let step = prop_oneof![
-            4 => endpoint().prop_map(Step::Allocate),
+            4 => (endpoint(), 0_u8..3).prop_map(|(endpoint, foreign)| Step::Allocate(endpoint, foreign)),
             2 => (host(), endpoint()).prop_map(|(host, endpoint)| Step::Claim(host, endpoint)),
             2 => endpoint().prop_map(Step::Release),
             1 => host().prop_map(Step::SetAside),
@@ -372,15 +373,15 @@ mod tests {
                 .collect()
         }
 
-        /// What may be given out now.
-        fn candidates(&mut self, now: Instant) -> Vec<IpAddr> {
-            self.cooling.retain(|(since, _)| now - *since < COOLING);
+        /// What may be offered now to a search that has refused these.
+        fn candidates(&mut self, now: Instant, refused: &[IpAddr]) -> Vec<IpAddr> {
+            self.cooling
+                .retain(|(since, one)| now - *since < COOLING || refused.contains(one));
             let free = self.free();
             if free.is_empty() {
-                return self
-                    .cooling
-                    .first()
-                    .map(|(_, one)| *one)
+                let mut cooling = self.cooling.iter().map(|(_, one)| *one);
+                return cooling
+                    .find(|one| !refused.contains(one))
                     .into_iter()
                     .collect();
             }
@@ -414,14 +415,23 @@ mod tests {
             let address = |host: u8| IpAddr::from([10, 0, 0, host]);
             for step in steps {
                 match step {
-                    Step::Allocate(endpoint) => {
-                        let candidates = plain.candidates(now);
-                        match ipam.allocate(Family::V4, owner(endpoint), now, &mut rng) {
-                            Ok(given) => {
-                                prop_assert!(candidates.contains(&given), "{given} of {candidates:?}");
-                                plain.give(given, endpoint);
+                    Step::Allocate(endpoint, foreign) => {
+                        let mut search = Search::new(Family::V4, owner(endpoint));
+                        let mut refused = Vec::new();
+                        loop {
+                            let candidates = plain.candidates(now, &refused);
+                            let Ok(given) = ipam.allocate(&search, now, &mut rng) else {
+                                prop_assert!(candidates.is_empty(), "none of {candidates:?}");
+                                break;
+                            };
+                            prop_assert!(candidates.contains(&given), "{given} of {candidates:?}");
+                            plain.give(given, endpoint);
+                            if refused.len() == usize::from(foreign) {
+                                break;
                             }
-                            Err(error) => prop_assert!(candidates.is_empty(), "{error}: {candidates:?}"),
+                            ipam.refuse(&mut search, given, now);
+                            plain.cool(now, |one, _| one == given);
+                            refused.push(given);
                         }
                     }
                     Step::Claim(host, endpoint) => {

@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
-use netlink_packet_core::{DoneMessage, NetlinkHeader};
-use netlink_packet_core::{NLM_F_MULTIPART, NetlinkBuffer};
+use netlink_packet_core::{DoneMessage, NLM_F_MULTIPART, NetlinkBuffer, NetlinkHeader};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 use netlink_sys::{Socket, SocketAddr};

@@ -4,8 +4,8 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use health_model::api::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets, PolicyLag,
-    NodeStatus, PathKind, PathMtuStatus, PathStatus, Protocol, Reachability, RttSource,
+    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets,
+    NodeStatus, PathKind, PathMtuStatus, PathStatus, PolicyLag, Protocol, Reachability, RttSource,
 };
 use health_model::duration::{duration_text, go_duration, parse_duration};
 

@@ -88,7 +88,8 @@ impl Rules {
 
     /// All endpoints may be reached by one peer, at as many ports, from this one on.
     fn allow(&mut self, first: u16, ports: u16) -> Generation {
-        let ports = (0..ports).map(|n| format!(r#"{{"port": "{}", "protocol": "TCP"}}"#, first + 2 * n));
+        let ports =
+            (0..ports).map(|n| format!(r#"{{"port": "{}", "protocol": "TCP"}}"#, first + 2 * n));
         let ports = ports.collect::<Vec<_>>().join(",");
         self.import(&format!(
             r#"[{{"labels": ["allow"], "endpointSelector": {{}},
@@ -148,7 +149,7 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     assert_eq!(subjects.behind(&second).pending, BTreeSet::from([1, 2]));
     build(&mut subjects, 1, ONE, &second);
     subjects.plan(2, ONE, &labels(ONE), &second).unwrap();
-    assert_eq!(subjects.behind(&second).pending, BTreeSet::new());
+    assert_eq!(subjects.behind(&second).pending, BTreeSet::from([2]));
     subjects.fail(2, failure(&second));
     let failed = Behind {
         failed: BTreeMap::from([(2, "no room".to_owned())]),

@@ -263,8 +263,12 @@ impl Keeper {
         }
         let freed = store.grant(self.timing.reuse_after).await?;
         for unused in unused.iter().take(COLLECT_AT_ONCE) {
+            let identity = unused.identity;
             if holder.collect(store, unused, freed).await? {
-                info!(identity = %unused.identity, "collected an identity that nobody uses");
+                info!(%identity, "collected an identity that nobody uses");
+            } else {
+                let now = self.known.now();
+                self.known.records().not_collected(identity, now);
             }
         }
         Ok(())

@@ -50,6 +50,18 @@ pub(super) struct UnusedIdentity {
     pub(super) identity: Identity,
     pub(super) digest: String,
     pub(super) mod_revision: i64,
+    pub(super) way_back: WayBack,
+}
+
+/// What stands at the key of an identity's label set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WayBack {
+    /// Its number.
+    Own,
+    /// Another number: the label set got that while this one was lost.
+    Other(Identity),
+    /// Nothing: that half was lost.
+    Absent,
 }
 
 impl Records {
@@ -257,20 +269,42 @@ impl Records {
         own.map(|(ip, record)| (*ip, record.session.as_str()))
     }
 
-    /// Identities that nobody used for so long.
+    /// Identities that nobody used for so long, and that can be collected: what cannot be read stays as it is.
     pub(super) fn unused(&self, grace: Duration, now: Duration) -> Vec<UnusedIdentity> {
         let long = |number: &&Number| number.unused_since.is_some_and(|at| at + grace <= now);
         self.numbers
             .iter()
             .filter(|(_, number)| long(number))
             .filter_map(|(identity, number)| {
+                let digest = number.digest.clone()?;
                 Some(UnusedIdentity {
                     identity: *identity,
-                    digest: number.digest.clone()?,
+                    way_back: self.way_back(*identity, &digest)?,
+                    digest,
                     mod_revision: number.mod_revision,
                 })
             })
             .collect()
+    }
+
+    /// `None` where it cannot be read.
+    fn way_back(&self, identity: Identity, digest: &str) -> Option<WayBack> {
+        match self.digests.get(digest) {
+            Some(known) if *known == identity => Some(WayBack::Own),
+            Some(other) => Some(WayBack::Other(*other)),
+            None => {
+                let is_unreadable = self.rejected.contains_key(&self.keys.labels(digest));
+                (!is_unreadable).then_some(WayBack::Absent)
+            }
+        }
+    }
+
+    /// An identity could not be collected: it is not as it is known here. Its time begins again, so that others have
+    /// their turn.
+    pub(super) fn not_collected(&mut self, identity: Identity, now: Duration) {
+        if let Some(number) = self.numbers.get_mut(&identity) {
+            number.unused_since = number.unused_since.map(|_| now);
+        }
     }
 
     /// A number that nobody has, the first behind a random one; `None` when there is none left.
@@ -381,6 +415,33 @@ mod tests {
         // Nobody could take one up while the store was away.
         records.resume(SECOND * 120);
         assert_eq!(records.unused(SECOND * 60, SECOND * 121), []);
+    }
+
+    #[test]
+    fn what_cannot_be_collected_takes_no_turn_from_the_rest() {
+        let mut records = records();
+        let mut pairs = identity(300, "unspec:a=1").to_vec();
+        // Half of it was lost, or the labels have another number by now.
+        pairs.push(pair("numbers/301", r#"["unspec:b=1"]"#, 1));
+        pairs.push(pair("numbers/302", r#"["unspec:a=1"]"#, 1));
+        // Nobody can tell what stands at the key of its labels.
+        let [number, mut labels] = identity(303, "unspec:c=1");
+        labels.value = b"rubbish".to_vec().into();
+        pairs.extend([number, labels]);
+        records.replace(pairs, Duration::ZERO);
+        let unused = |records: &Records, now| -> Vec<_> {
+            let unused = records.unused(SECOND * 60, now).into_iter();
+            unused.map(|one| (one.identity.0, one.way_back)).collect()
+        };
+        let all = [
+            (300, WayBack::Own),
+            (301, WayBack::Absent),
+            (302, WayBack::Other(Identity(300))),
+        ];
+        assert_eq!(unused(&records, SECOND * 60), all);
+        records.not_collected(Identity(300), SECOND * 60);
+        assert_eq!(unused(&records, SECOND * 119), all[1..]);
+        assert_eq!(unused(&records, SECOND * 120), all);
     }
 
     #[test]

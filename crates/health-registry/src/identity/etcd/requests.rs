@@ -11,7 +11,7 @@ use health_model::labels::LabelSet;
 use super::super::IdentityError;
 use super::super::allocator::shown;
 use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
-use super::records::UnusedIdentity;
+use super::records::{UnusedIdentity, WayBack};
 use crate::etcd::{Store, StoreError, Value};
 
 /// Most attempts to take one label set. Each fails only when another node was faster.
@@ -233,18 +233,29 @@ impl Holder {
         let identity = unused.identity;
         let (labels_key, number_key) =
             (self.keys.labels(&unused.digest), self.keys.number(identity));
+        let says = |number: Identity| {
+            Compare::value(labels_key.clone(), CompareOp::Equal, number.to_string())
+        };
+        let as_known = match unused.way_back {
+            WayBack::Own => says(identity),
+            WayBack::Other(other) => says(other),
+            WayBack::Absent => absent(&labels_key),
+        };
         let bound = PutOptions::new().with_lease(freed);
+        let mut changes = vec![
+            TxnOp::delete(number_key.clone(), None),
+            TxnOp::put(self.keys.freed(identity), "", Some(bound)),
+        ];
+        if unused.way_back == WayBack::Own {
+            changes.push(TxnOp::delete(labels_key.clone(), None));
+        }
         let collect = Txn::new()
             .when([
-                Compare::mod_revision(number_key.clone(), CompareOp::Equal, unused.mod_revision),
-                Compare::value(labels_key.clone(), CompareOp::Equal, identity.to_string()),
+                Compare::mod_revision(number_key, CompareOp::Equal, unused.mod_revision),
+                as_known,
                 Compare::version(self.keys.references(identity), CompareOp::Equal, 0).with_prefix(),
             ])
-            .and_then([
-                TxnOp::delete(labels_key, None),
-                TxnOp::delete(number_key, None),
-                TxnOp::put(self.keys.freed(identity), "", Some(bound)),
-            ]);
+            .and_then(changes);
         let done = store.transact("collect an identity", collect).await?;
         Ok(done.succeeded())
     }
