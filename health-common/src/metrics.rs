@@ -26,7 +26,8 @@ pub enum Reason {
     EchoAnswered = 1,
     /// ARP request or neighbour solicitation answered by the kernel program.
     NeighbourAnswered = 2,
-    /// Left to the endpoint's own stack, since it needs more than the program does.
+    /// Left to the endpoint's own stack, since it needs more than the program does: of what is sent to the health
+    /// endpoint's addresses, all that is neither answered nor dropped.
     LeftToStack = 3,
     /// A probe of this agent, stamped as it left.
     ProbeStamped = 4,

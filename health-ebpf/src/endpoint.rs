@@ -161,11 +161,12 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
             None => pass(frame, Reason::Forwarded, Direction::Egress),
         };
     };
-    if T::TELLS_PROTOCOL && T::protocol_behind(ip) != T::ICMP {
-        let tracked = track::<T>(frame, TUPLE_IN, None);
-        return settle(frame, tracked, Reason::Forwarded, Direction::Egress);
-    }
-    match T::judge(frame, config.health_mac) {
+    let verdict = if T::TELLS_PROTOCOL && T::protocol_behind(ip) != T::ICMP {
+        EchoVerdict::Stack
+    } else {
+        T::judge(frame, config.health_mac)
+    };
+    match verdict {
         EchoVerdict::Answer | EchoVerdict::AnswerWithoutOptions(_) => answer::<T, S>(frame, config),
         EchoVerdict::Stack => {
             let tracked = track::<T>(frame, TUPLE_IN, None);

@@ -14,7 +14,7 @@ use health_datapath::arrival_store::ArrivalStore as _;
 use health_datapath::kernel_rtt::KernelRtt;
 use health_datapath::rtt_store::{LossOutcome, Measurement, RttStore as _};
 use tests::packet::{
-    ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, arp, echo, echo4, ethernet, payload, tagged,
+    ARP, IPV4, IPV6, Ipv4, Ipv6, Probe, Tcp, arp, echo, echo4, ethernet, payload, tagged,
 };
 use tests::testrun::{DROP, GO_ON, Outcome, REDIRECT, TestRun, stamped, utc_ns};
 
@@ -521,6 +521,23 @@ fn icmpv6_behind_extension_headers_is_left_to_the_stack() {
         );
     }
     assert_eq!(bed.counted(Reason::LeftToStack), 5);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn http_to_the_health_endpoint_is_left_to_its_stack_by_both_ip_versions() {
+    const SYN: u8 = 2;
+    let syn = Tcp::between((40_000, 4240), SYN);
+    for (peer, health) in [
+        (IpAddr::from(PEER), IpAddr::from(HEALTH)),
+        (PEER6.into(), HEALTH6.into()),
+    ] {
+        let bed = bed();
+        let packet = syn.frame(peer, health);
+        assert_eq!(bed.run("to_endpoint", &packet), untouched(&packet));
+        let counted = [Reason::LeftToStack, Reason::Forwarded].map(|reason| bed.counted(reason));
+        assert_eq!(counted, [1, 0], "to {health}");
+    }
 }
 
 fn arp_request(mac: [u8; 6], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
