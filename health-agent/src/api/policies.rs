@@ -1,6 +1,7 @@
 //! The paths under `/v1/policies`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -9,7 +10,10 @@ use axum::extract::{Query, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use health_endpoint::enforcement::{EnforceError, Enforcer};
-use health_model::api::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+use health_endpoint::lifecycle::State as EndpointState;
+use health_model::api::{
+    Endpoint, PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery,
+};
 use health_model::identity::Identity;
 use health_model::labels::{Label, LabelSet};
 use health_policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
@@ -211,7 +215,10 @@ fn end<S: Source>(
     match end {
         TraceEndRequest::Endpoint(id) => {
             let endpoints = source.endpoints();
-            let found = endpoints.iter().find(|endpoint| endpoint.id == *id);
+            let is_meant = |endpoint: &&Arc<Endpoint>| {
+                endpoint.id == *id && endpoint.state != EndpointState::Disconnected.text()
+            };
+            let found = endpoints.iter().find(is_meant);
             let found = found.ok_or_else(|| {
                 Refusal(StatusCode::NOT_FOUND, format!("{field}: no endpoint {id}"))
             })?;

@@ -14,6 +14,7 @@ mod version;
 use std::io::{self, Read, Write};
 use std::process::ExitCode;
 
+use health_endpoint::lifecycle::State;
 use health_model::api::{Deleted, Endpoint, EndpointRequest, TakenAddress};
 use health_model::settings::Location;
 use hyper::StatusCode;
@@ -204,8 +205,16 @@ async fn of_attachment(
     client: &Client,
     attachment: &Attachment,
 ) -> Result<Option<Endpoint>, CniError> {
-    let endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+    let endpoints = living(client).await?;
     Ok(endpoints.into_iter().find(|one| attachment.is_of(one)))
+}
+
+/// The endpoints that are not deleted. Those that were deleted just now are listed too, and the same attachment may
+/// have another one by now.
+async fn living(client: &Client) -> Result<Vec<Endpoint>, CniError> {
+    let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+    endpoints.retain(|one| one.state != State::Disconnected.text());
+    Ok(endpoints)
 }
 
 /// Whether the agent would make an endpoint now.
@@ -239,7 +248,7 @@ async fn delete_one(client: &Client, id: u16) -> Result<(), CniError> {
 /// Deletes the endpoints of this network that the runtime does not know. Others are tried after a failure.
 async fn collect(client: &Client, config: &NetworkConfig) -> Result<(), CniError> {
     let valid = config.valid_attachments()?;
-    let endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
+    let endpoints = living(client).await?;
     let stale = endpoints.iter().filter(|endpoint| {
         endpoint.network.as_deref() == Some(config.name.as_str())
             && !valid.iter().any(|attachment| attachment.is_of(endpoint))

@@ -88,7 +88,8 @@ pub(crate) struct EndpointReport {
 
 impl EndpointReport {
     pub(crate) fn by(node: &Node) -> anyhow::Result<Self> {
-        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        let mut all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        all.retain(|one| one.state != "disconnected");
         ensure!(all.iter().all(|one| one.state == "ready"), "{all:?}");
         let (health, endpoints): (Vec<_>, Vec<_>) = all
             .into_iter()

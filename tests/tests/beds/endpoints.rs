@@ -91,9 +91,11 @@ fn addresses(endpoint: &Endpoint) -> Vec<IpAddr> {
     endpoint.ipv4.into_iter().chain(endpoint.ipv6).collect()
 }
 
+/// Those of workloads that are not deleted.
 fn endpoints(node: &Node) -> anyhow::Result<Vec<Endpoint>> {
-    let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
-    Ok(all.into_iter().filter(|one| one.identity != 4).collect())
+    let mut all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+    all.retain(|one| one.identity != 4 && one.state != "disconnected");
+    Ok(all)
 }
 
 fn wait_endpoints(node: &Node, count: usize) -> anyhow::Result<Vec<Endpoint>> {
@@ -189,6 +191,12 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
 
     let deleted = here.cli("endpoint delete --container-id c-a")?.success()?;
     assert_eq!(deleted, format!("endpoint {id} deleted\n"));
+    let shown: Endpoint =
+        serde_json::from_str(&here.cli(&format!("endpoint get {id}"))?.success()?)?;
+    assert_eq!(shown.state, "disconnected");
+    let log = here.cli(&format!("endpoint log {id}"))?.success()?;
+    let last = log.lines().last().unwrap_or_default();
+    assert!(last.contains("disconnected"), "{log}");
     for words in ["--container-id c-a".to_owned(), id.to_string()] {
         let again = here.cli(&format!("endpoint delete {words}"))?.success()?;
         assert_eq!(again, "no such endpoint; nothing to delete\n");

@@ -30,7 +30,7 @@ impl Manager {
             Ok(endpoint) => Ok(endpoint),
             Err(error) => {
                 warn!(id, %error, "an endpoint cannot be made");
-                self.clear_away(id).await;
+                self.clear_away(id, &error).await;
                 Err(error)
             }
         }

@@ -69,9 +69,11 @@ impl Manager {
     }
 
     /// Takes away what there is of an endpoint that could not be made.
-    pub(super) async fn clear_away(&self, id: u16) {
+    pub(super) async fn clear_away(&self, id: u16, problem: &EndpointError) {
         let now = self.now();
         if let Some(entry) = self.table().entries.get_mut(&id) {
+            entry.note(now, Status::Failure, format!("not made: {problem}"));
+            // It may have been deleted meanwhile.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "not made");
             entry.is_being_removed = true;
         }
@@ -88,6 +90,9 @@ impl Manager {
         let removed = self.remove_parts(id).await;
         let held = self.note_removal(id, &removed);
         self.note_change();
+        if removed.is_ok() {
+            tokio::spawn(self.clone().forget_later());
+        }
         for hold in held {
             self.0.identities.release(hold).await;
         }
@@ -106,7 +111,9 @@ impl Manager {
                 };
                 // From there that is allowed.
                 let _ = entry.set(Side::Manager, State::Disconnected, now, "deleted");
-                entry.held
+                let held = std::mem::take(&mut entry.held);
+                table.departed.show(entry, tokio::time::Instant::now());
+                held
             }
             Err(error) => {
                 if let Some(entry) = table.entries.get_mut(&id) {

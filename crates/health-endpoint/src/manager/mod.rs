@@ -4,6 +4,7 @@
 mod build;
 mod create;
 mod delete;
+mod departed;
 mod identity;
 mod mtu;
 mod restore;
@@ -221,7 +222,7 @@ impl Manager {
         }
     }
 
-    /// All endpoints by id.
+    /// All endpoints, and those that were deleted in the last minute.
     pub fn endpoints(&self) -> Vec<Arc<Endpoint>> {
         self.table().shown()
     }

@@ -11,6 +11,7 @@ use health_model::ipam::{Family, IpamError, NodeIpam, Owner};
 use jiff::Timestamp;
 
 use super::Selector;
+use super::departed::DepartedEndpoints;
 use crate::error::EndpointError;
 use crate::health::ENDPOINT_IDS;
 use crate::identities::Hold;
@@ -188,6 +189,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) entries: BTreeMap<u16, Entry>,
+    pub(super) departed: DepartedEndpoints,
     pub(super) ipam: NodeIpam,
     pub(super) queue: RegenerationQueue,
     /// Whether endpoints of the agent before this one are not to be built yet.
@@ -202,6 +204,7 @@ impl Table {
         let (id, addresses) = health;
         let mut table = Self {
             entries: BTreeMap::new(),
+            departed: DepartedEndpoints::default(),
             ipam,
             queue: RegenerationQueue::new(parallel),
             holds_back: false,
@@ -229,12 +232,14 @@ impl Table {
         Ok(())
     }
 
-    /// An id that nobody has.
-    pub(super) fn free_id(&self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
-        let is_free = |id: &u16| *id != self.health && !self.entries.contains_key(id);
+    /// An id that nobody has: where there is another, none under which a deleted endpoint is still shown.
+    pub(super) fn free_id(&mut self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
+        let is_free = |id: &u16| {
+            *id != self.health && !self.entries.contains_key(id) && self.departed.get(*id).is_none()
+        };
         let count = ENDPOINT_IDS.filter(is_free).count();
         if count == 0 {
-            return Err(EndpointError::NoIds);
+            return self.departed.forget_first().ok_or(EndpointError::NoIds);
         }
         let place = rng.random_range(0..count);
         let id = ENDPOINT_IDS.filter(is_free).nth(place);
@@ -339,16 +344,22 @@ impl Table {
     }
 
     pub(super) fn shown(&self) -> Vec<Arc<Endpoint>> {
-        self.entries.values().map(Entry::shown).collect()
+        let living = self.entries.values().map(Entry::shown);
+        living.chain(self.departed.shown()).collect()
     }
 
     pub(super) fn log(&self, id: u16) -> Option<Vec<LogEntry>> {
-        let entry = self.entries.get(&id)?;
+        let entry = self.known(id)?;
         Some(entry.lifecycle.log().iter().cloned().collect())
     }
 
     pub(super) fn health(&self, id: u16) -> Option<EndpointHealth> {
-        self.entries.get(&id).map(Entry::health)
+        self.known(id).map(Entry::health)
+    }
+
+    /// The endpoint of this id, which may have been deleted lately.
+    fn known(&self, id: u16) -> Option<&Entry> {
+        self.entries.get(&id).or_else(|| self.departed.get(id))
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -356,6 +367,9 @@ impl Table {
         for state in State::ALL {
             counts.states.insert(state, 0);
         }
+        counts
+            .states
+            .insert(State::Disconnected, self.departed.len() as u64);
         for entry in self.entries.values() {
             *counts.states.entry(entry.state()).or_default() += 1;
         }

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::identities::{Hold, IdentityUnavailable};
+use crate::lifecycle::State;
 use crate::log::Status;
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError};
 use crate::workload::{Blueprint, FoundDevice, SavedEndpoint, Task, WorkloadError};
@@ -339,9 +340,16 @@ impl Bed {
             .collect()
     }
 
-    /// Whether nothing of any endpoint is left.
+    /// The endpoints that are not deleted.
+    fn living(&self) -> Vec<Arc<Endpoint>> {
+        let mut all = self.manager.endpoints();
+        all.retain(|one| one.state != "disconnected");
+        all
+    }
+
+    /// Whether nothing of any endpoint is left, but what is shown of it.
     fn assert_empty(&self) {
-        assert_eq!(self.manager.endpoints(), []);
+        assert_eq!(self.living(), []);
         assert!(self.world.devices.lock().unwrap().is_empty());
         assert!(self.world.served.lock().unwrap().is_empty());
         assert_eq!(self.held(), []);
@@ -410,6 +418,53 @@ async fn an_endpoint_is_made_changed_and_deleted_and_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deleted_endpoint_is_shown_as_disconnected_for_a_minute() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    let meant = Selector::Id(made.id);
+    bed.manager.delete(&meant).await.unwrap();
+    let shown = bed.manager.endpoints();
+    let states: Vec<_> = shown.iter().map(|one| (one.id, &*one.state)).collect();
+    assert_eq!(states, [(made.id, "disconnected")]);
+    assert_eq!(
+        bed.states(made.id)[3..],
+        ["ready", "disconnecting", "disconnected"]
+    );
+    let health = bed.manager.health(made.id).unwrap();
+    assert_eq!(health.overall_health.text(), "Disabled");
+    assert!(!health.connected);
+    assert_eq!(bed.manager.counts().states[&State::Disconnected], 1);
+    // All that it had is free, and nothing can be done to it.
+    let again = bed.create(1, &["app=a"]).await.unwrap();
+    assert_ne!(again.id, made.id);
+    assert_eq!(bed.manager.delete(&meant).await.unwrap(), [0; 0]);
+    let container = Selector::Container("c1".into());
+    assert_eq!(bed.manager.delete(&container).await.unwrap(), [again.id]);
+
+    tokio::time::sleep(Duration::from_secs(59)).await;
+    assert_eq!(bed.manager.endpoints().len(), 2);
+    let changes = bed.manager.changes();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bed.manager.endpoints(), []);
+    assert!(changes.has_changed().unwrap());
+    assert!(bed.manager.log(made.id).is_none());
+    assert!(bed.manager.health(made.id).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn why_an_endpoint_was_not_made_can_be_read_in_its_log() {
+    let bed = Bed::start().await;
+    *bed.world.failing.lock().unwrap() = Some("activate");
+    let error = bed.create(1, &[]).await.unwrap_err().to_string();
+    let [shown] = &bed.manager.endpoints()[..] else {
+        panic!("one is to be shown");
+    };
+    let log = bed.manager.log(shown.id).unwrap();
+    let problem = log.iter().find(|entry| entry.status == Status::Failure);
+    assert_eq!(problem.unwrap().message, format!("not made: {error}"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn whatever_step_fails_nothing_is_left() {
     for step in ["create", "regenerate", "activate"] {
         let bed = Bed::start().await;
@@ -436,7 +491,7 @@ async fn what_cannot_be_deleted_is_told_and_deleted_later() {
         .delete(&Selector::Id(made.id))
         .await
         .unwrap_err();
-    assert_eq!(bed.manager.endpoints()[0].state, "disconnecting");
+    assert_eq!(bed.living()[0].state, "disconnecting");
     let log = bed.manager.log(made.id).unwrap();
     assert_eq!(log.last().unwrap().status, Status::Failure);
     *bed.world.failing.lock().unwrap() = None;
@@ -493,7 +548,7 @@ async fn contradictions_are_refused_by_name() {
         told(foreign).await,
         "address 10.0.0.9 is already in use on this host"
     );
-    assert_eq!(bed.manager.endpoints().len(), 1);
+    assert_eq!(bed.living().len(), 1);
     let error = bed.manager.delete(&Selector::Id(7)).await.unwrap_err();
     assert_eq!(error.kind(), crate::error::ErrorKind::Invalid);
 }
@@ -598,7 +653,7 @@ async fn a_failed_regeneration_leaves_what_was_in_force_and_is_tried_again() {
     *bed.world.failing.lock().unwrap() = Some("regenerate");
     bed.manager.regenerate(None, "policy changed");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let shown = bed.manager.endpoints()[0].clone();
+    let shown = bed.living()[0].clone();
     assert_eq!(shown.state, "waiting-to-regenerate");
     assert_eq!(shown.policy_ingress.text(), "Enabled");
     let health = bed.manager.health(made.id).unwrap();
@@ -630,13 +685,13 @@ async fn regenerations_are_coalesced_and_no_more_than_the_limit_at_a_time() {
     }
     assert_eq!(bed.world.running.load(Ordering::SeqCst), 2);
     bed.world.may_build.send_replace(true);
-    for endpoint in bed.manager.endpoints() {
+    for endpoint in bed.living() {
         bed.ready(endpoint.id).await;
     }
     assert_eq!(bed.world.most_running.load(Ordering::SeqCst), 2);
     // Each once; those two that were under way once more.
     assert_eq!(bed.world.built.lock().unwrap().len(), 10);
-    let one = bed.manager.endpoints()[0].id;
+    let one = bed.living()[0].id;
     bed.manager
         .regenerate(Some(&BTreeSet::from([one])), "policy changed");
     bed.ready(one).await;
@@ -678,7 +733,7 @@ async fn a_restarted_agent_takes_over_what_lives_and_drops_the_rest() {
     let bed = bed.restarted().await;
     let restored = bed.ready(kept.id).await;
     assert_eq!(restored, kept);
-    assert_eq!(bed.manager.endpoints().len(), 1);
+    assert_eq!(bed.living().len(), 1);
     assert_eq!(bed.states(kept.id)[..2], ["restoring", "regenerating"]);
     let devices: Vec<_> = bed.world.devices.lock().unwrap().keys().cloned().collect();
     assert_eq!(devices, std::slice::from_ref(&kept.interface));
@@ -753,7 +808,7 @@ async fn one_that_is_deleted_while_it_is_made_is_gone_for_both() {
     let manager = bed.manager.clone();
     let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let id = bed.manager.endpoints()[0].id;
+    let id = bed.living()[0].id;
     let manager = bed.manager.clone();
     let deleting = tokio::spawn(async move { manager.delete(&Selector::Id(id)).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
