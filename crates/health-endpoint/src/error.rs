@@ -70,6 +70,11 @@ pub enum EndpointError {
     /// Its labels are none.
     #[error(transparent)]
     Labels(#[from] LabelError),
+    /// There are no addresses for endpoints.
+    #[error(
+        "this node has no pod CIDR to give endpoints addresses of; give it one in the node registry"
+    )]
+    NoPodCidr,
     /// There is no address for it.
     #[error(transparent)]
     Ipam(#[from] IpamError),
@@ -118,6 +123,7 @@ impl EndpointError {
                 WorkloadError::IfnameTaken { .. } | WorkloadError::ForeignDevice { .. },
             ) => ErrorKind::Conflict,
             Self::NoIds
+            | Self::NoPodCidr
             | Self::Busy(_)
             | Self::Deleted(_)
             | Self::Refused { .. }

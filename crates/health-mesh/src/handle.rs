@@ -70,6 +70,8 @@ pub struct MeshOptions {
     pub keys: MeshKeys,
     /// Whether peers are asked when ICMP probes arrived.
     pub one_way: bool,
+    /// Why no health endpoint is probed, this node's own included, which has none. `None`: they are.
+    pub hosts_only: Option<String>,
     /// Folder of what is kept over a restart.
     pub state_dir: PathBuf,
     /// This node's maps that are nearly full; reports list them.

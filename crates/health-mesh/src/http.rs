@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connect::connect;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, parse_arrivals, prober_value};
 use super::failure::Failure;
-use super::hello::HEALTH_ENDPOINT_HEADER;
+use super::hello::{HEALTH_ENDPOINT_HEADER, NO_ENDPOINT};
 use super::proof::{
     self, AUTH_HEADER, Answer, HelloKeys, KeyAge, ProofError, REASON_CLOCK, REASON_HEADER, Request,
 };
@@ -55,7 +55,8 @@ pub(super) struct Hello {
 /// What a peer says of itself in the headers of its answer to `/hello`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HelloHeaders {
-    /// The addresses of its health endpoint; `None` when it says nothing.
+    /// The addresses of its health endpoint, of which there are none where it has no endpoint; `None` when it says
+    /// nothing.
     pub(super) health_endpoint: Option<Vec<IpAddr>>,
     /// What arrived there of this agent's echo probes; `None` when it says nothing.
     pub(super) arrivals: Option<Arrivals>,
@@ -227,6 +228,9 @@ fn judge(
 
 /// A comma-separated list of addresses; `None` if any of them is none.
 fn parse_addresses(list: &str) -> Option<Vec<IpAddr>> {
+    if list == NO_ENDPOINT {
+        return Some(Vec::new());
+    }
     list.split(',')
         .map(|item| item.trim().parse().ok())
         .collect()

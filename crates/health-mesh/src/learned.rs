@@ -1,4 +1,4 @@
-//! Health-endpoint addresses that peers reported, kept across restarts.
+//! What peers reported of their health endpoints, kept across restarts.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -49,16 +49,12 @@ impl LearnedAddresses {
         }
     }
 
-    /// What is known of a node, as far as it fits the node's pod CIDRs of today.
-    pub(super) fn get(&self, node: &Node) -> Vec<IpAddr> {
+    /// What a node has told of its health endpoint, as far as it fits the node's pod CIDRs of today: its addresses,
+    /// or none, as it has none. `None` where nothing is known.
+    pub(super) fn get(&self, node: &Node) -> Option<Vec<IpAddr>> {
         let known = self.known.borrow();
-        let known = known.get(&node.full_name());
-        let known = known.map(Vec::as_slice).unwrap_or_default();
-        if fits(node, known) {
-            known.to_vec()
-        } else {
-            Vec::new()
-        }
+        let known = known.get(&node.full_name())?;
+        fits(node, known).then(|| known.clone())
     }
 
     /// Takes what a node tells of itself. Returns whether it is news; what a node cannot rightly
@@ -73,7 +69,7 @@ impl LearnedAddresses {
         {
             return false;
         }
-        if told.is_empty() || !fits(node, told) {
+        if !fits(node, told) {
             tracing::debug!(
                 node = name,
                 ?told,
@@ -181,12 +177,12 @@ mod tests {
         learned.close().await;
 
         let learned = LearnedAddresses::load(&state_dir);
-        assert_eq!(learned.get(&node), told);
+        assert_eq!(learned.get(&node), Some(told.clone()));
         learned.close().await;
 
         std::fs::write(state_dir.join(FILE), "{").unwrap();
         let mut learned = LearnedAddresses::load(&state_dir);
-        assert!(learned.get(&node).is_empty());
+        assert_eq!(learned.get(&node), None);
         assert!(learned.learn(&node, &told));
         learned.retain(|_| false);
         learned.close().await;
@@ -249,9 +245,11 @@ mod tests {
         let node1 = node(&["10.244.1.0/24"]);
         assert!(!learned.learn(&node1, &ips(&["10.244.2.7"])));
         assert!(!learned.learn(&node1, &ips(&["10.244.1.7", "10.244.1.8"])));
-        assert!(!learned.learn(&node1, &[]));
         assert!(learned.learn(&node1, &ips(&["10.244.1.7"])));
         // The node has other prefixes by now.
-        assert!(learned.get(&node(&["10.9.0.0/16"])).is_empty());
+        assert_eq!(learned.get(&node(&["10.9.0.0/16"])), None);
+        // It has gone over to having none.
+        assert!(learned.learn(&node1, &[]));
+        assert_eq!(learned.get(&node1), Some(Vec::new()));
     }
 }

@@ -138,18 +138,21 @@ pub(super) struct NodePaths {
     pub(super) host: Vec<IpAddr>,
     /// Those of its health endpoint, the primary first; empty while not known.
     pub(super) endpoint: Vec<IpAddr>,
+    /// Whether there is no health endpoint to probe.
+    pub(super) hosts_only: bool,
 }
 
 impl NodePaths {
-    /// The paths of a node whose health endpoint has the addresses `endpoint`.
-    pub(super) fn new(node: &Node, local: bool, endpoint: &[IpAddr]) -> Self {
+    /// The paths of a node whose health endpoint has the addresses `endpoint`; `None`: there is none to probe.
+    pub(super) fn new(node: &Node, local: bool, endpoint: Option<&[IpAddr]>) -> Self {
         let mut host = primary_first(&node.addresses);
         host.extend(&node.secondary_addresses);
         Self {
             name: node.full_name(),
             local,
             host,
-            endpoint: primary_first(endpoint),
+            endpoint: endpoint.map(primary_first).unwrap_or_default(),
+            hosts_only: endpoint.is_none(),
         }
     }
 

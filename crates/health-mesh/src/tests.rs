@@ -81,6 +81,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         session: 7,
         keys: MeshKeys::default(),
         one_way: false,
+        hosts_only: None,
         state_dir: state_dir.to_owned(),
         full_maps: watch::channel(Vec::new()).1,
         policy_lag: watch::channel(None).1,
@@ -170,6 +171,7 @@ fn identity(node: &str) -> Identity {
     Identity {
         node: format!("default/{node}"),
         keys: Arc::default(),
+        hosts_only: false,
     }
 }
 
@@ -870,6 +872,64 @@ fn a_peer_that_starts_later_is_found_and_heard_early() {
             report.nodes[0].reachability() == Reachability::Reachable
         })
         .await;
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_peer_without_a_health_endpoint_is_probed_at_its_host_alone() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        // One cannot have an endpoint, and one says that it has none.
+        let without_addresses = node("b", &["172.30.0.2"]);
+        let mut without_endpoint = node("c", &["172.30.0.3"]);
+        without_endpoint.pod_cidrs = vec!["10.244.3.0/24".parse().unwrap()];
+        let bed = Bed::start(vec![without_addresses, without_endpoint]);
+        let _b = respond(&there, "b", &["172.30.0.2"], &[]);
+        let listeners = there.enter(|| hello::bind(&ips(&["172.30.0.3"]), PORT).unwrap());
+        let of_c = Identity {
+            hosts_only: true,
+            ..identity("c")
+        };
+        let untold = watch::channel(Vec::new()).1;
+        let _c = Responder::start(of_c, listeners, untold, Arc::new(NoArrivals)).unwrap();
+        bed.until("reachable", |report| {
+            let mut nodes = report.nodes.iter();
+            nodes.all(|node| node.hosts_only && node.reachability() == Reachability::Reachable)
+        })
+        .await;
+        bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn an_agent_that_takes_no_part_in_the_health_of_endpoints_probes_hosts_only() {
+    let Some((here, there)) = two_namespaces() else {
+        return;
+    };
+    here.block_on(async || {
+        let mut local = node("a", &["172.30.0.1"]);
+        local.pod_cidrs = vec!["10.244.1.0/24".parse().unwrap()];
+        local.health_addresses = ips(&["10.244.1.7"]);
+        let mut peer = node("b", &["172.30.0.2"]);
+        peer.pod_cidrs = vec!["10.244.2.0/24".parse().unwrap()];
+        let why = Some("this node has no pod CIDR".to_owned());
+        let bed = Bed::start_with(vec![local, peer], |options| {
+            options.hosts_only.clone_from(&why);
+        });
+        let _a = respond(&here, "a", &["172.30.0.1"], &[]);
+        let _b = respond(&there, "b", &["172.30.0.2"], &["10.244.2.17"]);
+        let report = bed
+            .until("reachable", |report| {
+                let mut nodes = report.nodes.iter();
+                nodes.all(|node| node.reachability() == Reachability::Reachable)
+            })
+            .await;
+        assert_eq!(report.local.hosts_only, why);
+        assert!(report.nodes.iter().all(|node| node.hosts_only));
+        assert!(report.nodes.iter().all(|node| node.diagnosis.is_none()));
         bed.mesh.shutdown().await;
     });
 }

@@ -58,8 +58,11 @@ pub(super) fn start(
         states: states(&location.state_dir),
         ipam,
         node_addresses: own.addresses.clone(),
-        health: (node.endpoint.id(), addresses(&node.endpoint)),
-        mtu: node.endpoint.mtu(),
+        health: node
+            .endpoint
+            .as_ref()
+            .map(|endpoint| (endpoint.id(), addresses(endpoint))),
+        mtu: node.mtu(),
         parallel: PARALLEL,
     };
     let enforcer = Enforcer::open(

@@ -44,6 +44,7 @@ use health_registry::nodes::{self, Node, Registry};
 
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
+use self::own::HostsOnly;
 use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
@@ -110,8 +111,7 @@ async fn run_in_folders(
             // A start that fails says why, and no more.
             kernel.log();
             log_mesh_keys(&agent.node.keys.hello);
-            agent.supervise().await;
-            Ok(())
+            agent.supervise().await
         }
         Err(error) => Err(error),
     };
@@ -124,9 +124,18 @@ async fn run_in_folders(
     result
 }
 
+/// Why an agent ends.
+enum End {
+    /// It is told to.
+    Signal,
+    /// There is something to make a health endpoint from, and was not when it started.
+    PodCidr,
+}
+
 /// A started agent.
 struct Agent {
     node: NodeDatapath,
+    hosts_only: Option<HostsOnly>,
     source: Arc<AgentSource>,
     registry: Box<dyn Registry>,
     own: Node,
@@ -171,6 +180,7 @@ impl Agent {
                 .context("cannot serve GET /metrics")?,
         ];
         let survey = endpoints::survey(config, &netlink).await?;
+        let hosts_only = own::hosts_only(config, &own);
         let node = NodeDatapath::establish(
             config,
             attachments,
@@ -179,9 +189,10 @@ impl Agent {
             &netlink,
             uplinks,
             &survey.living,
+            hosts_only,
         )
         .await?;
-        source.set_endpoint(&node.endpoint, &node.repairs);
+        source.set_endpoint(&node);
         let (lag, lagging) = channel(None);
         let probing = Self::start_probing(
             config, &own, &*registry, &exporter, &node, listeners, lagging,
@@ -222,6 +233,7 @@ impl Agent {
         info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),
+            hosts_only,
             node,
             source,
             routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
@@ -254,6 +266,7 @@ impl Agent {
         let identity = Identity {
             node: own.full_name(),
             keys: node.keys.hello.clone(),
+            hosts_only: node.endpoint.is_none(),
         };
         let host_responder =
             Responder::start(identity, listeners, node.health_addresses(), arrivals)
@@ -277,6 +290,7 @@ impl Agent {
                 session: node.session,
                 keys: node.keys.clone(),
                 one_way: config.one_way,
+                hosts_only: own::hosts_only(config, own).map(|why| why.to_string()),
                 state_dir: config.location.state_dir.clone(),
                 full_maps: collector.pressed(),
                 policy_lag,
@@ -308,11 +322,20 @@ impl Agent {
         )
     }
 
-    /// Watches over everything until a signal comes, then stops in order.
-    async fn supervise(mut self) {
-        if let Err(error) = self.watch_until_signal().await {
-            warn!(%error, "cannot wait for signals");
-        }
+    /// Watches over everything until a signal comes, or this agent is of no more use; then stops in order. Fails where
+    /// it is to be started again.
+    async fn supervise(mut self) -> anyhow::Result<()> {
+        let ended = match self.watch_until_signal().await {
+            Ok(End::Signal) => Ok(()),
+            Ok(End::PodCidr) => Err(anyhow::anyhow!(
+                "{} has a pod CIDR by now: start the agent again, so that it has a health endpoint",
+                self.own.full_name()
+            )),
+            Err(error) => {
+                warn!(%error, "cannot wait for signals");
+                Ok(())
+            }
+        };
         self.routes.abort();
         self.enforcing.abort();
         self.events.close();
@@ -336,25 +359,34 @@ impl Agent {
             warn!("stopped with requests under way");
         }
         info!("agent stopped; its programs and its health endpoint stay until cleanup");
+        ended
     }
 
-    async fn watch_until_signal(&mut self) -> std::io::Result<()> {
+    async fn watch_until_signal(&mut self) -> std::io::Result<End> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut ticks = tokio::time::interval(watch::PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = watch::Backoff::default();
+        let mut nodes = self.registry.watch();
+        // It may have changed since this agent began to start.
+        nodes.mark_changed();
         loop {
             tokio::select! {
-                _ = terminate.recv() => return Ok(()),
-                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(End::Signal),
+                _ = interrupt.recv() => return Ok(End::Signal),
+                Ok(()) = nodes.changed(), if self.hosts_only == Some(HostsOnly::NoPodCidr) => {
+                    if own::has_pod_cidr(&nodes.borrow_and_update(), &self.own) {
+                        return Ok(End::PodCidr);
+                    }
+                }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
                     if backoff.is_due() {
                         let outcome = watch::repair(&mut self.node).await;
                         backoff.note(&outcome);
                         self.source.note_repairs(&self.node, &outcome);
-                        self.endpoints.set_mtu(self.node.endpoint.mtu());
+                        self.endpoints.set_mtu(self.node.mtu());
                     }
                 }
             }
@@ -364,8 +396,9 @@ impl Agent {
     /// Tells the registry the addresses of the health endpoint, and that other endpoints cannot have them.
     fn publish(&mut self) {
         let addresses = self.health_addresses.borrow_and_update();
-        let id = self.node.endpoint.id();
-        if let Err(error) = self.endpoints.set_health(id, &addresses) {
+        if let Some(endpoint) = &self.node.endpoint
+            && let Err(error) = self.endpoints.set_health(endpoint.id(), &addresses)
+        {
             warn!(%error, "the health endpoint has an address that is not this node's to give");
         }
         self.registry

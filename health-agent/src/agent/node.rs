@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
@@ -11,10 +12,13 @@ use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::Timeouts;
 use health_datapath::loader::{self, ProgramLog};
 use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
-use health_endpoint::health::{self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec};
+use health_endpoint::health::{
+    self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding,
+};
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
 use health_mesh::mesh_key::MeshKeys;
+use health_model::ipam::{Family, NodeIpam};
 use health_model::settings::Location;
 use health_net::netlink::Handle;
 use health_net::{clock, link};
@@ -25,6 +29,7 @@ use tracing::{info, warn};
 
 use super::addresses;
 use super::endpoints::workload;
+use super::own::HostsOnly;
 use super::uplinks::{UplinkSurvey, Uplinks};
 use super::watch::{CompletedRepair, Outcome};
 
@@ -33,7 +38,13 @@ const WORKLOADS_AT_ONCE: usize = 32;
 
 /// The health endpoint, the programs on its device and on the uplinks, and the responder inside.
 pub(super) struct NodeDatapath {
-    pub(super) endpoint: HealthEndpoint,
+    /// `None` on a node that has none.
+    pub(super) endpoint: Option<HealthEndpoint>,
+    /// Where packets of endpoints go first, of IPv4 and of IPv6.
+    pub(super) gateways: [Option<IpAddr>; 2],
+    netlink: Handle,
+    /// MTU of endpoints, bytes.
+    mtu: u32,
     datapath: Arc<Mutex<Datapath>>,
     pub(super) responder: Responder,
     pub(super) icmp_id: u16,
@@ -73,6 +84,7 @@ impl NodeDatapath {
         netlink: &Handle,
         (uplinks, found): (Uplinks, UplinkSurvey),
         endpoints: &[SavedEndpoint],
+        hosts_only: Option<HostsOnly>,
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
@@ -93,18 +105,46 @@ impl NodeDatapath {
             pins: config.location.pins().exists(),
             state: health::saved_state(&spec.state_dir),
         };
-        let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
-        for repair in &repaired {
-            warn!(cause = repair.0.cause(), "repaired: {repair}");
-        }
-        let workloads = endpoints.iter().filter_map(workload).collect();
-        let member = Member {
-            name: own.full_name(),
-            keys,
+        let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
+        let gateways = Family::ALL.map(|family| ipam.gateway(family));
+        let endpoint = match hosts_only {
+            None => {
+                let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
+                for repair in &repaired {
+                    warn!(cause = repair.0.cause(), "repaired: {repair}");
+                }
+                Some(endpoint)
+            }
+            Some(why) => {
+                info!(%why, "no health endpoint: hosts alone are probed");
+                // That of an agent before this one.
+                health::take_back(&spec, None).await;
+                forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
+                None
+            }
         };
+        let mtu = match &endpoint {
+            Some(endpoint) => endpoint.mtu(),
+            None => {
+                let mtu = mtu_of(netlink, spec.mtu_device.as_deref()).await?;
+                mtu.unwrap_or(health::ETHERNET_MTU)
+            }
+        };
+        let workloads = endpoints.iter().filter_map(workload).collect();
         let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
-            let (spec, before) = (spec.clone(), before.clone());
-            Self::make(config, member, datapath, uplinks, spec, before, endpoint)
+            let parts = Parts {
+                name: own.full_name(),
+                keys,
+                datapath,
+                uplinks,
+                spec: spec.clone(),
+                before: before.clone(),
+                endpoint,
+                gateways,
+                netlink: netlink.clone(),
+                mtu,
+            };
+            Self::make(config, parts)
         });
         match made {
             Ok(node) => Ok(node),
@@ -152,27 +192,39 @@ impl NodeDatapath {
     }
 
     /// Makes all that goes with the endpoint.
-    fn make(
-        config: &Config,
-        member: Member,
-        datapath: Datapath,
-        uplinks: Uplinks,
-        spec: HealthEndpointSpec,
-        before: PreviousState,
-        endpoint: HealthEndpoint,
-    ) -> anyhow::Result<Self> {
-        let Member { name, keys } = member;
-        let listeners = endpoint.listen(config.health_port)?;
-        let (health_addresses, addresses_known) = watch::channel(addresses(&endpoint));
+    fn make(config: &Config, parts: Parts) -> anyhow::Result<Self> {
+        let Parts {
+            name,
+            keys,
+            datapath,
+            uplinks,
+            spec,
+            before,
+            endpoint,
+            gateways,
+            netlink,
+            mtu,
+        } = parts;
+        let listeners = match &endpoint {
+            Some(endpoint) => endpoint.listen(config.health_port)?,
+            None => Vec::new(),
+        };
+        let (health_addresses, addresses_known) =
+            watch::channel(endpoint.as_ref().map(addresses).unwrap_or_default());
         let arrivals = Arc::new(datapath.arrivals()?);
         let identity = Identity {
             node: name,
             keys: keys.hello.clone(),
+            hosts_only: endpoint.is_none(),
         };
         let responder = Responder::start(identity, listeners, addresses_known, arrivals)
             .context("cannot start the responder in the health endpoint")?;
         let mut node = Self {
+            has_device: endpoint.is_some(),
             endpoint,
+            gateways,
+            netlink,
+            mtu,
             datapath: Arc::new(Mutex::new(datapath)),
             responder,
             icmp_id: rand::random(),
@@ -185,7 +237,6 @@ impl NodeDatapath {
             is_planned: true,
             before,
             port: config.health_port,
-            has_device: true,
             passive_rtt: config.passive_rtt,
             timeouts: config.conntrack_timeouts.into(),
             is_followed: true,
@@ -210,6 +261,11 @@ impl NodeDatapath {
     /// The health endpoint's addresses, now and whenever they change.
     pub(super) fn health_addresses(&self) -> watch::Receiver<Vec<IpAddr>> {
         self.health_addresses.subscribe()
+    }
+
+    /// MTU of endpoints, bytes.
+    pub(super) fn mtu(&self) -> u32 {
+        self.mtu
     }
 
     /// Names of the uplinks.
@@ -245,7 +301,10 @@ impl NodeDatapath {
     /// Puts the health endpoint in order. The programs and the responder follow where the device or the
     /// namespace was made anew.
     pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let faults = self.endpoint.check().await?;
+        let Some(endpoint) = &self.endpoint else {
+            return self.repair_forwarding(outcome).await;
+        };
+        let faults = endpoint.check().await?;
         let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
         self.has_device = !faults.iter().any(lost);
         if !self.is_planned || !faults.is_empty() {
@@ -256,8 +315,10 @@ impl NodeDatapath {
                 CompletedRepair { cause, what }
             }));
             // A number may come again, a namespace does not.
-            self.responder_is_elsewhere |= !endpoint.netns().is_same(self.endpoint.netns());
-            self.endpoint = endpoint;
+            let is_same = |former: &HealthEndpoint| endpoint.netns().is_same(former.netns());
+            self.responder_is_elsewhere |= !self.endpoint.as_ref().is_some_and(is_same);
+            self.mtu = endpoint.mtu();
+            self.endpoint = Some(endpoint);
             self.is_planned = true;
             self.has_device = true;
             self.is_followed = false;
@@ -269,6 +330,24 @@ impl NodeDatapath {
         Ok(())
     }
 
+    /// What a health endpoint sees to, on a node that has none: that the host forwards, and which MTU there is.
+    async fn repair_forwarding(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
+        let families = Family::ALL.into_iter().zip(self.gateways);
+        let families = families.filter_map(|(family, gateway)| gateway.map(|_| family));
+        let spec = &self.spec;
+        for setting in forwarding::ensure(&spec.state_dir, &spec.uplinks, families)? {
+            outcome.repaired.push(CompletedRepair {
+                cause: "sysctl-changed",
+                what: format!("{} was not {}", setting.key, setting.value),
+            });
+        }
+        if let Some(mtu) = mtu_of(&self.netlink, spec.mtu_device.as_deref()).await? {
+            self.mtu = mtu;
+        }
+        self.is_planned = true;
+        Ok(())
+    }
+
     /// Makes settings, programs and the responder those of the endpoint as it is now.
     fn follow_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
         self.configure()?;
@@ -277,12 +356,14 @@ impl NodeDatapath {
         if let Err(error) = attached {
             outcome.fail(error.into());
         }
+        let Some(endpoint) = &self.endpoint else {
+            return Ok(());
+        };
         if self.responder_is_elsewhere {
-            self.responder.replace(self.endpoint.listen(self.port)?)?;
+            self.responder.replace(endpoint.listen(self.port)?)?;
             self.responder_is_elsewhere = false;
         }
-        self.health_addresses
-            .send_replace(addresses(&self.endpoint));
+        self.health_addresses.send_replace(addresses(endpoint));
         Ok(())
     }
 
@@ -323,10 +404,9 @@ impl NodeDatapath {
     }
 
     fn hooks(&self) -> Vec<Hook> {
-        let endpoint = self
-            .has_device
-            .then(|| Hook::endpoint(self.endpoint.ifname(), self.endpoint.ifindex()));
+        let endpoint = self.endpoint.as_ref().filter(|_| self.has_device);
         endpoint
+            .map(|endpoint| Hook::endpoint(endpoint.ifname(), endpoint.ifindex()))
             .into_iter()
             .flatten()
             .chain(self.uplinks.hooks(self.uplinks()))
@@ -335,10 +415,14 @@ impl NodeDatapath {
 
     /// Tells the programs about the endpoint and the agent's own probes.
     fn configure(&mut self) -> anyhow::Result<()> {
-        let endpoint = &self.endpoint;
-        let endpoints: Vec<_> = addresses(endpoint)
+        let endpoint = self.endpoint.as_ref();
+        let endpoints: Vec<_> = endpoint
             .into_iter()
-            .map(|addr| (addr, endpoint.info()))
+            .flat_map(|endpoint| {
+                addresses(endpoint)
+                    .into_iter()
+                    .map(|addr| (addr, endpoint.info()))
+            })
             .collect();
         self.datapath().set_endpoints(&endpoints)?;
         self.tai_offset_ns = clock::state()?.tai_offset_ns();
@@ -348,14 +432,23 @@ impl NodeDatapath {
             health_port_be: self.port.to_be(),
             probe_key: self.keys.probe,
             session: self.session,
-            health_ifindex: endpoint.ifindex(),
+            // No device has number 0.
+            health_ifindex: endpoint.map(HealthEndpoint::ifindex).unwrap_or_default(),
             timeouts: self.timeouts,
             tai_offset_ns: self.tai_offset_ns,
-            gateway4: endpoint.gateway4().map(Addr::from).unwrap_or_default(),
-            gateway6: endpoint.gateway6().map(Addr::from).unwrap_or_default(),
-            health4: endpoint.ipv4().map(Addr::from).unwrap_or_default(),
-            health6: endpoint.ipv6().map(Addr::from).unwrap_or_default(),
-            health_mac: endpoint.mac().0,
+            gateway4: self.gateways[0].map(Addr::from).unwrap_or_default(),
+            gateway6: self.gateways[1].map(Addr::from).unwrap_or_default(),
+            health4: endpoint
+                .and_then(HealthEndpoint::ipv4)
+                .map(Addr::from)
+                .unwrap_or_default(),
+            health6: endpoint
+                .and_then(HealthEndpoint::ipv6)
+                .map(Addr::from)
+                .unwrap_or_default(),
+            health_mac: endpoint
+                .map(|endpoint| endpoint.mac().0)
+                .unwrap_or_default(),
             flags: if self.passive_rtt { PASSIVE_RTT } else { 0 },
         };
         self.datapath().configure(config)?;
@@ -363,11 +456,28 @@ impl NodeDatapath {
     }
 }
 
-/// This node as the others know it.
-struct Member {
-    /// Its full name.
+/// What a [`NodeDatapath`] is made of.
+struct Parts {
+    /// Full name of the node.
     name: String,
     keys: MeshKeys,
+    datapath: Datapath,
+    uplinks: Uplinks,
+    spec: HealthEndpointSpec,
+    before: PreviousState,
+    endpoint: Option<HealthEndpoint>,
+    gateways: [Option<IpAddr>; 2],
+    netlink: Handle,
+    mtu: u32,
+}
+
+/// The MTU of a device, bytes; `None` where it is gone.
+async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option<u32>> {
+    let Some(device) = device else {
+        return Ok(None);
+    };
+    let found = link::by_name(netlink, device).await?;
+    Ok(found.map(|found| found.mtu))
 }
 
 /// What was there before [`NodeDatapath::establish`].

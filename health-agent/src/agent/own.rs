@@ -1,9 +1,9 @@
 //! This node's own entry: where it comes from, and that it is registered by us.
 
-use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::Path;
+use std::{fmt, fs};
 
 use anyhow::Context as _;
 use health_net::netlink::{self, Handle};
@@ -27,12 +27,6 @@ pub(super) async fn from_settings(config: &Config) -> anyhow::Result<Option<Node
     if !config.registry.is_written_by_nodes() {
         return Ok(None);
     }
-    anyhow::ensure!(
-        !config.pod_cidrs.is_empty(),
-        "--pod-cidr is missing: with --registry {} this node registers itself, and its health endpoint \
-         needs addresses",
-        config.registry
-    );
     let addresses = match config.node_addresses.as_slice() {
         [] => uplink_addresses(config).await?,
         given => given.to_vec(),
@@ -166,6 +160,42 @@ fn find(set: &NodeSet, config: &Config) -> Option<Node> {
         own.health_addresses.clear();
     }
     Some(own)
+}
+
+/// Why this node has no health endpoint; `None` if it is to have one.
+pub(super) fn hosts_only(config: &Config, own: &Node) -> Option<HostsOnly> {
+    if !config.endpoint_health {
+        Some(HostsOnly::Setting)
+    } else if own.pod_cidrs.is_empty() {
+        Some(HostsOnly::NoPodCidr)
+    } else {
+        None
+    }
+}
+
+/// Why a node takes no part in the health of endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HostsOnly {
+    /// It is told not to.
+    Setting,
+    /// There is nothing to give an endpoint an address from.
+    NoPodCidr,
+}
+
+impl fmt::Display for HostsOnly {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Setting => "--endpoint-health is off",
+            Self::NoPodCidr => "this node has no pod CIDR",
+        })
+    }
+}
+
+/// Whether the registry gives this node a pod CIDR, as Kubernetes does some time after it registers a node.
+pub(super) fn has_pod_cidr(set: &NodeSet, own: &Node) -> bool {
+    let is_own = |node: &&Node| node.name == own.name && node.cluster == own.cluster;
+    let now = set.nodes.iter().find(is_own);
+    now.is_some_and(|now| !now.pod_cidrs.is_empty())
 }
 
 /// The node with what is known of its health endpoint now.

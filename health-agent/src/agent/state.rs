@@ -1,5 +1,6 @@
 //! What the API reads of the running agent.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Add;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -11,7 +12,7 @@ use health_datapath::conntrack::{Counts, SharedCounts};
 use health_datapath::dump::Pinned;
 use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
-use health_endpoint::health::{HealthEndpoint, INNER_DEVICE};
+use health_endpoint::health::INNER_DEVICE;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::Responder;
 use health_mesh::proof::HelloKeys;
@@ -59,6 +60,8 @@ pub(super) struct AgentSource {
 struct Repairs {
     looked: Option<Instant>,
     problem: Option<String>,
+    /// What was repaired since the start, by cause.
+    counts: BTreeMap<String, u64>,
 }
 
 impl AgentSource {
@@ -156,11 +159,12 @@ impl AgentSource {
         *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
-    pub(super) fn set_endpoint(
-        &self,
-        endpoint: &HealthEndpoint,
-        repairs: &std::collections::BTreeMap<String, u64>,
-    ) {
+    /// Shows the health endpoint as it is, if there is one.
+    pub(super) fn set_endpoint(&self, node: &NodeDatapath) {
+        let Some(endpoint) = &node.endpoint else {
+            return;
+        };
+        let [gateway4, gateway6] = node.gateways;
         let shown = Endpoint {
             id: endpoint.id(),
             name: None,
@@ -172,8 +176,8 @@ impl AgentSource {
             policy_egress: Enforcement::Disabled,
             ipv4: endpoint.ipv4().map(Into::into),
             ipv6: endpoint.ipv6().map(Into::into),
-            gateway4: endpoint.gateway4().map(Into::into),
-            gateway6: endpoint.gateway6().map(Into::into),
+            gateway4: gateway4.filter(|_| endpoint.ipv4().is_some()),
+            gateway6: gateway6.filter(|_| endpoint.ipv6().is_some()),
             state: "ready".to_owned(),
             interface: endpoint.ifname().to_owned(),
             ifindex: endpoint.ifindex(),
@@ -181,7 +185,7 @@ impl AgentSource {
             mac: endpoint.mac().to_string(),
             host_mac: endpoint.host_mac().to_string(),
             netns: endpoint.netns().path().display().to_string(),
-            repairs: repairs.clone(),
+            repairs: node.repairs.clone(),
         };
         *self
             .endpoint
@@ -198,9 +202,10 @@ impl AgentSource {
     /// Takes over how a look at the endpoint and the datapath went.
     pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
         if !outcome.repaired.is_empty() {
-            self.set_endpoint(&node.endpoint, &node.repairs);
+            self.set_endpoint(node);
         }
         let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
+        repairs.counts.clone_from(&node.repairs);
         repairs.looked = Some(Instant::now());
         repairs.problem = outcome.problem();
     }
@@ -221,6 +226,7 @@ impl Source for AgentSource {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
                     diagnosis: None,
                     public_mesh_key: self.public_mesh_key,
+                    hosts_only: None,
                     full_maps: Vec::new(),
                     policy_lag: None,
                 },
@@ -361,6 +367,11 @@ impl Source for AgentSource {
             .collect();
         all.sort_unstable_by_key(|endpoint| endpoint.id);
         all
+    }
+
+    fn repairs(&self) -> BTreeMap<String, u64> {
+        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
+        repairs.counts.clone()
     }
 
     fn enforcer(&self) -> Option<&Enforcer> {

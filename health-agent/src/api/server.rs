@@ -1,5 +1,6 @@
 //! Serves the API.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::future::Future;
@@ -122,6 +123,10 @@ pub trait Source: Send + Sync + 'static {
     }
     /// Local endpoints by id, the health endpoint among them.
     fn endpoints(&self) -> Vec<Arc<Endpoint>>;
+    /// What was repaired since the start, by cause.
+    fn repairs(&self) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
     /// What keeps policy in force; `None` before it is taken over.
     fn enforcer(&self) -> Option<&Enforcer> {
         None

@@ -60,6 +60,10 @@ fn report_table(report: &Report) -> String {
     format!("kernel {}\n\n{features}", report.kernel)
 }
 
+fn on_or_off(is_on: bool) -> String {
+    if is_on { "on" } else { "off" }.to_owned()
+}
+
 /// A setting a line, named by its flag.
 fn config_table(config: &Config) -> String {
     let location = &config.location;
@@ -97,10 +101,8 @@ fn config_table(config: &Config) -> String {
         ("probe-timeout", duration_text(config.probe_timeout)),
         ("path-mtu-interval", config.path_mtu_interval.to_string()),
         ("loss-threshold", config.loss_threshold.to_string()),
-        (
-            "passive-rtt",
-            if config.passive_rtt { "on" } else { "off" }.to_owned(),
-        ),
+        ("endpoint-health", on_or_off(config.endpoint_health)),
+        ("passive-rtt", on_or_off(config.passive_rtt)),
         ("passive-relief", config.passive_relief.to_string()),
         (
             "conntrack-gc-interval",

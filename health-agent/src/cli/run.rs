@@ -120,6 +120,11 @@ pub struct RunArgs {
     /// A target that loses a larger share of its probes, in percent, is degraded
     #[arg(long, value_name = "PERCENT", default_value_t = 5)]
     loss_threshold: u8,
+    /// Give this node a health endpoint and probe those of others; off: probe hosts only. A node without pod CIDRs
+    /// has none either way
+    #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
+          value_parser = on_or_off)]
+    endpoint_health: bool,
     /// Measure round trips of existing TCP connections to nodes and health endpoints
     #[arg(long, value_name = "on|off", default_value = "on", action = clap::ArgAction::Set,
           value_parser = on_or_off)]
@@ -229,6 +234,7 @@ impl RunArgs {
             probe_timeout: self.probe_timeout,
             path_mtu_interval: self.path_mtu_interval,
             loss_threshold: self.loss_threshold,
+            endpoint_health: self.endpoint_health,
             passive_rtt: self.passive_rtt,
             passive_relief: self.passive_relief,
             conntrack_gc_interval: self.conntrack_gc_interval,

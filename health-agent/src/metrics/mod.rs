@@ -134,12 +134,6 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             let now = by_class().map(|(class, probes)| (class, probes.histogram.clone()));
             before = recent.mark(Instant::now(), &now.collect()).clone();
         }
-        let repairs = self
-            .source
-            .endpoints()
-            .into_iter()
-            .flat_map(|endpoint| endpoint.repairs.clone())
-            .collect();
         let config = self.source.config();
         Snapshot {
             summary,
@@ -150,7 +144,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             healthy: self.source.state().state != "Failure",
             configured_interval: config.probe_interval,
             probe_rate: config.probe_rate,
-            repairs,
+            repairs: self.source.repairs(),
             collections: self.source.collections(),
             endpoints: self.source.manager().map(Manager::counts),
             policy_lag: self.source.enforcer().and_then(Enforcer::lag),

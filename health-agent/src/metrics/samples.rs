@@ -117,6 +117,7 @@ pub(super) fn report() -> HealthStatus {
             secondary_addresses: Vec::new(),
         },
         health_endpoint: None,
+        hosts_only: false,
         diagnosis: None,
     };
     let mut failing = node(2, result(""), result("Connection refused"));
@@ -131,6 +132,7 @@ pub(super) fn report() -> HealthStatus {
             name: "default/n1".to_owned(),
             diagnosis: None,
             public_mesh_key: false,
+            hosts_only: None,
             full_maps: Vec::new(),
             policy_lag: None,
         },

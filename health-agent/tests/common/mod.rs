@@ -98,6 +98,7 @@ impl Fixture {
             name: format!("default/hnode{number}"),
             host: group(&format!("172.30.0.{number}"), icmp),
             health_endpoint: Some(group(&format!("10.244.{number}.7"), Some(""))),
+            hosts_only: self.is_troubled,
             diagnosis: diagnosis("agent-down"),
         };
         HealthStatus {
@@ -108,6 +109,7 @@ impl Fixture {
                 name: "default/hnode1".into(),
                 diagnosis: diagnosis("isolated"),
                 public_mesh_key: self.is_troubled,
+                hosts_only: self.is_troubled.then(|| "this node has no pod CIDR".into()),
                 full_maps: self.is_troubled.then(full_map).into_iter().collect(),
                 policy_lag: self.is_troubled.then(policy_lag),
             },
@@ -348,6 +350,7 @@ impl Source for Fixture {
             mesh_key_file: None,
             one_way: false,
             socket_group: None,
+            endpoint_health: true,
             passive_rtt: true,
             passive_relief: 1,
             metrics_per_target: false,

@@ -19,6 +19,7 @@ mod endpoints;
 mod etcd;
 mod etcd_access;
 mod hostile_frames;
+mod hosts_only;
 mod identities;
 mod kubernetes;
 mod listings;

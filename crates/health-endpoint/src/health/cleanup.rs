@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use health_net::netlink::{self, Handle};
 use health_net::netns;
 use health_net::route::{self, Route};
-use health_net::sysctl::Setting;
+use health_net::sysctl::{Originals, Setting};
 
+use super::forwarding::OriginalsFile;
 use super::pair::{self, ALIAS_PREFIX};
 use super::state::StateFile;
 use super::{DEVICE, HealthError};
@@ -75,16 +76,27 @@ pub async fn cleanup(instance: &str, state_dir: &Path) -> Cleanup {
         remove_netns(instance, &mut report);
     }
     if let Some(state) = saved {
-        let (restored, failed) = state.sysctls.restore();
-        let restored = restored.into_iter().map(RemovedResource::Setting);
-        report.removed.extend(restored);
-        let failed = failed.into_iter().map(HealthError::from);
-        report.failed.extend(failed);
+        give_back(&state.sysctls, &mut report);
     }
     if report.record(file.remove()) == Some(true) {
         report.removed.push(RemovedResource::StateFile(file.path()));
     }
+    // Of a node without a health endpoint.
+    let file = OriginalsFile::in_dir(state_dir);
+    give_back(&file.load(), &mut report);
+    if report.record(file.remove()) == Some(true) {
+        let path = file.path().to_owned();
+        report.removed.push(RemovedResource::StateFile(path));
+    }
     report
+}
+
+fn give_back(originals: &Originals, report: &mut Cleanup) {
+    let (restored, failed) = originals.restore();
+    let restored = restored.into_iter().map(RemovedResource::Setting);
+    report.removed.extend(restored);
+    let failed = failed.into_iter().map(HealthError::from);
+    report.failed.extend(failed);
 }
 
 async fn remove_from_host(host: &Handle, instance: &str, report: &mut Cleanup) {

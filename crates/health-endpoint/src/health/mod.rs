@@ -7,6 +7,7 @@
 mod cleanup;
 mod error;
 mod fault;
+pub mod forwarding;
 mod inspect;
 mod pair;
 mod plan;
@@ -43,6 +44,9 @@ use self::state::StateFile;
 pub const DEVICE: &str = "lxc_health";
 /// Name of the veth pair's end in the endpoint's namespace.
 pub const INNER_DEVICE: &str = "health0";
+
+/// MTU where no device tells another, bytes.
+pub const ETHERNET_MTU: u32 = 1500;
 
 /// Connections that may wait to be accepted.
 const LISTEN_BACKLOG: i32 = 1024;

@@ -15,15 +15,13 @@ use rand::seq::IteratorRandom as _;
 use tokio::time::{self, Instant};
 
 use super::state::{ENDPOINT_IDS, State};
-use super::{DEVICE, HealthEndpointSpec, HealthError, pair};
+use super::{DEVICE, ETHERNET_MTU, HealthEndpointSpec, HealthError, forwarding, pair};
 use crate::outer::outer_settings;
 
 /// How long a node address may take to pass duplicate address detection, which lasts a second or two.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
 
-/// MTU where no device tells another.
-const ETHERNET_MTU: u32 = 1500;
 /// RFC 8200 section 5.
 const IPV6_MIN_MTU: u32 = 1280;
 
@@ -161,24 +159,8 @@ impl Plan {
     /// Settings of the host that stay, and so are to be given back, in the order in which to apply
     /// them.
     pub(super) fn host_settings(&self) -> Result<Vec<Setting>, KernelError> {
-        let mut settings = Vec::new();
-        if self.stack(Family::V4).is_some() {
-            for uplink in &self.uplinks {
-                settings.push(Setting::new(format!("ipv4/conf/{uplink}/forwarding"), "1"));
-            }
-        }
-        if self.stack(Family::V6).is_some() {
-            for uplink in &self.uplinks {
-                // A router ignores advertisements, and would lose its default route with the next
-                // step, unless told to heed them all the same.
-                let key = format!("ipv6/conf/{uplink}/accept_ra");
-                if sysctl::read(&key)?.as_deref() == Some("1") {
-                    settings.push(Setting::new(key, "2"));
-                }
-            }
-            settings.push(Setting::new("ipv6/conf/all/forwarding", "1"));
-        }
-        Ok(settings)
+        let families = self.addresses().map(Family::of).collect();
+        forwarding::settings(&self.uplinks, &families)
     }
 }
 

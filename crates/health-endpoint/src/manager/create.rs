@@ -180,6 +180,9 @@ impl Manager {
         asked: [Option<IpAddr>; 2],
     ) -> Result<(), EndpointError> {
         let families: Vec<Family> = self.table().ipam.families().collect();
+        if families.is_empty() {
+            return Err(EndpointError::NoPodCidr);
+        }
         for (family, asked) in Family::ALL.into_iter().zip(asked) {
             let address = match asked {
                 Some(address) => self.claim(id, address).await?,

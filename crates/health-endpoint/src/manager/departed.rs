@@ -117,7 +117,7 @@ mod tests {
             .map(|id| entry(id, &ipam))
             .collect();
         let living = entry(8, &ipam);
-        let mut table = Table::new(ipam, (7, Vec::new()), 1);
+        let mut table = Table::new(ipam, Some((7, Vec::new())), 1);
         let begun = Instant::now();
         for one in departed
             .into_iter()

@@ -92,8 +92,8 @@ pub struct ManagerOptions {
     pub ipam: NodeIpam,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
-    /// Id and addresses of the health endpoint.
-    pub health: (u16, Vec<IpAddr>),
+    /// Id and addresses of the health endpoint, if there is one.
+    pub health: Option<(u16, Vec<IpAddr>)>,
     /// MTU of endpoints, bytes.
     pub mtu: u32,
     /// Most regenerations at a time.

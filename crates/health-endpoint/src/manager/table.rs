@@ -195,25 +195,26 @@ pub(super) struct Table {
     /// Whether endpoints of the agent before this one are not to be built yet.
     pub(super) holds_back: bool,
     /// Id of the health endpoint, which is not managed here.
-    health: u16,
+    health: Option<u16>,
     counts: Counts,
 }
 
 impl Table {
-    pub(super) fn new(ipam: NodeIpam, health: (u16, Vec<IpAddr>), parallel: usize) -> Self {
-        let (id, addresses) = health;
+    pub(super) fn new(ipam: NodeIpam, health: Option<(u16, Vec<IpAddr>)>, parallel: usize) -> Self {
         let mut table = Self {
             entries: BTreeMap::new(),
             departed: DepartedEndpoints::default(),
             ipam,
             queue: RegenerationQueue::new(parallel),
             holds_back: false,
-            health: id,
+            health: health.as_ref().map(|(id, _)| *id),
             counts: Counts::default(),
         };
-        for address in addresses {
-            // One outside of the pools, as a registry may fix it, is nobody else's to have.
-            let _ = table.ipam.claim(address, health_owner(id));
+        if let Some((id, addresses)) = health {
+            for address in addresses {
+                // One outside of the pools, as a registry may fix it, is nobody else's to have.
+                let _ = table.ipam.claim(address, health_owner(id));
+            }
         }
         table
     }
@@ -224,8 +225,9 @@ impl Table {
         addresses: &[IpAddr],
         now: Instant,
     ) -> Result<(), IpamError> {
-        self.ipam.release(self.health, now);
-        self.health = id;
+        if let Some(former) = self.health.replace(id) {
+            self.ipam.release(former, now);
+        }
         for address in addresses {
             self.ipam.claim(*address, health_owner(id))?;
         }
@@ -235,7 +237,9 @@ impl Table {
     /// An id that nobody has: where there is another, none under which a deleted endpoint is still shown.
     pub(super) fn free_id(&mut self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
         let is_free = |id: &u16| {
-            *id != self.health && !self.entries.contains_key(id) && self.departed.get(*id).is_none()
+            Some(*id) != self.health
+                && !self.entries.contains_key(id)
+                && self.departed.get(*id).is_none()
         };
         let count = ENDPOINT_IDS.filter(is_free).count();
         if count == 0 {
@@ -254,7 +258,7 @@ impl Table {
             Selector::Netns(path) => entry.saved.netns == *path,
         };
         match selector {
-            Selector::Id(id) if *id == self.health => Err(EndpointError::Health(*id)),
+            Selector::Id(id) if Some(*id) == self.health => Err(EndpointError::Health(*id)),
             _ => {
                 let meant = self.entries.values().filter(is_meant);
                 Ok(meant.map(|entry| entry.saved.id).collect())
@@ -264,7 +268,7 @@ impl Table {
 
     /// The endpoint of this id, which is there and not about to go.
     pub(super) fn living(&mut self, id: u16) -> Result<&mut Entry, EndpointError> {
-        if id == self.health {
+        if Some(id) == self.health {
             return Err(EndpointError::Health(id));
         }
         match self.entries.get_mut(&id) {
@@ -381,7 +385,7 @@ impl Table {
         let (entries, health) = (&self.entries, self.health);
         let leaks = self
             .ipam
-            .leaks(|id| id == health || entries.contains_key(&id));
+            .leaks(|id| Some(id) == health || entries.contains_key(&id));
         for (address, _) in &leaks {
             self.ipam.set_aside(*address, now);
         }

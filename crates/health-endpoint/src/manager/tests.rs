@@ -281,7 +281,7 @@ impl Bed {
             states: StateDir::of(dir.path()),
             ipam: NodeIpam::new(&cidrs, &[], &[], Duration::from_secs(60)).unwrap(),
             node_addresses: Vec::new(),
-            health: (7, vec!["10.0.0.7".parse().unwrap()]),
+            health: Some((7, vec!["10.0.0.7".parse().unwrap()])),
             mtu: 1500,
             parallel: 2,
         };

@@ -24,11 +24,14 @@ impl Engine {
             return true;
         };
         let registry_says = !node.health_addresses.is_empty();
-        if registry_says || node.full_name() == self.options.local {
+        if registry_says
+            || node.full_name() == self.options.local
+            || self.options.hosts_only.is_some()
+        {
             return true;
         }
         let Some(told) = told else {
-            return node.pod_cidrs.is_empty() || !self.learned.get(node).is_empty();
+            return node.pod_cidrs.is_empty() || self.learned.get(node).is_some();
         };
         if self.learned.learn(node, told) && self.rebuild_at.is_none() {
             let delay = LEARN_DELAY.max(self.rebuild_took * LEARN_DELAY_FACTOR);
@@ -47,13 +50,26 @@ impl Engine {
         for node in &self.set.nodes {
             let local = node.full_name() == self.options.local;
             let learned;
-            let endpoint = if local && !local_health.is_empty() {
-                &local_health
-            } else if local || !node.health_addresses.is_empty() {
-                &node.health_addresses
+            let endpoint = if self.options.hosts_only.is_some() {
+                None
+            } else if local && !local_health.is_empty() {
+                Some(&local_health[..])
+            } else if !node.health_addresses.is_empty() {
+                Some(&node.health_addresses[..])
+            } else if node.pod_cidrs.is_empty() {
+                // There is nothing to give it an address from.
+                None
+            } else if local {
+                Some(&[][..])
             } else {
-                learned = self.learned.get(node);
-                &learned
+                match self.learned.get(node) {
+                    // It has said that it has none.
+                    Some(known) if known.is_empty() => None,
+                    known => {
+                        learned = known.unwrap_or_default();
+                        Some(&learned[..])
+                    }
+                }
             };
             paths.push(NodePaths::new(node, local, endpoint));
         }

@@ -28,6 +28,8 @@ use super::proof::{self, AUTH_HEADER, Answer, HelloKeys, REASON_CLOCK, REASON_HE
 
 /// Header of a node's answer that tells the addresses of its health endpoint, comma-separated.
 pub const HEALTH_ENDPOINT_HEADER: &str = "health-endpoint";
+/// Its value where the node has no health endpoint.
+pub(super) const NO_ENDPOINT: &str = "none";
 
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 1024;
@@ -81,6 +83,8 @@ pub struct Identity {
     pub node: String,
     /// Those of the mesh.
     pub keys: Arc<HelloKeys>,
+    /// Whether to tell that this node has no health endpoint.
+    pub hosts_only: bool,
 }
 
 /// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
@@ -103,7 +107,7 @@ struct Shared {
 
 impl Responder {
     /// Answers as `identity` on `listeners`, which may belong to any network namespace. The addresses in
-    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`], and an asker that
+    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`], and so is that there is none; an asker that
     /// says who it is is told what `arrivals` knows of its echo probes. Must be called in a tokio
     /// runtime.
     pub fn start(
@@ -279,7 +283,7 @@ fn prove(
     verified: &Verified<'_>,
     shared: &Shared,
 ) -> Response<Empty<Bytes>> {
-    let Identity { node, keys } = &*shared.identity;
+    let Identity { node, keys, .. } = &*shared.identity;
     let time = proof::now();
     let status = if verified.request.is_out_of_window(time) {
         StatusCode::UNAUTHORIZED
@@ -317,7 +321,12 @@ fn prove(
 /// Adds what this node says of itself and of the asker's echo probes.
 fn describe(request: &Request<Incoming>, shared: &Shared, headers: &mut HeaderMap) {
     let health_endpoint = shared.health_endpoint.borrow();
-    if !health_endpoint.is_empty() {
+    if shared.identity.hosts_only {
+        headers.insert(
+            HEALTH_ENDPOINT_HEADER,
+            HeaderValue::from_static(NO_ENDPOINT),
+        );
+    } else if !health_endpoint.is_empty() {
         let list: Vec<_> = health_endpoint.iter().map(IpAddr::to_string).collect();
         if let Ok(value) = HeaderValue::try_from(list.join(", ")) {
             headers.insert(HEALTH_ENDPOINT_HEADER, value);

@@ -37,6 +37,7 @@ fn identity(keys: HelloKeys) -> Identity {
     Identity {
         node: "default/b".to_owned(),
         keys: Arc::new(keys),
+        hosts_only: false,
     }
 }
 
@@ -92,6 +93,19 @@ async fn raw(address: SocketAddr, request: &str) -> String {
     let mut response = String::new();
     stream.read_to_string(&mut response).await.unwrap();
     response
+}
+
+#[tokio::test]
+async fn a_node_without_a_health_endpoint_says_so() {
+    let (listener, address) = loopback();
+    let identity = Identity {
+        hosts_only: true,
+        ..identity(HelloKeys::default())
+    };
+    let untold = watch::channel(Vec::new()).1;
+    let _responder = Responder::start(identity, vec![listener], untold, arrivals()).unwrap();
+    let told = ask_b(address).await.unwrap().headers.health_endpoint;
+    assert_eq!(told, Some(Vec::new()));
 }
 
 #[tokio::test]

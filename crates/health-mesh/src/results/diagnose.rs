@@ -200,7 +200,8 @@ impl Results {
         PeerFacts {
             name: &node.paths.name,
             local: node.paths.local,
-            endpoint_expected: self.set.nodes.get(index).is_some_and(expects_endpoint),
+            endpoint_expected: !node.paths.hosts_only
+                && self.set.nodes.get(index).is_some_and(expects_endpoint),
             targets,
         }
     }

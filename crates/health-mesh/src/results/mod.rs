@@ -52,6 +52,7 @@ const ERROR_MEMORY: Duration = Duration::from_secs(10);
 pub(super) struct Results {
     local: String,
     public_mesh_key: bool,
+    hosts_only: Option<String>,
     full_maps: watch::Receiver<Vec<FullMap>>,
     policy_lag: watch::Receiver<Option<PolicyLag>>,
     local_addresses: Vec<IpAddr>,
@@ -193,6 +194,7 @@ impl Results {
         Self {
             local: options.local.clone(),
             public_mesh_key: options.keys.hello.accepts_public(),
+            hosts_only: options.hosts_only.clone(),
             full_maps: options.full_maps.clone(),
             policy_lag: options.policy_lag.clone(),
             local_addresses: options.local_addresses.clone(),

@@ -73,6 +73,7 @@ impl Results {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
                 public_mesh_key: self.public_mesh_key,
+                hosts_only: self.hosts_only.clone(),
                 full_maps: self.full_maps.borrow().clone(),
                 policy_lag: self.policy_lag.borrow().clone(),
             },
@@ -97,6 +98,7 @@ impl Results {
             name: node.paths.name.clone(),
             host: self.group(&node.host, Path::Host)?,
             health_endpoint: self.group(&node.endpoint, Path::Endpoint),
+            hosts_only: node.paths.hosts_only,
             diagnosis: self.diagnosis(index, node, isolation, now),
         })
     }

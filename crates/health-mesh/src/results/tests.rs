@@ -30,6 +30,7 @@ fn options() -> MeshOptions {
         session: 1,
         keys: MeshKeys::default(),
         one_way: false,
+        hosts_only: None,
         state_dir: "/nonexistent".into(),
         full_maps: watch::channel(Vec::new()).1,
         policy_lag: watch::channel(None).1,
@@ -46,7 +47,7 @@ fn results() -> (Results, Vec<TargetId>) {
         pod_cidrs: Vec::new(),
         health_addresses: Vec::new(),
     };
-    let paths = NodePaths::new(&node, true, &["10.1.0.7".parse().unwrap()]);
+    let paths = NodePaths::new(&node, true, Some(&["10.1.0.7".parse().unwrap()]));
     let mut targets = Targets::default();
     let wanted = paths.targets().map(|key| Target { key, node: 0 });
     let ids = targets.replace(wanted).fresh;

@@ -64,6 +64,9 @@ pub struct SelfStatus {
         default
     )]
     pub public_mesh_key: bool,
+    /// Why it takes no part in the health of endpoints: it has no health endpoint, and probes none.
+    #[serde(rename = "hostsOnly", skip_serializing_if = "Option::is_none", default)]
+    pub hosts_only: Option<String>,
     /// Its conntrack and NAT maps that are nearly full.
     #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
     pub full_maps: Vec<FullMap>,
@@ -110,13 +113,21 @@ pub struct NodeStatus {
     pub name: String,
     /// The node's own addresses.
     pub host: AddressGroupStatus,
-    /// The node's health endpoint; absent while its address is not known.
+    /// The node's health endpoint; absent while its address is not known, and where none is probed.
     #[serde(
         rename = "health-endpoint",
         skip_serializing_if = "Option::is_none",
         default
     )]
     pub health_endpoint: Option<AddressGroupStatus>,
+    /// Whether its own addresses are all that is probed of it: it has no health endpoint, or the node that reports
+    /// probes none.
+    #[serde(
+        rename = "hostsOnly",
+        skip_serializing_if = "std::ops::Not::not",
+        default
+    )]
+    pub hosts_only: bool,
     /// What is wrong with it, if something is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub diagnosis: Option<Diagnosis>,
@@ -141,12 +152,21 @@ pub enum ProbeEvent {
 
 impl NodeStatus {
     /// The host and the health endpoint together. An endpoint whose address is not known yet leaves
-    /// the node unknown.
+    /// the node unknown; where there is none to probe, the host is all.
     pub fn reachability(&self) -> Reachability {
-        let endpoint = self
-            .health_endpoint
-            .as_ref()
-            .map_or(Reachability::Unknown, AddressGroupStatus::reachability);
-        worst([self.host.reachability(), endpoint])
+        worst(
+            [Some(self.host.reachability()), self.endpoint_reachability()]
+                .into_iter()
+                .flatten(),
+        )
+    }
+
+    /// The health endpoint; `None` where there is none to probe.
+    pub fn endpoint_reachability(&self) -> Option<Reachability> {
+        match &self.health_endpoint {
+            Some(endpoint) => Some(endpoint.reachability()),
+            None if self.hosts_only => None,
+            None => Some(Reachability::Unknown),
+        }
     }
 }

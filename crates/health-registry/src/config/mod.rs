@@ -89,6 +89,8 @@ pub struct Config {
     pub path_mtu_interval: Interval,
     /// The part of a target's probes, in percent, whose loss degrades it.
     pub loss_threshold: u8,
+    /// Whether this node has a health endpoint, and probes those of others.
+    pub endpoint_health: bool,
     /// Whether round trips of the TCP connections to nodes and health endpoints are measured.
     pub passive_rtt: bool,
     /// How many times less often an address is probed by ICMP while such a connection shows that it
@@ -172,6 +174,7 @@ mod tests {
             probe_timeout: Duration::from_secs(1),
             path_mtu_interval: Interval(Some(Duration::from_secs(600))),
             loss_threshold: 5,
+            endpoint_health: true,
             passive_rtt: true,
             passive_relief: 1,
             conntrack_gc_interval: GcInterval::Adaptive,

@@ -152,6 +152,7 @@ mod tests {
                     secondary_addresses: vec![],
                 },
                 health_endpoint: None,
+                hosts_only: false,
                 diagnosis: Some(Diagnosis {
                     cause: "agent-down".into(),
                     message: "the agent does not answer".into(),

@@ -87,6 +87,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
         text += &local_fault(diagnosis);
     }
     text += public_mesh_key(status);
+    text += &hosts_only(status);
     text += &full_maps(status);
     text += &policy_lag(status);
     if view.has_none_of_many() {
@@ -105,27 +106,25 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
 
 /// Addresses, and what is known of the node and its health endpoint.
 fn words(node: &NodeStatus) -> [String; 3] {
-    let endpoint = node
-        .health_endpoint
-        .as_ref()
-        .map_or(Reachability::Unknown, AddressGroupStatus::reachability);
+    let endpoint = node.endpoint_reachability();
     [
         node.host.primary_address.ip.to_string(),
         word(node.host.reachability()).to_owned(),
-        word(endpoint).to_owned(),
+        endpoint.map_or(NONE, word).to_owned(),
     ]
 }
 
 /// All addresses, and how many of them are reachable.
 fn counts(node: &NodeStatus) -> [String; 3] {
-    let endpoint = node
-        .health_endpoint
-        .as_ref()
-        .map_or_else(Tally::default, Tally::of_addresses);
+    let endpoint = match &node.health_endpoint {
+        None if node.hosts_only => NONE.to_owned(),
+        None => Tally::default().to_string(),
+        Some(endpoint) => Tally::of_addresses(endpoint).to_string(),
+    };
     [
         comma_separated(node.host.paths().map(|path| path.ip)),
         Tally::of_addresses(&node.host).to_string(),
-        endpoint.to_string(),
+        endpoint,
     ]
 }
 
@@ -151,6 +150,7 @@ impl Report<'_> {
             self.evidence(2, diagnosis)?;
         }
         self.out.push_str(public_mesh_key(status));
+        self.out.push_str(&hosts_only(status));
         self.out.push_str(&full_maps(status));
         self.out.push_str(&policy_lag(status));
         if let Detail::Verbose(Figures {
@@ -185,6 +185,9 @@ impl Report<'_> {
             Some(endpoint) => {
                 let titles = ["Endpoint", "Secondary endpoint"];
                 self.group(node, endpoint, PathKind::Endpoint, titles)
+            }
+            None if node.hosts_only => {
+                writeln!(self.out, "    Endpoint connectivity:   {SWITCHED_OFF}")
             }
             None => writeln!(
                 self.out,
@@ -368,6 +371,14 @@ fn public_mesh_key(status: &HealthStatus) -> &'static str {
     }
 }
 
+/// `Health endpoints:   not probed, this node has no pod CIDR`, if that is so.
+fn hosts_only(status: &HealthStatus) -> String {
+    match &status.local.hosts_only {
+        Some(why) => format!("Health endpoints:   not probed, {why}\n"),
+        None => String::new(),
+    }
+}
+
 /// `Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries)`, if there are any.
 fn full_maps(status: &HealthStatus) -> String {
     let maps = &status.local.full_maps;
@@ -498,6 +509,31 @@ mod tests {
         assert!(shown(&status).iter().all(|text| !text.contains("Mesh key")));
         status.local.public_mesh_key = true;
         assert!(shown(&status).iter().all(|text| text.contains(line)));
+    }
+
+    #[test]
+    fn a_node_that_is_probed_at_its_host_alone_is_not_unknown() {
+        let mut status = status();
+        status.local.hosts_only = Some("this node has no pod CIDR".to_owned());
+        for node in &mut status.nodes {
+            node.health_endpoint = None;
+            node.hosts_only = true;
+        }
+        let told = "Health endpoints:   not probed, this node has no pod CIDR\n";
+        let text = full(&all(&status), &Detail::Normal, None);
+        assert!(text.contains(told), "{text}");
+        assert_eq!(
+            text.matches("    Endpoint connectivity:   Not probed\n")
+                .count(),
+            3
+        );
+        for verbose in [false, true] {
+            let text = succinct(&all(&status), verbose, None);
+            assert!(text.contains(told), "{text}");
+            let of_local = text.lines().find(|line| line.contains("hnode2"));
+            assert!(of_local.unwrap().trim_end().ends_with(NONE), "{text}");
+        }
+        assert_eq!(status.nodes[1].reachability(), Reachability::Reachable);
     }
 
     #[test]
