@@ -20,8 +20,8 @@ use health_registry::nodes::{Node, Registry};
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::addresses;
 use super::node::NodeDatapath;
+use super::watch::EndpointOutcome;
 
 /// Most regenerations at a time.
 const PARALLEL: usize = 4;
@@ -58,10 +58,7 @@ pub(super) fn start(
         states: states(&location.state_dir),
         ipam,
         node_addresses: own.addresses.clone(),
-        health: node
-            .endpoint
-            .as_ref()
-            .map(|endpoint| (endpoint.id(), addresses(endpoint))),
+        health: node.health_report(&EndpointOutcome::default()),
         mtu: node.mtu(),
         parallel: PARALLEL,
     };

@@ -189,10 +189,8 @@ impl Agent {
             &netlink,
             uplinks,
             &survey.living,
-            hosts_only,
         )
         .await?;
-        source.set_endpoint(&node);
         let (lag, lagging) = channel(None);
         let probing = Self::start_probing(
             config, &own, &*registry, &exporter, &node, listeners, lagging,
@@ -382,7 +380,8 @@ impl Agent {
                 }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
-                    if backoff.is_due() {
+                    // What others do to the health endpoint is told at once, whatever else cannot be repaired.
+                    if backoff.is_due() || self.node.has_changed().await {
                         let outcome = watch::repair(&mut self.node).await;
                         backoff.note(&outcome);
                         self.source.note_repairs(&self.node, &outcome);
@@ -393,14 +392,9 @@ impl Agent {
         }
     }
 
-    /// Tells the registry the addresses of the health endpoint, and that other endpoints cannot have them.
+    /// Tells the registry the addresses of the health endpoint.
     fn publish(&mut self) {
         let addresses = self.health_addresses.borrow_and_update();
-        if let Some(endpoint) = &self.node.endpoint
-            && let Err(error) = self.endpoints.set_health(endpoint.id(), &addresses)
-        {
-            warn!(%error, "the health endpoint has an address that is not this node's to give");
-        }
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
     }

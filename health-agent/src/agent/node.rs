@@ -15,6 +15,7 @@ use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
 use health_endpoint::health::{
     self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding,
 };
+use health_endpoint::manager::HealthReport;
 use health_endpoint::workload::SavedEndpoint;
 use health_mesh::hello::{Identity, Responder};
 use health_mesh::mesh_key::MeshKeys;
@@ -29,9 +30,9 @@ use tracing::{info, warn};
 
 use super::addresses;
 use super::endpoints::workload;
-use super::own::HostsOnly;
+use super::own;
 use super::uplinks::{UplinkSurvey, Uplinks};
-use super::watch::{CompletedRepair, Outcome};
+use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
 
 /// Endpoints whose programs are looked at at a time: of very many, each look costs.
 const WORKLOADS_AT_ONCE: usize = 32;
@@ -71,6 +72,15 @@ pub(super) struct NodeDatapath {
     /// Whether the responder is still in the namespace of an endpoint before this one.
     responder_is_elsewhere: bool,
     health_addresses: watch::Sender<Vec<IpAddr>>,
+    left: LeftFaults,
+}
+
+/// What was wrong with the health endpoint when the last look at it had ended.
+#[derive(Debug, Default)]
+struct LeftFaults {
+    faults: Vec<Fault>,
+    /// In words.
+    programs: Option<String>,
 }
 
 impl NodeDatapath {
@@ -79,19 +89,18 @@ impl NodeDatapath {
     pub(super) async fn establish(
         config: &Config,
         attachments: Attachments,
-        own: &Node,
+        node: &Node,
         keys: MeshKeys,
         netlink: &Handle,
         (uplinks, found): (Uplinks, UplinkSurvey),
         endpoints: &[SavedEndpoint],
-        hosts_only: Option<HostsOnly>,
     ) -> anyhow::Result<Self> {
         let spec = HealthEndpointSpec {
             instance: config.location.instance.clone(),
-            node_addresses: own.addresses.clone(),
-            pod_cidrs: own.pod_cidrs.clone(),
+            node_addresses: node.addresses.clone(),
+            pod_cidrs: node.pod_cidrs.clone(),
             unusable_addresses: found.unusable,
-            fixed_addresses: own.health_addresses.clone(),
+            fixed_addresses: node.health_addresses.clone(),
             excluded: config.ipam_excludes.clone(),
             taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
             mtu_device: found.devices.first().cloned(),
@@ -107,7 +116,7 @@ impl NodeDatapath {
         };
         let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
         let gateways = Family::ALL.map(|family| ipam.gateway(family));
-        let endpoint = match hosts_only {
+        let endpoint = match own::hosts_only(config, node) {
             None => {
                 let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
                 for repair in &repaired {
@@ -133,7 +142,7 @@ impl NodeDatapath {
         let workloads = endpoints.iter().filter_map(workload).collect();
         let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
             let parts = Parts {
-                name: own.full_name(),
+                name: node.full_name(),
                 keys,
                 datapath,
                 uplinks,
@@ -242,6 +251,7 @@ impl NodeDatapath {
             is_followed: true,
             responder_is_elsewhere: false,
             health_addresses,
+            left: LeftFaults::default(),
         };
         node.configure()?;
         node.datapath().attach(&node.hooks())?;
@@ -305,15 +315,18 @@ impl NodeDatapath {
             return self.repair_forwarding(outcome).await;
         };
         let faults = endpoint.check().await?;
+        self.left.faults.clone_from(&faults);
         let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
         self.has_device = !faults.iter().any(lost);
         if !self.is_planned || !faults.is_empty() {
             let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
-            outcome.repaired.extend(repaired.iter().map(|repair| {
+            for repair in &repaired {
                 let cause = repair.0.cause();
                 let what = repair.to_string();
-                CompletedRepair { cause, what }
-            }));
+                outcome.endpoint.repaired.push(what.clone());
+                outcome.repaired.push(CompletedRepair { cause, what });
+            }
+            self.left.faults.clear();
             // A number may come again, a namespace does not.
             let is_same = |former: &HealthEndpoint| endpoint.netns().is_same(former.netns());
             self.responder_is_elsewhere |= !self.endpoint.as_ref().is_some_and(is_same);
@@ -392,15 +405,76 @@ impl NodeDatapath {
         let of_workloads = datapath.workload_faults(WORKLOADS_AT_ONCE);
         for fault in faults.into_iter().chain(of_workloads) {
             match datapath.repair_hook(&fault) {
-                Ok(()) => outcome.repaired.push(CompletedRepair {
-                    cause: fault.cause(),
-                    what: fault.to_string(),
-                }),
+                Ok(()) => {
+                    let what = fault.to_string();
+                    if fault.hook().device == DEVICE {
+                        outcome.endpoint.repaired.push(what.clone());
+                    }
+                    let cause = fault.cause();
+                    outcome.repaired.push(CompletedRepair { cause, what });
+                }
                 // One device that is gone does not keep the others waiting.
                 Err(error) => outcome.fail(error.into()),
             }
         }
         Ok(())
+    }
+
+    /// Takes note of what is wrong with the programs of the health endpoint after all that could be done.
+    pub(super) fn note_programs(&mut self, outcome: &mut Outcome) {
+        // Where nothing failed, all are where they are to be.
+        self.left.programs = outcome
+            .failure
+            .as_ref()
+            .and_then(|_| self.program_problem());
+        outcome
+            .endpoint
+            .program_problem
+            .clone_from(&self.left.programs);
+    }
+
+    /// What is wrong with the programs of the health endpoint, in words.
+    fn program_problem(&self) -> Option<String> {
+        let endpoint = self.endpoint.as_ref()?;
+        if !self.has_device {
+            return Some(format!(
+                "there is no device {DEVICE} of this agent's for its programs"
+            ));
+        }
+        let datapath = self.datapath();
+        let wanted = Hook::endpoint(endpoint.ifname(), endpoint.ifindex());
+        let missing = wanted
+            .iter()
+            .filter(|hook| !datapath.hooks().contains(hook));
+        let missing = missing.map(|hook| format!("program {hook} is not attached"));
+        let faults = datapath.hook_faults().into_iter();
+        let faults = faults.filter(|fault| fault.hook().device == DEVICE);
+        let problems: Vec<String> = missing
+            .chain(faults.map(|fault| fault.to_string()))
+            .collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
+    }
+
+    /// Whether the health endpoint is not as the last look left it.
+    pub(super) async fn has_changed(&self) -> bool {
+        let Some(endpoint) = &self.endpoint else {
+            return false;
+        };
+        let faults = endpoint.check().await;
+        faults.is_ok_and(|faults| faults != self.left.faults)
+            || self.program_problem() != self.left.programs
+    }
+
+    /// What there is to tell of the health endpoint after a look, if there is one.
+    pub(super) fn health_report(&self, found: &EndpointOutcome) -> Option<HealthReport> {
+        let endpoint = self.endpoint.as_ref()?;
+        Some(HealthReport {
+            endpoint: endpoint.description(),
+            repaired: found.repaired.clone(),
+            repairs: self.repairs.clone(),
+            connection_problem: found.connection_problem.clone(),
+            program_problem: found.program_problem.clone(),
+        })
     }
 
     fn hooks(&self) -> Vec<Hook> {

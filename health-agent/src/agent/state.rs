@@ -6,20 +6,18 @@ use std::ops::Add;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use health_common::identity;
 use health_common::rtt::{RttKey, RttRow};
 use health_datapath::conntrack::{Counts, SharedCounts};
 use health_datapath::dump::Pinned;
 use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
-use health_endpoint::health::INNER_DEVICE;
 use health_endpoint::manager::Manager;
 use health_mesh::hello::Responder;
 use health_mesh::proof::HelloKeys;
 use health_mesh::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts, MeshHandle};
 use health_model::api::{
-    AgentState, Endpoint, Enforcement, HealthStatus, IdentityEntry, NodeList, NodeStatus,
-    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
+    AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus, PathMtuEntry,
+    ProbeEvent, RegistryState, SelfStatus, TargetHistory,
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
@@ -27,6 +25,7 @@ use health_registry::config::Config;
 use health_registry::identity::Identities;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
+use tracing::warn;
 
 use super::node::NodeDatapath;
 use super::watch::Outcome;
@@ -44,8 +43,6 @@ pub(super) struct AgentSource {
     responders: OnceLock<[Arc<HelloRequests>; 2]>,
     collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
-    /// The health endpoint.
-    endpoint: RwLock<Option<Arc<Endpoint>>>,
     manager: OnceLock<Manager>,
     enforcer: OnceLock<Enforcer>,
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
@@ -75,7 +72,6 @@ impl AgentSource {
             collections: OnceLock::new(),
             events: OnceLock::new(),
             identities: OnceLock::new(),
-            endpoint: RwLock::default(),
             manager: OnceLock::new(),
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
@@ -159,40 +155,6 @@ impl AgentSource {
         *self.waiting.write().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
-    /// Shows the health endpoint as it is, if there is one.
-    pub(super) fn set_endpoint(&self, node: &NodeDatapath) {
-        let Some(endpoint) = &node.endpoint else {
-            return;
-        };
-        let [gateway4, gateway6] = node.gateways;
-        let shown = Endpoint {
-            id: endpoint.id(),
-            name: None,
-            container_id: None,
-            network: None,
-            identity: identity::HEALTH,
-            labels: vec!["reserved:health".to_owned()],
-            policy_ingress: Enforcement::Disabled,
-            policy_egress: Enforcement::Disabled,
-            ipv4: endpoint.ipv4().map(Into::into),
-            ipv6: endpoint.ipv6().map(Into::into),
-            gateway4: gateway4.filter(|_| endpoint.ipv4().is_some()),
-            gateway6: gateway6.filter(|_| endpoint.ipv6().is_some()),
-            state: "ready".to_owned(),
-            interface: endpoint.ifname().to_owned(),
-            ifindex: endpoint.ifindex(),
-            inner_interface: INNER_DEVICE.to_owned(),
-            mac: endpoint.mac().to_string(),
-            host_mac: endpoint.host_mac().to_string(),
-            netns: endpoint.netns().path().display().to_string(),
-            repairs: node.repairs.clone(),
-        };
-        *self
-            .endpoint
-            .write()
-            .unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(shown));
-    }
-
     pub(super) fn set_manager(&self, manager: Manager, enforcer: Enforcer) {
         // As there is one mesh.
         let _ = self.enforcer.set(enforcer);
@@ -201,8 +163,11 @@ impl AgentSource {
 
     /// Takes over how a look at the endpoint and the datapath went.
     pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
-        if !outcome.repaired.is_empty() {
-            self.set_endpoint(node);
+        if let (Some(manager), Some(report)) =
+            (self.manager.get(), node.health_report(&outcome.endpoint))
+            && let Err(error) = manager.note_health(report)
+        {
+            warn!(%error, "the health endpoint has an address that is not this node's to give");
         }
         let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
         repairs.counts.clone_from(&node.repairs);
@@ -355,16 +320,11 @@ impl Source for AgentSource {
     }
 
     fn endpoints(&self) -> Vec<Arc<Endpoint>> {
-        let health = self
-            .endpoint
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let managed = self.manager.get().map(Manager::endpoints);
-        let mut all: Vec<_> = health
-            .into_iter()
-            .chain(managed.unwrap_or_default())
-            .collect();
+        let mut all = self
+            .manager
+            .get()
+            .map(Manager::endpoints)
+            .unwrap_or_default();
         all.sort_unstable_by_key(|endpoint| endpoint.id);
         all
     }

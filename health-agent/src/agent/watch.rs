@@ -22,9 +22,22 @@ pub(super) struct CompletedRepair {
     pub(super) what: String,
 }
 
+/// What of it is about the health endpoint.
+#[derive(Debug, Default)]
+pub(super) struct EndpointOutcome {
+    /// What was repaired, in words.
+    pub(super) repaired: Vec<String>,
+    /// Why its devices or what stands on them are not in order.
+    pub(super) connection_problem: Option<String>,
+    /// What is wrong with its programs.
+    pub(super) program_problem: Option<String>,
+}
+
 /// What one look led to.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
+    /// What of it is about the health endpoint.
+    pub(super) endpoint: EndpointOutcome,
     /// What was repaired.
     pub(super) repaired: Vec<CompletedRepair>,
     /// Why something could not be repaired.
@@ -67,11 +80,13 @@ pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
         outcome.fail(error);
     }
     if let Err(error) = node.repair_endpoint(&mut outcome).await {
+        outcome.endpoint.connection_problem = Some(with_causes(&error));
         outcome.fail(error);
     }
     if let Err(error) = node.repair_datapath(&mut outcome) {
         outcome.fail(error);
     }
+    node.note_programs(&mut outcome);
     for CompletedRepair { cause, what } in &outcome.repaired {
         warn!(cause, "repaired: {what}");
         *node.repairs.entry((*cause).to_owned()).or_default() += 1;

@@ -17,9 +17,7 @@ use futures_util::stream;
 use health_endpoint::error::{EndpointError, ErrorKind};
 use health_endpoint::health::ENDPOINT_IDS;
 use health_endpoint::manager::{Manager, NewEndpoint, Selector};
-use health_model::api::{
-    Deleted, Endpoint, EndpointEvent, EndpointHealth, EndpointRequest, HealthState, LabelChange,
-};
+use health_model::api::{Deleted, Endpoint, EndpointEvent, EndpointRequest, LabelChange};
 use health_model::labels::{LABEL_MAX, LABELS_MAX, Label, LabelError, LabelSet, RESERVED};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
@@ -191,13 +189,11 @@ pub(super) async fn log<S: Source>(
     extract::Path(id): extract::Path<String>,
 ) -> Result<Response, Refusal> {
     let id = number(&id)?;
+    let manager = manager(&*api.source)?.clone();
     answer(move || {
-        let managed = api.source.manager().and_then(|manager| manager.log(id));
-        match managed {
-            Some(log) => Ok(log),
-            // Of the health endpoint the agent's own log tells.
-            None => found(&*api.source, id).map(|_| Vec::new()),
-        }
+        manager
+            .log(id)
+            .ok_or_else(|| EndpointError::NotFound(id).into())
     })
     .await
 }
@@ -207,18 +203,11 @@ pub(super) async fn health<S: Source>(
     extract::Path(id): extract::Path<String>,
 ) -> Result<Response, Refusal> {
     let id = number(&id)?;
+    let manager = manager(&*api.source)?.clone();
     answer(move || {
-        let managed = api.source.manager().and_then(|manager| manager.health(id));
-        match managed {
-            Some(health) => Ok(health),
-            // The health endpoint is kept in order all the while.
-            None => found(&*api.source, id).map(|_| EndpointHealth {
-                overall_health: HealthState::Ok,
-                bpf: HealthState::Ok,
-                policy: HealthState::Disabled,
-                connected: true,
-            }),
-        }
+        manager
+            .health(id)
+            .ok_or_else(|| EndpointError::NotFound(id).into())
     })
     .await
 }

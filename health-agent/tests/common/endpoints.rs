@@ -111,7 +111,7 @@ pub(super) async fn manager(state_dir: &Path) -> Manager {
         states: StateDir::of(state_dir),
         ipam: NodeIpam::new(&[cidr], &[], &[], std::time::Duration::ZERO).unwrap(),
         node_addresses: Vec::new(),
-        health: Some((1, Vec::new())),
+        health: None,
         mtu: 1500,
         parallel: 1,
     };

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::sys::signal::Signal;
+use health_endpoint::log::{LogEntry, Status};
+use health_model::api::{Endpoint, EndpointHealth, HealthState};
+use nix::sys::signal::{Signal, kill};
 use tests::attached;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
@@ -230,6 +232,104 @@ fn all_pins_with_the_veth() -> anyhow::Result<()> {
         fs::remove_dir_all(node.pins()).context("cannot remove the folder")?;
         node.exec("ip link delete lxc_health").map(drop)
     })
+}
+
+/// What is told of the health endpoint: by the listing, by its health and by its log.
+#[derive(Debug)]
+struct Told {
+    endpoint: Endpoint,
+    health: EndpointHealth,
+    log: Vec<LogEntry>,
+}
+
+impl Told {
+    fn by(node: &Node) -> anyhow::Result<Self> {
+        let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
+        let endpoint = all.into_iter().find(|one| one.identity == 4);
+        let endpoint = endpoint.context("no health endpoint")?;
+        let of_it = |what: &str| node.listing(&format!("endpoint {what} {}", endpoint.id));
+        Ok(Self {
+            health: serde_json::from_value(of_it("health")?)?,
+            log: serde_json::from_value(of_it("log")?)?,
+            endpoint,
+        })
+    }
+
+    /// That all is well, and that what was wrong before is in the log.
+    fn is_well_again(&self, words: &str) -> anyhow::Result<()> {
+        let last = self.log.last().context("no log")?;
+        let is_well = self.endpoint.state == "ready"
+            && self.health.overall_health == HealthState::Ok
+            && self.health.bpf == HealthState::Ok
+            && self.health.connected;
+        anyhow::ensure!(is_well && last.message.contains(words), "{self:?}");
+        Ok(())
+    }
+
+    /// That it is broken, and the reason.
+    fn is_broken(&self, words: &str) -> anyhow::Result<()> {
+        let failure = self.log.iter().rfind(|line| line.status == Status::Failure);
+        let is_broken = self.endpoint.state == "waiting-to-regenerate"
+            && self.health.overall_health == HealthState::Failure
+            && !self.health.connected;
+        let is_told = failure.is_some_and(|line| line.message.contains(words));
+        anyhow::ensure!(is_broken && is_told, "{self:?}");
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Result<()> {
+    let broken = RepairBed::start()?;
+    let node = broken.node();
+    let namespace = format!("health-{}", node.name());
+    Told::by(node)?.is_well_again("")?;
+    // Put right at once.
+    for (words, harm) in [
+        (
+            "lxc_health was gone",
+            "ip link delete lxc_health".to_owned(),
+        ),
+        (
+            "health0 was down",
+            format!("ip netns exec {namespace} ip link set health0 down"),
+        ),
+        (
+            "dev lxc_health was missing",
+            format!("ip route delete {}", node.health_ipv4()?),
+        ),
+        (
+            "health0 was gone",
+            format!("ip netns exec {namespace} ip link delete health0"),
+        ),
+    ] {
+        node.exec(&harm)?;
+        wait_for(&format!("the log of: {words}"), REPAIR, || {
+            Told::by(node)?.is_well_again(words).map(Some)
+        })?;
+    }
+    // What others made is theirs, and in the way until they take it away.
+    let agent = node.agent_pid()?;
+    kill(agent, Signal::SIGSTOP)?;
+    let harmed = ip(
+        node,
+        &[
+            "link delete lxc_health",
+            "link add lxc_health type veth peer name foreign0",
+        ],
+    );
+    kill(agent, Signal::SIGCONT)?;
+    harmed?;
+    let words = "device lxc_health exists and is not this agent's";
+    wait_for("all to tell of the foreign device", REPAIR, || {
+        Told::by(node)?.is_broken(words).map(Some)
+    })?;
+    node.exec("ip link delete lxc_health")?;
+    wait_for("all to be well again", REPAIR, || {
+        Told::by(node)?.is_well_again("regenerated").map(Some)
+    })?;
+    broken.is_healthy()
 }
 
 /// A link stays with its device when that gets another name. The name then says nothing about it.

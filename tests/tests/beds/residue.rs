@@ -141,14 +141,15 @@ fn an_agent_cannot_start_before_a_cleanup_has_ended() -> anyhow::Result<()> {
             opened => Ok(Some(opened?)),
         }
     })?;
-    let refused = node.start_agent().expect_err("the cleanup goes on");
-    let holder = format!("pid {}:", cleanup.id());
-    assert!(format!("{refused:#}").contains(&holder), "{refused:#}");
-
+    let refused = node.start_agent();
     let nowhere = r#"{"registry":"file:/nodes.yaml","cluster":"default","node":"hnode1"}"#;
     reader.write_all(nowhere.as_bytes())?;
     drop(reader);
-    assert!(cleanup.wait()?.success());
+    let ended = cleanup.wait()?;
+    let refused = format!("{:#}", refused.expect_err("the cleanup goes on"));
+    let holder = format!("pid {}:", cleanup.id());
+    assert!(refused.contains(&holder), "{refused}");
+    assert!(ended.success(), "{ended}");
     node.start_agent()?;
     bed.wait_all_reachable(PATIENCE)
 }

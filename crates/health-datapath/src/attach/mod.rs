@@ -191,6 +191,13 @@ pub enum HookFault {
 }
 
 impl HookFault {
+    /// Which program it is about, and where.
+    pub const fn hook(&self) -> &Hook {
+        match self {
+            Self::Detached(hook) | Self::PinLost(hook) => hook,
+        }
+    }
+
     /// A short fixed word, to count by.
     pub const fn cause(&self) -> &'static str {
         match self {

@@ -80,6 +80,40 @@ pub struct HealthEndpointSpec {
     pub state_dir: PathBuf,
 }
 
+/// What a health endpoint is, to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthDescription {
+    /// Endpoint id.
+    pub id: u16,
+    /// IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Number of the host's end of the veth pair.
+    pub ifindex: u32,
+    /// The endpoint's own hardware address.
+    pub mac: MacAddr,
+    /// The host side's hardware address.
+    pub host_mac: MacAddr,
+    /// File of its network namespace.
+    pub netns: PathBuf,
+    /// Whether a policy holds for it.
+    pub has_policy: bool,
+}
+
+impl HealthDescription {
+    /// The endpoint's addresses, IPv4 first.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let v4 = self.ipv4.map(IpAddr::from);
+        v4.into_iter().chain(self.ipv6.map(IpAddr::from))
+    }
+
+    /// Whether id and addresses are those of the `other`.
+    pub fn has_same_addresses(&self, other: &Self) -> bool {
+        (self.id, self.ipv4, self.ipv6) == (other.id, other.ipv4, other.ipv6)
+    }
+}
+
 /// A health endpoint as [`HealthEndpoint::ensure`] left it.
 #[derive(Debug)]
 pub struct HealthEndpoint {
@@ -224,6 +258,20 @@ impl HealthEndpoint {
             mac: self.mac().0,
             host_mac: self.host_mac().0,
             pad: 0,
+        }
+    }
+
+    /// What is shown of it.
+    pub fn description(&self) -> HealthDescription {
+        HealthDescription {
+            id: self.id(),
+            ipv4: self.ipv4(),
+            ipv6: self.ipv6(),
+            ifindex: self.ifindex(),
+            mac: self.mac(),
+            host_mac: self.host_mac(),
+            netns: self.netns().path().to_owned(),
+            has_policy: self.info().policy != 0,
         }
     }
 

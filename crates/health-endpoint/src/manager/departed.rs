@@ -92,6 +92,7 @@ mod tests {
             container_id: None,
             network: None,
             labels: LabelSet::default(),
+            former_labels: None,
             identity: Identity::INIT,
             ipv4: None,
             ipv6: None,
@@ -113,16 +114,13 @@ mod tests {
     async fn the_id_of_an_endpoint_that_is_shown_goes_to_another_only_where_none_else_is_free() {
         let ipam = NodeIpam::new(&[], &[], &[], Duration::ZERO).unwrap();
         let departed: Vec<Entry> = ENDPOINT_IDS
-            .filter(|id| *id != 9)
+            .filter(|id| ![8, 9].contains(id))
             .map(|id| entry(id, &ipam))
             .collect();
         let living = entry(8, &ipam);
-        let mut table = Table::new(ipam, Some((7, Vec::new())), 1);
+        let mut table = Table::new(ipam, 1);
         let begun = Instant::now();
-        for one in departed
-            .into_iter()
-            .filter(|one| ![7, 8].contains(&one.saved.id))
-        {
+        for one in departed {
             let since = begun + Duration::from_millis(one.saved.id.abs_diff(1000).into());
             table.departed.show(one, since);
         }

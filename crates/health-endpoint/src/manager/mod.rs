@@ -5,6 +5,7 @@ mod build;
 mod create;
 mod delete;
 mod departed;
+mod health;
 mod identity;
 mod mtu;
 mod restore;
@@ -19,10 +20,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use health_model::api::{Endpoint, EndpointHealth, TakenAddress};
-use health_model::ipam::{IpamError, NodeIpam};
+use health_model::ipam::NodeIpam;
 use health_model::labels::{Label, LabelSet};
 use jiff::Timestamp;
 use tokio::sync::{Notify, watch};
+use tracing::debug;
 
 use super::error::EndpointError;
 use super::identities::IdentitySource;
@@ -30,6 +32,7 @@ use super::log::{LogEntry, Status};
 use super::regenerate::Regenerator;
 use super::workload::{Devices, StateDir};
 
+pub use self::health::HealthReport;
 pub use self::restore::{Survey, survey};
 pub use self::table::Counts;
 pub use self::table::DURATION_BOUNDS;
@@ -92,8 +95,8 @@ pub struct ManagerOptions {
     pub ipam: NodeIpam,
     /// The node's own addresses.
     pub node_addresses: Vec<IpAddr>,
-    /// Id and addresses of the health endpoint, if there is one.
-    pub health: Option<(u16, Vec<IpAddr>)>,
+    /// The health endpoint, if there is one.
+    pub health: Option<HealthReport>,
     /// MTU of endpoints, bytes.
     pub mtu: u32,
     /// Most regenerations at a time.
@@ -135,7 +138,7 @@ impl Manager {
             parallel,
         } = options;
         let held_back = parts.regenerator.held_back();
-        let mut table = Table::new(ipam, health, parallel);
+        let mut table = Table::new(ipam, parallel);
         table.holds_back = held_back.borrow().is_some();
         let manager = Self(Arc::new(Shared {
             devices: parts.devices,
@@ -150,6 +153,12 @@ impl Manager {
             changed: watch::Sender::new(0),
             work: Notify::new(),
         }));
+        if let Some(health) = health
+            && let Err(error) = manager.note_health(health)
+        {
+            // As a registry may fix it: it is nobody else's to have.
+            debug!(%error, "the health endpoint has an address that is not this node's to give");
+        }
         manager.take_over(survey);
         tokio::spawn(manager.clone().build_forever());
         tokio::spawn(manager.clone().look_forever());
@@ -258,12 +267,6 @@ impl Manager {
     /// How many endpoints are in which state, and what became of regenerations.
     pub fn counts(&self) -> Counts {
         self.table().counts()
-    }
-
-    /// Takes note of the addresses that the health endpoint has by now.
-    pub fn set_health(&self, id: u16, addresses: &[IpAddr]) -> Result<(), IpamError> {
-        let now = std::time::Instant::now();
-        self.table().set_health(id, addresses, now)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

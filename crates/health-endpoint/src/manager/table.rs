@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use health_model::api::{Endpoint, EndpointHealth, Enforcement, HealthState};
 use health_model::identity::Identity;
-use health_model::ipam::{Family, IpamError, NodeIpam, Owner};
+use health_model::ipam::{Family, NodeIpam, Owner};
 use jiff::Timestamp;
 
 use super::Selector;
 use super::departed::DepartedEndpoints;
+use super::health::HealthEntry;
 use crate::error::EndpointError;
 use crate::health::ENDPOINT_IDS;
 use crate::identities::Hold;
@@ -23,9 +24,6 @@ use crate::workload::SavedEndpoint;
 
 /// Upper bounds of the histogram of regenerations, seconds.
 pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
-
-/// What the health endpoint is called as an owner of addresses.
-const HEALTH: &str = "health";
 
 /// How many endpoints are in which state, and what became of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -194,50 +192,39 @@ pub(super) struct Table {
     pub(super) queue: RegenerationQueue,
     /// Whether endpoints of the agent before this one are not to be built yet.
     pub(super) holds_back: bool,
-    /// Id of the health endpoint, which is not managed here.
-    health: Option<u16>,
+    /// The health endpoint, which the agent makes and repairs.
+    pub(super) health: Option<HealthEntry>,
     counts: Counts,
 }
 
 impl Table {
-    pub(super) fn new(ipam: NodeIpam, health: Option<(u16, Vec<IpAddr>)>, parallel: usize) -> Self {
-        let mut table = Self {
+    pub(super) fn new(ipam: NodeIpam, parallel: usize) -> Self {
+        Self {
             entries: BTreeMap::new(),
             departed: DepartedEndpoints::default(),
             ipam,
             queue: RegenerationQueue::new(parallel),
             holds_back: false,
-            health: health.as_ref().map(|(id, _)| *id),
+            health: None,
             counts: Counts::default(),
-        };
-        if let Some((id, addresses)) = health {
-            for address in addresses {
-                // One outside of the pools, as a registry may fix it, is nobody else's to have.
-                let _ = table.ipam.claim(address, health_owner(id));
-            }
         }
-        table
     }
 
-    pub(super) fn set_health(
-        &mut self,
-        id: u16,
-        addresses: &[IpAddr],
-        now: Instant,
-    ) -> Result<(), IpamError> {
-        if let Some(former) = self.health.replace(id) {
-            self.ipam.release(former, now);
-        }
-        for address in addresses {
-            self.ipam.claim(*address, health_owner(id))?;
-        }
-        Ok(())
+    /// The id of the health endpoint, if there is one.
+    fn health_id(&self) -> Option<u16> {
+        self.health.as_ref().map(HealthEntry::id)
+    }
+
+    /// The health endpoint, if this is its id.
+    fn health_at(&self, id: u16) -> Option<&HealthEntry> {
+        self.health.as_ref().filter(|health| health.id() == id)
     }
 
     /// An id that nobody has: where there is another, none under which a deleted endpoint is still shown.
     pub(super) fn free_id(&mut self, rng: &mut impl rand::Rng) -> Result<u16, EndpointError> {
+        let health = self.health_id();
         let is_free = |id: &u16| {
-            Some(*id) != self.health
+            Some(*id) != health
                 && !self.entries.contains_key(id)
                 && self.departed.get(*id).is_none()
         };
@@ -258,7 +245,7 @@ impl Table {
             Selector::Netns(path) => entry.saved.netns == *path,
         };
         match selector {
-            Selector::Id(id) if Some(*id) == self.health => Err(EndpointError::Health(*id)),
+            Selector::Id(id) if Some(*id) == self.health_id() => Err(EndpointError::Health(*id)),
             _ => {
                 let meant = self.entries.values().filter(is_meant);
                 Ok(meant.map(|entry| entry.saved.id).collect())
@@ -268,7 +255,7 @@ impl Table {
 
     /// The endpoint of this id, which is there and not about to go.
     pub(super) fn living(&mut self, id: u16) -> Result<&mut Entry, EndpointError> {
-        if Some(id) == self.health {
+        if Some(id) == self.health_id() {
             return Err(EndpointError::Health(id));
         }
         match self.entries.get_mut(&id) {
@@ -348,17 +335,24 @@ impl Table {
     }
 
     pub(super) fn shown(&self) -> Vec<Arc<Endpoint>> {
+        let health = self.health.iter().map(HealthEntry::shown);
         let living = self.entries.values().map(Entry::shown);
-        living.chain(self.departed.shown()).collect()
+        health.chain(living).chain(self.departed.shown()).collect()
     }
 
     pub(super) fn log(&self, id: u16) -> Option<Vec<LogEntry>> {
-        let entry = self.known(id)?;
-        Some(entry.lifecycle.log().iter().cloned().collect())
+        let lifecycle = match self.health_at(id) {
+            Some(health) => health.lifecycle(),
+            None => &self.known(id)?.lifecycle,
+        };
+        Some(lifecycle.log().iter().cloned().collect())
     }
 
     pub(super) fn health(&self, id: u16) -> Option<EndpointHealth> {
-        self.known(id).map(Entry::health)
+        match self.health_at(id) {
+            Some(health) => Some(health.health()),
+            None => self.known(id).map(Entry::health),
+        }
     }
 
     /// The endpoint of this id, which may have been deleted lately.
@@ -382,7 +376,7 @@ impl Table {
 
     /// Takes back addresses whose endpoint is gone, and tells whose they were.
     pub(super) fn take_back_leaks(&mut self, now: Instant) -> Vec<(IpAddr, Owner)> {
-        let (entries, health) = (&self.entries, self.health);
+        let (entries, health) = (&self.entries, self.health_id());
         let leaks = self
             .ipam
             .leaks(|id| Some(id) == health || entries.contains_key(&id));
@@ -390,12 +384,5 @@ impl Table {
             self.ipam.set_aside(*address, now);
         }
         leaks
-    }
-}
-
-fn health_owner(id: u16) -> Owner {
-    Owner {
-        endpoint: id,
-        name: HEALTH.to_owned(),
     }
 }

@@ -10,12 +10,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
+use health_model::api::HealthState;
 use health_model::identity::Identity;
+use health_net::mac::MacAddr;
 use health_net::netns::{NetNsError, NetNsId};
 use health_registry::identity::HeldIdentities;
 use tempfile::TempDir;
 
 use super::*;
+use crate::health::HealthDescription;
 use crate::identities::{Hold, IdentityUnavailable};
 use crate::lifecycle::State;
 use crate::log::Status;
@@ -281,7 +284,7 @@ impl Bed {
             states: StateDir::of(dir.path()),
             ipam: NodeIpam::new(&cidrs, &[], &[], Duration::from_secs(60)).unwrap(),
             node_addresses: Vec::new(),
-            health: Some((7, vec!["10.0.0.7".parse().unwrap()])),
+            health: Some(health()),
             mtu: 1500,
             parallel: 2,
         };
@@ -340,9 +343,16 @@ impl Bed {
             .collect()
     }
 
-    /// The endpoints that are not deleted.
-    fn living(&self) -> Vec<Arc<Endpoint>> {
+    /// The endpoints besides the health endpoint.
+    fn workloads(&self) -> Vec<Arc<Endpoint>> {
         let mut all = self.manager.endpoints();
+        all.retain(|one| one.id != HEALTH);
+        all
+    }
+
+    /// Those of them that are not deleted.
+    fn living(&self) -> Vec<Arc<Endpoint>> {
+        let mut all = self.workloads();
         all.retain(|one| one.state != "disconnected");
         all
     }
@@ -355,7 +365,30 @@ impl Bed {
         assert_eq!(self.held(), []);
         let (saved, _) = StateDir::of(self.dir.path()).load().unwrap();
         assert_eq!(saved, []);
-        assert_eq!(self.manager.table().ipam.leaks(|id| id == 7), []);
+        assert_eq!(self.manager.table().ipam.leaks(|id| id == HEALTH), []);
+    }
+}
+
+/// Id of the health endpoint.
+const HEALTH: u16 = 7;
+
+/// A health endpoint in order.
+fn health() -> HealthReport {
+    HealthReport {
+        endpoint: HealthDescription {
+            id: HEALTH,
+            ipv4: Some([10, 0, 0, 7].into()),
+            ipv6: None,
+            ifindex: 5,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            host_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            netns: "/run/netns/health-a".into(),
+            has_policy: false,
+        },
+        repaired: Vec::new(),
+        repairs: BTreeMap::new(),
+        connection_problem: None,
+        program_problem: None,
     }
 }
 
@@ -423,7 +456,7 @@ async fn a_deleted_endpoint_is_shown_as_disconnected_for_a_minute() {
     let made = bed.create(1, &["app=a"]).await.unwrap();
     let meant = Selector::Id(made.id);
     bed.manager.delete(&meant).await.unwrap();
-    let shown = bed.manager.endpoints();
+    let shown = bed.workloads();
     let states: Vec<_> = shown.iter().map(|one| (one.id, &*one.state)).collect();
     assert_eq!(states, [(made.id, "disconnected")]);
     assert_eq!(
@@ -442,10 +475,10 @@ async fn a_deleted_endpoint_is_shown_as_disconnected_for_a_minute() {
     assert_eq!(bed.manager.delete(&container).await.unwrap(), [again.id]);
 
     tokio::time::sleep(Duration::from_secs(59)).await;
-    assert_eq!(bed.manager.endpoints().len(), 2);
+    assert_eq!(bed.workloads().len(), 2);
     let changes = bed.manager.changes();
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(bed.manager.endpoints(), []);
+    assert_eq!(bed.workloads(), []);
     assert!(changes.has_changed().unwrap());
     assert!(bed.manager.log(made.id).is_none());
     assert!(bed.manager.health(made.id).is_none());
@@ -456,12 +489,110 @@ async fn why_an_endpoint_was_not_made_can_be_read_in_its_log() {
     let bed = Bed::start().await;
     *bed.world.failing.lock().unwrap() = Some("activate");
     let error = bed.create(1, &[]).await.unwrap_err().to_string();
-    let [shown] = &bed.manager.endpoints()[..] else {
+    let [shown] = &bed.workloads()[..] else {
         panic!("one is to be shown");
     };
     let log = bed.manager.log(shown.id).unwrap();
     let problem = log.iter().find(|entry| entry.status == Status::Failure);
     assert_eq!(problem.unwrap().message, format!("not made: {error}"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_health_endpoint_is_shown_as_it_was_found() {
+    let bed = Bed::start().await;
+    let manager = &bed.manager;
+    let shown = || manager.endpoints()[0].clone();
+    let told = || {
+        let health = manager.health(HEALTH).unwrap();
+        (
+            shown().state.clone(),
+            health.overall_health,
+            health.bpf,
+            health.connected,
+        )
+    };
+    let last = || manager.log(HEALTH).unwrap().last().unwrap().clone();
+    let well = ("ready".to_owned(), HealthState::Ok, HealthState::Ok, true);
+    assert_eq!(told(), well);
+    assert_eq!(
+        (shown().labels[0].as_str(), shown().identity),
+        ("reserved:health", 4)
+    );
+    let taken = manager.taken_addresses();
+    assert_eq!(
+        (taken[0].endpoint, taken[0].name.as_str()),
+        (HEALTH, "health")
+    );
+
+    // What is found again is no news.
+    let mut changes = manager.changes();
+    let lines = manager.log(HEALTH).unwrap().len();
+    manager.note_health(health()).unwrap();
+    assert!(!changes.has_changed().unwrap());
+
+    let replaced = HealthReport {
+        connection_problem: Some("veth lxc_health is replaced by another device".to_owned()),
+        program_problem: Some("no programs".to_owned()),
+        ..health()
+    };
+    for _ in 0..2 {
+        manager.note_health(replaced.clone()).unwrap();
+        let broken = (
+            "waiting-to-regenerate".to_owned(),
+            HealthState::Failure,
+            HealthState::Failure,
+            false,
+        );
+        assert_eq!(told(), broken);
+    }
+    assert!(changes.has_changed().unwrap());
+    changes.mark_unchanged();
+    let log = manager.log(HEALTH).unwrap();
+    let failures: Vec<_> = log
+        .iter()
+        .filter(|line| line.status == Status::Failure)
+        .collect();
+    assert_eq!(failures.len(), 1, "{log:?}");
+    assert!(
+        failures[0].message.contains("lxc_health is replaced"),
+        "{log:?}"
+    );
+    assert!(log.len() > lines);
+
+    let detached = HealthReport {
+        program_problem: Some("program from_endpoint was detached".to_owned()),
+        ..health()
+    };
+    manager.note_health(detached).unwrap();
+    let (state, overall, bpf, connected) = told();
+    assert_eq!((state.as_str(), connected), ("waiting-to-regenerate", true));
+    assert_eq!((overall, bpf), (HealthState::Failure, HealthState::Failure));
+
+    let repaired = HealthReport {
+        repaired: vec!["program from_endpoint was detached".to_owned()],
+        repairs: BTreeMap::from([("program-detached".to_owned(), 1)]),
+        ..health()
+    };
+    manager.note_health(repaired).unwrap();
+    assert_eq!(told(), well);
+    assert_eq!(
+        last().message,
+        "regenerated: program from_endpoint was detached"
+    );
+    assert_eq!(shown().repairs["program-detached"], 1);
+
+    // Made anew, with another address and id; the former ones are free.
+    let mut other = health();
+    other.endpoint.id = 8;
+    other.endpoint.ipv4 = Some([10, 0, 0, 8].into());
+    manager.note_health(other).unwrap();
+    let taken = manager.taken_addresses();
+    assert_eq!(taken.len(), 1);
+    assert_eq!(
+        (taken[0].endpoint, taken[0].address),
+        (8, "10.0.0.8".parse().unwrap())
+    );
+    assert!(manager.log(HEALTH).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -566,7 +697,7 @@ async fn where_others_have_all_addresses_that_are_left_this_is_told() {
          them, or give the node a larger one"
     );
     assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);
-    assert_eq!(bed.manager.endpoints(), [one]);
+    assert_eq!(bed.living(), [one]);
     // What is free again is found, though it has not cooled down.
     bed.world.in_use.lock().unwrap().clear();
     bed.create(2, &[]).await.unwrap();
@@ -615,7 +746,7 @@ async fn one_that_is_deleted_while_its_identity_is_asked_for_holds_none() {
     let manager = bed.manager.clone();
     let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let id = bed.manager.endpoints()[0].id;
+    let id = bed.workloads()[0].id;
     let manager = bed.manager.clone();
     let deleting = tokio::spawn(async move { manager.delete(&Selector::Id(id)).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -790,15 +921,15 @@ async fn no_listing_alone_costs_an_endpoint() {
     let made = bed.create(1, &["app=a"]).await.unwrap();
     *bed.world.are_lists_empty.lock().unwrap() = true;
     tokio::time::sleep(LOOK_PERIOD * 2).await;
-    assert_eq!(bed.manager.endpoints(), [made.clone()]);
+    assert_eq!(bed.living(), [made.clone()]);
     let bed = bed.restarted().await;
     bed.ready(made.id).await;
     tokio::time::sleep(LOOK_PERIOD * 2).await;
-    assert_eq!(bed.manager.endpoints().len(), 1);
+    assert_eq!(bed.living().len(), 1);
     // What is gone is dropped all the same.
     bed.world.devices.lock().unwrap().clear();
     tokio::time::sleep(LOOK_PERIOD * 2).await;
-    assert_eq!(bed.manager.endpoints(), []);
+    assert_eq!(bed.living(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -876,7 +1007,7 @@ async fn labels_that_cannot_be_kept_change_nothing() {
     let blocked = BlockedFiles::of(bed.dir.path());
     let error = bed.manager.change_labels(made.id, add(), vec![]).await;
     assert_eq!(error.unwrap_err().kind(), crate::error::ErrorKind::Failed);
-    assert_eq!(bed.manager.endpoints(), std::slice::from_ref(&made));
+    assert_eq!(bed.workloads(), std::slice::from_ref(&made));
     blocked.end();
     bed.manager
         .change_labels(made.id, add(), vec![])
@@ -907,7 +1038,7 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     bed.manager.regenerate(Some(&this), "policy changed");
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(built(&bed), std::slice::from_ref(&before));
-    assert_eq!(bed.manager.endpoints()[0].state, "waiting-for-identity");
+    assert_eq!(bed.workloads()[0].state, "waiting-for-identity");
 
     // What fails meanwhile is tried again.
     *bed.world.failing.lock().unwrap() = Some("regenerate");
@@ -977,7 +1108,7 @@ async fn those_that_are_held_back_take_nobody_s_place() {
         .map(|one| one.id)
         .collect();
     assert_eq!(built, [made.id]);
-    for endpoint in bed.manager.endpoints() {
+    for endpoint in bed.workloads() {
         let log = bed.manager.log(endpoint.id).unwrap();
         let told = log
             .iter()
@@ -991,7 +1122,7 @@ async fn those_that_are_held_back_take_nobody_s_place() {
         }
     }
     bed.world.held_back.send_replace(None);
-    for endpoint in bed.manager.endpoints() {
+    for endpoint in bed.workloads() {
         bed.ready(endpoint.id).await;
     }
 }
@@ -1043,7 +1174,7 @@ async fn a_new_endpoint_takes_the_place_of_one_whose_namespace_has_ended() {
             ..new(1, &["app=a"])
         };
         let made = bed.manager.create(again).await.unwrap();
-        assert_eq!(bed.manager.endpoints(), std::slice::from_ref(&made));
+        assert_eq!(bed.living(), std::slice::from_ref(&made));
         assert_ne!(made.ipv4, former.ipv4);
         assert_eq!(bed.held(), [(Identity(300), 1)]);
         assert_eq!(bed.world.devices.lock().unwrap().len(), 1);
@@ -1058,7 +1189,7 @@ async fn policy_that_changes_between_the_first_build_and_the_activation_is_follo
     let manager = bed.manager.clone();
     let making = tokio::spawn(async move { manager.create(new(1, &["app=a"])).await });
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let id = bed.manager.endpoints()[0].id;
+    let id = bed.workloads()[0].id;
     assert_eq!(bed.world.built.lock().unwrap().len(), 1);
     bed.manager
         .regenerate(Some(&BTreeSet::from([id])), "policy changed");

@@ -20,8 +20,6 @@ use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
 const APPS: [&str; 3] = ["web", "shop", "bot"];
 /// Fewest endpoints that there are.
 const FEWEST: usize = 4;
-/// Most of them.
-const MOST: usize = 6;
 /// Changes that are made during a fault.
 const CHANGES: usize = 3;
 
@@ -91,28 +89,32 @@ impl<'a> World<'a> {
         self.finish(changes)
     }
 
-    /// Begins changes that nobody waits for yet.
+    /// Begins changes that nobody waits for yet. Since their order is open, none is about the same thing as another.
     pub(super) fn begin_changes(&mut self, random: &mut Rng) -> anyhow::Result<Vec<Change>> {
-        (0..CHANGES).map(|_| self.begin_change(random)).collect()
+        let mut nodes: Vec<usize> = (0..self.clients.len()).collect();
+        random.shuffle(&mut nodes);
+        (0..CHANGES)
+            .map(|_| self.begin_change(random, &mut nodes))
+            .collect()
     }
 
-    fn begin_change(&mut self, random: &mut Rng) -> anyhow::Result<Change> {
+    /// Begins a change; one of policy at one of these nodes, which is taken out.
+    fn begin_change(
+        &mut self,
+        random: &mut Rng,
+        unchanged: &mut Vec<usize>,
+    ) -> anyhow::Result<Change> {
         let node = random.usize(..self.clients.len());
         let app = APPS[random.usize(..APPS.len())];
         let settled: Vec<usize> = (0..self.workloads.len())
             .filter(|&one| self.workloads[one].id.is_some())
             .collect();
-        match (random.usize(..4), random.choice(settled)) {
-            (0, Some(one)) if self.workloads.len() > FEWEST => self.delete(one),
-            (1, Some(one)) => self.relabel(one, app),
-            (2, _) => self.protect(
-                node,
-                random
-                    .choice([None, Some(APPS[1]), Some(APPS[2])])
-                    .flatten(),
-            ),
-            _ if self.workloads.len() < MOST => self.create(node, app),
-            _ => self.protect(node, None),
+        let policy = [None, Some(APPS[1]), Some(APPS[2])][random.usize(..3)];
+        match (random.usize(..4), random.choice(settled), unchanged.pop()) {
+            (0, Some(one), _) if self.workloads.len() > FEWEST => self.delete(one),
+            (1, Some(one), _) => self.relabel(one, app),
+            (2, _, Some(node)) => self.protect(node, policy),
+            _ => self.create(node, app),
         }
     }
 
