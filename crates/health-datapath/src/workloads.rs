@@ -184,6 +184,12 @@ impl Datapath {
         self.workloads.known.values()
     }
 
+    /// Id of the endpoint behind a device, if it is one's.
+    pub fn workload_behind(&self, device: &str) -> Option<u16> {
+        let found = self.workloads().find(|workload| workload.device == device);
+        found.map(|workload| workload.info.id)
+    }
+
     /// Takes an endpoint away. Returns whether it was there.
     pub fn remove_workload(&mut self, id: u16) -> Result<bool, DatapathError> {
         let Some(workload) = self.workloads.known.get(&id).cloned() else {

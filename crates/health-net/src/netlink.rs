@@ -136,13 +136,12 @@ mod tests {
     use crate::mac::MacAddr;
     use crate::route;
 
-    #[test]
-    fn listings_at_the_same_time_all_succeed() {
+    /// Runs a test in a namespace of its own, which ends with the thread.
+    fn in_a_namespace(test: impl Future<Output = ()> + Send) {
         if !nix::unistd::geteuid().is_root() {
             println!("skipped: needs root");
             return;
         }
-        // In a namespace of its own, which ends with the thread.
         let run = || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             tokio::runtime::Builder::new_multi_thread()
@@ -150,23 +149,63 @@ mod tests {
                 .enable_all()
                 .build()
                 .unwrap()
-                .block_on(list_again_and_again());
+                .block_on(test);
         };
-        std::thread::spawn(run).join().unwrap();
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+
+    async fn make_pair(handle: &Handle, n: u8) {
+        let pair = VethPair {
+            name: &format!("a{n}"),
+            mac: MacAddr([2, 0, 0, 0, n, 0]),
+            peer_name: &format!("b{n}"),
+            peer_mac: MacAddr([2, 0, 0, 0, n, 1]),
+            mtu: 1500,
+        };
+        link::create_veth(handle, &pair).await.unwrap();
+    }
+
+    #[test]
+    fn listings_at_the_same_time_all_succeed() {
+        in_a_namespace(list_again_and_again());
+    }
+
+    #[test]
+    fn listings_are_whole_while_devices_come_and_go() {
+        in_a_namespace(list_while_devices_come_and_go());
+    }
+
+    async fn list_while_devices_come_and_go() {
+        const STAYING: u8 = 100;
+        let (handle, other) = (open().unwrap(), open().unwrap());
+        for n in 0..STAYING {
+            make_pair(&handle, n).await;
+        }
+        let churn = tokio::spawn(async move {
+            loop {
+                make_pair(&other, STAYING).await;
+                let coming = link::by_name(&other, &format!("a{STAYING}")).await;
+                link::delete(&other, &coming.unwrap().unwrap())
+                    .await
+                    .unwrap();
+            }
+        });
+        for _ in 0..100 {
+            let listed = link::list(&handle).await.unwrap();
+            let stays = |link: &&link::Link| link.mac.is_some_and(|mac| mac.0[4] < STAYING);
+            // The loopback's hardware address is all zeros.
+            let staying = listed.iter().filter(|link| !link.loopback).filter(stays);
+            assert_eq!(staying.count(), 2 * usize::from(STAYING));
+            link::addresses(&handle).await.unwrap();
+        }
+        churn.abort();
     }
 
     async fn list_again_and_again() {
         let handle = open().unwrap();
         // More than the kernel writes into one answer, so that a listing takes several.
         for n in 0..16 {
-            let pair = VethPair {
-                name: &format!("a{n}"),
-                mac: MacAddr([2, 0, 0, 0, 0, 2 * n]),
-                peer_name: &format!("b{n}"),
-                peer_mac: MacAddr([2, 0, 0, 0, 0, 2 * n + 1]),
-                mtu: 1500,
-            };
-            link::create_veth(&handle, &pair).await.unwrap();
+            make_pair(&handle, n).await;
         }
         let lists = (0..4).map(|_| {
             let handle = handle.clone();

@@ -10,6 +10,7 @@ mod state;
 mod uplinks;
 mod watch;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,6 +141,8 @@ struct Agent {
     registry: Box<dyn Registry>,
     own: Node,
     endpoints: Manager,
+    /// Endpoints whose programs could not be attached when they were looked at last.
+    without_programs: BTreeSet<u16>,
     health_addresses: Receiver<Vec<IpAddr>>,
     routes: JoinHandle<()>,
     enforcing: JoinHandle<()>,
@@ -239,6 +242,7 @@ impl Agent {
             registry,
             own,
             endpoints,
+            without_programs: BTreeSet::new(),
             host_responder,
             _collector: collector,
             _identities: identities,
@@ -385,10 +389,25 @@ impl Agent {
                         let outcome = watch::repair(&mut self.node).await;
                         backoff.note(&outcome);
                         self.source.note_repairs(&self.node, &outcome);
+                        self.note_missing_programs(outcome.without_programs);
                         self.endpoints.set_mtu(self.node.mtu());
                     }
                 }
             }
+        }
+    }
+
+    /// Has the manager try endpoints whose programs could not be attached again, and those where they are again: what
+    /// is told of them is what comes of that.
+    fn note_missing_programs(&mut self, now: BTreeSet<u16>) {
+        let before = std::mem::replace(&mut self.without_programs, now);
+        let changed: BTreeSet<u16> = before
+            .symmetric_difference(&self.without_programs)
+            .copied()
+            .collect();
+        if !changed.is_empty() {
+            self.endpoints
+                .regenerate(Some(&changed), "its programs were detached");
         }
     }
 

@@ -414,7 +414,11 @@ impl NodeDatapath {
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
                 // One device that is gone does not keep the others waiting.
-                Err(error) => outcome.fail(error.into()),
+                Err(error) => {
+                    let workload = datapath.workload_behind(&fault.hook().device);
+                    outcome.without_programs.extend(workload);
+                    outcome.fail(error.into());
+                }
             }
         }
         Ok(())

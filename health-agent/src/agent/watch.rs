@@ -1,6 +1,7 @@
 //! The watch over what others can break: looked at twice a second, put right, with growing pauses
 //! while it cannot be.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use tracing::{error, warn};
@@ -40,6 +41,8 @@ pub(super) struct Outcome {
     pub(super) endpoint: EndpointOutcome,
     /// What was repaired.
     pub(super) repaired: Vec<CompletedRepair>,
+    /// Endpoints of workloads whose programs are not all attached, and could not be.
+    pub(super) without_programs: BTreeSet<u16>,
     /// Why something could not be repaired.
     pub(super) failure: Option<String>,
     /// What others took away and have to bring back.

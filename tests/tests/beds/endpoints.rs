@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use health_common::identity;
-use health_model::api::Endpoint;
+use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use tests::process::{RunOutput, run};
@@ -210,6 +210,37 @@ fn endpoints_reach_each_other_on_and_across_nodes_and_leave_nothing() -> anyhow:
         before.wait_nothing_left(node)?;
     }
     Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_endpoint_whose_programs_cannot_be_attached_is_not_told_to_be_well() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let workload = Workload::new("bare")?;
+    let Endpoint { id, interface, .. } = workload.endpoint_on(node, "")?;
+    let health = || -> anyhow::Result<EndpointHealth> {
+        let told = node.listing(&format!("endpoint health {id}"))?;
+        Ok(serde_json::from_value(told)?)
+    };
+    let is_well =
+        || anyhow::Ok(health()?.bpf == HealthState::Ok && endpoints(node)?[0].state == "ready");
+    wait_for("the endpoint to be well", PATIENCE, || {
+        Ok(is_well()?.then_some(()))
+    })?;
+    // Another qdisc in place of the one that holds the programs.
+    node.exec(&format!("tc qdisc delete dev {interface} clsact"))?;
+    node.exec(&format!("tc qdisc add dev {interface} ingress"))?;
+    wait_for("the endpoint not to be well", PATIENCE, || {
+        let log = node.cli(&format!("endpoint log {id}"))?.success()?;
+        let is_told = log.contains("Failure") && log.contains("its programs were detached");
+        Ok((is_told && !is_well()?).then_some(()))
+    })?;
+    node.exec(&format!("tc qdisc delete dev {interface} ingress"))?;
+    wait_for("the endpoint to be well again", PATIENCE, || {
+        Ok(is_well()?.then_some(()))
+    })
 }
 
 #[test]

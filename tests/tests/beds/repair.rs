@@ -299,10 +299,7 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
             "dev lxc_health was missing",
             format!("ip route delete {}", node.health_ipv4()?),
         ),
-        (
-            "health0 was gone",
-            format!("ip netns exec {namespace} ip link delete health0"),
-        ),
+        ("network namespace", format!("ip netns delete {namespace}")),
     ] {
         node.exec(&harm)?;
         wait_for(&format!("the log of: {words}"), REPAIR, || {

@@ -33,8 +33,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the log of an endpoint says for whose former and new policy there is no room at the same time.
-const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy beside \
-                      the new one";
+const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy \
+                      beside the new one";
 
 /// What is around the endpoints.
 pub struct Surroundings {
