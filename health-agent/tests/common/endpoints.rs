@@ -58,6 +58,7 @@ fn device() -> FoundDevice {
         device: "lxc1018".to_owned(),
         ifindex: IFINDEX,
         endpoint: ID,
+        is_up: true,
     }
 }
 

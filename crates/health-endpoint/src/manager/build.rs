@@ -37,7 +37,7 @@ impl Manager {
             let failures = {
                 let mut table = self.table();
                 table.note_regeneration(built.is_ok(), took);
-                table.entries.get_mut(&id).map(|entry| match built {
+                table.entries.get_mut(&id).and_then(|entry| match built {
                     Ok(realized) => {
                         entry.realized = Some(realized);
                         entry.failures = 0;
@@ -48,7 +48,8 @@ impl Manager {
                         if is_ready.is_err() && entry.state() == State::WaitingForIdentity {
                             entry.note(now, Status::Ok, message);
                         }
-                        0
+                        // Of one that got another identity meanwhile, packets meet the former until the next build.
+                        (entry.saved.identity == endpoint.identity).then_some(0)
                     }
                     Err(error) => {
                         warn!(id, %error, "an endpoint cannot be regenerated; what was in force still is");
@@ -60,7 +61,7 @@ impl Manager {
                             let to = State::WaitingToRegenerate;
                             let _ = entry.set(Side::Manager, to, now, "to be tried again");
                         }
-                        entry.failures
+                        Some(entry.failures)
                     }
                 })
             };

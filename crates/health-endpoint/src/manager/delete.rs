@@ -169,13 +169,17 @@ impl Manager {
             Err(error) => return warn!(%error, "cannot look after the endpoints"),
         };
         for (id, ifindex) in known {
-            let is_its = |found: &FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
-            if found.iter().any(is_its) {
+            let is_its = |found: &&FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
+            if let Some(there) = found.iter().find(is_its) {
+                self.note_link(id, there);
                 continue;
             }
             // No listing alone costs an endpoint.
             match self.0.devices.find(ifindex).await {
-                Ok(there) if there.as_ref().is_some_and(is_its) => continue,
+                Ok(Some(there)) if is_its(&&there) => {
+                    self.note_link(id, &there);
+                    continue;
+                }
                 Ok(_) => {}
                 Err(error) => {
                     warn!(id, %error, "cannot look after an endpoint");
@@ -189,6 +193,29 @@ impl Manager {
             if let Err(error) = self.unmake(id).await {
                 warn!(id, %error, "an endpoint cannot be dropped");
             }
+        }
+    }
+
+    /// Takes note of whether an endpoint's device is up: whoever sets it down cuts the endpoint off.
+    fn note_link(&self, id: u16, found: &FoundDevice) {
+        let noted = self.with(id, |entry, now| {
+            let was_up = std::mem::replace(&mut entry.is_up, found.is_up);
+            let (status, what) = match found.is_up {
+                true => (Status::Ok, "up again"),
+                false => (Status::Failure, "down"),
+            };
+            if was_up != found.is_up {
+                entry.note(
+                    now,
+                    status,
+                    format!("its device {} is {what}", found.device),
+                );
+            }
+            was_up != found.is_up
+        });
+        // One that is about to go needs no notes.
+        if noted.unwrap_or(false) {
+            self.note_change();
         }
     }
 

@@ -55,6 +55,8 @@ pub(super) struct Entry {
     pub(super) is_complete: bool,
     /// Whether somebody takes it away.
     pub(super) is_being_removed: bool,
+    /// Whether the host's end of its pair was up when it was looked at last.
+    pub(super) is_up: bool,
     /// Whether somebody asks for its identity.
     pub(super) is_resolving: bool,
     /// Whether its labels have another identity than the one that was acquired last.
@@ -78,6 +80,7 @@ impl Entry {
             problem: None,
             is_complete: false,
             is_being_removed: false,
+            is_up: true,
             is_resolving: false,
             is_renumbered: false,
             held: Vec::new(),
@@ -174,11 +177,15 @@ impl Entry {
             (State::Restoring, ..) => (HealthState::Bootstrap, HealthState::Bootstrap, policy),
             (_, None, _) => (HealthState::Pending, HealthState::Pending, policy),
         };
+        let is_ending = self.state().is_ending();
         EndpointHealth {
-            overall_health: overall,
+            overall_health: match self.is_up || is_ending {
+                true => overall,
+                false => HealthState::Failure,
+            },
             bpf,
             policy,
-            connected: self.is_complete && !self.state().is_ending(),
+            connected: self.is_complete && self.is_up && !is_ending,
         }
     }
 }

@@ -38,6 +38,8 @@ struct World {
     in_use: Mutex<BTreeSet<IpAddr>>,
     /// How often it was asked whether an address is.
     asked: AtomicUsize,
+    /// Names of devices that are down.
+    down: Mutex<BTreeSet<String>>,
     /// Of each device.
     mtus: Mutex<BTreeMap<String, u32>>,
     /// Which step fails, if one does.
@@ -82,12 +84,14 @@ impl World {
 
     fn found(&self) -> Vec<FoundDevice> {
         let devices = self.devices.lock().unwrap();
+        let down = self.down.lock().unwrap();
         let found = devices
             .iter()
             .map(|(device, (endpoint, ifindex))| FoundDevice {
                 device: device.clone(),
                 ifindex: *ifindex,
                 endpoint: *endpoint,
+                is_up: !down.contains(device),
             });
         found.collect()
     }
@@ -634,6 +638,28 @@ async fn what_cannot_be_deleted_is_told_and_deleted_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_endpoint_whose_device_is_down_is_not_connected() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    let health = || {
+        let health = bed.manager.health(made.id).unwrap();
+        (health.overall_health, health.connected)
+    };
+    assert_eq!(health(), (HealthState::Ok, true));
+    let device = made.interface.clone();
+    bed.world.down.lock().unwrap().insert(device.clone());
+    tokio::time::sleep(LOOK_PERIOD * 3).await;
+    assert_eq!(health(), (HealthState::Failure, false));
+    let log = bed.manager.log(made.id).unwrap();
+    let told = format!("its device {device} is down");
+    let of_it = log.iter().filter(|line| line.message == told);
+    assert_eq!(of_it.count(), 1, "{log:?}");
+    bed.world.down.lock().unwrap().clear();
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
+    assert_eq!(health(), (HealthState::Ok, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn contradictions_are_refused_by_name() {
     let bed = Bed::start().await;
     let made = bed.create(1, &[]).await.unwrap();
@@ -921,11 +947,7 @@ async fn no_listing_alone_costs_an_endpoint() {
     let made = bed.create(1, &["app=a"]).await.unwrap();
     *bed.world.are_lists_empty.lock().unwrap() = true;
     tokio::time::sleep(LOOK_PERIOD * 2).await;
-<<<<<<< ours
-    assert_eq!(bed.living(), [made.clone()]);
-=======
-    assert_eq!(bed.manager.endpoints(), std::slice::from_ref(&made));
->>>>>>> theirs
+    assert_eq!(bed.living(), std::slice::from_ref(&made));
     let bed = bed.restarted().await;
     bed.ready(made.id).await;
     tokio::time::sleep(LOOK_PERIOD * 2).await;

@@ -50,6 +50,7 @@ impl HostDevices {
         Some(FoundDevice {
             endpoint: self.endpoint_of(&link)?,
             ifindex: link.index,
+            is_up: link.up,
             device: link.name,
         })
     }

@@ -69,6 +69,8 @@ pub struct FoundDevice {
     pub ifindex: u32,
     /// The endpoint that it was made for.
     pub endpoint: u16,
+    /// Whether it is up.
+    pub is_up: bool,
 }
 
 /// The devices of endpoints. What a call made before it failed is removed by it again.
