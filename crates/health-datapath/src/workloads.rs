@@ -184,10 +184,20 @@ impl Datapath {
         self.workloads.known.values()
     }
 
-    /// Id of the endpoint behind a device, if it is one's.
-    pub fn workload_behind(&self, device: &str) -> Option<u16> {
-        let found = self.workloads().find(|workload| workload.device == device);
-        found.map(|workload| workload.info.id)
+    /// The endpoints whose devices are there, and some of whose programs are not attached.
+    pub fn workloads_without_programs(&self) -> BTreeSet<u16> {
+        let Workloads {
+            known, held_back, ..
+        } = &self.workloads;
+        known
+            .iter()
+            .filter(|(id, _)| !held_back.contains(id))
+            .filter(|(_, workload)| workload.hooks().iter().any(|hook| !self.is_attached(hook)))
+            .filter(|(_, workload)| {
+                if_nametoindex(workload.device.as_str()) == Ok(workload.info.ifindex)
+            })
+            .map(|(id, _)| *id)
+            .collect()
     }
 
     /// Takes an endpoint away. Returns whether it was there.

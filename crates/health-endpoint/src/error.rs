@@ -72,7 +72,7 @@ pub enum EndpointError {
     Labels(#[from] LabelError),
     /// There are no addresses for endpoints.
     #[error(
-        "this node has no pod CIDR to give endpoints addresses of; give it one in the node registry"
+        "this node has no pod CIDR for the addresses of endpoints; give it one in the node registry"
     )]
     NoPodCidr,
     /// There is no address for it.

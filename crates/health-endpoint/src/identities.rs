@@ -14,8 +14,8 @@ use tokio::sync::watch;
 #[error("the identity of the labels cannot be told yet: {0}")]
 pub struct IdentityUnavailable(pub String);
 
-/// An acquisition, which is to be given back once. The number alone does not tell it: one that the store lost can be that
-/// of other labels by now, while packets still meet the former.
+/// An acquisition, to be given back once. The number alone does not identify it: the store may have lost it and given
+/// it to other labels, while packets still meet the former.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it is held until it is released"]
 pub struct Hold {

@@ -927,7 +927,7 @@ fn an_agent_that_takes_no_part_in_the_health_of_endpoints_probes_hosts_only() {
                 nodes.all(|node| node.reachability() == Reachability::Reachable)
             })
             .await;
-        assert_eq!(report.local.hosts_only, why);
+        assert_eq!(report.local.hosts_only_reason, why);
         assert!(report.nodes.iter().all(|node| node.hosts_only));
         assert!(report.nodes.iter().all(|node| node.diagnosis.is_none()));
         bed.mesh.shutdown().await;

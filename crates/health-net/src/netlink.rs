@@ -43,9 +43,8 @@ impl Handle {
         }
     }
 
-    /// Lists all that a request asks for, of each answer what `take` makes of it. The kernel writes a listing in several
-    /// parts, and marks it where something changed between two of them: what was there all the while may be missing
-    /// then, so it is asked for again.
+    /// Lists what a request asks for; `take` converts each answer. The kernel writes a listing in parts and marks it if
+    /// something changed between two of them. Entries may then be missing, so it is requested again.
     pub(super) async fn list<T>(
         &self,
         request: RouteNetlinkMessage,

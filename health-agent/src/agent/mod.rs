@@ -45,7 +45,6 @@ use health_registry::nodes::{self, Node, Registry};
 
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
-use self::own::HostsOnly;
 use self::state::AgentSource;
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
@@ -136,7 +135,6 @@ enum End {
 /// A started agent.
 struct Agent {
     node: NodeDatapath,
-    hosts_only: Option<HostsOnly>,
     source: Arc<AgentSource>,
     registry: Box<dyn Registry>,
     own: Node,
@@ -183,7 +181,6 @@ impl Agent {
                 .context("cannot serve GET /metrics")?,
         ];
         let survey = endpoints::survey(config, &netlink).await?;
-        let hosts_only = own::hosts_only(config, &own);
         let node = NodeDatapath::establish(
             config,
             attachments,
@@ -234,7 +231,6 @@ impl Agent {
         info!(node = own.full_name(), uplinks = ?node.uplinks(), "agent is up");
         Ok(Self {
             health_addresses: node.health_addresses(),
-            hosts_only,
             node,
             source,
             routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
@@ -330,7 +326,7 @@ impl Agent {
         let ended = match self.watch_until_signal().await {
             Ok(End::Signal) => Ok(()),
             Ok(End::PodCidr) => Err(anyhow::anyhow!(
-                "{} has a pod CIDR by now: start the agent again, so that it has a health endpoint",
+                "{} has a pod CIDR by now: start the agent again, so that it has endpoints",
                 self.own.full_name()
             )),
             Err(error) => {
@@ -360,7 +356,7 @@ impl Agent {
         {
             warn!("stopped with requests under way");
         }
-        info!("agent stopped; its programs and its health endpoint stay until cleanup");
+        info!("agent stopped; its programs and endpoints stay until cleanup");
         ended
     }
 
@@ -377,7 +373,7 @@ impl Agent {
             tokio::select! {
                 _ = terminate.recv() => return Ok(End::Signal),
                 _ = interrupt.recv() => return Ok(End::Signal),
-                Ok(()) = nodes.changed(), if self.hosts_only == Some(HostsOnly::NoPodCidr) => {
+                Ok(()) = nodes.changed(), if self.own.pod_cidrs.is_empty() => {
                     if own::has_pod_cidr(&nodes.borrow_and_update(), &self.own) {
                         return Ok(End::PodCidr);
                     }
@@ -406,8 +402,10 @@ impl Agent {
             .copied()
             .collect();
         if !changed.is_empty() {
-            self.endpoints
-                .regenerate(Some(&changed), "its programs were detached");
+            self.endpoints.regenerate(
+                Some(&changed),
+                "its programs were detached or attached again",
+            );
         }
     }
 

@@ -414,13 +414,10 @@ impl NodeDatapath {
                     outcome.repaired.push(CompletedRepair { cause, what });
                 }
                 // One device that is gone does not keep the others waiting.
-                Err(error) => {
-                    let workload = datapath.workload_behind(&fault.hook().device);
-                    outcome.without_programs.extend(workload);
-                    outcome.fail(error.into());
-                }
+                Err(error) => outcome.fail(error.into()),
             }
         }
+        outcome.without_programs = datapath.workloads_without_programs();
         Ok(())
     }
 

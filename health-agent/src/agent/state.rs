@@ -191,7 +191,7 @@ impl Source for AgentSource {
                     name: format!("{}/{}", self.config.cluster_name, self.config.node_name),
                     diagnosis: None,
                     public_mesh_key: self.public_mesh_key,
-                    hosts_only: None,
+                    hosts_only_reason: None,
                     full_maps: Vec::new(),
                     policy_lag: None,
                 },

@@ -227,7 +227,7 @@ pub(super) async fn change_labels<S: Source>(
 
 pub(super) async fn ipam<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
     let manager = manager(&*api.source)?.clone();
-    answer(move || Ok(manager.taken_addresses())).await
+    answer(move || Ok(manager.taken_addresses()?)).await
 }
 
 fn manager<S: Source>(source: &S) -> Result<&Manager, Refusal> {

@@ -324,8 +324,7 @@ fn change_text(change: &PolicyChange) -> String {
     text.push_str(&match change.is_in_force {
         true => format!("revision {} is in force after {ms:.0} ms\n", change.revision),
         false => format!(
-            "revision {} is not in force everywhere after {ms:.0} ms; `health-agent endpoint list` shows which \
-             endpoints are not ready\n",
+            "revision {} is not in force everywhere after {ms:.0} ms; `health-agent status` says why\n",
             change.revision
         ),
     });

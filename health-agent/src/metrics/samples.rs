@@ -132,7 +132,7 @@ pub(super) fn report() -> HealthStatus {
             name: "default/n1".to_owned(),
             diagnosis: None,
             public_mesh_key: false,
-            hosts_only: None,
+            hosts_only_reason: None,
             full_maps: Vec::new(),
             policy_lag: None,
         },

@@ -109,7 +109,7 @@ impl Fixture {
                 name: "default/hnode1".into(),
                 diagnosis: diagnosis("isolated"),
                 public_mesh_key: self.is_troubled,
-                hosts_only: self.is_troubled.then(|| "this node has no pod CIDR".into()),
+                hosts_only_reason: self.is_troubled.then(|| "this node has no pod CIDR".into()),
                 full_maps: self.is_troubled.then(full_map).into_iter().collect(),
                 policy_lag: self.is_troubled.then(policy_lag),
             },

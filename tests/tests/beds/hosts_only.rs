@@ -4,7 +4,8 @@ use std::fs;
 use std::net::IpAddr;
 
 use anyhow::{Context as _, ensure};
-use health_model::api::{Endpoint, HealthStatus, NodeStatus, Reachability};
+use health_agent::api::client::Client;
+use health_model::api::{Endpoint, HealthStatus, NodeStatus, Reachability, TakenAddress};
 use health_net::netns::NetNs;
 use nix::sys::signal::Signal;
 use tests::{Bed, Node, PATIENCE, wait_for};
@@ -35,41 +36,80 @@ fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     })
 }
 
+/// The registry of two nodes; whether the first has a pod CIDR.
+fn registry(here: &Node, there: &Node, has_pod_cidr: bool) -> String {
+    let node = |node: &Node, has_pod_cidr| {
+        let (name, address) = (node.name(), node.ipv4());
+        let cidrs: &[String] = if has_pod_cidr { &node.pod_cidrs() } else { &[] };
+        let cidrs = cidrs.join(", ");
+        format!("- {{name: {name}, addresses: [{address}], podCIDRs: [{cidrs}]}}\n")
+    };
+    format!("nodes:\n{}{}", node(here, has_pod_cidr), node(there, true))
+}
+
+/// As Kubernetes does some time after a node came: its agent ends, to be started again.
+fn give_pod_cidr(bed: &Bed, here: &Node, there: &Node) -> anyhow::Result<()> {
+    bed.write_nodes_file(&registry(here, there, true))?;
+    wait_for("the agent to end", PATIENCE, || {
+        let log = here.log()?;
+        Ok(log.contains("has a pod CIDR by now").then_some(()))
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_endpoint_health_endpoints_are_made_once_there_is_a_pod_cidr() -> anyhow::Result<()> {
+    const FLAGS: &str = "--endpoint-health off";
+    let bed = Bed::builder().nodes(2).without_agents().start()?;
+    let (here, there) = (bed.node(1), bed.node(2));
+    bed.write_nodes_file(&registry(here, there, false))?;
+    here.start_agent_with(FLAGS)?;
+    there.start_agent()?;
+    wait_hosts_only(here, there)?;
+    give_pod_cidr(&bed, here, there)?;
+    wait_for("the agent to start anew", PATIENCE, || {
+        here.start_agent_with(FLAGS).map(Some)
+    })?;
+    let name = "late-pod-cidr";
+    let _namespace = NetNs::create(name)?;
+    wait_for("an endpoint", PATIENCE, || {
+        let made = here.cli(&format!("endpoint create --netns /run/netns/{name}"))?;
+        made.success().map(Some)
+    })?;
+    health_net::netns::remove(name)?;
+    Ok(())
+}
+
 #[test]
 #[ignore = "needs root"]
 fn a_node_without_a_pod_cidr_is_probed_at_its_host_alone() -> anyhow::Result<()> {
     let bed = Bed::builder().nodes(2).without_agents().start()?;
     let (here, there) = (bed.node(1), bed.node(2));
-    let registry = |pod_cidrs: &str| {
-        format!(
-            "nodes:\n- {{name: {}, addresses: [{}]{pod_cidrs}}}\n- {{name: {}, addresses: [{}], podCIDRs: [{}]}}\n",
-            here.name(),
-            here.ipv4(),
-            there.name(),
-            there.ipv4(),
-            there.pod_cidrs()[0],
-        )
-    };
-    bed.write_nodes_file(&registry(""))?;
+    bed.write_nodes_file(&registry(here, there, false))?;
     here.start_agent()?;
     there.start_agent()?;
     let status = wait_hosts_only(here, there)?;
     let why = "this node has no pod CIDR";
-    assert_eq!(status.local.hosts_only.as_deref(), Some(why));
+    assert_eq!(status.local.hosts_only_reason.as_deref(), Some(why));
     let text = here.cli("status")?.success()?;
     assert!(text.contains(&format!("not probed, {why}")), "{text}");
     assert!(!has_device(here));
     assert_eq!(here.listing("endpoint list")?, serde_json::json!([]));
-    let refused = here.cli("endpoint create --netns /proc/self/ns/net")?;
-    assert!(refused.code != Some(0), "{}", refused.stdout);
+    let name = "no-pod-cidr";
+    let _namespace = NetNs::create(name)?;
+    let refused = here.cli(&format!("endpoint create --netns /run/netns/{name}"))?;
+    assert!(refused.stderr.contains("no pod CIDR"), "{}", refused.stderr);
+    // What a runtime asks before it sends containers to the node.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let addresses = Client::new(here.socket());
+    let addresses = runtime.block_on(addresses.get::<Vec<TakenAddress>>("/v1/ipam"));
+    let refused = addresses.expect_err("there are none").to_string();
+    assert!(refused.contains("no pod CIDR"), "{refused}");
+    health_net::netns::remove(name)?;
 
-    // As Kubernetes does some time after a node came.
-    let cidr = &here.pod_cidrs()[0];
-    bed.write_nodes_file(&registry(&format!(", podCIDRs: [{cidr}]")))?;
-    wait_for("the agent to end", PATIENCE, || {
-        let log = here.log()?;
-        Ok(log.contains("has a pod CIDR by now").then_some(()))
-    })?;
+    give_pod_cidr(&bed, here, there)?;
     wait_for("the agent to start anew", PATIENCE, || {
         here.start_agent().map(Some)
     })?;
@@ -96,7 +136,7 @@ fn without_endpoint_health_workloads_are_served_and_hosts_probed() -> anyhow::Re
     here.start_agent_with("--endpoint-health off")?;
     let status = wait_hosts_only(here, there)?;
     let why = "--endpoint-health is off";
-    assert_eq!(status.local.hosts_only.as_deref(), Some(why));
+    assert_eq!(status.local.hosts_only_reason.as_deref(), Some(why));
     assert!(!has_device(here));
 
     let name = "hosts-only";

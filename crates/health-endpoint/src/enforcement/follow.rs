@@ -153,8 +153,11 @@ impl Enforcer {
         let behind = self.bring_endpoints(manager).await;
         let all_follow = behind == Behind::default();
         self.tell_lag(&behind);
+        // One that could not be built for another reason keeps nobody's prefixes.
+        let generation = self.generation();
+        let tables_follow = self.subjects().name_their_tables(&generation);
 
-        let cidrs = match all_follow {
+        let cidrs = match tables_follow {
             true => of_prefixes(&cidrs, &wanted),
             // Tables that are still named know no others.
             false => self.in_ipcache(&cidrs),
@@ -163,7 +166,7 @@ impl Enforcer {
         if let Err(error) = &written {
             warn!(%error, "the ipcache is not up to date; it is tried again");
         }
-        if all_follow {
+        if tables_follow {
             self.0.cidrs.require(&wanted);
         }
         if self.is_informed() && !self.subjects().has_former() {
@@ -173,12 +176,12 @@ impl Enforcer {
         if let Err(error) = &swept {
             warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
         }
-        let is_done = all_follow && is_host_read && written.is_ok() && swept.is_ok();
+        let is_in_force = tables_follow && is_host_read && written.is_ok() && swept.is_ok();
         // Each build of one that was taken over is told.
-        if is_done && !self.subjects().has_former() {
+        if is_in_force && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
         }
-        is_done
+        is_in_force && all_follow
     }
 
     /// Has endpoints built that do not name what they are to name, and makes room for them. Returns those for which

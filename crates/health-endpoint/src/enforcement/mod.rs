@@ -62,7 +62,7 @@ struct Shared {
     identities: watch::Receiver<Arc<Identities>>,
     cidrs: CidrIdentities,
     subjects: Mutex<Subjects>,
-    /// Held by who changes what an endpoint names, and alone by who changes that of several.
+    /// Shared by those who build one endpoint; exclusive for whoever changes the tables of several.
     changing: RwLock<()>,
     /// The latest.
     generation: Mutex<Generation>,
@@ -82,7 +82,7 @@ struct Shared {
     held_back: watch::Sender<Option<RegenerationError>>,
 }
 
-/// For whom there is room.
+/// Which endpoints to build again, after room was made.
 enum Room {
     /// For some of these perhaps.
     Swept(BTreeSet<u16>),

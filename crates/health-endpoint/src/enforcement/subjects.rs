@@ -317,6 +317,28 @@ impl Subjects {
     /// The endpoints that do not name what follows from a generation, whatever became of what was asked for. One that
     /// was taken over and not built since is not among them.
     pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
+        let behind = self.behind_tables(generation);
+        let has_failed = |id: &u16| {
+            let failure = self.failures.get(id);
+            failure.is_some_and(|failure| failure.generation >= generation.number)
+        };
+        let pending: BTreeSet<u16> = behind.into_iter().filter(|id| !has_failed(id)).collect();
+        let failed = self.failures.iter();
+        let failed = failed.filter(|(id, _)| !pending.contains(id));
+        let failed = failed.map(|(id, failure)| (*id, failure.reason.clone()));
+        Behind {
+            failed: failed.collect(),
+            pending,
+        }
+    }
+
+    /// Whether all endpoints name the tables that follow from a generation, also those that could not be built since.
+    pub(super) fn name_their_tables(&mut self, generation: &Generation) -> bool {
+        self.behind_tables(generation).is_empty()
+    }
+
+    /// The endpoints that name, or are about to name, others than those tables.
+    fn behind_tables(&mut self, generation: &Generation) -> BTreeSet<u16> {
         for known in self.in_force.values_mut() {
             known.look_ahead(generation);
         }
@@ -327,23 +349,11 @@ impl Subjects {
         let named = self.named.iter();
         let named = named.filter_map(|(id, named)| Some((*id, (named.identity?, named.table))));
         let planned = self.planned.iter().map(|(id, planned)| (*id, *planned));
-        let has_failed = |id: &u16| {
-            let failure = self.failures.get(id);
-            failure.is_some_and(|failure| failure.generation >= generation.number)
-        };
-        let pending: BTreeSet<u16> = named
+        named
             .chain(planned)
             .filter(|(_, what)| is_behind(*what))
             .map(|(id, _)| id)
-            .filter(|id| !has_failed(id))
-            .collect();
-        let failed = self.failures.iter();
-        let failed = failed.filter(|(id, _)| !pending.contains(id));
-        let failed = failed.map(|(id, failure)| (*id, failure.reason.clone()));
-        Behind {
-            failed: failed.collect(),
-            pending,
-        }
+            .collect()
     }
 
     /// Endpoints whose tables had no room when they were built.

@@ -216,38 +216,37 @@ impl Manager {
     /// false if it has others by now.
     async fn take_identity(&self, id: u16, labels: &LabelSet, mut hold: Option<Hold>) -> bool {
         let identity = hold.as_ref().map_or(Identity::INIT, |hold| hold.identity);
-        let taken = self.with(id, |entry, _| {
-            let is_same = entry.saved.labels == *labels;
-            if is_same {
-                entry.is_resolving = false;
-                entry.held.extend(hold.take());
-            }
-            is_same
-        });
-        if !matches!(taken, Ok(true)) {
-            if let Some(hold) = hold {
-                self.0.identities.release(hold).await;
-            }
-            return taken.is_err();
-        }
         let now = self.now();
-        let is_new = {
+        // At once: a change of the labels, or the end of a build, would meet the half of it.
+        let taken = {
             let mut table = self.table();
             let is_asked_for = table.queue.is_asked_for(id);
-            let entry = table.living(id);
-            entry.map(|entry| change_identity(entry, identity, is_asked_for, now))
+            table.living(id).map(|entry| {
+                (entry.saved.labels == *labels).then(|| {
+                    entry.is_resolving = false;
+                    entry.held.extend(hold.take());
+                    change_identity(entry, identity, is_asked_for, now)
+                })
+            })
         };
-        match is_new {
-            Ok(true) => {
-                // What cannot be written down is known again from the labels.
-                if let Err(error) = self.save(id).await {
-                    warn!(id, %error, "an endpoint's identity cannot be kept");
+        let is_new = match taken {
+            Ok(Some(is_new)) => is_new,
+            not_taken => {
+                if let Some(hold) = hold {
+                    self.0.identities.release(hold).await;
                 }
-                self.table().push(id, "identity changed");
-                self.0.work.notify_one();
+                return not_taken.is_err();
             }
-            Ok(false) => self.release_former(id).await,
-            Err(_) => {}
+        };
+        if is_new {
+            // What cannot be written down is known again from the labels.
+            if let Err(error) = self.save(id).await {
+                warn!(id, %error, "an endpoint's identity cannot be kept");
+            }
+            self.table().push(id, "identity changed");
+            self.0.work.notify_one();
+        } else {
+            self.release_former(id).await;
         }
         self.note_change();
         true
@@ -290,9 +289,10 @@ fn change_identity(
     is_asked_for: bool,
     now: jiff::Timestamp,
 ) -> bool {
-    entry.saved.former_labels = None;
+    // A store that lost a number may have given it to other labels.
+    let is_of_others = entry.saved.former_labels.take().is_some();
     let is_waiting = entry.state() == State::WaitingForIdentity;
-    let is_same = entry.saved.identity == identity;
+    let is_same = entry.saved.identity == identity && !is_of_others;
     // One that was never built by this agent is not ready, whatever its identity.
     let is_built = entry.realized.is_some() && entry.problem.is_none() && !is_asked_for;
     if is_same && (is_built || !is_waiting) {

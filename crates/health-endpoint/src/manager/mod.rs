@@ -247,16 +247,19 @@ impl Manager {
     }
 
     /// Every address of this node's endpoints, and whose it is.
-    pub fn taken_addresses(&self) -> Vec<TakenAddress> {
+    pub fn taken_addresses(&self) -> Result<Vec<TakenAddress>, EndpointError> {
         let table = self.table();
+        if table.ipam.families().next().is_none() {
+            return Err(EndpointError::NoPodCidr);
+        }
         let owners = table.ipam.owners();
-        owners
+        Ok(owners
             .map(|(address, owner)| TakenAddress {
                 address,
                 endpoint: owner.endpoint,
                 name: owner.name.clone(),
             })
-            .collect()
+            .collect())
     }
 
     /// Changes with every change of an endpoint.

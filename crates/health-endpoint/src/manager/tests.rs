@@ -46,6 +46,8 @@ struct World {
     failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
+    /// Those that nobody held any more while an endpoint had been built with them last.
+    given_back_in_use: Mutex<Vec<Identity>>,
     held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
     /// The store answers when this is true.
@@ -207,7 +209,14 @@ impl IdentitySource for World {
 
     fn release(&self, hold: Hold) -> Answer<'_, ()> {
         let mut held = self.held.lock().unwrap();
-        *held.entry(hold.identity).or_default() -= 1;
+        let count = held.entry(hold.identity).or_default();
+        *count -= 1;
+        let (built, served) = (self.built.lock().unwrap(), self.served.lock().unwrap());
+        let served = built.iter().filter(|one| served.contains(&one.id));
+        let last: BTreeMap<u16, Identity> = served.map(|one| (one.id, one.identity)).collect();
+        if *count == 0 && last.values().any(|identity| *identity == hold.identity) {
+            self.given_back_in_use.lock().unwrap().push(hold.identity);
+        }
         Box::pin(std::future::ready(()))
     }
 
@@ -522,7 +531,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
         (shown().labels[0].as_str(), shown().identity),
         ("reserved:health", 4)
     );
-    let taken = manager.taken_addresses();
+    let taken = manager.taken_addresses().unwrap();
     assert_eq!(
         (taken[0].endpoint, taken[0].name.as_str()),
         (HEALTH, "health")
@@ -590,7 +599,7 @@ async fn the_health_endpoint_is_shown_as_it_was_found() {
     other.endpoint.id = 8;
     other.endpoint.ipv4 = Some([10, 0, 0, 8].into());
     manager.note_health(other).unwrap();
-    let taken = manager.taken_addresses();
+    let taken = manager.taken_addresses().unwrap();
     assert_eq!(taken.len(), 1);
     assert_eq!(
         (taken[0].endpoint, taken[0].address),
@@ -1171,6 +1180,43 @@ async fn a_new_endpoint_is_built_before_others() {
     // After those two that were under way.
     let place = built.iter().position(|one| one.id == made.id);
     assert!(place <= Some(2), "{place:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn labels_that_have_the_number_of_the_former_ones_are_built_all_the_same() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    let labels = new(1, &["app=b"]).labels;
+    // As after the store lost the number of the first.
+    let number = Identity(made.identity);
+    let mut identities = bed.world.identities.lock().unwrap();
+    identities.insert(labels.clone(), number);
+    drop(identities);
+    let add = vec!["app=b".parse().unwrap()];
+    let changed = bed.manager.change_labels(made.id, add, vec![]).await;
+    changed.unwrap();
+    assert_eq!(bed.ready(made.id).await.identity, number.0);
+    let built = bed.world.built.lock().unwrap();
+    assert_eq!(built.last().map(|one| &one.labels), Some(&labels));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_identity_is_held_while_packets_meet_it_though_another_came_during_a_build() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    bed.world.may_build.send_replace(false);
+    bed.manager.regenerate(None, "policy changed");
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let add = vec!["app=b".parse().unwrap()];
+    let (manager, id) = (bed.manager.clone(), made.id);
+    let changing = tokio::spawn(async move { manager.change_labels(id, add, vec![]).await });
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bed.world.may_build.send_replace(true);
+    changing.await.unwrap().unwrap();
+    assert_eq!(bed.ready(made.id).await.identity, 301);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(bed.held(), [(Identity(301), 1)]);
+    assert_eq!(*bed.world.given_back_in_use.lock().unwrap(), []);
 }
 
 #[tokio::test(start_paused = true)]

@@ -107,9 +107,8 @@ struct Shared {
 
 impl Responder {
     /// Answers as `identity` on `listeners`, which may belong to any network namespace. The addresses in
-    /// `health_endpoint`, if there are any, are told in [`HEALTH_ENDPOINT_HEADER`], and so is that there is none; an asker that
-    /// says who it is is told what `arrivals` knows of its echo probes. Must be called in a tokio
-    /// runtime.
+    /// `health_endpoint`, or that there is no health endpoint, are sent in [`HEALTH_ENDPOINT_HEADER`]; an asker that
+    /// names itself also learns what `arrivals` knows of its echo probes. Must be called in a tokio runtime.
     pub fn start(
         identity: Identity,
         listeners: Vec<TcpListener>,

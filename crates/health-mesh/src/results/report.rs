@@ -73,7 +73,7 @@ impl Results {
                 name: self.local.clone(),
                 diagnosis: isolation.map(|isolation| shown(isolation.diagnosis.clone())),
                 public_mesh_key: self.public_mesh_key,
-                hosts_only: self.hosts_only.clone(),
+                hosts_only_reason: self.hosts_only.clone(),
                 full_maps: self.full_maps.borrow().clone(),
                 policy_lag: self.policy_lag.borrow().clone(),
             },

@@ -115,7 +115,8 @@ pub struct EndpointHealth {
     pub bpf: HealthState,
     /// Its policy.
     pub policy: HealthState,
-    /// Whether it is connected.
+    /// Whether its device is there and up on the host; for the health endpoint also its addresses, routes and
+    /// namespace.
     pub connected: bool,
 }
 
@@ -187,7 +188,7 @@ pub enum EndpointEvent {
         /// As it is now.
         endpoint: Box<Endpoint>,
     },
-    /// One that is no more.
+    /// One that is no longer shown: a minute after it was deleted, or earlier if its id is needed.
     Deleted {
         /// Its id.
         id: u16,

@@ -65,8 +65,12 @@ pub struct SelfStatus {
     )]
     pub public_mesh_key: bool,
     /// Why it takes no part in the health of endpoints: it has no health endpoint, and probes none.
-    #[serde(rename = "hostsOnly", skip_serializing_if = "Option::is_none", default)]
-    pub hosts_only: Option<String>,
+    #[serde(
+        rename = "hostsOnlyReason",
+        skip_serializing_if = "Option::is_none",
+        default
+    )]
+    pub hosts_only_reason: Option<String>,
     /// Its conntrack and NAT maps that are nearly full.
     #[serde(rename = "fullMaps", skip_serializing_if = "Vec::is_empty", default)]
     pub full_maps: Vec<FullMap>,

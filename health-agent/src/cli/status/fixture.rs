@@ -66,7 +66,7 @@ pub(super) fn status() -> HealthStatus {
             name: "default/hnode2".into(),
             diagnosis: None,
             public_mesh_key: false,
-            hosts_only: None,
+            hosts_only_reason: None,
             full_maps: Vec::new(),
             policy_lag: None,
         },

@@ -373,7 +373,7 @@ fn public_mesh_key(status: &HealthStatus) -> &'static str {
 
 /// `Health endpoints:   not probed, this node has no pod CIDR`, if that is so.
 fn hosts_only(status: &HealthStatus) -> String {
-    match &status.local.hosts_only {
+    match &status.local.hosts_only_reason {
         Some(why) => format!("Health endpoints:   not probed, {why}\n"),
         None => String::new(),
     }
@@ -514,7 +514,7 @@ mod tests {
     #[test]
     fn a_node_that_is_probed_at_its_host_alone_is_not_unknown() {
         let mut status = status();
-        status.local.hosts_only = Some("this node has no pod CIDR".to_owned());
+        status.local.hosts_only_reason = Some("this node has no pod CIDR".to_owned());
         for node in &mut status.nodes {
             node.health_endpoint = None;
             node.hosts_only = true;

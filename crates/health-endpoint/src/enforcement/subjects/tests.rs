@@ -156,6 +156,7 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
         pending: BTreeSet::new(),
     };
     assert_eq!(subjects.behind(&second), failed);
+    assert!(!subjects.name_their_tables(&second));
     subjects.sweep().unwrap();
     assert_eq!(map.numbers().len(), 2, "the endpoint names the former one");
 
@@ -164,6 +165,10 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     assert_eq!(subjects.behind(&third).pending, BTreeSet::from([2]));
     build(&mut subjects, 2, ONE, &third);
     assert_eq!(subjects.behind(&third), Behind::default());
+    // For another reason than its policy: nobody waits for that.
+    subjects.fail(2, failure(&third));
+    assert_ne!(subjects.behind(&third), Behind::default());
+    assert!(subjects.name_their_tables(&third));
     subjects.sweep().unwrap();
     assert_eq!(map.numbers().len(), 1);
 }

@@ -50,12 +50,12 @@ pub(super) struct UnusedIdentity {
     pub(super) identity: Identity,
     pub(super) digest: String,
     pub(super) mod_revision: i64,
-    pub(super) way_back: WayBack,
+    pub(super) labels_key: LabelsKey,
 }
 
-/// What stands at the key of an identity's label set.
+/// What the key `labels/DIGEST` of an identity holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WayBack {
+pub(super) enum LabelsKey {
     /// Its number.
     Own,
     /// Another number: the label set got that while this one was lost.
@@ -279,7 +279,7 @@ impl Records {
                 let digest = number.digest.clone()?;
                 Some(UnusedIdentity {
                     identity: *identity,
-                    way_back: self.way_back(*identity, &digest)?,
+                    labels_key: self.labels_key(*identity, &digest)?,
                     digest,
                     mod_revision: number.mod_revision,
                 })
@@ -288,13 +288,13 @@ impl Records {
     }
 
     /// `None` where it cannot be read.
-    fn way_back(&self, identity: Identity, digest: &str) -> Option<WayBack> {
+    fn labels_key(&self, identity: Identity, digest: &str) -> Option<LabelsKey> {
         match self.digests.get(digest) {
-            Some(known) if *known == identity => Some(WayBack::Own),
-            Some(other) => Some(WayBack::Other(*other)),
+            Some(known) if *known == identity => Some(LabelsKey::Own),
+            Some(other) => Some(LabelsKey::Other(*other)),
             None => {
                 let is_unreadable = self.rejected.contains_key(&self.keys.labels(digest));
-                (!is_unreadable).then_some(WayBack::Absent)
+                (!is_unreadable).then_some(LabelsKey::Absent)
             }
         }
     }
@@ -431,12 +431,12 @@ mod tests {
         records.replace(pairs, Duration::ZERO);
         let unused = |records: &Records, now| -> Vec<_> {
             let unused = records.unused(SECOND * 60, now).into_iter();
-            unused.map(|one| (one.identity.0, one.way_back)).collect()
+            unused.map(|one| (one.identity.0, one.labels_key)).collect()
         };
         let all = [
-            (300, WayBack::Own),
-            (301, WayBack::Absent),
-            (302, WayBack::Other(Identity(300))),
+            (300, LabelsKey::Own),
+            (301, LabelsKey::Absent),
+            (302, LabelsKey::Other(Identity(300))),
         ];
         assert_eq!(unused(&records, SECOND * 60), all);
         records.not_collected(Identity(300), SECOND * 60);

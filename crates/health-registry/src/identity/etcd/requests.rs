@@ -11,7 +11,7 @@ use health_model::labels::LabelSet;
 use super::super::IdentityError;
 use super::super::allocator::shown;
 use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
-use super::records::{UnusedIdentity, WayBack};
+use super::records::{LabelsKey, UnusedIdentity};
 use crate::etcd::{Store, StoreError, Value};
 
 /// Most attempts to take one label set. Each fails only when another node was faster.
@@ -236,17 +236,17 @@ impl Holder {
         let says = |number: Identity| {
             Compare::value(labels_key.clone(), CompareOp::Equal, number.to_string())
         };
-        let as_known = match unused.way_back {
-            WayBack::Own => says(identity),
-            WayBack::Other(other) => says(other),
-            WayBack::Absent => absent(&labels_key),
+        let as_known = match unused.labels_key {
+            LabelsKey::Own => says(identity),
+            LabelsKey::Other(other) => says(other),
+            LabelsKey::Absent => absent(&labels_key),
         };
         let bound = PutOptions::new().with_lease(freed);
         let mut changes = vec![
             TxnOp::delete(number_key.clone(), None),
             TxnOp::put(self.keys.freed(identity), "", Some(bound)),
         ];
-        if unused.way_back == WayBack::Own {
+        if unused.labels_key == LabelsKey::Own {
             changes.push(TxnOp::delete(labels_key.clone(), None));
         }
         let collect = Txn::new()
