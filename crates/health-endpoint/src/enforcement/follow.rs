@@ -302,7 +302,10 @@ impl Enforcer {
         };
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
-        around.has_heard |= self.is_informed()
+        // The store may have been read, and the endpoints built, since this turn began.
+        let is_latest = *announced == **self.0.allocator.addresses().borrow();
+        around.has_heard |= is_latest
+            && self.is_informed()
             && !has_former
             && nodes.sources.iter().all(|source| source.stale.is_none());
         let known = ipcache(IpcacheInputs {

@@ -1189,9 +1189,8 @@ async fn labels_that_have_the_number_of_the_former_ones_are_built_all_the_same()
     let labels = new(1, &["app=b"]).labels;
     // As after the store lost the number of the first.
     let number = Identity(made.identity);
-    let mut identities = bed.world.identities.lock().unwrap();
-    identities.insert(labels.clone(), number);
-    drop(identities);
+    let known = &bed.world.identities;
+    known.lock().unwrap().insert(labels.clone(), number);
     let add = vec!["app=b".parse().unwrap()];
     let changed = bed.manager.change_labels(made.id, add, vec![]).await;
     changed.unwrap();
