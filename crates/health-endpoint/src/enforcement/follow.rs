@@ -303,11 +303,12 @@ impl Enforcer {
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
         // The store may have been read, and the endpoints built, since this turn began.
-        let is_latest = *announced == **self.0.allocator.addresses().borrow();
-        around.has_heard |= is_latest
-            && self.is_informed()
-            && !has_former
-            && nodes.sources.iter().all(|source| source.stale.is_none());
+        let is_latest = || *announced == **self.0.allocator.addresses().borrow();
+        around.has_heard = around.has_heard
+            || self.is_informed()
+                && !has_former
+                && nodes.sources.iter().all(|source| source.stale.is_none())
+                && is_latest();
         let known = ipcache(IpcacheInputs {
             host: &around.host,
             host_prefixes: around.host_prefixes.as_deref().unwrap_or_default(),
