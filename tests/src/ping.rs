@@ -11,6 +11,13 @@ use crate::bed::command_in;
 use crate::process::run;
 use crate::wait::slowness;
 
+/// Whether an echo request from a network namespace, by its name, is answered within a second.
+pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
+    let words = format!("-n -q -c 1 -W 1 {address}");
+    let ran = run(command_in(netns, "ping").args(words.split(' ')))?;
+    Ok(ran.code == Some(0))
+}
+
 /// What each run of `ping` is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {

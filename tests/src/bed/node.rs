@@ -236,6 +236,13 @@ impl Node {
         Ok(Pid::from_raw(pid))
     }
 
+    /// How many files, sockets and maps its agent has open.
+    pub fn open_files(&self) -> anyhow::Result<usize> {
+        let folder = format!("/proc/{}/fd", self.agent_pid()?);
+        let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"));
+        Ok(entries?.count())
+    }
+
     /// Starts its agent, and waits until that serves its API.
     pub fn start_agent(&self) -> anyhow::Result<()> {
         self.spawn_agent()?;

@@ -8,6 +8,7 @@ mod detection;
 mod echo;
 mod endpoint;
 mod endpoints;
+mod iperf;
 mod lookups;
 mod mesh;
 mod parts;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tests::attached::{self, AttachedProgram};
 use tests::bed::command_in;
-use tests::ping::{Pinging, Runs, Summary};
+use tests::ping::{Pinging, Runs, Summary, is_answered};
 use tests::process::{Running, run};
 use tests::upgrade::{pretend_other_layout, with_other_programs};
 use tests::{Bed, Member, Node, PATIENCE, slowness, wait_for};
@@ -57,9 +57,7 @@ specs:
 "#;
 
 fn pings(from: &Member, address: IpAddr) -> anyhow::Result<bool> {
-    let words = format!("-n -q -c 1 -W 1 {address}");
-    let ran = run(command_in(&from.name, "ping").args(words.split(' ')))?;
-    Ok(ran.code == Some(0))
+    is_answered(&from.name, address)
 }
 
 /// A client and a stranger on the first node, and a server on the second, with the policy in force.

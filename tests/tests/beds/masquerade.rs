@@ -15,6 +15,7 @@ use serde_json::Value;
 use socket2::{Domain, Socket, Type};
 use tests::bed::{Node, ROUTER, ROUTER4, ROUTER6, command_in, ip, sysctl};
 use tests::outside::{self, CLIENT_CIDRS, FAR, FAR4, FAR6, ROUTER_DEVICE, far, serve, sources};
+use tests::ping::is_answered;
 use tests::process::{run, run_with_input};
 use tests::transfer::Path;
 use tests::{Bed, PATIENCE, wait_for};
@@ -48,12 +49,6 @@ fn masquerading(flags: &str) -> anyhow::Result<Bed> {
     ))
 }
 
-fn pings(namespace: &str, address: IpAddr) -> anyhow::Result<bool> {
-    let mut ping = command_in(namespace, "ping");
-    ping.args(["-n", "-q", "-c", "1", "-W", "1", &address.to_string()]);
-    Ok(run(&mut ping)?.code == Some(0))
-}
-
 #[test]
 #[ignore = "needs root"]
 fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> {
@@ -62,7 +57,7 @@ fn nothing_reaches_the_outside_unless_it_is_masqueraded() -> anyhow::Result<()> 
     for address in far() {
         ensure!(node.pings(address)?, "{address} from the node itself");
         for source in sources(node) {
-            ensure!(!pings(&source, address)?, "{address} from {source}");
+            ensure!(!is_answered(&source, address)?, "{address} from {source}");
         }
     }
     Ok(())

@@ -1,7 +1,6 @@
 //! How much is probed, counted by the kernel: switches, the probe rate, results as they come, and what
 //! connections leave behind.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -177,7 +176,7 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
         .start()?;
     bed.wait_all_reachable(PATIENCE)?;
     let node = bed.node(1);
-    let (before, open) = (probes(node)?.1, open_files(node)?);
+    let (before, open) = (probes(node)?.1, node.open_files()?);
     wait_for("200 connections", PATIENCE, || {
         Ok((probes(node)?.1 >= before + 200).then_some(()))
     })?;
@@ -191,15 +190,10 @@ fn connections_leave_nothing_behind() -> anyhow::Result<()> {
     }
     // Of 200 connections, none but those of this moment: on a busy machine each lasts until its time is over.
     wait_for("as many open files as before", PATIENCE, || {
-        let now = open_files(node)?;
+        let now = node.open_files()?;
         ensure!(now <= open, "{now} open files, before it were {open}");
         Ok(Some(()))
     })
-}
-
-/// Files, sockets and maps that a node's agent has open.
-fn open_files(node: &Node) -> anyhow::Result<usize> {
-    Ok(fs::read_dir(format!("/proc/{}/fd", node.agent_pid()?))?.count())
 }
 
 /// Lets the node drop all that comes in.

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use health_common::LAYOUT_VERSION;
 use health_common::config::DatapathConfig;
 use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
@@ -15,6 +15,7 @@ use health_datapath::{Datapath, Hook};
 use health_endpoint::health::HealthEndpoint;
 
 use crate::bench::endpoint::{NODE, with_endpoint};
+use crate::bench::iperf::received_gigabits;
 use crate::bench::parts::median;
 use crate::bench::{Figure, Target};
 use crate::process::{Running, run, tell};
@@ -72,7 +73,7 @@ async fn measure(
         }
     }
     let flows = pinned.conntrack()?;
-    anyhow::ensure!(
+    ensure!(
         flows.iter().any(|(_, entry)| entry.policy == TABLE),
         "no flow was judged by the policy"
     );
@@ -115,8 +116,5 @@ fn gigabits(endpoint: &HealthEndpoint) -> anyhow::Result<f64> {
     let ran = endpoint
         .netns()
         .run_in(|| run(Command::new("iperf3").args(words.split(' '))))??;
-    let result: serde_json::Value =
-        serde_json::from_str(&ran.success()?).context("iperf3 is not understood")?;
-    let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
-    Ok(bits.context("iperf3 tells no throughput")? / 1e9)
+    received_gigabits(&ran.success()?)
 }

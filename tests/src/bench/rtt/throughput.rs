@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
 use super::line::{FAR, Line};
 use super::median;
 use super::prober::Prober;
+use crate::bench::iperf::received_gigabits;
 use crate::bench::{Figure, Target};
 use crate::process::{Running, tell};
 use crate::wait_for;
@@ -50,8 +51,5 @@ fn gigabits(line: &Line) -> anyhow::Result<f64> {
     let json = line
         .near()
         .exec(&format!("iperf3 -J -t {SECONDS} -c {FAR}"))?;
-    let result: serde_json::Value =
-        serde_json::from_str(&json).context("iperf3 is not understood")?;
-    let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
-    Ok(bits.with_context(|| format!("iperf3 tells no throughput: {json}"))? / 1e9)
+    received_gigabits(&json)
 }

@@ -32,12 +32,7 @@ fn rounds() -> usize {
 
 /// How many files, sockets and maps each agent has open.
 fn open_files(bed: &Bed) -> anyhow::Result<Vec<usize>> {
-    let count = |node: &Node| {
-        let folder = format!("/proc/{}/fd", node.agent_pid()?);
-        let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"));
-        Ok(entries?.count())
-    };
-    bed.nodes().iter().map(count).collect()
+    bed.nodes().iter().map(Node::open_files).collect()
 }
 
 #[test]
@@ -96,8 +91,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
     for (node, before) in bed.nodes().iter().zip(&before) {
         wait_for("no identity to be referred to", PATIENCE, || {
             let listed = node.listing("identity list")?;
-            let mut rows = rows(&listed);
-            let is_used = rows.any(|one| rows_of(&one["references"]) > 0);
+            let is_used = rows(&listed).any(|one| rows(&one["references"]).next().is_some());
             ensure!(!is_used, "{listed}");
             Ok(Some(()))
         })?;
@@ -109,8 +103,4 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
         ensure!(is_as_before, "{now:?} open, before it were {files:?}");
         Ok(Some(()))
     })
-}
-
-fn rows_of(value: &serde_json::Value) -> usize {
-    value.as_array().map_or(0, Vec::len)
 }

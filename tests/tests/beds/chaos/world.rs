@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::net::IpAddr;
 use std::process::Child;
 use std::thread;
 
@@ -10,8 +9,7 @@ use anyhow::{Context as _, ensure};
 use fastrand::Rng;
 use health_model::api::Endpoint;
 use tempfile::TempDir;
-use tests::bed::command_in;
-use tests::process::run;
+use tests::ping::is_answered;
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
@@ -301,12 +299,6 @@ impl<'a> World<'a> {
 
 fn label(app: &str) -> String {
     format!("unspec:app={app}")
-}
-
-fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
-    let words = format!("-n -q -c 1 -W 1 {address}");
-    let ran = run(command_in(netns, "ping").args(words.split(' ')))?;
-    Ok(ran.code == Some(0))
 }
 
 /// Lets `client` alone reach what is protected.

@@ -1,0 +1,11 @@
+//! What iperf3 tells.
+
+use anyhow::Context as _;
+
+/// Gbit/s that the far end received, of a report in JSON.
+pub(super) fn received_gigabits(json: &str) -> anyhow::Result<f64> {
+    let result: serde_json::Value =
+        serde_json::from_str(json).context("iperf3 is not understood")?;
+    let bits = result["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.with_context(|| format!("iperf3 tells no throughput: {json}"))? / 1e9)
+}
