@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use health_common::identity;
 use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use health_net::netns::NetNs;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use tests::process::{RunOutput, run};
 use tests::{Bed, Node, PATIENCE, Snapshot, wait_for};
 
@@ -230,8 +230,16 @@ fn an_endpoint_whose_programs_cannot_be_attached_is_not_told_to_be_well() -> any
         Ok(is_well()?.then_some(()))
     })?;
     // Another qdisc in place of the one that holds the programs.
-    node.exec(&format!("tc qdisc delete dev {interface} clsact"))?;
-    node.exec(&format!("tc qdisc add dev {interface} ingress"))?;
+    let agent = node.agent_pid()?;
+    kill(agent, Signal::SIGSTOP)?;
+    let replaced = ["delete dev {} clsact", "add dev {} ingress"]
+        .iter()
+        .try_for_each(|change| {
+            let change = change.replace("{}", &interface);
+            node.exec(&format!("tc qdisc {change}")).map(drop)
+        });
+    kill(agent, Signal::SIGCONT)?;
+    replaced?;
     wait_for("the endpoint not to be well", PATIENCE, || {
         let log = node.cli(&format!("endpoint log {id}"))?.success()?;
         let is_told = log.contains("Failure") && log.contains("its programs were detached");

@@ -27,6 +27,8 @@ fn wait_hosts_only(here: &Node, there: &Node) -> anyhow::Result<HealthStatus> {
     let is_well = |node: &NodeStatus| node.reachability() == Reachability::Reachable;
     wait_for("hosts alone to be probed", PATIENCE, || {
         let [own, others] = [here.status()?, there.status()?];
+        // An agent that starts knows of none yet.
+        ensure!(own.nodes.len() == others.nodes.len(), "{own:?}");
         ensure!(own.nodes.iter().all(|node| node.hosts_only), "{own:?}");
         ensure!(own.nodes.iter().all(is_well), "{own:?}");
         ensure!(of(&others, here)?.hosts_only, "{others:?}");
