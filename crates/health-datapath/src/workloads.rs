@@ -135,9 +135,7 @@ impl Datapath {
         self.make_folders()?;
         let former = self.workloads.known.get(&id).cloned();
         let is_held_back = self.workloads.held_back.contains(&id);
-        let mut done = workload
-            .entries()
-            .try_for_each(|(address, info)| self.write_endpoint(address, &info));
+        let mut done = self.write_entries(&workload);
         let fresh: Vec<_> = hooks
             .iter()
             .filter(|hook| !self.is_attached(hook))
@@ -151,11 +149,7 @@ impl Datapath {
                 Some(_) if is_held_back => {
                     self.workloads.known.insert(id, workload);
                 }
-                Some(former) => {
-                    for (address, info) in former.entries() {
-                        self.write_endpoint(address, &info)?;
-                    }
-                }
+                Some(former) => self.write_entries(former)?,
                 None => self.forget(&workload)?,
             }
             return Err(error);
@@ -171,6 +165,22 @@ impl Datapath {
         }
         self.workloads.known.insert(id, workload);
         self.no_longer_held_back(id);
+        Ok(())
+    }
+
+    /// Has an endpoint that these programs serve name another policy table, and changes nothing else: it needs neither its
+    /// device nor its programs. One that is not there is no failure. After a failure all is as before.
+    pub fn set_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
+        let Some(former) = self.workloads.known.get(&id).cloned() else {
+            return Ok(());
+        };
+        let mut workload = former.clone();
+        workload.info.policy = table;
+        if let Err(error) = self.write_entries(&workload) {
+            self.write_entries(&former)?;
+            return Err(error);
+        }
+        self.workloads.known.insert(id, workload);
         Ok(())
     }
 
@@ -246,6 +256,11 @@ impl Datapath {
                 debug!(%hook, %error, "not attached yet");
             }
         }
+    }
+
+    fn write_entries(&mut self, workload: &Workload) -> Result<(), DatapathError> {
+        let mut entries = workload.entries();
+        entries.try_for_each(|(address, info)| self.write_endpoint(address, &info))
     }
 
     fn is_attached(&self, hook: &Hook) -> bool {

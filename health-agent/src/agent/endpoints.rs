@@ -116,7 +116,7 @@ pub(super) fn surroundings(
     Surroundings {
         own: own.full_name(),
         host: host.copied().collect(),
-        netlink,
+        routes: Box::new(netlink),
         host_prefixes: None,
         health: node.health_addresses(),
         nodes: registry.watch(),

@@ -1,7 +1,9 @@
 //! Carrying changes on: of rules, of identities, of addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use health_datapath::ipcache::IpcacheError;
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_net::netlink::Handle;
-use health_net::route;
+use health_net::{KernelError, route};
 use health_registry::identity::{Addresses, IpcacheInputs, ipcache};
 use health_registry::nodes::NodeSet;
 use ipnet::IpNet;
@@ -36,6 +38,22 @@ const AGAIN: Duration = Duration::from_secs(1);
 const CLOSED: &str = "nothing passes by its policy until it is regenerated: there is no room for the former policy \
                       beside the new one";
 
+/// Tells what leads to this host.
+pub trait HostRoutes: Send + Sync {
+    /// Its addresses, the broadcast and anycast addresses of their networks, and what else the local table has.
+    fn to_this_host(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>>;
+}
+
+impl HostRoutes for Handle {
+    fn to_this_host(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>> {
+        Box::pin(route::to_this_host(self))
+    }
+}
+
 /// What is around the endpoints.
 pub struct Surroundings {
     /// This node's full name, `cluster/node`.
@@ -43,7 +61,7 @@ pub struct Surroundings {
     /// Addresses of this node.
     pub host: Vec<IpAddr>,
     /// Tells what addresses this host has beside those.
-    pub netlink: Handle,
+    pub routes: Box<dyn HostRoutes>,
     /// What leads to this host beside those, when it was last read; `None` before it was.
     pub host_prefixes: Option<Vec<IpNet>>,
     /// Addresses of this node's health endpoint.
@@ -57,7 +75,7 @@ pub struct Surroundings {
 impl Surroundings {
     /// Reads what leads to this host. Returns whether that could be read.
     async fn read_host(&mut self) -> bool {
-        match route::to_this_host(&self.netlink).await {
+        match self.routes.to_this_host().await {
             Ok(prefixes) => {
                 self.host_prefixes = Some(prefixes);
                 true
@@ -75,7 +93,7 @@ impl Enforcer {
     pub async fn follow(self, manager: Manager, mut around: Surroundings) {
         let mut revisions = self.0.revision.subscribe();
         let mut identities = self.0.identities.clone();
-        let mut addresses = self.0.allocator.addresses();
+        let mut addresses = self.0.cluster.addresses();
         loop {
             revisions.mark_unchanged();
             identities.mark_unchanged();
@@ -120,12 +138,12 @@ impl Enforcer {
         let wanted = repository.prefixes();
         let both: BTreeSet<IpNet> = self
             .0
-            .cidrs
+            .cluster
             .prefixes()
             .into_keys()
             .chain(wanted.clone())
             .collect();
-        let cidrs = self.0.cidrs.require(&both);
+        let cidrs = self.0.cluster.require(&both);
         self.wait_for_identities(cidrs.values().copied().collect())
             .await;
         let stale = self.0.identities.borrow().stale.clone();
@@ -140,7 +158,7 @@ impl Enforcer {
         if stale.is_none() && !self.is_informed() {
             // Endpoints are built from here on, and judge by this map at once.
             if self.0.is_blank {
-                let announced = self.0.allocator.addresses().borrow().clone();
+                let announced = self.0.cluster.addresses().borrow().clone();
                 let cidrs = of_prefixes(&cidrs, &wanted);
                 if let Err(error) = self.write_ipcache(around, &announced, &cidrs) {
                     warn!(%error, "the ipcache cannot be written; it is tried again");
@@ -167,10 +185,10 @@ impl Enforcer {
             warn!(%error, "the ipcache is not up to date; it is tried again");
         }
         if tables_follow {
-            self.0.cidrs.require(&wanted);
+            self.0.cluster.require(&wanted);
         }
         if self.is_informed() && !self.subjects().has_former() {
-            self.0.allocator.forget_earlier();
+            self.0.cluster.forget_earlier();
         }
         let swept = self.subjects().sweep();
         if let Err(error) = &swept {
@@ -303,7 +321,7 @@ impl Enforcer {
         let nodes = around.nodes.borrow_and_update().clone();
         let health = around.health.borrow_and_update().clone();
         // The store may have been read, and the endpoints built, since this turn began.
-        let is_latest = || *announced == **self.0.allocator.addresses().borrow();
+        let is_latest = || *announced == **self.0.cluster.addresses().borrow();
         around.has_heard = around.has_heard
             || self.is_informed()
                 && !has_former
@@ -331,7 +349,7 @@ impl Enforcer {
             };
             (prefix, entry)
         }));
-        map.set_all(&entries).map(drop)
+        map.set_all(&entries)
     }
 
     /// Waits until all of these are known by their labels.

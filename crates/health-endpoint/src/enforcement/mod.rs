@@ -4,10 +4,13 @@
 //! [`Enforcer::import`] and its like change the rules; [`Enforcer::follow`] carries every change on to the
 //! endpoints that it touches, which the [`Manager`] regenerates by way of this module.
 
+mod backends;
 mod error;
 mod follow;
 mod store;
 mod subjects;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,7 +24,7 @@ use health_common::endpoint::{
     ENDPOINT_DHCPV6, ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo,
 };
 use health_common::ipcache::IpcacheEntry;
-use health_datapath::ipcache::{Ipcache, IpcacheError};
+use health_datapath::ipcache::IpcacheError;
 use health_datapath::policy::PolicyError;
 use health_datapath::{Datapath, Workload};
 use health_model::api::PolicyLag;
@@ -30,7 +33,7 @@ use health_model::labels::{Label, LabelSet};
 use health_policy::{
     ImportOutcome, PolicyName, PolicySettings, Repository, Trace, TraceRequest, parse,
 };
-use health_registry::identity::{CidrIdentities, Identities, IdentityAllocator};
+use health_registry::identity::{Identities, IdentityAllocator};
 use health_registry::nodes::Staleness;
 use ipnet::IpNet;
 use tokio::sync::{Notify, watch};
@@ -38,9 +41,11 @@ use tokio::sync::{Notify, watch};
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 
 pub use self::error::EnforceError;
-pub use self::follow::Surroundings;
+pub use self::follow::{HostRoutes, Surroundings};
 
 pub use self::store::FILE;
+
+use self::backends::{AllocatorCluster, Cluster, Prefixes, Programs, Tables};
 use self::store::Store;
 use self::subjects::{BuildFailure, Generation, Subjects};
 
@@ -58,18 +63,17 @@ struct Shared {
     repository: Mutex<Arc<Repository>>,
     /// Revision of the repository.
     revision: watch::Sender<u64>,
-    allocator: Arc<IdentityAllocator>,
+    cluster: Box<dyn Cluster>,
     identities: watch::Receiver<Arc<Identities>>,
-    cidrs: CidrIdentities,
     subjects: Mutex<Subjects>,
     /// Shared by those who build one endpoint; exclusive for whoever changes the tables of several.
     changing: RwLock<()>,
     /// The latest.
     generation: Mutex<Generation>,
-    ipcache: Mutex<Ipcache>,
+    ipcache: Mutex<Box<dyn Prefixes>>,
     /// Whether the ipcache did not hold at the start what an agent before this one knew.
     is_blank: bool,
-    datapath: Arc<Mutex<Datapath>>,
+    programs: Arc<dyn Programs>,
     /// The node's own addresses, which others are told endpoints by.
     node_addresses: Vec<IpAddr>,
     /// Told when an endpoint was built or removed.
@@ -106,6 +110,26 @@ pub struct Parts {
     pub lag: watch::Sender<Option<PolicyLag>>,
 }
 
+/// What an enforcer works with, and what it finds there.
+struct Backends {
+    cluster: Box<dyn Cluster>,
+    programs: Arc<dyn Programs>,
+    tables: Box<dyn Tables>,
+    ipcache: Box<dyn Prefixes>,
+    /// The endpoints that are served.
+    former: Vec<Workload>,
+    /// Whether programs of another layout of maps serve some of them.
+    is_changing_layout: bool,
+}
+
+/// What is set.
+struct Options {
+    settings: PolicySettings,
+    allow_dhcpv6: bool,
+    node_addresses: Vec<IpAddr>,
+    lag: watch::Sender<Option<PolicyLag>>,
+}
+
 impl Enforcer {
     /// Takes over the rules that an agent before this one kept in `state_dir`, and the tables that it left.
     pub fn open(state_dir: &Path, parts: Parts) -> Result<Self, EnforceError> {
@@ -117,18 +141,43 @@ impl Enforcer {
             node_addresses,
             lag,
         } = parts;
+        let datapath_now = lock(&datapath);
+        let backends = Backends {
+            cluster: Box::new(AllocatorCluster::new(allocator, state_dir)),
+            programs: datapath.clone(),
+            tables: Box::new(datapath_now.policy()?),
+            ipcache: Box::new(datapath_now.ipcache()?),
+            former: datapath_now.workloads().cloned().collect(),
+            is_changing_layout: datapath_now.is_changing_layout(),
+        };
+        drop(datapath_now);
+        let options = Options {
+            settings,
+            allow_dhcpv6,
+            node_addresses,
+            lag,
+        };
+        Self::on(state_dir, backends, options)
+    }
+
+    fn on(state_dir: &Path, backends: Backends, options: Options) -> Result<Self, EnforceError> {
+        let Backends {
+            cluster,
+            programs,
+            tables,
+            mut ipcache,
+            former,
+            is_changing_layout,
+        } = backends;
+        let settings = options.settings;
         let store = Store::in_dir(state_dir);
         let repository = store.load()?;
-        let datapath_now = lock(&datapath);
-        let former: Vec<Workload> = datapath_now.workloads().cloned().collect();
-        let (tables, mut ipcache) = (datapath_now.policy()?, datapath_now.ipcache()?);
-        let is_blank = datapath_now.is_changing_layout() || ipcache.entries().next().is_none();
-        drop(datapath_now);
+        let is_blank = is_changing_layout || ipcache.entries().next().is_none();
         if is_blank {
-            tell_of_former(&mut ipcache, &former)?;
+            tell_of_former(&mut *ipcache, &former)?;
         }
         let named = former.iter().map(|one| (one.info.id, one.info.policy));
-        let identities = allocator.identities();
+        let identities = cluster.identities();
         let repository = Arc::new(repository);
         let generation = Generation {
             number: 0,
@@ -138,23 +187,22 @@ impl Enforcer {
         };
         let shared = Shared {
             settings,
-            allow_dhcpv6,
+            allow_dhcpv6: options.allow_dhcpv6,
             store,
             revision: watch::Sender::new(repository.revision()),
             repository: Mutex::new(repository),
             identities,
             generation: Mutex::new(generation),
             changing: RwLock::default(),
-            cidrs: allocator.cidrs(state_dir),
-            allocator,
+            cluster,
             subjects: Mutex::new(Subjects::new(tables, named)),
             ipcache: Mutex::new(ipcache),
             is_blank,
-            datapath,
-            node_addresses,
+            programs,
+            node_addresses: options.node_addresses,
             built: Notify::new(),
             followed: watch::Sender::new(0),
-            lag,
+            lag: options.lag,
             held_back: watch::Sender::new(Some(uninformed(None))),
         };
         Ok(Self(Arc::new(shared)))
@@ -288,7 +336,7 @@ impl Enforcer {
         let realized = self
             .subjects()
             .plan(endpoint.id, endpoint.identity, &labels, generation)?;
-        lock(&self.0.datapath).set_workload(self.workload(endpoint, realized))?;
+        self.0.programs.set(self.workload(endpoint, realized))?;
         let former = self.subjects().settle(endpoint.id, &endpoint.addresses);
         // Packets that it sends at once are judged by who it is.
         self.tell_ipcache(endpoint)?;
@@ -313,23 +361,11 @@ impl Enforcer {
         };
         let (table, ids) = self.subjects().close(identity)?;
         for id in &ids {
-            self.point_to(*id, table)?;
+            self.0.programs.set_policy(*id, table)?;
+            self.subjects().moved(*id, table);
         }
         self.subjects().sweep()?;
         Ok(Room::Closed(ids))
-    }
-
-    /// Has an endpoint name another table, and else nothing.
-    fn point_to(&self, id: u16, table: u32) -> Result<(), EnforceError> {
-        let mut datapath = lock(&self.0.datapath);
-        let served = datapath.workloads().find(|one| one.info.id == id);
-        if let Some(mut workload) = served.cloned() {
-            workload.info.policy = table;
-            datapath.set_workload(workload)?;
-        }
-        drop(datapath);
-        self.subjects().moved(id, table);
-        Ok(())
     }
 
     /// An endpoint as the programs are told of it.
@@ -364,7 +400,7 @@ impl Enforcer {
     }
 
     fn take_away(&self, id: u16) -> Result<(), RegenerationError> {
-        let removed = lock(&self.0.datapath).remove_workload(id);
+        let removed = self.0.programs.remove(id);
         removed.map_err(|error| RegenerationError(error.to_string()))?;
         let addresses = self.subjects().forget(id);
         self.withdraw(addresses.iter());
@@ -378,14 +414,14 @@ impl Enforcer {
             let of_family = |node: &&IpAddr| node.is_ipv4() == ip.is_ipv4();
             let nodes = &self.0.node_addresses;
             if let Some(node) = nodes.iter().find(of_family).or(nodes.first()) {
-                self.0.allocator.announce(*ip, endpoint.identity, *node);
+                self.0.cluster.announce(*ip, endpoint.identity, *node);
             }
         }
     }
 
     fn withdraw<'a>(&self, addresses: impl Iterator<Item = &'a IpAddr>) {
         for ip in addresses {
-            self.0.allocator.withdraw(*ip);
+            self.0.cluster.withdraw(*ip);
         }
     }
 
@@ -447,7 +483,7 @@ fn uninformed(stale: Option<&Staleness>) -> RegenerationError {
 }
 
 /// Tells whose the addresses of taken over endpoints are, so that those built first know those built later.
-fn tell_of_former(ipcache: &mut Ipcache, former: &[Workload]) -> Result<(), IpcacheError> {
+fn tell_of_former(ipcache: &mut dyn Prefixes, former: &[Workload]) -> Result<(), IpcacheError> {
     for workload in former {
         let entry = IpcacheEntry {
             identity: workload.info.identity,

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use health_datapath::policy::{PolicyError, PolicyMatch, PolicyTables};
+use health_datapath::policy::{PolicyError, PolicyMatch};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_model::policy::Direction;
 use health_policy::{CompiledPolicy, PolicySettings, Repository};
 use tracing::debug;
 
+use super::backends::Tables;
 use crate::regenerate::RealizedPolicy;
 
 /// All that verdicts follow from.
@@ -32,49 +33,6 @@ impl Generation {
     fn compile(&self, labels: &LabelSet) -> CompiledPolicy {
         let resolved = self.repository.resolve(labels, self.settings);
         resolved.compile(&self.identities)
-    }
-}
-
-/// Where tables are written.
-pub(super) trait Tables: Send {
-    /// Writes a table, as a whole or not at all.
-    fn install(
-        &mut self,
-        table: u32,
-        subject: u32,
-        entries: &[(PolicyMatch, u8)],
-    ) -> Result<(), PolicyError>;
-
-    /// Removes tables.
-    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError>;
-
-    /// Numbers of the tables that are there.
-    fn numbers(&self) -> BTreeSet<u32>;
-
-    /// Whether a table of so many entries has room once these are removed.
-    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool;
-}
-
-impl Tables for PolicyTables {
-    fn install(
-        &mut self,
-        table: u32,
-        subject: u32,
-        entries: &[(PolicyMatch, u8)],
-    ) -> Result<(), PolicyError> {
-        Self::install(self, table, subject, entries.iter().copied())
-    }
-
-    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
-        Self::remove(self, tables)
-    }
-
-    fn numbers(&self) -> BTreeSet<u32> {
-        self.tables().collect()
-    }
-
-    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
-        Self::has_room(self, entries, without)
     }
 }
 
@@ -165,7 +123,7 @@ pub(super) struct Subjects {
 impl Subjects {
     /// `named` are the tables that endpoints name by now.
     pub(super) fn new(
-        tables: impl Tables + 'static,
+        tables: Box<dyn Tables>,
         named: impl IntoIterator<Item = (u16, u32)>,
     ) -> Self {
         let named = named.into_iter().map(|(id, table)| {
@@ -180,7 +138,7 @@ impl Subjects {
             // Conntrack entries name the table that allowed them. A random start makes it unlikely that a number of
             // an earlier agent is used again.
             last: rand::random(),
-            tables: Box::new(tables),
+            tables,
             in_force: BTreeMap::new(),
             named: named.collect(),
             planned: BTreeMap::new(),

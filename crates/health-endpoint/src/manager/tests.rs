@@ -29,8 +29,8 @@ type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// All that a manager works with, and what it did with it.
 #[derive(Default)]
-struct World {
-    devices: Mutex<BTreeMap<String, (u16, u32)>>,
+pub(crate) struct World {
+    pub(crate) devices: Mutex<BTreeMap<String, (u16, u32)>>,
     /// Whether listings lack all of them.
     are_lists_empty: Mutex<bool>,
     /// Namespaces that there are, by their files.
@@ -43,7 +43,7 @@ struct World {
     /// Of each device.
     mtus: Mutex<BTreeMap<String, u32>>,
     /// Which step fails, if one does.
-    failing: Mutex<Option<&'static str>>,
+    pub(crate) failing: Mutex<Option<&'static str>>,
     identities: Mutex<HashMap<LabelSet, Identity>>,
     held: Mutex<BTreeMap<Identity, i32>>,
     /// Those that nobody held any more while an endpoint had been built with them last.
@@ -65,7 +65,7 @@ struct World {
 
 impl World {
     /// Nothing but the namespaces `/n0` to `/n19`.
-    fn with_namespaces() -> Self {
+    pub(crate) fn with_namespaces() -> Self {
         let world = Self::default();
         world.may_acquire.send_replace(true);
         world.may_build.send_replace(true);

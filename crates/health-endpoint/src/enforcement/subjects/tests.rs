@@ -137,7 +137,7 @@ fn build(subjects: &mut Subjects, id: u16, identity: Identity, generation: &Gene
 #[test]
 fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     let map = Map::default();
-    let mut subjects = Subjects::new(map.clone(), []);
+    let mut subjects = Subjects::new(Box::new(map.clone()), []);
     let mut rules = Rules::new(&[ONE]);
     let first = rules.allow(2, 1);
     for id in [1, 2] {
@@ -176,7 +176,7 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
 #[test]
 fn what_is_built_by_an_older_generation_is_behind_and_takes_nothing_back() {
     let map = Map::default();
-    let mut subjects = Subjects::new(map.clone(), []);
+    let mut subjects = Subjects::new(Box::new(map.clone()), []);
     let mut rules = Rules::new(&[ONE]);
     let first = rules.allow(2, 1);
     let second = rules.allow(4, 1);
@@ -213,7 +213,7 @@ fn try_build(
 /// How many entries a table has by which a peer may reach so many ports.
 fn entries_for(ports: u16) -> usize {
     let map = Map::default();
-    let mut subjects = Subjects::new(map.clone(), []);
+    let mut subjects = Subjects::new(Box::new(map.clone()), []);
     let first = Rules::new(&[ONE]).allow(2, ports);
     build(&mut subjects, 1, ONE, &first);
     map.tables.lock().unwrap().values().sum()
@@ -223,7 +223,7 @@ fn entries_for(ports: u16) -> usize {
 fn tables_that_nobody_names_make_room_for_the_next_one() {
     const IDENTITIES: [Identity; 4] = [Identity(300), Identity(301), Identity(302), Identity(303)];
     let map = Map::of(entries_for(10) * 5);
-    let mut subjects = Subjects::new(map, []);
+    let mut subjects = Subjects::new(Box::new(map), []);
     let mut rules = Rules::new(&IDENTITIES);
     let first = rules.allow(2, 10);
     let endpoints = || IDENTITIES.into_iter().zip(1..);
@@ -242,7 +242,7 @@ fn tables_that_nobody_names_make_room_for_the_next_one() {
 fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_closed() {
     const IDENTITIES: [Identity; 2] = [Identity(300), Identity(301)];
     let map = Map::of(entries_for(10) * 5 / 2);
-    let mut subjects = Subjects::new(map.clone(), []);
+    let mut subjects = Subjects::new(Box::new(map.clone()), []);
     let mut rules = Rules::new(&IDENTITIES);
     let first = rules.allow(2, 10);
     // Two endpoints of each.

@@ -1,0 +1,208 @@
+//! The manager and the enforcer together, on a kernel, a store and devices of the test's making.
+
+mod fakes;
+
+use std::time::Duration;
+
+use health_common::endpoint::EndpointInfo;
+use health_model::ipam::NodeIpam;
+use health_registry::nodes::NodeSet;
+use jiff::Timestamp;
+use tempfile::TempDir;
+
+use self::fakes::{
+    Kernel, NODE, NODE_ADDRESS, NoRoutes, Session, SessionCluster, Store, filled_but,
+};
+use super::*;
+use crate::manager::tests::World;
+use crate::manager::{self, Manager, ManagerOptions, NewEndpoint, Selector};
+use crate::workload::{SavedEndpoint, StateDir};
+
+/// What outlives an agent.
+struct Site {
+    kernel: Kernel,
+    store: Store,
+    devices: Arc<World>,
+    dir: TempDir,
+}
+
+/// An agent, as far as endpoints are concerned.
+struct Agent {
+    manager: Manager,
+    enforcer: Enforcer,
+    session: Arc<Session>,
+}
+
+impl Site {
+    fn new() -> Self {
+        Self {
+            kernel: Kernel::default(),
+            store: Store::default(),
+            devices: Arc::new(World::with_namespaces()),
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    async fn start(&self) -> Agent {
+        let states = StateDir::of(self.dir.path());
+        let survey = manager::survey(&states, &*self.devices).await.unwrap();
+        self.adopt(&survey.living);
+        let session = Session::new(&self.store);
+        let kernel = &self.kernel;
+        let backends = Backends {
+            cluster: Box::new(SessionCluster(session.clone())),
+            programs: Arc::new(kernel.clone()),
+            tables: Box::new(kernel.clone()),
+            ipcache: Box::new(kernel.clone()),
+            former: kernel.now().served.values().cloned().collect(),
+            is_changing_layout: false,
+        };
+        let options = Options {
+            settings: PolicySettings::default(),
+            allow_dhcpv6: false,
+            node_addresses: vec![NODE_ADDRESS],
+            lag: watch::Sender::default(),
+        };
+        let enforcer = Enforcer::on(self.dir.path(), backends, options).unwrap();
+        let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
+        let options = ManagerOptions {
+            states,
+            ipam: NodeIpam::new(&cidrs, &[], &[], Duration::from_secs(60)).unwrap(),
+            node_addresses: vec![NODE_ADDRESS],
+            health: None,
+            mtu: 1500,
+            parallel: 2,
+        };
+        let parts = manager::Parts {
+            devices: self.devices.clone(),
+            identities: session.clone(),
+            regenerator: Arc::new(enforcer.clone()),
+            clock: || Timestamp::UNIX_EPOCH,
+        };
+        let manager = Manager::start(options, parts, survey);
+        let around = Surroundings {
+            own: format!("default/{NODE}"),
+            host: vec![NODE_ADDRESS],
+            routes: Box::new(NoRoutes),
+            host_prefixes: None,
+            health: watch::Sender::default().subscribe(),
+            nodes: watch::Sender::new(Arc::new(NodeSet::default())).subscribe(),
+            has_heard: false,
+        };
+        tokio::spawn(enforcer.clone().follow(manager.clone(), around));
+        Agent {
+            manager,
+            enforcer,
+            session,
+        }
+    }
+
+    /// The programs serve those that live as before, and nobody else.
+    fn adopt(&self, living: &[SavedEndpoint]) {
+        let mut kernel = self.kernel.now();
+        let former = std::mem::take(&mut kernel.served);
+        for saved in living {
+            let ifindex = saved.ifindex.unwrap();
+            let known = former.get(&saved.id);
+            let known = known.filter(|known| known.info.ifindex == ifindex);
+            let anew = || Workload {
+                device: saved.device.clone(),
+                addresses: saved.addresses().collect(),
+                info: EndpointInfo {
+                    ifindex,
+                    identity: saved.identity.0,
+                    id: saved.id,
+                    mac: saved.mac.0,
+                    host_mac: saved.host_mac.0,
+                    ..EndpointInfo::default()
+                },
+            };
+            let workload = known.cloned().unwrap_or_else(anew);
+            kernel.served.insert(saved.id, workload);
+        }
+        let served: BTreeSet<u16> = kernel.served.keys().copied().collect();
+        kernel.attached.retain(|id| served.contains(id));
+    }
+}
+
+fn labels(text: &str) -> LabelSet {
+    let labels = text.split(',').filter(|label| !label.is_empty());
+    LabelSet::new(labels.map(|label| label.parse().unwrap())).unwrap()
+}
+
+/// Of the namespace `/nN`.
+fn new(n: u16, text: &str) -> NewEndpoint {
+    NewEndpoint {
+        netns: format!("/n{n}").into(),
+        labels: labels(text),
+        container_id: Some(format!("c{n}")),
+        ..NewEndpoint::default()
+    }
+}
+
+/// A policy: endpoints with the label `subject` may be reached by those with `peer`, at as many ports, from `port` on.
+fn policy(name: &str, subject: &str, peer: &str, port: u16, ports: u16) -> String {
+    let key_value = |label: &str| {
+        let (key, value) = label.split_once('=').unwrap();
+        format!(r#"{{"matchLabels": {{"{key}": "{value}"}}}}"#)
+    };
+    let ports = (0..ports).map(|n| format!(r#"{{"port": "{}", "protocol": "TCP"}}"#, port + 2 * n));
+    format!(
+        r#"[{{"labels": ["{name}"], "endpointSelector": {},
+              "ingress": [{{"fromEndpoints": [{}], "toPorts": [{{"ports": [{}]}}]}}]}}]"#,
+        key_value(subject),
+        key_value(peer),
+        ports.collect::<Vec<_>>().join(",")
+    )
+}
+
+/// For as long as whatever is waited for takes.
+const LONG: Duration = Duration::from_secs(120);
+
+impl Agent {
+    async fn create(&self, n: u16, text: &str) -> u16 {
+        self.manager.create(new(n, text)).await.unwrap().id
+    }
+
+    async fn import(&self, text: &str) -> bool {
+        let (_, revision) = self.enforcer.import(text).unwrap();
+        self.enforcer.in_force(revision, LONG).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_be_attached_leaves_its_siblings_no_table_without_entries() {
+    let site = Site::new();
+    let agent = site.start().await;
+    let (one, two) = (
+        agent.create(1, "app=a").await,
+        agent.create(2, "app=a").await,
+    );
+    agent.create(3, "app=p").await;
+    assert!(agent.import(&policy("p", "app=a", "app=p", 1000, 20)).await);
+    let first = site.kernel.table_of(one).unwrap();
+    assert!(first.len() >= 20);
+    // There is room for no second table beside the first.
+    site.kernel.now().filled = filled_but(first.len() + 5);
+    // The first of the two has no programs any more, and gets none.
+    site.kernel.now().attached.remove(&one.min(two));
+    site.kernel.now().refuses_programs = true;
+    let text = policy("p", "app=a", "app=p", 3000, 20);
+    let (_, revision) = agent.enforcer.import(&text).unwrap();
+    tokio::time::sleep(LONG).await;
+    let sibling = site.kernel.table_of(one.max(two)).unwrap();
+    assert_eq!(sibling.len(), first.len());
+    assert_ne!(sibling, first);
+    // No policy that does not hold any more lets anything pass.
+    assert_eq!(site.kernel.table_of(one.min(two)).unwrap().len(), 0);
+    let lag = agent.enforcer.lag().unwrap();
+    assert_eq!(lag.endpoints, 1);
+    assert!(lag.reason.contains("room for programs"), "{lag:?}");
+
+    site.kernel.now().refuses_programs = false;
+    assert!(agent.enforcer.in_force(revision, LONG).await);
+    assert_eq!(site.kernel.table_of(one.min(two)), Some(sibling));
+    assert_eq!(agent.enforcer.lag(), None);
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
+    assert_eq!(site.kernel.now().tables.len(), 1);
+}

@@ -1,0 +1,477 @@
+//! A kernel and a store of identities of the test's making. Both outlive the agent, and note what must never happen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, ready};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use health_common::identity::LOCAL;
+use health_common::ipcache::IpcacheEntry;
+use health_datapath::ipcache::IpcacheError;
+use health_datapath::policy::{PolicyError, PolicyMatch};
+use health_datapath::{DatapathError, Workload};
+use health_model::identity::Identity;
+use health_model::labels::{CIDR, Label, LabelSet};
+use health_net::KernelError;
+use health_registry::identity::{AddressAnnouncement, Addresses, HeldIdentities, Identities};
+use health_registry::nodes::Staleness;
+use ipnet::IpNet;
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::super::backends::{Cluster, Prefixes, Programs, Tables};
+use super::super::{HostRoutes, lock};
+use crate::identities::{Hold, IdentitySource, IdentityUnavailable};
+
+/// Name of the node in the store.
+pub(super) const NODE: &str = "n1";
+
+/// The verdicts of a table.
+pub(super) type Entries = BTreeMap<PolicyMatch, u8>;
+
+/// Programs and maps.
+#[derive(Clone, Default)]
+pub(super) struct Kernel(Arc<Mutex<KernelState>>);
+
+#[derive(Debug, Default)]
+pub(super) struct KernelState {
+    pub(super) served: BTreeMap<u16, Workload>,
+    /// Those with programs on their devices.
+    pub(super) attached: BTreeSet<u16>,
+    pub(super) tables: BTreeMap<u32, Entries>,
+    pub(super) prefixes: BTreeMap<IpNet, IpcacheEntry>,
+    /// For how many entries of tables there is no room.
+    pub(super) filled: usize,
+    pub(super) refuses_programs: bool,
+    pub(super) refuses_prefixes: bool,
+    /// Calls that no kernel may see.
+    pub(super) mistakes: Vec<String>,
+}
+
+/// Entries of tables for which there is room.
+const CAPACITY: usize = 10_000;
+
+impl KernelState {
+    fn check_named(&mut self, id: u16, table: u32) {
+        if table != 0 && !self.tables.contains_key(&table) {
+            let mistake = format!("endpoint {id} names table {table}, which is not there");
+            self.mistakes.push(mistake);
+        }
+    }
+}
+
+impl Kernel {
+    pub(super) fn now(&self) -> MutexGuard<'_, KernelState> {
+        lock(&self.0)
+    }
+
+    /// The table that an endpoint names, its number aside; `None` where it names none.
+    pub(super) fn table_of(&self, id: u16) -> Option<Entries> {
+        let state = self.now();
+        let table = state.served.get(&id)?.info.policy;
+        state.tables.get(&table).cloned()
+    }
+}
+
+impl Programs for Kernel {
+    fn set(&self, workload: Workload) -> Result<(), DatapathError> {
+        let mut state = self.now();
+        let id = workload.info.id;
+        state.check_named(id, workload.info.policy);
+        if state.refuses_programs && !state.attached.contains(&id) {
+            return Err(DatapathError::Missing("room for programs".to_owned()));
+        }
+        state.attached.insert(id);
+        state.served.insert(id, workload);
+        Ok(())
+    }
+
+    fn set_policy(&self, id: u16, table: u32) -> Result<(), DatapathError> {
+        let mut state = self.now();
+        state.check_named(id, table);
+        if let Some(workload) = state.served.get_mut(&id) {
+            workload.info.policy = table;
+        }
+        Ok(())
+    }
+
+    fn remove(&self, id: u16) -> Result<(), DatapathError> {
+        let mut state = self.now();
+        state.served.remove(&id);
+        state.attached.remove(&id);
+        Ok(())
+    }
+}
+
+impl Tables for Kernel {
+    fn install(
+        &mut self,
+        table: u32,
+        _: u32,
+        entries: &[(PolicyMatch, u8)],
+    ) -> Result<(), PolicyError> {
+        if !self.has_room(entries.len(), &BTreeSet::new()) {
+            return Err(PolicyError::Full {
+                table,
+                wanted: entries.len(),
+                used: self.now().tables.values().map(BTreeMap::len).sum(),
+            });
+        }
+        let former = self
+            .now()
+            .tables
+            .insert(table, entries.iter().copied().collect());
+        if former.is_some() {
+            let mistake = format!("table {table} was there already");
+            self.now().mistakes.push(mistake);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
+        let mut state = self.now();
+        let named: BTreeSet<u32> = state.served.values().map(|one| one.info.policy).collect();
+        for table in tables {
+            state.tables.remove(table);
+            if named.contains(table) {
+                let mistake = format!("table {table} was removed while an endpoint named it");
+                state.mistakes.push(mistake);
+            }
+        }
+        Ok(())
+    }
+
+    fn numbers(&self) -> BTreeSet<u32> {
+        self.now().tables.keys().copied().collect()
+    }
+
+    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
+        let state = self.now();
+        let kept = state.tables.iter();
+        let kept = kept.filter(|(table, _)| !without.contains(table));
+        let used: usize = kept.map(|(_, entries)| entries.len()).sum();
+        used + entries + state.filled <= CAPACITY
+    }
+}
+
+/// Leaves room for so many entries of tables.
+pub(super) fn filled_but(room: usize) -> usize {
+    CAPACITY - room
+}
+
+impl Prefixes for Kernel {
+    fn entries(&self) -> Box<dyn Iterator<Item = (IpNet, IpcacheEntry)> + '_> {
+        Box::new(self.now().prefixes.clone().into_iter())
+    }
+
+    fn set(&mut self, net: IpNet, entry: IpcacheEntry) -> Result<(), IpcacheError> {
+        let mut state = self.now();
+        if state.refuses_prefixes && !state.prefixes.contains_key(&net) {
+            return Err(IpcacheError::Full { wanted: 1 });
+        }
+        state.prefixes.insert(net, entry);
+        Ok(())
+    }
+
+    fn set_all(&mut self, wanted: &BTreeMap<IpNet, IpcacheEntry>) -> Result<(), IpcacheError> {
+        let mut state = self.now();
+        if state.refuses_prefixes {
+            return Err(IpcacheError::Full {
+                wanted: wanted.len(),
+            });
+        }
+        state.prefixes.clone_from(wanted);
+        Ok(())
+    }
+}
+
+/// This host has no addresses.
+pub(super) struct NoRoutes;
+
+impl HostRoutes for NoRoutes {
+    fn to_this_host(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = Result<Vec<IpNet>, KernelError>> + Send + '_>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
+}
+
+/// The store that all agents share, and this node's file of its identities of prefixes.
+#[derive(Clone, Default)]
+pub(super) struct Store(Arc<Mutex<StoreState>>);
+
+#[derive(Debug, Default)]
+pub(super) struct StoreState {
+    pub(super) numbers: BTreeMap<LabelSet, Identity>,
+    /// Labels that get no number.
+    pub(super) refused: BTreeSet<LabelSet>,
+    pub(super) is_away: bool,
+    given: u32,
+    local: BTreeMap<IpNet, Identity>,
+    local_given: u32,
+    /// What each agent that there was holds and announces.
+    agents: Vec<Claims>,
+}
+
+/// What an agent holds and announces.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Claims {
+    /// How many times each.
+    pub(super) held: BTreeMap<LabelSet, usize>,
+    pub(super) announced: BTreeMap<IpAddr, Identity>,
+}
+
+impl StoreState {
+    /// What agents of this node hold and announce, the last one's aside and that alone.
+    pub(super) fn claims(&self) -> (Vec<&Claims>, Claims) {
+        let (last, former) = self.agents.split_last().expect("there was an agent");
+        let is_left = |claims: &&Claims| **claims != Claims::default();
+        (former.iter().filter(is_left).collect(), last.clone())
+    }
+
+    fn is_held(&self, labels: &LabelSet) -> bool {
+        self.agents
+            .iter()
+            .any(|agent| agent.held.contains_key(labels))
+    }
+
+    fn next_number(&mut self) -> Identity {
+        self.given += 1;
+        Identity(299 + self.given)
+    }
+
+    fn labels(&self) -> BTreeMap<Identity, Arc<LabelSet>> {
+        let reserved = Identity::all_reserved()
+            .filter_map(|identity| Some((identity, Arc::new(identity.reserved_labels()?))));
+        let numbers = self.numbers.iter();
+        let numbers = numbers.map(|(labels, identity)| (*identity, Arc::new(labels.clone())));
+        let local = self.local.iter();
+        let local = local.map(|(prefix, identity)| {
+            let prefix = Label::new(CIDR, &prefix.to_string(), "").unwrap();
+            let labels = LabelSet::new([prefix, Label::reserved("world")]).unwrap();
+            (*identity, Arc::new(labels))
+        });
+        reserved.chain(numbers).chain(local).collect()
+    }
+}
+
+impl Store {
+    pub(super) fn now(&self) -> MutexGuard<'_, StoreState> {
+        lock(&self.0)
+    }
+
+    /// Forgets the identities that nobody holds. Their numbers are for others. Returns them.
+    pub(super) fn collect(&self) -> Vec<Identity> {
+        let mut state = self.now();
+        let numbers = std::mem::take(&mut state.numbers);
+        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = numbers
+            .into_iter()
+            .partition(|(labels, _)| state.is_held(labels));
+        state.numbers = kept;
+        gone.into_values().collect()
+    }
+}
+
+/// An agent's connection to the store.
+pub(super) struct Session {
+    store: Store,
+    number: usize,
+    identities: watch::Sender<Arc<Identities>>,
+    addresses: watch::Sender<Arc<Addresses>>,
+    held: watch::Sender<Arc<HeldIdentities>>,
+}
+
+impl Session {
+    pub(super) fn new(store: &Store) -> Arc<Self> {
+        let mut state = store.now();
+        state.agents.push(Claims::default());
+        let known = Identities {
+            labels: Arc::new(BTreeMap::new()),
+            stale: Some(stale()),
+            ..Identities::default()
+        };
+        let session = Self {
+            store: store.clone(),
+            number: state.agents.len() - 1,
+            identities: watch::Sender::new(Arc::new(known)),
+            addresses: watch::Sender::default(),
+            held: watch::Sender::default(),
+        };
+        drop(state);
+        session.tell();
+        Arc::new(session)
+    }
+
+    /// Tells the agent what there is in the store by now, or that it is away.
+    pub(super) fn tell(&self) {
+        let state = self.store.now();
+        let known = self.identities.borrow().clone();
+        let mut labels = state.labels();
+        if state.is_away {
+            // What is not this node's own stands.
+            labels.retain(|identity, _| identity.is_local());
+            let cluster = known.labels.iter();
+            let cluster = cluster.filter(|(identity, _)| !identity.is_local());
+            labels.extend(cluster.map(|(identity, labels)| (*identity, labels.clone())));
+        }
+        let next = Identities {
+            labels: match labels == *known.labels {
+                true => known.labels.clone(),
+                false => Arc::new(labels),
+            },
+            stale: state.is_away.then(stale),
+            ..Identities::default()
+        };
+        if !state.is_away {
+            let claims = &state.agents[self.number];
+            let announced = claims.announced.iter().map(|(ip, identity)| {
+                let announcement = AddressAnnouncement {
+                    identity: *identity,
+                    node: NODE_ADDRESS,
+                    owner: NODE.to_owned(),
+                };
+                (IpNet::from(*ip), announcement)
+            });
+            let announced = Addresses(announced.collect());
+            self.addresses.send_if_modified(|known| {
+                let is_other = **known != announced;
+                *known = Arc::new(announced);
+                is_other
+            });
+            let held = claims.held.keys();
+            let held = held.filter_map(|labels| {
+                let identity = state.numbers.get(labels)?;
+                Some((Arc::new(labels.clone()), *identity))
+            });
+            self.held.send_replace(Arc::new(held.collect()));
+        }
+        if *known != next {
+            self.identities.send_replace(Arc::new(next));
+        }
+    }
+
+    /// Has the store lose the numbers of these labels; who holds them has another one then.
+    pub(super) fn renumber(&self, labels: &LabelSet) {
+        let mut state = self.store.now();
+        let is_held = state.is_held(labels);
+        if state.numbers.remove(labels).is_some() && is_held {
+            let number = state.next_number();
+            state.numbers.insert(labels.clone(), number);
+        }
+        drop(state);
+        self.tell();
+    }
+}
+
+/// The address of this node.
+pub(super) const NODE_ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+fn stale() -> Staleness {
+    Staleness {
+        since: Timestamp::UNIX_EPOCH,
+        reason: "the store is away".to_owned(),
+    }
+}
+
+impl IdentitySource for Session {
+    fn acquire<'a>(
+        &'a self,
+        labels: &'a LabelSet,
+    ) -> Pin<Box<dyn Future<Output = Result<Hold, IdentityUnavailable>> + Send + 'a>> {
+        let mut state = self.store.now();
+        let refused = match (state.is_away, state.refused.contains(labels)) {
+            (true, _) => Some("the store is away"),
+            (_, true) => Some("no identity is left"),
+            _ => None,
+        };
+        if let Some(reason) = refused {
+            return Box::pin(ready(Err(IdentityUnavailable(reason.to_owned()))));
+        }
+        let identity = match state.numbers.get(labels) {
+            Some(identity) => *identity,
+            None => state.next_number(),
+        };
+        state.numbers.insert(labels.clone(), identity);
+        let held = &mut state.agents[self.number].held;
+        *held.entry(labels.clone()).or_default() += 1;
+        drop(state);
+        self.tell();
+        Box::pin(ready(Ok(Hold {
+            labels: labels.clone(),
+            identity,
+        })))
+    }
+
+    fn release(&self, hold: Hold) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        let mut state = self.store.now();
+        let held = &mut state.agents[self.number].held;
+        match held.get_mut(&hold.labels) {
+            Some(1) => drop(held.remove(&hold.labels)),
+            Some(count) => *count -= 1,
+            None => panic!("{hold:?} was not held"),
+        }
+        Box::pin(ready(()))
+    }
+
+    fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
+        self.held.subscribe()
+    }
+}
+
+/// The same for the enforcer.
+pub(super) struct SessionCluster(pub(super) Arc<Session>);
+
+impl Cluster for SessionCluster {
+    fn identities(&self) -> watch::Receiver<Arc<Identities>> {
+        self.0.identities.subscribe()
+    }
+
+    fn addresses(&self) -> watch::Receiver<Arc<Addresses>> {
+        self.0.addresses.subscribe()
+    }
+
+    fn prefixes(&self) -> BTreeMap<IpNet, Identity> {
+        self.0.store.now().local.clone()
+    }
+
+    fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity> {
+        let mut state = self.0.store.now();
+        let before = state.local.clone();
+        state.local.retain(|prefix, _| prefixes.contains(prefix));
+        for prefix in prefixes {
+            let next = Identity(LOCAL | (state.local_given + 1));
+            if *state.local.entry(*prefix).or_insert(next) == next {
+                state.local_given += 1;
+            }
+        }
+        let local = state.local.clone();
+        drop(state);
+        if local != before {
+            self.0.tell();
+        }
+        local
+    }
+
+    fn announce(&self, ip: IpAddr, identity: Identity, _: IpAddr) {
+        let mut state = self.0.store.now();
+        let announced = &mut state.agents[self.0.number].announced;
+        announced.insert(ip, identity);
+        drop(state);
+        self.0.tell();
+    }
+
+    fn withdraw(&self, ip: IpAddr) {
+        let mut state = self.0.store.now();
+        state.agents[self.0.number].announced.remove(&ip);
+        drop(state);
+        self.0.tell();
+    }
+
+    fn forget_earlier(&self) {
+        let mut state = self.0.store.now();
+        for earlier in &mut state.agents[..self.0.number] {
+            *earlier = Claims::default();
+        }
+    }
+}
