@@ -172,11 +172,16 @@ impl Manager {
         loop {
             let asked = self.with(id, |entry, _| {
                 entry.is_renumbered = false;
-                entry.saved.labels.clone()
+                (unheld_former(entry), entry.saved.labels.clone())
             });
-            let Ok(labels) = asked else {
+            let Ok((former, labels)) = asked else {
                 return;
             };
+            if let Some(former) = former
+                && let Ok(hold) = self.acquire(&former).await
+            {
+                self.hold_former(id, hold).await;
+            }
             let acquired = match labels.is_empty() {
                 true => Ok(None),
                 false => self.acquire(&labels).await.map(Some),
@@ -203,6 +208,19 @@ impl Manager {
                 // It may have changed since.
                 return self.resolve_if_needed(id);
             }
+        }
+    }
+
+    /// Holds the identity of the labels that are in force until that of the others is there.
+    async fn hold_former(&self, id: u16, hold: Hold) {
+        let mut hold = Some(hold);
+        let _ = self.with(id, |entry, _| {
+            let is_wanted = |hold: &mut Hold| unheld_former(entry).as_ref() == Some(&hold.labels);
+            let taken = hold.take_if(is_wanted);
+            entry.held.extend(taken);
+        });
+        if let Some(hold) = hold {
+            self.0.identities.release(hold).await;
         }
     }
 
@@ -266,6 +284,15 @@ impl Manager {
             self.0.identities.release(hold).await;
         }
     }
+}
+
+/// The labels that are in force while the identity of others is looked for, if theirs is not held: the agent before this
+/// one did that, and the store gives a number that nobody holds to others.
+fn unheld_former(entry: &Entry) -> Option<LabelSet> {
+    let former = entry.saved.former_labels.as_ref()?;
+    let is_held = entry.held.iter().any(|hold| hold.labels == *former);
+    let is_its_own = !former.is_empty() && entry.saved.identity != Identity::INIT;
+    (is_its_own && !is_held).then(|| former.clone())
 }
 
 /// The labels, without those to remove, and with those to add in place of those with their source and key.

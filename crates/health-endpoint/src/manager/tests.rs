@@ -50,6 +50,8 @@ pub(crate) struct World {
     given_back_in_use: Mutex<Vec<Identity>>,
     held_by_labels: watch::Sender<Arc<HeldIdentities>>,
     is_store_away: Mutex<bool>,
+    /// Labels that the store has no identity for.
+    refused: Mutex<BTreeSet<LabelSet>>,
     /// The store answers when this is true.
     may_acquire: watch::Sender<bool>,
     built: Mutex<Vec<Regeneration>>,
@@ -195,6 +197,9 @@ impl IdentitySource for World {
             may_acquire.wait_for(|may| *may).await.unwrap();
             if *self.is_store_away.lock().unwrap() {
                 return Err(IdentityUnavailable("the store is away".to_owned()));
+            }
+            if self.refused.lock().unwrap().contains(labels) {
+                return Err(IdentityUnavailable("no identity is left".to_owned()));
             }
             let mut identities = self.identities.lock().unwrap();
             let next = Identity(300 + u32::try_from(identities.len()).unwrap());
@@ -1092,6 +1097,31 @@ async fn one_that_waits_for_another_identity_follows_policy_with_the_one_it_has(
     assert_eq!(bed.ready(made.id).await.identity, 301);
     let (saved, _) = StateDir::of(bed.dir.path()).load().unwrap();
     assert_eq!(saved[0].labels_in_use(), &new(1, &["app=b"]).labels);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restarted_agent_holds_the_identity_that_is_in_force_while_another_is_looked_for() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &["app=a"]).await.unwrap();
+    // Killed while it looked for another one.
+    let labels = new(1, &["app=b"]).labels;
+    let states = StateDir::of(bed.dir.path());
+    let mut saved = states.load().unwrap().0.remove(0);
+    saved.relabel(labels.clone());
+    states.save(&saved).unwrap();
+    bed.world.refused.lock().unwrap().insert(labels);
+    // The former agent's references end with its lease.
+    bed.world.held.lock().unwrap().clear();
+    let bed = bed.restarted().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.held(), [(Identity(300), 1)]);
+    assert_eq!(bed.workloads()[0].identity, 300);
+    bed.world.refused.lock().unwrap().clear();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(bed.ready(made.id).await.identity, 301);
+    assert_eq!(bed.held(), [(Identity(301), 1)]);
+    bed.manager.delete(&Selector::Id(made.id)).await.unwrap();
+    bed.assert_empty();
 }
 
 #[tokio::test(start_paused = true)]
