@@ -234,14 +234,22 @@ impl Enforcer {
             self.subjects().retry(ids);
             manager.regenerate(Some(ids), reason);
         }
-        self.subjects().behind(&generation)
+        self.behind(manager, &generation)
+    }
+
+    /// The endpoints that do not follow a generation.
+    fn behind(&self, manager: &Manager, generation: &Generation) -> Behind {
+        let leaving = manager.leaving();
+        let mut subjects = self.subjects();
+        subjects.note_leaving(leaving);
+        subjects.behind(generation)
     }
 
     /// Waits until each endpoint names what it is to name, or could not be built.
     async fn wait_built(&self, manager: &Manager, generation: &Generation) {
         let mut asked = BTreeSet::new();
         loop {
-            let pending = self.subjects().behind(generation).pending;
+            let pending = self.behind(manager, generation).pending;
             if pending.is_empty() {
                 return;
             }

@@ -95,8 +95,10 @@ pub(super) struct BuildFailure {
 pub(super) struct Behind {
     /// Those to build, or that are being built.
     pub(super) pending: BTreeSet<u16>,
-    /// Those whose build failed, and why; it is tried again.
+    /// Those whose build failed, and why; it is tried again. Also those that cannot be deleted.
     pub(super) failed: BTreeMap<u16, String>,
+    /// Those that are being deleted. They are not built any more, and nobody waits for them.
+    pub(super) leaving: BTreeSet<u16>,
 }
 
 /// What an endpoint names.
@@ -118,6 +120,8 @@ pub(super) struct Subjects {
     planned: BTreeMap<u16, (Identity, u32)>,
     /// Endpoints whose last build failed.
     failures: BTreeMap<u16, BuildFailure>,
+    /// Endpoints that are being deleted, and why that failed where it did.
+    leaving: BTreeMap<u16, Option<String>>,
 }
 
 impl Subjects {
@@ -143,7 +147,13 @@ impl Subjects {
             named: named.collect(),
             planned: BTreeMap::new(),
             failures: BTreeMap::new(),
+            leaving: BTreeMap::new(),
         }
+    }
+
+    /// These are being deleted now, and no others.
+    pub(super) fn note_leaving(&mut self, leaving: BTreeMap<u16, Option<String>>) {
+        self.leaving = leaving;
     }
 
     /// What an endpoint of this identity and these labels is to name. Its table is written, if it needs another than
@@ -276,23 +286,34 @@ impl Subjects {
     /// was taken over and not built since is not among them.
     pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
         let behind = self.behind_tables(generation);
+        let (leaving, staying): (BTreeSet<u16>, BTreeSet<u16>) = behind
+            .into_iter()
+            .partition(|id| self.leaving.contains_key(id));
         let has_failed = |id: &u16| {
             let failure = self.failures.get(id);
             failure.is_some_and(|failure| failure.generation >= generation.number)
         };
-        let pending: BTreeSet<u16> = behind.into_iter().filter(|id| !has_failed(id)).collect();
+        let pending: BTreeSet<u16> = staying.into_iter().filter(|id| !has_failed(id)).collect();
+        let stuck = leaving.iter().filter_map(|id| {
+            let problem = self.leaving.get(id)?.as_ref()?;
+            Some((*id, format!("endpoint {id} cannot be deleted: {problem}")))
+        });
         let failed = self.failures.iter();
-        let failed = failed.filter(|(id, _)| !pending.contains(id));
+        let failed =
+            failed.filter(|(id, _)| !pending.contains(id) && !self.leaving.contains_key(id));
         let failed = failed.map(|(id, failure)| (*id, failure.reason.clone()));
         Behind {
-            failed: failed.collect(),
+            failed: failed.chain(stuck).collect(),
             pending,
+            leaving,
         }
     }
 
     /// Whether all endpoints name the tables that follow from a generation, also those that could not be built since.
+    /// Those that are being deleted do not count.
     pub(super) fn name_their_tables(&mut self, generation: &Generation) -> bool {
-        self.behind_tables(generation).is_empty()
+        let behind = self.behind_tables(generation);
+        behind.iter().all(|id| self.leaving.contains_key(id))
     }
 
     /// The endpoints that name, or are about to name, others than those tables.
@@ -317,7 +338,8 @@ impl Subjects {
     /// Endpoints whose tables had no room when they were built.
     pub(super) fn cramped(&self) -> BTreeSet<u16> {
         let failures = self.failures.iter();
-        let cramped = failures.filter(|(_, failure)| failure.lacks_room);
+        let cramped =
+            failures.filter(|(id, failure)| failure.lacks_room && !self.leaving.contains_key(id));
         cramped.map(|(id, _)| *id).collect()
     }
 
@@ -378,9 +400,10 @@ impl Subjects {
         named.map(|(id, named)| (*id, named.table))
     }
 
-    /// Whether an endpoint was taken over from the agent before this one, and not built since.
+    /// Whether an endpoint was taken over from the agent before this one, and is still to be built.
     pub(super) fn has_former(&self) -> bool {
-        self.named.values().any(|named| named.identity.is_none())
+        let mut named = self.named.iter();
+        named.any(|(id, named)| named.identity.is_none() && !self.leaving.contains_key(id))
     }
 
     /// Whose each address of an endpoint is.

@@ -206,3 +206,45 @@ async fn one_that_cannot_be_attached_leaves_its_siblings_no_table_without_entrie
     assert_eq!(site.kernel.now().mistakes, [""; 0]);
     assert_eq!(site.kernel.now().tables.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_that_cannot_be_deleted_is_told_of_and_holds_nobody_up() {
+    let site = Site::new();
+    let agent = site.start().await;
+    let stuck = agent.create(1, "app=a").await;
+    let other = agent.create(2, "app=a").await;
+    agent.create(3, "app=p").await;
+    assert!(agent.import(&policy("p", "app=a", "app=p", 1000, 1)).await);
+    *site.devices.failing.lock().unwrap() = Some("remove");
+    let meant = Selector::Id(stuck);
+    agent.manager.delete(&meant).await.unwrap_err();
+    assert_eq!(agent.enforcer.lag(), None);
+
+    let begun = tokio::time::Instant::now();
+    let former = site.kernel.table_of(other);
+    for (port, prefix) in [(2000, "198.51.100.0/24"), (3000, "203.0.113.0/24")] {
+        let text = policy("p", "app=a", "app=p", port, 1);
+        let of_prefix = format!(
+            r#"[{{"labels": ["prefix"], "endpointSelector": {{"matchLabels": {{"app": "a"}}}},
+                  "ingress": [{{"fromCIDR": ["{prefix}"]}}]}}]"#
+        );
+        agent.enforcer.import(&of_prefix).unwrap();
+        assert!(agent.import(&text).await);
+        let prefixes = site.kernel.now().prefixes.clone();
+        assert!(prefixes.contains_key(&prefix.parse().unwrap()));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{begun:?}");
+    assert_ne!(site.kernel.table_of(other), former);
+    assert_eq!(site.kernel.table_of(stuck), former);
+    let lag = agent.enforcer.lag().unwrap();
+    assert_eq!(lag.endpoints, 1);
+    let told = format!("endpoint {stuck} cannot be deleted: ");
+    assert!(lag.reason.starts_with(&told), "{lag:?}");
+
+    *site.devices.failing.lock().unwrap() = None;
+    agent.manager.delete(&meant).await.unwrap();
+    tokio::time::sleep(LONG).await;
+    assert_eq!(agent.enforcer.lag(), None);
+    assert_eq!(site.kernel.now().tables.len(), 1);
+    assert_eq!(site.kernel.now().mistakes, [""; 0]);
+}

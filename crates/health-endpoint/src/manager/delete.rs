@@ -56,6 +56,7 @@ impl Manager {
         if !entry.state().is_ending() {
             // From all other states that is allowed.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "deleted");
+            entry.problem = None;
         }
         let way = match entry.is_being_removed || !entry.is_complete {
             true => Way::Wait,
@@ -75,6 +76,7 @@ impl Manager {
             entry.note(now, Status::Failure, format!("not made: {problem}"));
             // It may have been deleted meanwhile.
             let _ = entry.set(Side::Manager, State::Disconnecting, now, "not made");
+            entry.problem = None;
             entry.is_being_removed = true;
         }
         self.table().queue.forget(id);
@@ -120,6 +122,7 @@ impl Manager {
                     entry.is_being_removed = false;
                     // What is left of one that was not made is deleted like any other.
                     entry.is_complete = true;
+                    entry.problem = Some(error.to_string());
                     entry.note(now, Status::Failure, format!("cannot be deleted: {error}"));
                 }
                 Vec::new()

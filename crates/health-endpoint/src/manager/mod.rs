@@ -13,7 +13,7 @@ mod table;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -220,6 +220,11 @@ impl Manager {
         self.table().request(ids, now, reason);
         self.note_change();
         self.0.work.notify_one();
+    }
+
+    /// The endpoints that are being deleted and are not built any more, and why that failed where it did.
+    pub fn leaving(&self) -> BTreeMap<u16, Option<String>> {
+        self.table().leaving()
     }
 
     /// Writes a warning into the logs of these endpoints.

@@ -49,7 +49,7 @@ pub(super) struct Entry {
     pub(super) realized: Option<RealizedPolicy>,
     /// Regenerations that failed one after the other.
     pub(super) failures: u32,
-    /// Why the last one did.
+    /// Why the last one did, or why it cannot be deleted.
     pub(super) problem: Option<String>,
     /// Whether it was made to the end.
     pub(super) is_complete: bool,
@@ -270,6 +270,15 @@ impl Table {
             Some(entry) => Ok(entry),
             None => Err(EndpointError::NotFound(id)),
         }
+    }
+
+    /// The endpoints that are being deleted, and why that failed where it did.
+    pub(super) fn leaving(&self) -> BTreeMap<u16, Option<String>> {
+        let entries = self.entries.iter();
+        let leaving = entries.filter(|(_, entry)| entry.state().is_ending());
+        leaving
+            .map(|(id, entry)| (*id, entry.problem.clone()))
+            .collect()
     }
 
     /// Asks for the regeneration of an endpoint. One that was taken over is asked for once that may be, whatever is

@@ -153,7 +153,7 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     subjects.fail(2, failure(&second));
     let failed = Behind {
         failed: BTreeMap::from([(2, "no room".to_owned())]),
-        pending: BTreeSet::new(),
+        ..Behind::default()
     };
     assert_eq!(subjects.behind(&second), failed);
     assert!(!subjects.name_their_tables(&second));
