@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use health_model::api::Endpoint;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -51,6 +52,12 @@ impl State {
             Self::Disconnecting => "disconnecting",
             Self::Disconnected => "disconnected",
         }
+    }
+
+    /// The one that an endpoint is shown in; `None` for one of a later version.
+    pub fn of(endpoint: &Endpoint) -> Option<Self> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|state| state.text() == endpoint.state)
     }
 
     /// Whether it is deleted, or about to be.

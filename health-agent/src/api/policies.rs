@@ -216,7 +216,8 @@ fn end<S: Source>(
         TraceEndRequest::Endpoint(id) => {
             let endpoints = source.endpoints();
             let is_meant = |endpoint: &&Arc<Endpoint>| {
-                endpoint.id == *id && endpoint.state != EndpointState::Disconnected.text()
+                endpoint.id == *id
+                    && EndpointState::of(endpoint) != Some(EndpointState::Disconnected)
             };
             let found = endpoints.iter().find(is_meant);
             let found = found.ok_or_else(|| {

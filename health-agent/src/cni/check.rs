@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
+use health_endpoint::lifecycle::State;
 use health_model::api::Endpoint;
 use health_net::netns::{self, NetNs};
 use health_net::{link, route};
@@ -28,7 +29,7 @@ pub(super) async fn check(
             "the agent has no endpoint of interface {ifname} of container {container_id}"
         ))
     })?;
-    if endpoint.state != "ready" {
+    if State::of(endpoint) != Some(State::Ready) {
         return Err(differs(format!(
             "endpoint {} is {}, not ready",
             endpoint.id, endpoint.state

@@ -213,7 +213,7 @@ async fn of_attachment(
 /// have another one by now.
 async fn living(client: &Client) -> Result<Vec<Endpoint>, CniError> {
     let mut endpoints: Vec<Endpoint> = client.get("/v1/endpoints").await?;
-    endpoints.retain(|one| one.state != State::Disconnected.text());
+    endpoints.retain(|one| State::of(one) != Some(State::Disconnected));
     Ok(endpoints)
 }
 

@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-use health_endpoint::lifecycle::State;
 use health_endpoint::manager::{Counts, DURATION_BOUNDS};
 use health_model::api::PolicyLag;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -29,11 +28,9 @@ pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fm
     let help = "Endpoints of workloads in a state";
     let mut states = family(encoder, "endpoint_state", help, MetricType::Gauge)?;
     for (state, count) in &counts.states {
-        if *state != State::Disconnected {
-            states
-                .encode_family(&[("endpoint_state", state.text())])?
-                .encode_gauge(count)?;
-        }
+        states
+            .encode_family(&[("endpoint_state", state.text())])?
+            .encode_gauge(count)?;
     }
     let help = "Regenerations of endpoints that are over";
     let mut regenerations = family(encoder, "endpoint_regenerations", help, MetricType::Counter)?;

@@ -157,12 +157,7 @@ pub(super) fn endpoints() -> health_endpoint::manager::Counts {
     let mut durations = [0; DURATION_BOUNDS.len() + 1];
     durations[1] = 3;
     health_endpoint::manager::Counts {
-        states: [
-            (State::Ready, 1),
-            (State::Regenerating, 1),
-            (State::Disconnected, 0),
-        ]
-        .into(),
+        states: [(State::Ready, 1), (State::Regenerating, 1)].into(),
         succeeded: 2,
         failed: 1,
         duration: Duration::from_millis(9),

@@ -50,10 +50,6 @@ impl DepartedEndpoints {
         self.0.get(&id).map(|departed| &departed.entry)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     pub(super) fn shown(&self) -> impl Iterator<Item = Arc<Endpoint>> {
         self.0.values().map(|departed| departed.entry.shown())
     }

@@ -28,7 +28,7 @@ pub const DURATION_BOUNDS: [f64; 8] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 
 /// How many endpoints are in which state, and what became of regenerations since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counts {
-    /// Endpoints in each state.
+    /// Endpoints in each state; those that are deleted are none.
     pub states: BTreeMap<State, u64>,
     /// Regenerations that came to their end.
     pub succeeded: u64,
@@ -378,12 +378,10 @@ impl Table {
 
     pub(super) fn counts(&self) -> Counts {
         let mut counts = self.counts.clone();
-        for state in State::ALL {
-            counts.states.insert(state, 0);
-        }
-        counts
-            .states
-            .insert(State::Disconnected, self.departed.len() as u64);
+        let of_living = State::ALL
+            .into_iter()
+            .filter(|state| *state != State::Disconnected);
+        counts.states = of_living.map(|state| (state, 0)).collect();
         for entry in self.entries.values() {
             *counts.states.entry(entry.state()).or_default() += 1;
         }
