@@ -10,7 +10,7 @@ use std::{io, thread};
 
 use health_datapath::rtt_store::RttStore;
 use health_model::api::{
-    FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent,
+    AgentProblem, FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent,
     RegistryState, TargetHistory,
 };
 use health_registry::config::ProbeIntervals;
@@ -78,6 +78,8 @@ pub struct MeshOptions {
     pub full_maps: watch::Receiver<Vec<FullMap>>,
     /// This node's endpoints that do not follow its policy; reports tell of them.
     pub policy_lag: watch::Receiver<Option<PolicyLag>>,
+    /// What is not in order with this agent; reports list it.
+    pub problems: watch::Receiver<Vec<AgentProblem>>,
 }
 
 /// Why the mesh cannot start.

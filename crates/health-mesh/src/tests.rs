@@ -85,6 +85,7 @@ fn options(state_dir: &std::path::Path) -> MeshOptions {
         state_dir: state_dir.to_owned(),
         full_maps: watch::channel(Vec::new()).1,
         policy_lag: watch::channel(None).1,
+        problems: watch::channel(Vec::new()).1,
     }
 }
 

@@ -1,8 +1,10 @@
 //! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
-//! events, the types of the API. No sockets, no clock, no kernel: `durable` writes files, `ipam` allocates addresses.
+//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` writes files, `ipam`
+//! allocates addresses, `activity` reads the monotonic clock.
 
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod api;
 pub mod durable;
 pub mod duration;

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::activity::Problem;
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 use health_registry::config::RegistrySpec;
@@ -128,6 +129,11 @@ async fn a_damaged_file_is_named_left_alone_and_taken_up_again_when_it_is_mended
         "{reason}"
     );
     assert_eq!(has(&stale, &app(1)), Some(first));
+    let activities = agent.activities();
+    let told = activities.store.last();
+    let problem = told.problem.as_ref().expect("a problem");
+    assert_eq!(problem, &Problem::warning(reason));
+    assert!(told.succeeded.is_some(), "it could be used before");
     // What is held stays held, what is new is refused or waits.
     assert_eq!(agent.acquire(&app(1), OnOutage::Fail).await, Ok(first));
     let refused = agent.acquire(&app(2), OnOutage::Fail).await;
@@ -147,6 +153,9 @@ async fn a_damaged_file_is_named_left_alone_and_taken_up_again_when_it_is_mended
         .unwrap();
     assert_ne!(third, first);
     until(&mut watch, "the mending", |now| now.stale.is_none()).await;
+    for activity in [activities.store, activities.collector] {
+        assert_eq!(activity.last().problem, None);
+    }
 }
 
 #[tokio::test]

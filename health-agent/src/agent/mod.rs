@@ -36,16 +36,17 @@ use health_mesh::hello::{self, Identity, Responder};
 use health_mesh::mesh_key::{self, MeshKeys};
 use health_mesh::proof::HelloKeys;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
-use health_model::api::PolicyLag;
+use health_model::activity::{Activity, activity};
+use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
 use health_net::netlink;
 use health_registry::config::{Config, GcInterval};
-use health_registry::identity::{self, IdentityAllocator, Timing};
+use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
 
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
-use self::state::AgentSource;
+use self::state::{AgentSource, Part};
 use self::uplinks::Uplinks;
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
@@ -151,6 +152,8 @@ struct Agent {
     _identities: Arc<IdentityAllocator>,
     events: Arc<Hub>,
     relay: JoinHandle<()>,
+    /// Tells what is not in order.
+    telling: JoinHandle<()>,
     monitors: [Monitor; 2],
 }
 
@@ -193,7 +196,13 @@ impl Agent {
         .await?;
         let (lag, lagging) = channel(None);
         let probing = Self::start_probing(
-            config, &own, &*registry, &exporter, &node, listeners, lagging,
+            config,
+            &own,
+            &*registry,
+            &exporter,
+            &node,
+            listeners,
+            (lagging, source.problems()),
         );
         let started = probing.and_then(|probing| {
             let relay = Self::start_relay(&node)?;
@@ -209,19 +218,32 @@ impl Agent {
             )?;
             Ok((probing, relay, identities, endpoints))
         });
-        let ((collector, host_responder, mesh), (events, relay), identities, (endpoints, enforcer)) =
-            match started {
-                Ok(started) => started,
-                Err(error) => {
-                    node.take_back().await;
-                    return Err(error);
-                }
-            };
+        let (
+            (collector, host_responder, mesh),
+            (events, relay, relaying),
+            identities,
+            (endpoints, enforcer),
+        ) = match started {
+            Ok(started) => started,
+            Err(error) => {
+                node.take_back().await;
+                return Err(error);
+            }
+        };
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.shared_counts());
         source.set_events(events.clone());
         source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());
+        let (route_reporter, routes) = activity();
+        let (policy_reporter, policy) = activity();
+        source.set_parts(parts(
+            relaying,
+            collector.activity(),
+            routes,
+            policy,
+            identities.activities(),
+        ));
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
             &own,
@@ -232,9 +254,19 @@ impl Agent {
         Ok(Self {
             health_addresses: node.health_addresses(),
             node,
+            telling: tokio::spawn(source.clone().tell_problems()),
             source,
-            routes: tokio::spawn(routes::keep(netlink, own.full_name(), registry.watch())),
-            enforcing: tokio::spawn(enforcer.follow(endpoints.clone(), surroundings)),
+            routes: tokio::spawn(routes::keep(
+                netlink,
+                own.full_name(),
+                registry.watch(),
+                route_reporter,
+            )),
+            enforcing: tokio::spawn(enforcer.follow(
+                endpoints.clone(),
+                surroundings,
+                policy_reporter,
+            )),
             registry,
             own,
             endpoints,
@@ -256,7 +288,7 @@ impl Agent {
         exporter: &Exporter<AgentSource, Location>,
         node: &NodeDatapath,
         listeners: Vec<TcpListener>,
-        policy_lag: Receiver<Option<PolicyLag>>,
+        (policy_lag, problems): (Receiver<Option<PolicyLag>>, Receiver<Vec<AgentProblem>>),
     ) -> anyhow::Result<(Collector, Responder, MeshHandle)> {
         exporter.maps_are_there()?;
         let collector = Collector::start(node.datapath().tables()?, pace(config));
@@ -292,6 +324,7 @@ impl Agent {
                 state_dir: config.location.state_dir.clone(),
                 full_maps: collector.pressed(),
                 policy_lag,
+                problems,
             },
             registry.watch(),
             Arc::new(node.datapath().rtt()?),
@@ -302,12 +335,14 @@ impl Agent {
     }
 
     /// Starts to hand on what the programs tell to those who monitor.
-    fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>)> {
+    fn start_relay(node: &NodeDatapath) -> anyhow::Result<(Arc<Hub>, JoinHandle<()>, Activity)> {
         let hub = Hub::new(node.datapath().event_switch()?)
             .context("cannot tell the programs to write no events")?;
         let hub = Arc::new(hub);
-        let relay = tokio::spawn(events::relay(node.datapath().ring()?, hub.clone()));
-        Ok((hub, relay))
+        let (reporter, activity) = activity();
+        let ring = node.datapath().ring()?;
+        let relay = tokio::spawn(events::relay(ring, hub.clone(), reporter));
+        Ok((hub, relay, activity))
     }
 
     /// Starts to follow the identities of the cluster.
@@ -338,6 +373,7 @@ impl Agent {
         self.enforcing.abort();
         self.events.close();
         self.relay.abort();
+        self.telling.abort();
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }
@@ -381,6 +417,7 @@ impl Agent {
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
                     // What others do to the health endpoint is told at once, whatever else cannot be repaired.
+                    self.source.begin_look();
                     if backoff.is_due() || self.node.has_changed().await {
                         let outcome = watch::repair(&mut self.node).await;
                         backoff.note(&outcome);
@@ -415,6 +452,34 @@ impl Agent {
         self.registry
             .publish(own::with_health_addresses(&self.own, &addresses));
     }
+}
+
+/// The parts that tell how they do, by the names of their checks.
+fn parts(
+    relay: Activity,
+    collector: Activity,
+    routes: Activity,
+    policy: Activity,
+    identities: IdentityActivities,
+) -> Vec<Part> {
+    let part = |check, activity| Part {
+        check,
+        activity,
+        is_spare: false,
+    };
+    // What is known of identities stands while the store is away.
+    let spare = |check, activity| Part {
+        is_spare: true,
+        ..part(check, activity)
+    };
+    vec![
+        part("events", relay),
+        part("conntrack", collector),
+        part("routes", routes),
+        part("policy", policy),
+        spare("identity-store", identities.store),
+        spare("identity-collector", identities.collector),
+    ]
 }
 
 /// Says which keys are in force. One that everybody knows is worth a warning.

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use health_endpoint::peer_routes::PeerRoutes;
+use health_endpoint::peer_routes::{PeerRouteError, PeerRoutes};
+use health_model::activity::{Problem, Reporter};
 use health_net::netlink::Handle;
 use health_registry::nodes::NodeSet;
 use tokio::sync::watch::Receiver;
@@ -21,8 +22,13 @@ const SHARE: u32 = 50;
 const LOGGED: usize = 8;
 
 /// Brings the routes in line with each set that `nodes` brings, and with what is there, until the
-/// task is dropped. `own` is this node's full name.
-pub(super) async fn keep(netlink: Handle, own: String, mut nodes: Receiver<Arc<NodeSet>>) {
+/// task is dropped, and reports each turn. `own` is this node's full name.
+pub(super) async fn keep(
+    netlink: Handle,
+    own: String,
+    mut nodes: Receiver<Arc<NodeSet>>,
+    reporter: Reporter,
+) {
     let mut keeper = Keeper {
         netlink,
         own,
@@ -31,10 +37,12 @@ pub(super) async fn keep(netlink: Handle, own: String, mut nodes: Receiver<Arc<N
         hasher: RandomState::new(),
     };
     loop {
+        reporter.begin();
         let begun = Instant::now();
         let set = nodes.borrow_and_update().clone();
-        keeper.sync(&set).await;
+        let problem = keeper.sync(&set).await;
         let pause = PERIOD.max(begun.elapsed() * SHARE);
+        reporter.end(problem, Some(pause));
         // A registry that has gone leaves what it said last.
         let changed = async {
             if nodes.changed().await.is_err() {
@@ -56,7 +64,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn sync(&mut self, set: &NodeSet) {
+    /// What is wrong then.
+    async fn sync(&mut self, set: &NodeSet) -> Option<Problem> {
         let peers = set.nodes.iter().filter(|node| node.full_name() != self.own);
         let wanted: Vec<_> = peers
             .flat_map(|node| {
@@ -83,20 +92,74 @@ impl Keeper {
                 warn!(error, "a pod CIDR cannot be reached");
             }
         };
-        match synced {
+        let problem = match synced {
             Ok(outcome) => {
                 for change in outcome.changes {
                     info!(%change, "routes follow the node registry");
                 }
-                for error in outcome.failed {
+                for error in &outcome.failed {
                     note(error.to_string());
                 }
+                problem_of(&outcome.failed)
             }
-            Err(error) => note(error.to_string()),
-        }
+            Err(error) => {
+                note(error.to_string());
+                Some(Problem::failure(error))
+            }
+        };
         if fresh > LOGGED {
             let more = fresh - LOGGED;
             warn!(more, "more pod CIDRs cannot be reached");
         }
+        problem
+    }
+}
+
+/// What routes that could not be had say of this agent. What the kernel refuses keeps it from its work; what the registry
+/// or somebody else got wrong does not; and to a node behind a router, the routers have the routes.
+fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
+    let is_refused = |error: &&PeerRouteError| matches!(error, PeerRouteError::Kernel(_));
+    let told = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });
+    let told: Vec<&PeerRouteError> = failed.iter().filter(told).collect();
+    let refused = told.iter().copied().find(is_refused);
+    let shown = refused.or(told.first().copied())?;
+    let reason = match told.len() {
+        1 => shown.to_string(),
+        count => format!("{shown}; {count} pod CIDRs in all cannot be reached"),
+    };
+    Some(match refused {
+        Some(_) => Problem::failure(reason),
+        None => Problem::warning(reason),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use health_model::activity::Severity;
+    use health_net::sysctl::Setting;
+
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_refuses_is_a_failure_and_what_others_did_a_warning() {
+        let cidr = "10.1.0.0/24".parse().unwrap();
+        let [via, kept] = ["192.0.2.1", "192.0.2.2"].map(|text| text.parse().unwrap());
+        let behind = || PeerRouteError::NotOnLink { cidr, via };
+        let conflict = || PeerRouteError::Conflict { cidr, kept, via };
+        let refused = || {
+            let error = Setting::new("no/such/setting", "1").apply();
+            PeerRouteError::Kernel(error.unwrap_err())
+        };
+        assert_eq!(problem_of(&[]), None);
+        assert_eq!(problem_of(&[behind()]), None);
+        let told = problem_of(&[behind(), conflict()]).unwrap();
+        assert_eq!(told, Problem::warning(conflict()));
+        let told = problem_of(&[conflict(), refused()]).unwrap();
+        assert_eq!(told.severity, Severity::Failure);
+        assert!(told.reason.contains("no/such/setting"), "{told:?}");
+        assert!(
+            told.reason
+                .ends_with("2 pod CIDRs in all cannot be reached")
+        );
     }
 }

@@ -12,12 +12,13 @@ use health_datapath::dump::Pinned;
 use health_datapath::events::{self, Hub, SubscribeError, Subscription};
 use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
-use health_mesh::hello::Responder;
+use health_mesh::hello::{Responder, ResponderState};
 use health_mesh::proof::HelloKeys;
 use health_mesh::{HelloRequestCounts, HelloRequests, IgnoredReplyCounts, MeshHandle};
+use health_model::activity::{self, Activity, Problem, Reporter};
 use health_model::api::{
-    AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus, PathMtuEntry,
-    ProbeEvent, RegistryState, SelfStatus, TargetHistory,
+    AgentProblem, AgentState, Endpoint, HealthStatus, IdentityEntry, NodeList, NodeStatus,
+    PathMtuEntry, ProbeEvent, RegistryState, SelfStatus, TargetHistory,
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
@@ -25,10 +26,11 @@ use health_registry::config::Config;
 use health_registry::identity::Identities;
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
 use super::node::NodeDatapath;
-use super::watch::Outcome;
+use super::watch::{Outcome, PERIOD};
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 
@@ -41,6 +43,11 @@ pub(super) struct AgentSource {
     mesh: OnceLock<MeshHandle>,
     /// What the responders count.
     responders: OnceLock<[Arc<HelloRequests>; 2]>,
+    responder_states: OnceLock<[ResponderState; 2]>,
+    /// What parts of the agent say of their work.
+    parts: OnceLock<Vec<Part>>,
+    /// What is not in order.
+    problems: watch::Sender<Vec<AgentProblem>>,
     collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
     manager: OnceLock<Manager>,
@@ -48,27 +55,35 @@ pub(super) struct AgentSource {
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
     waiting: RwLock<Option<String>>,
-    repairs: RwLock<Repairs>,
+    /// What was repaired since the start, by cause.
+    repairs: RwLock<BTreeMap<String, u64>>,
+    watching: Reporter,
+    watched: Activity,
     maps: Grace,
 }
 
-/// What became of the last look at the endpoint and the datapath.
-#[derive(Default)]
-struct Repairs {
-    looked: Option<Instant>,
-    problem: Option<String>,
-    /// What was repaired since the start, by cause.
-    counts: BTreeMap<String, u64>,
+/// A part of the agent that tells how it does.
+pub(super) struct Part {
+    /// Name of its check.
+    pub(super) check: &'static str,
+    /// What it tells.
+    pub(super) activity: Activity,
+    /// Whether the agent does its work without it.
+    pub(super) is_spare: bool,
 }
 
 impl AgentSource {
     pub(super) fn new(config: Config, keys: &HelloKeys) -> Self {
+        let (watching, watched) = activity::activity();
         Self {
             config,
             public_mesh_key: keys.accepts_public(),
             started: Instant::now(),
             mesh: OnceLock::new(),
             responders: OnceLock::new(),
+            responder_states: OnceLock::new(),
+            parts: OnceLock::new(),
+            problems: watch::Sender::new(Vec::new()),
             collections: OnceLock::new(),
             events: OnceLock::new(),
             identities: OnceLock::new(),
@@ -76,6 +91,8 @@ impl AgentSource {
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
+            watching,
+            watched,
             maps: Grace::default(),
         }
     }
@@ -88,9 +105,17 @@ impl AgentSource {
         if let Some(mesh) = self.mesh.get() {
             observations.extend([
                 Observation::aged("prober", None, mesh.since_last_turn()),
-                self.observed_datapath(),
+                Observation::told("datapath", self.watched.last()),
                 self.observed_maps(),
+                self.observed_responders(),
             ]);
+            observations.extend(self.parts.get().into_iter().flatten().map(|part| {
+                let told = Observation::told(part.check, part.activity.last());
+                match part.is_spare {
+                    true => told.warning(),
+                    false => told,
+                }
+            }));
             observations.extend(mesh.registries().into_iter().map(|registry| {
                 let problem = registry
                     .stale
@@ -109,10 +134,31 @@ impl AgentSource {
         Liveness::judge(observations, now)
     }
 
-    fn observed_datapath(&self) -> Observation {
-        let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
-        let age = repairs.looked.unwrap_or(self.started).elapsed();
-        Observation::aged("datapath", repairs.problem.clone(), age)
+    fn observed_responders(&self) -> Observation {
+        let states = self.responder_states.get().into_iter().flatten();
+        let problems: Vec<String> = states.filter_map(ResponderState::problem).collect();
+        let problem = (!problems.is_empty()).then(|| problems.join("; "));
+        Observation::now("responders", problem)
+    }
+
+    /// What is not in order, as it was told last.
+    pub(super) fn problems(&self) -> watch::Receiver<Vec<AgentProblem>> {
+        self.problems.subscribe()
+    }
+
+    /// Tells what is not in order, now and again, until it is dropped.
+    pub(super) async fn tell_problems(self: Arc<Self>) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let problems = self.liveness().problems();
+            self.problems.send_if_modified(|known| {
+                let is_news = *known != problems;
+                *known = problems;
+                is_news
+            });
+        }
     }
 
     fn observed_maps(&self) -> Observation {
@@ -133,6 +179,12 @@ impl AgentSource {
     pub(super) fn set_responders(&self, responders: [&Responder; 2]) {
         // As there is one mesh.
         let _ = self.responders.set(responders.map(Responder::requests));
+        let _ = self.responder_states.set(responders.map(Responder::state));
+    }
+
+    pub(super) fn set_parts(&self, parts: Vec<Part>) {
+        // As there is one mesh.
+        let _ = self.parts.set(parts);
     }
 
     pub(super) fn set_collections(&self, counts: SharedCounts) {
@@ -161,6 +213,11 @@ impl AgentSource {
         let _ = self.manager.set(manager);
     }
 
+    /// A look at the endpoint and the datapath begins.
+    pub(super) fn begin_look(&self) {
+        self.watching.begin();
+    }
+
     /// Takes over how a look at the endpoint and the datapath went.
     pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
         if let (Some(manager), Some(report)) =
@@ -169,10 +226,12 @@ impl AgentSource {
         {
             warn!(%error, "the health endpoint has an address that is not this node's to give");
         }
-        let mut repairs = self.repairs.write().unwrap_or_else(PoisonError::into_inner);
-        repairs.counts.clone_from(&node.repairs);
-        repairs.looked = Some(Instant::now());
-        repairs.problem = outcome.problem();
+        self.repairs
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone_from(&node.repairs);
+        let problem = outcome.problem().map(Problem::failure);
+        self.watching.end(problem, Some(PERIOD));
     }
 }
 
@@ -194,6 +253,7 @@ impl Source for AgentSource {
                     hosts_only_reason: None,
                     full_maps: Vec::new(),
                     policy_lag: None,
+                    problems: self.liveness().problems(),
                 },
                 ..HealthStatus::default()
             },
@@ -331,7 +391,7 @@ impl Source for AgentSource {
 
     fn repairs(&self) -> BTreeMap<String, u64> {
         let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
-        repairs.counts.clone()
+        repairs.clone()
     }
 
     fn enforcer(&self) -> Option<&Enforcer> {

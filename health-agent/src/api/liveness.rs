@@ -6,6 +6,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use health_model::activity::{LastTurn, Severity};
+use health_model::api::AgentProblem;
 use health_model::duration::duration_text;
 use hyper::StatusCode;
 use jiff::Timestamp;
@@ -52,10 +54,16 @@ pub struct Observation {
     pub check: &'static str,
     /// What is wrong, if something is.
     pub problem: Option<String>,
-    /// What a problem is taken for, and a lack of news at most.
-    pub worst: Level,
+    /// What a problem is taken for.
+    pub severity: Level,
+    /// What it and a lack of news are taken for at most.
+    pub limit: Level,
     /// Time since it was seen.
     pub age: Duration,
+    /// How much of that is more than there is to be without news.
+    pub overdue: Duration,
+    /// Time since it was last seen in order, as far as that is known.
+    pub succeeded: Option<Duration>,
 }
 
 impl Observation {
@@ -68,40 +76,57 @@ impl Observation {
     pub fn aged(check: &'static str, problem: Option<String>, age: Duration) -> Self {
         Self {
             check,
+            succeeded: problem.is_none().then_some(age),
             problem,
-            worst: Level::Failure,
+            severity: Level::Failure,
+            limit: Level::Failure,
             age,
+            overdue: age,
+        }
+    }
+
+    /// What a part says of its own turns.
+    pub fn told(check: &'static str, last: LastTurn) -> Self {
+        let severity = last.problem.as_ref().map(|problem| problem.severity);
+        Self {
+            check,
+            severity: match severity {
+                Some(Severity::Warning) => Level::Warning,
+                Some(Severity::Failure) | None => Level::Failure,
+            },
+            limit: Level::Failure,
+            problem: last.problem.map(|problem| problem.reason),
+            age: last.age,
+            overdue: last.overdue,
+            succeeded: last.succeeded,
         }
     }
 
     /// The same, but no more than a warning.
     pub fn warning(self) -> Self {
         Self {
-            worst: Level::Warning,
+            limit: Level::Warning,
             ..self
         }
     }
 
     fn judged(self, now: Timestamp) -> Check {
-        let stale = match self.age {
+        let stale = match self.overdue {
             age if age >= FAIL_AFTER => Level::Failure,
             age if age >= WARN_AFTER => Level::Warning,
             _ => Level::Ok,
         };
-        let (state, msg) = match self.problem {
-            Some(problem) => (self.worst, problem),
-            None if stale > Level::Ok => (
-                stale.min(self.worst),
-                format!("no news for {}", duration_text(whole_seconds(self.age))),
-            ),
-            None => (Level::Ok, String::new()),
-        };
+        let severity = self.problem.as_ref().map_or(Level::Ok, |_| self.severity);
+        let silence = (stale > Level::Ok)
+            .then(|| format!("no news for {}", duration_text(whole_seconds(self.age))));
+        let said: Vec<String> = self.problem.into_iter().chain(silence).collect();
         Check {
             name: self.check.to_owned(),
-            state,
-            msg,
+            state: severity.max(stale).min(self.limit),
+            msg: said.join("; "),
             // A clock set back past the machine's start has no such time.
             last_updated: now.checked_sub(self.age).unwrap_or(now),
+            last_success: self.succeeded.and_then(|age| now.checked_sub(age).ok()),
         }
     }
 }
@@ -138,6 +163,9 @@ pub struct Check {
     pub msg: String,
     /// When it was last seen to (RFC 3339).
     pub last_updated: Timestamp,
+    /// When it was last seen in order, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_success: Option<Timestamp>,
 }
 
 impl Liveness {
@@ -167,6 +195,18 @@ impl Liveness {
             current_time: now,
             checks,
         }
+    }
+
+    /// The checks that are not in order.
+    pub fn problems(&self) -> Vec<AgentProblem> {
+        let checks = self.checks.iter().filter(|check| check.state > Level::Ok);
+        checks
+            .map(|check| AgentProblem {
+                check: check.name.clone(),
+                is_failure: check.state == Level::Failure,
+                message: check.msg.clone(),
+            })
+            .collect()
     }
 
     /// The answer to `GET /healthz`: 503 for a failure, else 200.
@@ -243,6 +283,8 @@ fn listening_pid(path: &Path) -> io::Result<Option<i32>> {
 mod tests {
     use std::os::unix::net::UnixListener;
 
+    use health_model::activity::Problem;
+
     use super::*;
 
     fn judged(observations: Vec<Observation>) -> (Liveness, StatusCode) {
@@ -299,11 +341,48 @@ mod tests {
     }
 
     #[test]
+    fn what_a_part_says_of_its_turns_is_its_check() {
+        let told = |problem, overdue| {
+            let last = LastTurn {
+                age: SECOND * 100,
+                overdue,
+                succeeded: Some(SECOND * 200),
+                problem,
+            };
+            judged(vec![Observation::told("routes", last)]).0
+        };
+        let fine = told(None, Duration::ZERO);
+        assert_eq!((fine.state, fine.problems()), (Level::Ok, Vec::new()));
+        assert_eq!(fine.checks[0].last_updated.as_second(), 900);
+        let succeeded = fine.checks[0].last_success.unwrap();
+        assert_eq!(succeeded.as_second(), 800);
+        // It has nothing to do, or should have been heard of.
+        assert_eq!(told(None, SECOND * 15).state, Level::Warning);
+        assert_eq!(told(None, SECOND * 60).state, Level::Failure);
+        for (problem, level) in [
+            (Problem::warning("why"), Level::Warning),
+            (Problem::failure("why"), Level::Failure),
+        ] {
+            let hanging = told(Some(problem.clone()), SECOND * 60);
+            assert_eq!(hanging.state, Level::Failure);
+            assert_eq!(hanging.msg, "routes: why; no news for 1m40s");
+            let told = told(Some(problem), Duration::ZERO);
+            assert_eq!((told.state, told.msg.as_str()), (level, "routes: why"));
+            let problem = AgentProblem {
+                check: "routes".to_owned(),
+                is_failure: level == Level::Failure,
+                message: "why".to_owned(),
+            };
+            assert_eq!(told.problems(), [problem]);
+        }
+    }
+
+    #[test]
     fn what_is_soon_put_right_is_no_failure() {
         let grace = Grace::default();
         let start = Instant::now();
         let problem = || Some("gone".to_owned());
-        let worst = |problem, after| grace.observe("maps", problem, start + after).worst;
+        let worst = |problem, after| grace.observe("maps", problem, start + after).limit;
         assert_eq!(worst(problem(), Duration::ZERO), Level::Warning);
         assert_eq!(worst(problem(), SECOND), Level::Warning);
         assert_eq!(grace.observe("maps", None, start + SECOND).problem, None);

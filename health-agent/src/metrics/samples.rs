@@ -135,6 +135,7 @@ pub(super) fn report() -> HealthStatus {
             hosts_only_reason: None,
             full_maps: Vec::new(),
             policy_lag: None,
+            problems: Vec::new(),
         },
         nodes: vec![
             node(1, result(""), result("")),

@@ -17,11 +17,12 @@ use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_endpoint::manager::Manager;
+use health_model::activity::activity;
 use health_model::api::{
-    AddressGroupStatus, AgentState, ConnectivityStatus, Diagnosis, Endpoint, Enforcement, FullMap,
-    HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry, NodeList, NodeStatus,
-    PathKind, PathMtuEntry, PathMtuStatus, PathStatus, PolicyLag, ProbeEvent, Protocol,
-    RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
+    AddressGroupStatus, AgentProblem, AgentState, ConnectivityStatus, Diagnosis, Endpoint,
+    Enforcement, FullMap, HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry,
+    NodeList, NodeStatus, PathKind, PathMtuEntry, PathMtuStatus, PathStatus, PolicyLag, ProbeEvent,
+    Protocol, RegistryState, RejectedEntry, RttSource, SelfStatus, TargetHistory,
 };
 use health_model::events::EventFilter;
 use health_model::policy::PolicyMode;
@@ -112,9 +113,18 @@ impl Fixture {
                 hosts_only_reason: self.is_troubled.then(|| "this node has no pod CIDR".into()),
                 full_maps: self.is_troubled.then(full_map).into_iter().collect(),
                 policy_lag: self.is_troubled.then(policy_lag),
+                problems: self.is_troubled.then(agent_problem).into_iter().collect(),
             },
             nodes: vec![node(1, Some("")), node(2, peer)],
         }
+    }
+}
+
+fn agent_problem() -> AgentProblem {
+    AgentProblem {
+        check: "registry".into(),
+        is_failure: false,
+        message: "file:nodes.yaml is stale".into(),
     }
 }
 
@@ -306,7 +316,8 @@ impl Source for Fixture {
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         let hub = Arc::new(Hub::new(NoPrograms).unwrap());
         let subscription = hub.subscribe(filter);
-        tokio::spawn(relay(CannedRing::new(hub.clone()), hub));
+        let (reporter, _) = activity();
+        tokio::spawn(relay(CannedRing::new(hub.clone()), hub, reporter));
         Some(subscription)
     }
 

@@ -18,6 +18,7 @@ mod endpoint_restart;
 mod endpoints;
 mod etcd;
 mod etcd_access;
+mod healthz;
 mod hostile_frames;
 mod hosts_only;
 mod identities;

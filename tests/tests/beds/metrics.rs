@@ -1,21 +1,17 @@
-//! What monitoring sees: `/metrics` in all its formats, `/healthz`, and the alerts that follow.
+//! What monitoring sees: `/metrics` in all its formats, and the alerts that follow.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::net::UnixListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
-use health_agent::api::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
 use tests::http::{METRICS_PORT, get, get_as};
 use tests::process::{run, run_with_input};
 use tests::{Bed, PATIENCE, wait_for};
-
-const HEALTHZ_PORT: u16 = 9879;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0";
 const CLASSIC: &str = "text/plain; version=0.0.4";
@@ -33,9 +29,9 @@ fn scrape_text(node: &Node, format: &str) -> anyhow::Result<String> {
 }
 
 /// Samples by name and labels, the labels in the order they are written.
-type Samples = BTreeMap<String, f64>;
+pub(super) type Samples = BTreeMap<String, f64>;
 
-fn scrape(node: &Node) -> anyhow::Result<Samples> {
+pub(super) fn scrape(node: &Node) -> anyhow::Result<Samples> {
     let body = scrape_text(node, OPEN_METRICS)?;
     parse(&body).with_context(|| format!("not OpenMetrics:\n{body}"))
 }
@@ -418,145 +414,6 @@ fn alerts_do_what_their_tests_say_and_read_metrics_there_are() -> anyhow::Result
     assert!(used.len() > 8, "{used:?}");
     for name in used {
         ensure!(page.contains(&format!("| `{name}` |")), "no metric {name}");
-    }
-    Ok(())
-}
-
-/// What `/healthz` says, and its status code.
-fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
-    let (code, body) = get(node, address, "/healthz")?;
-    let liveness = serde_json::from_str(&body).with_context(|| body.clone())?;
-    Ok((code, liveness))
-}
-
-/// Waits until `/healthz` says 503 for these checks alone, and returns why; or for none, until all is
-/// well.
-fn wait_failing(node: &Node, checks: &[&str]) -> anyhow::Result<String> {
-    wait_for(&format!("{checks:?} to fail"), PATIENCE, || {
-        let (code, liveness) = liveness(node)?;
-        let expected = if checks.is_empty() { 200 } else { 503 };
-        ensure!(code == expected, "{code}: {liveness:?}");
-        ensure!(liveness.failing == checks, "{liveness:?}");
-        let is_starting = checks.is_empty() && liveness.state != Level::Ok;
-        ensure!(!is_starting, "{liveness:?}");
-        Ok(Some(liveness.msg))
-    })
-}
-
-#[test]
-#[ignore = "needs root"]
-fn healthz_fails_when_the_socket_is_gone_or_another_process_has_it() -> anyhow::Result<()> {
-    let bed = Bed::builder().nodes(1).start()?;
-    let node = bed.node(1);
-    wait_failing(node, &[])?;
-    let (_, fine) = liveness(node)?;
-    let names: Vec<_> = fine
-        .checks
-        .iter()
-        .map(|check| check.name.as_str())
-        .collect();
-    for name in ["api-socket", "prober", "datapath", "maps", "registry"] {
-        assert!(names.contains(&name), "no {name} in {names:?}");
-    }
-
-    let aside = node.runtime_dir().join("aside.sock");
-    fs::rename(node.socket(), &aside)?;
-    let message = wait_failing(node, &["api-socket"])?;
-    assert!(message.contains("health.sock"), "{message}");
-    assert_eq!(scrape(node)?["health_agent_healthy"], 0.0);
-
-    let other = UnixListener::bind(node.socket())?;
-    let message = wait_failing(node, &["api-socket"])?;
-    let pid = format!("pid {}", std::process::id());
-    assert!(message.contains(&pid), "{message}");
-    drop(other);
-
-    fs::rename(&aside, node.socket())?;
-    wait_failing(node, &[])?;
-    assert_eq!(scrape(node)?["health_agent_healthy"], 1.0);
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs root"]
-fn healthz_fails_while_the_datapath_cannot_be_repaired() -> anyhow::Result<()> {
-    let bed = Bed::builder().nodes(1).start()?;
-    let node = bed.node(1);
-    wait_failing(node, &[])?;
-    // A device of somebody else's is left alone.
-    node.exec("ip link set dev lxc_health alias foreign")?;
-    let message = wait_failing(node, &["datapath"])?;
-    assert!(message.contains("lxc_health"), "{message}");
-    let shown = node.cli("status")?;
-    let own = format!("health-agent/{}", node.name());
-    node.exec(&format!("ip link set dev lxc_health alias {own}"))?;
-    wait_failing(node, &[])?;
-    assert_eq!(shown.code, Some(0), "peers are still told of: {shown:?}");
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs root"]
-fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> {
-    let bed = Bed::builder().nodes(1).start()?;
-    let node = bed.node(1);
-    wait_failing(node, &[])?;
-    bed.write_nodes_file("nodes: {no list")?;
-    let message = wait_for("the warning", PATIENCE, || {
-        let (code, liveness) = liveness(node)?;
-        ensure!(code == 200, "{code}");
-        Ok((liveness.state == Level::Warning).then_some(liveness.msg))
-    })?;
-    assert!(message.starts_with("registry: "), "{message}");
-    let stale = |samples: &Samples| {
-        let value = |name: &str| {
-            let prefix = format!("health_agent_registry_{name}{{registry=\"file:");
-            let mut found = samples.iter().filter(|(s, _)| s.starts_with(&prefix));
-            found.next().map(|(_, value)| *value)
-        };
-        Some((value("stale")?, value("age_seconds")?))
-    };
-    let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
-    assert_eq!(is_stale, 1.0);
-    assert!(age > 0.0, "{age}");
-    assert_eq!(
-        scrape(node)?["health_agent_registry_nodes{cluster=\"default\"}"],
-        1.0
-    );
-
-    bed.write_nodes_file(&tests::bed::registry(bed.nodes()))?;
-    wait_for("the registry to be right again", PATIENCE, || {
-        Ok((liveness(node)?.1.state == Level::Ok).then_some(()))
-    })?;
-    let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
-    assert_eq!((is_stale, age), (0.0, 0.0));
-    Ok(())
-}
-
-#[test]
-#[ignore = "needs root"]
-fn healthz_is_the_agents_own_whatever_peers_do() -> anyhow::Result<()> {
-    let bed = Bed::builder()
-        .nodes(2)
-        .ipv6(true)
-        .probing(500, 200)
-        .start()?;
-    bed.wait_all_reachable(PATIENCE)?;
-    let node = bed.node(1);
-    bed.node(2).kill_agent(Signal::SIGKILL)?;
-    wait_for("the peer to be unreachable", PATIENCE, || {
-        Ok((node.cli("status")?.code == Some(3)).then_some(()))
-    })?;
-    for address in [
-        SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT)),
-        SocketAddr::from((Ipv6Addr::LOCALHOST, HEALTHZ_PORT)),
-    ] {
-        let (code, body) = get(node, address, "/healthz")?;
-        assert_eq!(code, 200, "{body}");
-        let liveness: Liveness = serde_json::from_str(&body)?;
-        assert_eq!(liveness.state, Level::Ok, "{body}");
-        assert!(liveness.failing.is_empty(), "{body}");
     }
     Ok(())
 }

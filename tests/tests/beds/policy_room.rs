@@ -12,6 +12,8 @@ use health_model::api::PolicyLag;
 use tempfile::TempDir;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
 
+use super::healthz::liveness;
+
 /// Ports of a rule, as many as it may have, every other one: each is an entry.
 const PORTS: u16 = 40;
 
@@ -144,6 +146,12 @@ fn policy_without_room_is_told_and_holds_nobody_up() -> anyhow::Result<()> {
             .stdout
             .contains("Policy:   not in force for 1 endpoint: ")
     );
+    let (code, liveness) = liveness(here)?;
+    let problems = liveness.problems();
+    let policy = problems.iter().find(|one| one.check == "policy");
+    let policy = policy.with_context(|| format!("{liveness:?}"))?;
+    ensure!(code == 200 && !policy.is_failure, "{liveness:?}");
+    ensure!(policy.message.contains("HEALTH_POLICY"), "{policy:?}");
 
     // The former rules hold, also for endpoints that come now.
     wait_passes(&near, &web, 20_000)?;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Problem, Reporter};
 use health_model::api::FullMap;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -36,6 +37,7 @@ pub struct Collector {
     task: JoinHandle<()>,
     counts: SharedCounts,
     pressed: watch::Receiver<Vec<FullMap>>,
+    activity: Activity,
 }
 
 impl Collector {
@@ -44,19 +46,27 @@ impl Collector {
         let counts = SharedCounts::default();
         let (pressed, receiver) = watch::channel(Vec::new());
         let started = Instant::now();
+        let (reporter, activity) = activity::activity();
         let work = Work {
             tables: Arc::new(tables),
             schedule: Schedule::new(pace, Duration::ZERO),
             started,
             counts: counts.clone(),
             pressed,
-            last_error: None,
+            reporter,
+            failures: Failures::default(),
         };
         Self {
             task: tokio::spawn(work.run()),
             counts,
             pressed: receiver,
+            activity,
         }
+    }
+
+    /// How it does: it looks every 2 s, and a collection that failed stands until the next one.
+    pub fn activity(&self) -> Activity {
+        self.activity.clone()
     }
 
     /// What is known of collections, now and later.
@@ -82,8 +92,17 @@ struct Work<T> {
     started: Instant,
     counts: SharedCounts,
     pressed: watch::Sender<Vec<FullMap>>,
-    /// What was wrong last: it is logged once.
-    last_error: Option<String>,
+    reporter: Reporter,
+    failures: Failures,
+}
+
+/// What was wrong last: it is logged once.
+#[derive(Default)]
+struct Failures {
+    /// In the last collection.
+    collection: Option<String>,
+    /// In the last look.
+    look: Option<String>,
 }
 
 impl<T: Tables> Work<T> {
@@ -109,6 +128,7 @@ impl<T: Tables> Work<T> {
 
     /// Collects both families, one after the other.
     async fn collect(&mut self, cause: Cause) {
+        self.reporter.begin();
         let mut removed: f64 = 0.0;
         let mut failure = None;
         for family in Family::ALL {
@@ -147,12 +167,13 @@ impl<T: Tables> Work<T> {
             Some(_) => self.schedule.failed(now),
         }
         self.counts.lock().interval = self.schedule.interval();
-        self.note_failure(failure);
+        note_failure(&mut self.failures.collection, failure);
         self.look().await;
     }
 
     /// Looks how full the maps are.
     async fn look(&mut self) {
+        self.reporter.begin();
         let tables = self.tables.clone();
         let result = spawn_blocking(move || tables.fills()).await;
         let failure = match result {
@@ -163,7 +184,10 @@ impl<T: Tables> Work<T> {
             Ok(Err(error)) => Some(error.to_string()),
             Err(error) => Some(error.to_string()),
         };
-        self.note_failure(failure);
+        note_failure(&mut self.failures.look, failure);
+        let Failures { collection, look } = &self.failures;
+        let problem = collection.as_ref().or(look.as_ref());
+        self.reporter.end(problem.map(Problem::failure), Some(LOOK));
     }
 
     fn note_fills(&self, fills: Vec<Fill>) {
@@ -192,20 +216,22 @@ impl<T: Tables> Work<T> {
         });
         self.counts.lock().fills = fills;
     }
+}
 
-    fn note_failure(&mut self, failure: Option<String>) {
-        if let Some(cause) = &failure
-            && self.last_error.as_ref() != Some(cause)
-        {
-            error!(cause, "cannot collect conntrack entries");
-        }
-        self.last_error = failure;
+fn note_failure(last: &mut Option<String>, failure: Option<String>) {
+    if let Some(cause) = &failure
+        && last.as_ref() != Some(cause)
+    {
+        error!(cause, "cannot collect conntrack entries");
     }
+    *last = failure;
 }
 
 #[cfg(test)]
 mod tests {
     use std::io;
+
+    use health_model::activity::Severity;
 
     use super::*;
     use crate::conntrack::{CollectionOutcome, Pass, TableError};
@@ -334,5 +360,13 @@ mod tests {
         assert_eq!(counts.of(Family::Ipv4).failed, 2);
         assert_eq!(counts.of(Family::Ipv4).completed, [0, 0]);
         assert_eq!(counts.fills.len(), 1);
+        // Looks that go well do not hide it; the next collection does away with it.
+        let problem = || collector.activity().last().problem;
+        let told = problem().expect("a problem");
+        assert_eq!(told.severity, Severity::Failure);
+        assert!(told.reason.contains("HEALTH_CT4"), "{told:?}");
+        tables.state().broken = false;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(problem(), None);
     }
 }

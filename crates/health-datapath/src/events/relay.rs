@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::events::Event;
+use health_model::activity::{Problem, Reporter};
 use health_net::clock;
 use jiff::{SignedDuration, Timestamp};
 use nix::net::if_::if_indextoname;
@@ -27,8 +28,8 @@ pub trait Ring: Send + 'static {
     fn lost(&self) -> io::Result<u64>;
 }
 
-/// Hands events on until the ring fails or the task is stopped.
-pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>) {
+/// Hands events on until the ring fails or the task is stopped, and reports each turn.
+pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
     let mut losses = Losses::new(&ring);
     let mut devices = DeviceNames::new();
     let mut ticks = tokio::time::interval(PERIOD);
@@ -37,19 +38,26 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>) {
         tokio::select! {
             ready = ring.ready() => if let Err(error) = ready {
                 warn!(%error, "cannot wait for events of the programs; monitors get no more");
+                let problem = format!("cannot wait for events of the programs: {error}");
+                reporter.end(Some(Problem::failure(problem)), None);
                 return;
             },
             _ = ticks.tick() => {
                 devices.clear();
-                hub.tell_losses(losses.since_last(&ring));
+                let looked = losses.tell(&ring, &hub);
+                let problem = looked.err().map(|error| {
+                    Problem::warning(format!("cannot read how many events were lost: {error}"))
+                });
+                reporter.end(problem, Some(PERIOD));
                 continue;
             }
         }
+        // What cannot be read here is told by the next tick.
         while hand_on(&mut ring, &hub, &mut devices) {
-            hub.tell_losses(losses.since_last(&ring));
+            let _ = losses.tell(&ring, &hub);
             tokio::task::yield_now().await;
         }
-        hub.tell_losses(losses.since_last(&ring));
+        let _ = losses.tell(&ring, &hub);
     }
 }
 
@@ -73,12 +81,12 @@ impl Losses {
         Self(ring.lost().unwrap_or(0))
     }
 
-    /// What was lost since. What cannot be read now is told later.
-    fn since_last(&mut self, ring: &impl Ring) -> u64 {
-        let now = ring.lost().unwrap_or(self.0);
-        let lost = now.saturating_sub(self.0);
+    /// Tells what was lost since. What cannot be read now is told later.
+    fn tell(&mut self, ring: &impl Ring, hub: &Hub) -> io::Result<()> {
+        let now = ring.lost()?;
+        hub.tell_losses(now.saturating_sub(self.0));
         self.0 = now;
-        lost
+        Ok(())
     }
 }
 
@@ -93,4 +101,84 @@ fn device(known: &mut DeviceNames, ifindex: u32) -> Option<String> {
             Some(name.to_string_lossy().into_owned())
         })
         .clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use health_common::events::MonitorFilter;
+    use health_model::activity::{Activity, Severity, activity};
+
+    use super::*;
+    use crate::events::Switch;
+
+    struct NoSwitch;
+
+    impl Switch for NoSwitch {
+        fn set(&self, _filter: &MonitorFilter) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A ring without events.
+    #[derive(Default)]
+    struct Silent {
+        cannot_wait: bool,
+        cannot_count: bool,
+    }
+
+    fn broken_if(is_broken: bool) -> io::Result<u64> {
+        match is_broken {
+            true => Err(io::ErrorKind::PermissionDenied.into()),
+            false => Ok(0),
+        }
+    }
+
+    impl Ring for Silent {
+        async fn ready(&mut self) -> io::Result<()> {
+            broken_if(self.cannot_wait)?;
+            std::future::pending().await
+        }
+
+        fn take(&mut self, _each: impl FnMut(&Event)) -> bool {
+            false
+        }
+
+        fn lost(&self) -> io::Result<u64> {
+            broken_if(self.cannot_count)
+        }
+    }
+
+    /// How a relay does after some seconds.
+    async fn of(ring: Silent) -> Activity {
+        let (reporter, activity) = activity();
+        let hub = Arc::new(Hub::new(NoSwitch).unwrap());
+        let _ = tokio::time::timeout(3 * PERIOD, relay(ring, hub, reporter)).await;
+        activity
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_wrong_with_the_ring_is_told() {
+        let fine = of(Silent::default()).await.last();
+        assert!(fine.succeeded.is_some(), "{fine:?}");
+
+        let uncounted = Silent {
+            cannot_count: true,
+            ..Silent::default()
+        };
+        let uncounted = of(uncounted).await.last();
+        assert_eq!(uncounted.succeeded, None);
+        let told = uncounted.problem.unwrap();
+        assert!(
+            told.reason.contains("how many events were lost"),
+            "{told:?}"
+        );
+
+        let gone = Silent {
+            cannot_wait: true,
+            ..Silent::default()
+        };
+        let told = of(gone).await.last().problem.unwrap();
+        assert_eq!(told.severity, Severity::Failure);
+        assert!(told.reason.contains("cannot wait for events"), "{told:?}");
+    }
 }

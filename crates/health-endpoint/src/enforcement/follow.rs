@@ -10,6 +10,7 @@ use std::time::Duration;
 use health_common::addr::Addr;
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::IpcacheError;
+use health_model::activity::{Problem, Reporter};
 use health_model::api::PolicyLag;
 use health_model::identity::Identity;
 use health_net::netlink::Handle;
@@ -73,24 +74,24 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Reads what leads to this host. Returns whether that could be read.
-    async fn read_host(&mut self) -> bool {
+    /// Reads what leads to this host.
+    async fn read_host(&mut self) -> Result<(), Problem> {
         match self.routes.to_this_host().await {
             Ok(prefixes) => {
                 self.host_prefixes = Some(prefixes);
-                true
+                Ok(())
             }
-            Err(error) => {
-                warn!(%error, "what leads to this host cannot be read; it is tried again");
-                false
-            }
+            Err(error) => Err(to_be_tried_again(
+                "what leads to this host cannot be read",
+                &error,
+            )),
         }
     }
 }
 
 impl Enforcer {
-    /// Follows all that policy depends on, until the agent ends.
-    pub async fn follow(self, manager: Manager, mut around: Surroundings) {
+    /// Follows all that policy depends on, until the agent ends, and reports each turn.
+    pub async fn follow(self, manager: Manager, mut around: Surroundings, reporter: Reporter) {
         let mut revisions = self.0.revision.subscribe();
         let mut identities = self.0.identities.clone();
         let mut addresses = self.0.cluster.addresses();
@@ -98,11 +99,14 @@ impl Enforcer {
             revisions.mark_unchanged();
             identities.mark_unchanged();
             let known = addresses.borrow_and_update().clone();
-            let is_done = self.carry_on(&manager, &mut around, &known).await;
+            reporter.begin();
+            let done = self.carry_on(&manager, &mut around, &known).await;
+            let pause = done.is_err().then_some(AGAIN);
+            reporter.end(done.err(), pause);
             let again = async {
-                match is_done {
-                    true => std::future::pending().await,
-                    false => tokio::time::sleep(AGAIN).await,
+                match pause {
+                    None => std::future::pending().await,
+                    Some(pause) => tokio::time::sleep(pause).await,
                 }
             };
             tokio::select! {
@@ -118,7 +122,7 @@ impl Enforcer {
         }
     }
 
-    /// Brings endpoints and maps to what holds now. Returns whether all of it was done.
+    /// Brings endpoints and maps to what holds now. Fails with the worst of what could not be done.
     ///
     /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
     /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet. As long as
@@ -128,11 +132,11 @@ impl Enforcer {
         manager: &Manager,
         around: &mut Surroundings,
         announced: &Addresses,
-    ) -> bool {
-        let is_host_read = around.read_host().await;
+    ) -> Result<(), Problem> {
+        let host_read = around.read_host().await;
         if around.host_prefixes.is_none() {
             // Without it, addresses of this host would be of the world.
-            return false;
+            return host_read;
         }
         let repository = self.repository();
         let wanted = repository.prefixes();
@@ -160,17 +164,15 @@ impl Enforcer {
             if self.0.is_blank {
                 let announced = self.0.cluster.addresses().borrow().clone();
                 let cidrs = of_prefixes(&cidrs, &wanted);
-                if let Err(error) = self.write_ipcache(around, &announced, &cidrs) {
-                    warn!(%error, "the ipcache cannot be written; it is tried again");
-                    return false;
-                }
+                self.write_ipcache(around, &announced, &cidrs)
+                    .map_err(|error| to_be_tried_again("the ipcache cannot be written", &error))?;
             }
             self.0.held_back.send_replace(None);
         }
 
         let behind = self.bring_endpoints(manager).await;
-        let all_follow = behind == Behind::default();
-        self.tell_lag(&behind);
+        let lag = lag_of(&behind);
+        self.tell_lag(lag.clone());
         // One that could not be built for another reason keeps nobody's prefixes.
         let generation = self.generation();
         let tables_follow = self.subjects().name_their_tables(&generation);
@@ -180,26 +182,31 @@ impl Enforcer {
             // Tables that are still named know no others.
             false => self.in_ipcache(&cidrs),
         };
-        let written = self.write_ipcache(around, announced, &cidrs);
-        if let Err(error) = &written {
-            warn!(%error, "the ipcache is not up to date; it is tried again");
-        }
+        let written = self
+            .write_ipcache(around, announced, &cidrs)
+            .map_err(|error| to_be_tried_again("the ipcache is not up to date", &error));
         if tables_follow {
             self.0.cluster.require(&wanted);
         }
         if self.is_informed() && !self.subjects().has_former() {
             self.0.cluster.forget_earlier();
         }
-        let swept = self.subjects().sweep();
-        if let Err(error) = &swept {
-            warn!(%error, "tables of policy that are not needed any more stay; it is tried again");
-        }
-        let is_in_force = tables_follow && is_host_read && written.is_ok() && swept.is_ok();
+        let swept = self.subjects().sweep().map_err(|error| {
+            to_be_tried_again("tables of policy that are not needed any more stay", &error)
+        });
+        let is_in_force = tables_follow && host_read.is_ok() && written.is_ok() && swept.is_ok();
         // Each build of one that was taken over is told.
         if is_in_force && !self.subjects().has_former() {
             self.0.followed.send_replace(repository.revision());
         }
-        is_in_force && all_follow
+        host_read?;
+        written?;
+        swept.map(drop)?;
+        match lag {
+            Some(lag) => Err(Problem::warning(in_words(&lag))),
+            None if tables_follow => Ok(()),
+            None => Err(Problem::warning("some endpoints name former tables")),
+        }
     }
 
     /// Has endpoints built that do not name what they are to name, and makes room for them. Returns those for which
@@ -275,15 +282,7 @@ impl Enforcer {
     }
 
     /// Tells who does not follow, where that is news.
-    fn tell_lag(&self, behind: &Behind) {
-        let endpoints = behind.failed.len() + behind.pending.len();
-        let reason = behind.failed.values().next();
-        let lag = (endpoints > 0).then(|| PolicyLag {
-            endpoints: endpoints as u64,
-            reason: reason
-                .map_or("they are still being built", String::as_str)
-                .to_owned(),
-        });
+    fn tell_lag(&self, lag: Option<PolicyLag>) {
         self.0.lag.send_if_modified(|known| {
             if *known == lag {
                 return false;
@@ -371,6 +370,29 @@ impl Enforcer {
         // They are told within 100 ms; what is missing then comes with the next change.
         let _ = timeout(PATIENCE, known).await;
     }
+}
+
+/// Logs what could not be done in this turn: without it, policy is not in force.
+fn to_be_tried_again(what: &str, error: &dyn std::error::Error) -> Problem {
+    warn!(%error, "{what}; it is tried again");
+    Problem::failure(format!("{what}: {error}"))
+}
+
+/// Who does not follow, if anybody.
+fn lag_of(behind: &Behind) -> Option<PolicyLag> {
+    let endpoints = behind.failed.len() + behind.pending.len();
+    let reason = behind.failed.values().next();
+    (endpoints > 0).then(|| PolicyLag {
+        endpoints: endpoints as u64,
+        reason: reason
+            .map_or("they are still being built", String::as_str)
+            .to_owned(),
+    })
+}
+
+fn in_words(PolicyLag { endpoints, reason }: &PolicyLag) -> String {
+    let plural = if *endpoints == 1 { "" } else { "s" };
+    format!("not in force for {endpoints} endpoint{plural}: {reason}")
 }
 
 /// The identities of these prefixes.

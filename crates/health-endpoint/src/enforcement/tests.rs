@@ -89,7 +89,8 @@ impl Site {
             nodes: watch::Sender::new(Arc::new(NodeSet::default())).subscribe(),
             has_heard: false,
         };
-        tokio::spawn(enforcer.clone().follow(manager.clone(), around));
+        let (reporter, _) = health_model::activity::activity();
+        tokio::spawn(enforcer.clone().follow(manager.clone(), around, reporter));
         Agent {
             manager,
             enforcer,

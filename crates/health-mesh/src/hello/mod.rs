@@ -1,12 +1,13 @@
 //! The side that answers: `GET /hello` on the node's addresses and inside the health endpoint's
 //! namespace.
 
+mod listeners;
 mod places;
 
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_datapath::arrival_store::ArrivalStore;
@@ -19,8 +20,9 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 
+use self::listeners::Acceptor;
+pub use self::listeners::ResponderState;
 use self::places::Places;
 use super::counters::HelloRequests;
 use super::exchange::{ARRIVALS_HEADER, PROBER_HEADER, arrivals_value, parse_prober};
@@ -37,8 +39,6 @@ const BACKLOG: i32 = 1024;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for a whole exchange, so that a peer that does not read frees its place as well.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause after the process has run out of file descriptors or memory.
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// Why the responder cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ pub struct Identity {
 /// Answers `GET /hello`; everything else is not found. Dropping it closes the listeners.
 pub struct Responder {
     shared: Shared,
-    acceptors: Mutex<Vec<JoinHandle<()>>>,
+    acceptors: ResponderState,
     stop: watch::Sender<bool>,
 }
 
@@ -125,7 +125,7 @@ impl Responder {
                 places: Places::default(),
                 stop: stopped,
             },
-            acceptors: Mutex::new(Vec::new()),
+            acceptors: ResponderState::default(),
             stop,
         };
         responder.replace(listeners)?;
@@ -135,6 +135,11 @@ impl Responder {
     /// What is counted of the requests.
     pub fn requests(&self) -> Arc<HelloRequests> {
         self.shared.requests.clone()
+    }
+
+    /// How it does, now and later.
+    pub fn state(&self) -> ResponderState {
+        self.acceptors.clone()
     }
 
     /// Goes over to other listeners; connections of the old ones are served to their end.
@@ -148,14 +153,10 @@ impl Responder {
             .collect::<io::Result<Vec<_>>>()?;
         let acceptors = listeners
             .into_iter()
-            .map(|listener| tokio::spawn(accept(listener, self.shared.clone())))
+            .map(|listener| Acceptor::start(listener, self.shared.clone()))
             .collect();
-        let mut current = self
-            .acceptors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        for old in std::mem::replace(&mut *current, acceptors) {
-            old.abort();
+        for old in self.acceptors.replace(acceptors) {
+            old.task.abort();
         }
         Ok(())
     }
@@ -163,16 +164,10 @@ impl Responder {
     /// Closes the listeners and waits until the open exchanges have ended.
     pub async fn shutdown(self) {
         self.stop.send_replace(true);
-        let acceptors = std::mem::take(
-            &mut *self
-                .acceptors
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
-        for acceptor in acceptors {
-            acceptor.abort();
+        for Acceptor { task, .. } in self.acceptors.replace(Vec::new()) {
+            task.abort();
             // Aborted, so this ends at once, and the listener is closed when it has.
-            let _ = acceptor.await;
+            let _ = task.await;
         }
         // Each exchange holds a place and ends by its time-out at the latest.
         self.shared.places.all_free().await;
@@ -181,40 +176,8 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        for acceptor in self
-            .acceptors
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-        {
-            acceptor.abort();
-        }
-    }
-}
-
-async fn accept(listener: tokio::net::TcpListener, shared: Shared) {
-    loop {
-        let Some(place) = shared.places.free().await else {
-            return;
-        };
-        match listener.accept().await {
-            Ok((stream, from)) => {
-                let Some(place) = place.take(from.ip()) else {
-                    shared.requests.add_too_many();
-                    continue;
-                };
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    // Errors are the client's own: it went away, or spoke no HTTP.
-                    let _ = tokio::time::timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
-                    drop(place);
-                });
-            }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-            Err(error) => {
-                tracing::warn!(%error, "hello responder cannot accept a connection");
-                tokio::time::sleep(ACCEPT_BACKOFF).await;
-            }
+        for acceptor in self.acceptors.replace(Vec::new()) {
+            acceptor.task.abort();
         }
     }
 }

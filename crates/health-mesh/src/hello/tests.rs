@@ -1,4 +1,7 @@
+use std::os::fd::AsRawFd as _;
+
 use health_common::arrivals::{Arrivals, Prober, WayCounts};
+use nix::sys::socket::{Shutdown, shutdown};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -306,4 +309,26 @@ fn a_port_in_use_is_named() {
     assert!(error.contains("in use"), "{error}");
     let error = bind(&[IpAddr::from([192, 0, 2, 1])], 0).unwrap_err();
     assert!(matches!(error, BindError::NotLocal(_)), "{error}");
+}
+
+#[tokio::test]
+async fn a_socket_that_does_not_listen_any_more_is_told() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let same = listener.try_clone().unwrap();
+    let responder = start(listener, HelloKeys::default(), &[]);
+    let state = responder.state();
+    assert_eq!(state.problem(), None);
+    ask_b(address).await.unwrap();
+    assert_eq!(state.problem(), None);
+
+    // As `ss --kill` does.
+    shutdown(same.as_raw_fd(), Shutdown::Both).unwrap();
+    let problem = state.problem().unwrap();
+    assert!(problem.contains(&address.to_string()), "{problem}");
+    assert!(ask_b(address).await.is_err());
+
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    responder.replace(vec![other]).unwrap();
+    assert_eq!(state.problem(), None);
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use health_common::arrivals;
 use health_common::probe::Path;
-use health_model::api::{self, FullMap, PolicyLag, RttSource};
+use health_model::api::{self, AgentProblem, FullMap, PolicyLag, RttSource};
 use health_registry::config::ProbeIntervals;
 use health_registry::nodes::NodeSet;
 use jiff::Timestamp;
@@ -55,6 +55,7 @@ pub(super) struct Results {
     hosts_only: Option<String>,
     full_maps: watch::Receiver<Vec<FullMap>>,
     policy_lag: watch::Receiver<Option<PolicyLag>>,
+    problems: watch::Receiver<Vec<AgentProblem>>,
     local_addresses: Vec<IpAddr>,
     uplinks: Vec<String>,
     port: u16,
@@ -197,6 +198,7 @@ impl Results {
             hosts_only: options.hosts_only.clone(),
             full_maps: options.full_maps.clone(),
             policy_lag: options.policy_lag.clone(),
+            problems: options.problems.clone(),
             local_addresses: options.local_addresses.clone(),
             uplinks: options.uplinks.clone(),
             port: options.port,

@@ -76,6 +76,7 @@ impl Results {
                 hosts_only_reason: self.hosts_only.clone(),
                 full_maps: self.full_maps.borrow().clone(),
                 policy_lag: self.policy_lag.borrow().clone(),
+                problems: self.problems.borrow().clone(),
             },
             nodes,
         }

@@ -34,6 +34,7 @@ fn options() -> MeshOptions {
         state_dir: "/nonexistent".into(),
         full_maps: watch::channel(Vec::new()).1,
         policy_lag: watch::channel(None).1,
+        problems: watch::channel(Vec::new()).1,
     }
 }
 

@@ -28,7 +28,7 @@ pub use self::path::{
 };
 pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
 pub use self::status::{
-    Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,
+    AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,
 };
 
 /// Body of every answer that is not a success.

@@ -77,6 +77,21 @@ pub struct SelfStatus {
     /// Its endpoints that do not follow its policy, if there are any.
     #[serde(rename = "policyLag", skip_serializing_if = "Option::is_none", default)]
     pub policy_lag: Option<PolicyLag>,
+    /// What is not in order with its agent.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub problems: Vec<AgentProblem>,
+}
+
+/// A check of `/healthz` that is not in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentProblem {
+    /// The check's name.
+    pub check: String,
+    /// Whether the agent does not do that work; else it does, with what it has.
+    #[serde(rename = "isFailure")]
+    pub is_failure: bool,
+    /// What is wrong.
+    pub message: String,
 }
 
 /// Endpoints that keep what was in force before.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use health_model::activity::{self, Activity, Problem, Reporter};
 use health_model::identity::Identity;
 use health_model::labels::{CIDR, Label, LabelSet, RESERVED};
 use jiff::Timestamp;
@@ -134,6 +135,16 @@ impl Timing {
 pub struct IdentityAllocator {
     shared: Arc<Shared>,
     task: JoinHandle<()>,
+    activities: IdentityActivities,
+}
+
+/// How those do who talk to the store.
+#[derive(Clone, Debug)]
+pub struct IdentityActivities {
+    /// Who sees to it that it has what this node wants, and reads what it says.
+    pub store: Activity,
+    /// Who collects identities that nobody uses.
+    pub collector: Activity,
 }
 
 /// What callers and the task that talks to the store share.
@@ -145,6 +156,10 @@ pub(super) struct Shared {
     pub(super) hub: Arc<Hub>,
     /// As the settings write it.
     pub(super) store: String,
+    /// Told how it goes to use the store.
+    pub(super) using: Reporter,
+    /// Told how it goes to collect.
+    pub(super) collecting: Reporter,
 }
 
 impl Shared {
@@ -158,6 +173,7 @@ impl Shared {
             store: self.store.clone(),
             reason: reason.clone(),
         });
+        self.using.end(Some(Problem::warning(&reason)), None);
         self.hub.tell_stale(Staleness { since, reason });
     }
 }
@@ -209,11 +225,15 @@ impl IdentityAllocator {
             reason: "not connected yet".to_owned(),
         };
         let store = store.to_string();
+        let (using, use_of_store) = activity::activity();
+        let (collecting, collector) = activity::activity();
         let shared = Arc::new(Shared {
             wants: Mutex::default(),
             wake: Notify::new(),
             hub: Arc::new(Hub::new(store.clone(), stale.clone())),
             store,
+            using,
+            collecting,
         });
         shared.fail(stale.since, stale.reason);
         let task = match place {
@@ -223,7 +243,15 @@ impl IdentityAllocator {
             }
             Place::File(path) => tokio::spawn(file::run(shared.clone(), path, node, timing)),
         };
-        Ok(Self { shared, task })
+        let activities = IdentityActivities {
+            store: use_of_store,
+            collector,
+        };
+        Ok(Self {
+            shared,
+            task,
+            activities,
+        })
     }
 
     /// An identity for one endpoint with these labels; give it back with [`Self::release`]. Those of
@@ -296,6 +324,11 @@ impl IdentityAllocator {
     /// number was given to others before it could be written again.
     pub fn held(&self) -> watch::Receiver<Arc<HeldIdentities>> {
         self.shared.hub.held()
+    }
+
+    /// How it does. What goes wrong is a warning: what is known stands.
+    pub fn activities(&self) -> IdentityActivities {
+        self.activities.clone()
     }
 
     /// This node's own identities of CIDRs, which are kept in `state_dir` and shown among

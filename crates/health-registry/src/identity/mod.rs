@@ -30,7 +30,9 @@ mod wants;
 /// Name of the file in the state folder that holds the identities of a machine by itself.
 pub const FILE: &str = "identities.json";
 
-pub use self::allocator::{IdentityAllocator, IdentityError, OnOutage, OpenError, Timing};
+pub use self::allocator::{
+    IdentityActivities, IdentityAllocator, IdentityError, OnOutage, OpenError, Timing,
+};
 pub use self::cidr::{CidrIdentities, FILE as CIDR_FILE};
 pub use self::file::LOCK_SUFFIX;
 pub use self::ipcache::{IpcacheInputs, ipcache};

@@ -69,6 +69,7 @@ pub(super) fn status() -> HealthStatus {
             hosts_only_reason: None,
             full_maps: Vec::new(),
             policy_lag: None,
+            problems: Vec::new(),
         },
         nodes: vec![
             NodeStatus {

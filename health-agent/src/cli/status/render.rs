@@ -4,8 +4,9 @@ use std::fmt::{self, Write};
 use std::time::Duration;
 
 use health_model::api::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, FullMap, HealthStatus, LargerPackets,
-    NodeStatus, PathKind, PathMtuStatus, PathStatus, PolicyLag, Protocol, Reachability, RttSource,
+    AddressGroupStatus, AgentProblem, ConnectivityStatus, Diagnosis, FullMap, HealthStatus,
+    LargerPackets, NodeStatus, PathKind, PathMtuStatus, PathStatus, PolicyLag, Protocol,
+    Reachability, RttSource,
 };
 use health_model::duration::{duration_text, go_duration, parse_duration};
 
@@ -90,6 +91,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     text += &hosts_only(status);
     text += &full_maps(status);
     text += &policy_lag(status);
+    text += &agent_problems(status);
     if view.has_none_of_many() {
         text += &format!("  {NONE_FAILING}\n");
     } else {
@@ -153,6 +155,7 @@ impl Report<'_> {
         self.out.push_str(&hosts_only(status));
         self.out.push_str(&full_maps(status));
         self.out.push_str(&policy_lag(status));
+        self.out.push_str(&agent_problems(status));
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
         }) = self.detail
@@ -398,6 +401,25 @@ fn policy_lag(status: &HealthStatus) -> String {
     })
 }
 
+/// `Agent warning:   registry: WHY`, a line for each check that is not in order.
+fn agent_problems(status: &HealthStatus) -> String {
+    // That has a line of its own, which says more.
+    let has_lag = status.local.policy_lag.is_some();
+    let is_lag = |one: &AgentProblem| has_lag && one.check == "policy" && !one.is_failure;
+    let problems = status.local.problems.iter();
+    let problems = problems.filter(|problem| !is_lag(problem));
+    let lines = problems.map(|problem| {
+        let AgentProblem {
+            check,
+            is_failure,
+            message,
+        } = problem;
+        let what = if *is_failure { "failure" } else { "warning" };
+        format!("Agent {what}:   {check}: {message}\n")
+    });
+    lines.collect()
+}
+
 fn full_map(full: &FullMap) -> String {
     let FullMap {
         map,
@@ -493,6 +515,22 @@ mod tests {
         let view = all(&status);
         assert!(full(&view, &Detail::Normal, None).contains(line));
         assert!(succinct(&view, false, None).contains(line));
+    }
+
+    #[test]
+    fn what_is_not_in_order_with_the_agent_has_a_line_each() {
+        let mut status = status();
+        status.local.problems = [("registry", false), ("routes", true)]
+            .map(|(check, is_failure)| AgentProblem {
+                check: check.into(),
+                is_failure,
+                message: "why".into(),
+            })
+            .into();
+        let lines = "Agent warning:   registry: why\nAgent failure:   routes: why\n";
+        let view = all(&status);
+        assert!(full(&view, &Detail::Normal, None).contains(lines));
+        assert!(succinct(&view, false, None).contains(lines));
     }
 
     #[test]

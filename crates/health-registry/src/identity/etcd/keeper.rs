@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use health_model::activity::Problem;
 use health_model::identity::Identity;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tracing::{info, warn};
@@ -91,6 +92,8 @@ impl Keeper {
                 store: self.shared.store.clone(),
                 reason: problem.clone(),
             });
+            let told = format!("identities cannot be written: {problem}");
+            self.shared.using.end(Some(Problem::warning(told)), None);
             self.problem = Some(problem);
             tokio::time::sleep(backoff.pause(rand::random())).await;
         }
@@ -108,7 +111,9 @@ impl Keeper {
             node: self.node.clone(),
             lease,
         };
-        let mut extensions = ticks(EXTEND_PERIOD.min(self.timing.lease / 3));
+        let extend_period = EXTEND_PERIOD.min(self.timing.lease / 3);
+        let mut extensions = ticks(extend_period);
+        self.shared.collecting.due_within(self.timing.look_period);
         let mut looks = ticks(self.timing.look_period);
         loop {
             let (jobs, may_change) = self.jobs(&holder);
@@ -123,6 +128,7 @@ impl Keeper {
             backoff.reset();
             self.problem = None;
             self.shared.wants().recover();
+            self.shared.using.end(None, Some(extend_period));
             let idle = async {
                 match (is_idle, may_change) {
                     (false, _) => {}
@@ -139,7 +145,13 @@ impl Keeper {
                         return Ok(());
                     }
                 }
-                _ = looks.tick() => self.collect(&holder, store).await?,
+                _ = looks.tick() => {
+                    let collected = self.collect(&holder, store).await;
+                    let problem = collected.as_ref().err().map(Problem::warning);
+                    let period = self.timing.look_period;
+                    self.shared.collecting.end(problem, Some(period));
+                    collected?;
+                }
                 () = self.shared.wake.notified() => {}
                 () = idle => {}
             }

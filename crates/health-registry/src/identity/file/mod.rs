@@ -64,6 +64,7 @@ pub(super) fn run(
         heard: Timestamp::now(),
         lost: None,
     };
+    let keep_period = timing.look_period.min(timing.lease / 6);
     async move {
         let mut ticks = tokio::time::interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -83,8 +84,8 @@ pub(super) fn run(
             }
             if is_behind || Instant::now() >= keep_at || follower.has_changed() {
                 is_behind = false;
-                keep_at = Instant::now() + timing.look_period.min(timing.lease / 6);
-                follower.keep().await;
+                keep_at = Instant::now() + keep_period;
+                follower.keep(keep_period).await;
             }
             follower.expire();
         }
@@ -112,8 +113,8 @@ impl Follower {
         self.lost.is_some() || stamp(&self.store.path) != self.taken
     }
 
-    /// Makes the file say what is wanted, and takes over what it says.
-    async fn keep(&mut self) {
+    /// Makes the file say what is wanted, and takes over what it says. `period` is the time to the next time, at most.
+    async fn keep(&mut self, period: Duration) {
         let (sets, wish) = {
             let wants = self.shared.wants();
             let sets: Vec<_> = wants.sets().collect();
@@ -139,6 +140,10 @@ impl Follower {
         };
         self.taken = updated.stamp;
         self.heard = Timestamp::now();
+        // Each change of the file leaves out what nobody uses.
+        for reporter in [&self.shared.using, &self.shared.collecting] {
+            reporter.end(None, Some(period));
+        }
         if self.lost.take().is_some() {
             info!(path = %self.store.path.display(), "the identity file can be used again");
         }

@@ -1,0 +1,127 @@
+//! The sockets that a responder listens on, and how each does.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use health_model::activity::{self, Activity, Problem, Reporter};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::AcceptConn;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::{EXCHANGE_TIMEOUT, Shared, serve};
+
+/// Pause after the process has run out of file descriptors or memory.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// What accepts the connections of one socket.
+pub(super) struct Acceptor {
+    pub(super) task: JoinHandle<()>,
+    /// The task's, which closes it when it ends.
+    listener: Weak<TcpListener>,
+    /// Where it listened when it was made.
+    address: Option<SocketAddr>,
+    activity: Activity,
+}
+
+impl Acceptor {
+    pub(super) fn start(listener: TcpListener, shared: Shared) -> Self {
+        let listener = Arc::new(listener);
+        let (reporter, activity) = activity::activity();
+        Self {
+            listener: Arc::downgrade(&listener),
+            address: listener.local_addr().ok(),
+            activity,
+            task: tokio::spawn(accept(listener, shared, reporter)),
+        }
+    }
+
+    /// Why nobody can connect, if that is so.
+    fn problem(&self) -> Option<String> {
+        let told = self.activity.last().problem;
+        let told = told.map(|problem| problem.reason);
+        let Some(listener) = self.listener.upgrade() else {
+            return Some(told.unwrap_or_else(|| "its socket is closed".to_owned()));
+        };
+        match getsockopt(&*listener, AcceptConn) {
+            Ok(true) => told,
+            Ok(false) => Some("its socket does not listen any more; restart the agent".to_owned()),
+            Err(error) => Some(format!("its socket cannot be looked at: {error}")),
+        }
+    }
+}
+
+/// How a responder does. Clones share it.
+#[derive(Clone, Default)]
+pub struct ResponderState(Arc<Mutex<Vec<Acceptor>>>);
+
+impl ResponderState {
+    /// Looks whether it can be connected to at each of its addresses; what is wrong if not.
+    pub fn problem(&self) -> Option<String> {
+        let acceptors = self.acceptors();
+        let problems: Vec<String> = acceptors
+            .iter()
+            .filter_map(|acceptor| {
+                let problem = acceptor.problem()?;
+                Some(match acceptor.address {
+                    Some(address) => format!("GET /hello is not answered on {address}: {problem}"),
+                    None => format!("GET /hello is not answered: {problem}"),
+                })
+            })
+            .collect();
+        (!problems.is_empty()).then(|| problems.join("; "))
+    }
+
+    /// Puts others in their place, and returns those.
+    pub(super) fn replace(&self, acceptors: Vec<Acceptor>) -> Vec<Acceptor> {
+        std::mem::replace(&mut *self.acceptors(), acceptors)
+    }
+
+    fn acceptors(&self) -> MutexGuard<'_, Vec<Acceptor>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn accept(listener: Arc<TcpListener>, shared: Shared, reporter: Reporter) {
+    let mut is_failing = false;
+    loop {
+        let Some(place) = shared.places.free().await else {
+            return;
+        };
+        let accepted = match is_failing {
+            false => Some(listener.accept().await),
+            // That none comes is as good as one that comes.
+            true => timeout(ACCEPT_BACKOFF, listener.accept()).await.ok(),
+        };
+        match &accepted {
+            Some(Err(error)) if error.kind() != io::ErrorKind::ConnectionAborted => {
+                tracing::warn!(%error, "hello responder cannot accept a connection");
+                reporter.end(Some(Problem::failure(error)), None);
+                is_failing = true;
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+                continue;
+            }
+            _ if is_failing => {
+                reporter.end(None, None);
+                is_failing = false;
+            }
+            _ => {}
+        }
+        let Some(Ok((stream, from))) = accepted else {
+            continue;
+        };
+        let Some(place) = place.take(from.ip()) else {
+            shared.requests.add_too_many();
+            continue;
+        };
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            // Errors are the client's own: it went away, or spoke no HTTP.
+            let _ = timeout(EXCHANGE_TIMEOUT, serve(stream, shared)).await;
+            drop(place);
+        });
+    }
+}

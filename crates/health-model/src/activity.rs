@@ -1,0 +1,193 @@
+//! What a part of the agent says of its own work: how its last turn went, and when that was. A part has the
+//! [`Reporter`], whoever judges it the [`Activity`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How bad a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// The part does its work with what it has.
+    Warning,
+    /// It does not do its work.
+    Failure,
+}
+
+/// What was wrong in a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// How bad it is.
+    pub severity: Severity,
+    /// What is wrong, in words.
+    pub reason: String,
+}
+
+impl Problem {
+    /// One that leaves the part at work.
+    pub fn warning(reason: impl ToString) -> Self {
+        Self {
+            severity: Severity::Warning,
+            reason: reason.to_string(),
+        }
+    }
+
+    /// One that keeps it from its work.
+    pub fn failure(reason: impl ToString) -> Self {
+        Self {
+            severity: Severity::Failure,
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// The last turn of a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastTurn {
+    /// Time since the part was heard of.
+    pub age: Duration,
+    /// How much of that is more than it had said.
+    pub overdue: Duration,
+    /// Time since the last turn without a problem, if there was one.
+    pub succeeded: Option<Duration>,
+    /// What was wrong in the last turn that ended.
+    pub problem: Option<Problem>,
+}
+
+/// What is known of a part. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Activity(Arc<Mutex<Turns>>);
+
+/// Says what a part does. Once it is dropped, the part has ended, which is a failure.
+#[derive(Debug)]
+pub struct Reporter(Activity);
+
+#[derive(Debug)]
+struct Turns {
+    heard: Instant,
+    /// How long nothing needs to be heard after that; `None`: until there is something to do.
+    silence: Option<Duration>,
+    succeeded: Option<Instant>,
+    problem: Option<Problem>,
+}
+
+/// What a part says that is about to start, and what is known of it.
+pub fn activity() -> (Reporter, Activity) {
+    let turns = Turns {
+        heard: Instant::now(),
+        silence: Some(Duration::ZERO),
+        succeeded: None,
+        problem: None,
+    };
+    let activity = Activity(Arc::new(Mutex::new(turns)));
+    (Reporter(activity.clone()), activity)
+}
+
+impl Activity {
+    /// The last turn.
+    pub fn last(&self) -> LastTurn {
+        let now = Instant::now();
+        let turns = self.turns();
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let age = since(turns.heard);
+        LastTurn {
+            age,
+            overdue: turns
+                .silence
+                .map_or(Duration::ZERO, |silence| age.saturating_sub(silence)),
+            succeeded: turns.succeeded.map(since),
+            problem: turns.problem.clone(),
+        }
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reporter {
+    /// A turn begins; how the one before went stands until this one ends.
+    pub fn begin(&self) {
+        self.due_within(Duration::ZERO);
+    }
+
+    /// The next turn begins within `pause`; how the one before went stands.
+    pub fn due_within(&self, pause: Duration) {
+        let mut turns = self.0.turns();
+        turns.heard = Instant::now();
+        turns.silence = Some(pause);
+    }
+
+    /// A turn has ended, and the next one begins within `pause`, or when there is something to do.
+    pub fn end(&self, problem: Option<Problem>, pause: Option<Duration>) {
+        let mut turns = self.0.turns();
+        turns.heard = Instant::now();
+        turns.silence = pause;
+        if problem.is_none() {
+            turns.succeeded = Some(turns.heard);
+        }
+        turns.problem = problem;
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        let mut turns = self.0.turns();
+        let ended = "it has ended; restart the agent";
+        let reason = match &turns.problem {
+            Some(problem) => format!("{}; {ended}", problem.reason),
+            None => ended.to_owned(),
+        };
+        turns.problem = Some(Problem::failure(reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn the_last_turn_stands_with_the_last_success() {
+        let (reporter, activity) = activity();
+        let before = activity.last();
+        assert_eq!((before.problem, before.succeeded), (None, None));
+        reporter.end(None, Some(HOUR));
+        let well = activity.last();
+        assert_eq!((well.problem, well.overdue), (None, Duration::ZERO));
+        assert!(well.succeeded.is_some());
+        reporter.end(Some(Problem::warning("no room")), Some(HOUR));
+        reporter.begin();
+        let failed = activity.last();
+        assert_eq!(failed.problem, Some(Problem::warning("no room")));
+        assert!(failed.succeeded >= well.succeeded);
+    }
+
+    #[test]
+    fn silence_is_too_long_only_while_something_is_to_be_done() {
+        let (reporter, activity) = activity();
+        let overdue = || {
+            std::thread::sleep(Duration::from_millis(2));
+            activity.last().overdue > Duration::ZERO
+        };
+        assert!(overdue(), "it never began");
+        reporter.end(None, None);
+        assert!(!overdue(), "it waits");
+        reporter.begin();
+        assert!(overdue(), "it hangs");
+        reporter.end(None, Some(HOUR));
+        assert!(!overdue(), "it pauses");
+        reporter.end(None, Some(Duration::ZERO));
+        assert!(overdue(), "its pause is over");
+    }
+
+    #[test]
+    fn a_part_that_has_ended_has_failed() {
+        let (reporter, activity) = activity();
+        reporter.end(Some(Problem::warning("no room")), None);
+        drop(reporter);
+        let problem = activity.last().problem.unwrap();
+        assert_eq!(problem.severity, Severity::Failure);
+        assert!(problem.reason.starts_with("no room; it has ended"));
+    }
+}
