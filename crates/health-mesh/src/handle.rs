@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 use std::{io, thread};
 
 use health_datapath::rtt_store::RttStore;
+use health_model::activity::LastTurn;
 use health_model::api::{
     AgentProblem, FullMap, HealthStatus, NodeList, NodeStatus, PathMtuEntry, PolicyLag, ProbeEvent,
     RegistryState, TargetHistory,
@@ -25,6 +26,7 @@ use super::engine::{Command, Engine};
 use super::exchange::MalformedHeaders;
 use super::mesh_key::MeshKeys;
 use super::results::Results;
+use super::sending::Sending;
 use super::sweep::SweepEvent;
 
 /// Requests to the engine that may wait.
@@ -107,6 +109,7 @@ pub(super) struct Shared {
     pub(super) malformed: MalformedHeaders,
     /// When the engine made its last turn, nanoseconds.
     last_turn: AtomicU64,
+    sending: Mutex<Sending>,
 }
 
 impl Shared {
@@ -121,6 +124,11 @@ impl Shared {
 
     pub(super) fn results_mut(&self) -> RwLockWriteGuard<'_, Results> {
         self.results.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is counted of the probes that are sent.
+    pub(super) fn sending(&self) -> MutexGuard<'_, Sending> {
+        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The engine has come round.
@@ -181,6 +189,7 @@ impl Mesh {
             ignored: Arc::default(),
             malformed: MalformedHeaders::default(),
             last_turn: AtomicU64::new(0),
+            sending: Mutex::default(),
         });
         let (commands, received) = mpsc::channel(COMMANDS);
         let (started, start) = std::sync::mpsc::channel();
@@ -281,10 +290,18 @@ impl MeshHandle {
         self.shared.malformed.count()
     }
 
-    /// How long ago the prober came round for the last time; about a second at most, unless it hangs.
-    pub fn since_last_turn(&self) -> Duration {
+    /// How the prober does: when it came round for the last time, about a second ago at most unless it hangs, and
+    /// whether its probes are sent, and in time.
+    pub fn prober(&self) -> LastTurn {
         let last = Duration::from_nanos(self.shared.last_turn.load(Ordering::Relaxed));
-        self.shared.now().saturating_sub(last)
+        let age = self.shared.now().saturating_sub(last);
+        let problem = self.shared.sending().problem();
+        LastTurn {
+            age,
+            overdue: age,
+            succeeded: problem.is_none().then_some(age),
+            problem,
+        }
     }
 
     /// Probes all targets and reports when all results are there, at the latest when the last probe

@@ -32,6 +32,7 @@ pub mod proof;
 mod relief;
 mod results;
 mod schedule;
+mod sending;
 mod sweep;
 mod target;
 #[cfg(test)]

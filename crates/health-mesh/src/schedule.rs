@@ -23,6 +23,8 @@ pub(super) struct DueTarget {
     pub(super) id: TargetId,
     /// Whether nothing but the end of its interval asks for the probe.
     pub(super) routine: bool,
+    /// How long ago it was due.
+    pub(super) late: Duration,
 }
 
 /// The times at which targets are due.
@@ -150,12 +152,13 @@ impl Schedule {
         }
         let is_due = |&&(due, _): &&(Duration, TargetId)| due <= now;
         let regular = self.regular.first().filter(is_due);
-        let &(_, id) = regular.or_else(|| self.early.first().filter(is_due))?;
+        let &(was_due, id) = regular.or_else(|| self.early.first().filter(is_due))?;
         budget.take(now);
         let times = self.targets.get_mut(id)?;
         let due = DueTarget {
             id,
             routine: times.routine,
+            late: now.saturating_sub(was_due),
         };
         let interval = times.interval.mul_f64(self.stretch);
         let retry = times.retry.filter(|&wait| wait < interval);
@@ -358,7 +361,9 @@ mod tests {
         let mut last = bed.next_due().unwrap();
         assert!(last >= first + INTERVAL / 2 && last < first + INTERVAL * 3 / 2);
         for _ in 0..5 {
-            assert_eq!(bed.pop_due(last + millis(3)), Some(target(1)));
+            let due = bed.schedule.pop_due(last + millis(3), &mut bed.budget);
+            let due = due.expect("a target that is due");
+            assert_eq!((due.id, due.late), (target(1), millis(3)));
             assert_eq!(bed.next_due(), Some(last + INTERVAL));
             last += INTERVAL;
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use health_common::probe::Path;
 use health_common::rtt::RttKey;
 use health_datapath::rtt_store::RttStore;
+use health_model::activity::Severity;
 use health_model::api::{
     ConnectivityStatus, HealthStatus, NodeStatus, PathStatus, Reachability, RttSource,
 };
@@ -353,6 +354,23 @@ fn each_failure_says_what_is_broken() {
             .unwrap();
         assert!(lost.lost >= 1 && lost.samples == 0);
         bed.mesh.shutdown().await;
+    });
+}
+
+#[test]
+fn a_prober_that_cannot_send_says_so() {
+    let Some(here) = Namespace::new() else {
+        return;
+    };
+    here.block_on(async || {
+        // No device has a route there.
+        let bed = Bed::start(vec![node("a", &["172.30.0.1"])]);
+        bed.until("the results", is_complete).await;
+        let told = bed.mesh.prober();
+        let problem = told.problem.as_ref().expect("a problem");
+        assert_eq!(problem.severity, Severity::Warning);
+        let words = "ICMP probes could be sent: Network is unreachable";
+        assert!(problem.reason.contains(words), "{told:?}");
     });
 }
 

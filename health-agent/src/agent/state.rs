@@ -104,7 +104,7 @@ impl AgentSource {
         let mut observations = vec![Observation::now("api-socket", socket)];
         if let Some(mesh) = self.mesh.get() {
             observations.extend([
-                Observation::aged("prober", None, mesh.since_last_turn()),
+                Observation::told("prober", mesh.prober()),
                 Observation::told("datapath", self.watched.last()),
                 self.observed_maps(),
                 self.observed_responders(),

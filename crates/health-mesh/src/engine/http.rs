@@ -15,7 +15,8 @@ use crate::accounts::nanos;
 use crate::failure::Failure;
 use crate::http::{self, Asker, Hello};
 use crate::results::{Answer, HttpTimes};
-use crate::target::{TargetId, TargetKey};
+use crate::sending::is_for_want_of_room;
+use crate::target::{Protocol, TargetId, TargetKey};
 
 /// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
 /// they may hold. A dead peer keeps its place until the time-out, so few places would let the dead
@@ -41,8 +42,8 @@ pub(super) struct HttpProbes {
     pub(super) names: Vec<Arc<str>>,
     pub(super) running: JoinSet<HttpProbeEnd>,
     places: usize,
-    /// Due, while there is no place.
-    waiting: VecDeque<TargetId>,
+    /// Due while there was no place, and since when.
+    waiting: VecDeque<(TargetId, Duration)>,
     /// The targets in `waiting`.
     queued: HashSet<TargetId>,
 }
@@ -60,32 +61,37 @@ impl HttpProbes {
         }
     }
 
-    /// Queues a probe, unless one waits already.
-    pub(super) fn queue(&mut self, id: TargetId) {
+    /// Queues a probe that is due since some time, unless one waits already.
+    pub(super) fn queue(&mut self, id: TargetId, due: Duration) {
         if self.queued.insert(id) {
-            self.waiting.push_back(id);
+            self.waiting.push_back((id, due));
         }
     }
 
     /// The probe that is begun next, if there is a place for it.
-    fn next(&mut self) -> Option<TargetId> {
+    fn next(&mut self) -> Option<(TargetId, Duration)> {
         if self.running.len() >= self.places {
             return None;
         }
-        let id = self.waiting.pop_front()?;
+        let (id, due) = self.waiting.pop_front()?;
         self.queued.remove(&id);
-        Some(id)
+        Some((id, due))
     }
 }
 
 impl Engine {
     pub(super) fn begin_http(&mut self) {
-        while let Some(id) = self.http.next() {
+        while let Some((id, due)) = self.http.next() {
             let Some(target) = self.targets.get(id) else {
                 continue;
             };
             let (key, node) = (target.key, target.node);
             let sent = self.now();
+            let late = match self.sweep {
+                Some(_) => Duration::ZERO,
+                None => sent.saturating_sub(due),
+            };
+            self.shared.sending().tried(Protocol::Http, sent, late);
             let counts = self.way_counts(node);
             let expiry = sent + self.options.timeout;
             self.confirmation.sent(id, sent, expiry);
@@ -147,6 +153,9 @@ impl Engine {
                 }
             }
             Err(failure) => {
+                if is_for_want_of_room(&failure) {
+                    self.shared.sending().unsent(Protocol::Http, &failure);
+                }
                 self.accounts.lost_untracked(key);
                 self.failed(id, sent, failure);
             }

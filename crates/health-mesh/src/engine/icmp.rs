@@ -7,19 +7,20 @@ use crate::failure::Failure;
 use crate::icmp::{IcmpEvent, Probe};
 use crate::proof::KeyAge;
 use crate::results::Answer;
-use crate::target::TargetId;
+use crate::target::{Protocol, TargetId};
 
 /// Pause before a probe that found no room in the socket is tried again.
 const DEFERRED_RETRY: Duration = Duration::from_millis(10);
 
 impl Engine {
-    pub(super) fn begin_icmp(&mut self, id: TargetId) {
+    pub(super) fn begin_icmp(&mut self, id: TargetId, late: Duration) {
         if let Some(target) = self.targets.get(id) {
             let now = self.now();
             let expiry = now + self.options.timeout;
             let probe = Probe::new(id, target.key, now, expiry);
             self.confirmation.sent(id, now, expiry);
             self.relief.forget(id);
+            self.shared.sending().tried(Protocol::Icmp, now, late);
             self.icmp.push(probe, &mut self.icmp_events);
         }
     }
@@ -51,10 +52,15 @@ impl Engine {
                     self.note_remote(&probe);
                 }
                 IcmpEvent::Failed { probe, failure } => {
+                    if matches!(failure, Failure::Os(_) | Failure::NoFamily) {
+                        self.shared.sending().unsent(Protocol::Icmp, &failure);
+                    }
                     self.lost(&probe, &failure);
                     self.failed(probe.id, probe.sent, failure);
                 }
-                IcmpEvent::Deferred { id } => {
+                IcmpEvent::Deferred { id, errno } => {
+                    let failure = Failure::Os(errno);
+                    self.shared.sending().unsent(Protocol::Icmp, &failure);
                     let at = self.now() + DEFERRED_RETRY;
                     self.confirmation.withdrawn(id, at);
                     self.schedule.pull_in(id, at);

@@ -236,7 +236,7 @@ impl Engine {
                     if let Some(since) = self.confirmation.first_doubt(id) {
                         self.probe_siblings(id, since);
                     }
-                    self.begin(id);
+                    self.begin(id, Duration::ZERO);
                 }
                 Some(Due::Unreachable { id, sent, failure }) => {
                     self.schedule.retry(id, now);
@@ -250,7 +250,7 @@ impl Engine {
                 Some(due) => {
                     sent = true;
                     if !self.is_left_out(due) {
-                        self.begin(due.id);
+                        self.begin(due.id, self.delay_of(due));
                     }
                 }
                 None if !confirms => break,
@@ -339,10 +339,22 @@ impl Engine {
         })
     }
 
-    fn begin(&mut self, id: TargetId) {
+    /// By how much a probe is late. All at once are due over some time, as the rate allows.
+    fn delay_of(&self, due: DueTarget) -> Duration {
+        match due.routine && self.sweep.is_none() {
+            true => due.late,
+            false => Duration::ZERO,
+        }
+    }
+
+    /// Begins a probe that is late by some time.
+    fn begin(&mut self, id: TargetId, late: Duration) {
         match self.targets.get(id).map(|target| target.key.protocol) {
-            Some(Protocol::Icmp) => self.begin_icmp(id),
-            Some(Protocol::Http) => self.http.queue(id),
+            Some(Protocol::Icmp) => self.begin_icmp(id, late),
+            Some(Protocol::Http) => {
+                let due = self.now().saturating_sub(late);
+                self.http.queue(id, due);
+            }
             None => {}
         }
     }

@@ -60,7 +60,7 @@ pub(super) enum IcmpEvent {
     /// It failed.
     Failed { probe: Probe, failure: Failure },
     /// It could not be sent for want of room; nothing is known of the target.
-    Deferred { id: TargetId },
+    Deferred { id: TargetId, errno: Errno },
 }
 
 /// The echo prober. Events come in the order in which things are learned.
@@ -123,7 +123,11 @@ impl IcmpProber {
                 number,
                 path: probe.key.path,
             }),
-            None => events.push(IcmpEvent::Deferred { id: probe.id }),
+            // All numbers are in use.
+            None => events.push(IcmpEvent::Deferred {
+                id: probe.id,
+                errno: Errno::ENOBUFS,
+            }),
         }
     }
 
@@ -216,9 +220,10 @@ impl FamilyProber {
                         continue;
                     };
                     events.push(match errno {
-                        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => {
-                            IcmpEvent::Deferred { id: probe.id }
-                        }
+                        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => IcmpEvent::Deferred {
+                            id: probe.id,
+                            errno,
+                        },
                         _ => IcmpEvent::Failed {
                             probe,
                             failure: Failure::Os(errno),
