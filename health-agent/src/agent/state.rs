@@ -120,10 +120,13 @@ impl AgentSource {
                 let problem = registry
                     .stale
                     .map(|reason| format!("{} is stale: {reason}", registry.registry));
-                let age = registry.stale_since.map_or(Duration::ZERO, |since| {
-                    now.duration_since(since).unsigned_abs()
-                });
-                Observation::aged("registry", problem, age).warning()
+                let age = now.duration_since(registry.last_read);
+                let age = age.try_into().unwrap_or_default();
+                // It says itself when it has not been heard for too long.
+                Observation {
+                    overdue: Duration::ZERO,
+                    ..Observation::aged("registry", problem, age).warning()
+                }
             }));
         } else {
             let waiting = self.waiting.read().unwrap_or_else(PoisonError::into_inner);

@@ -246,6 +246,7 @@ impl Source for Fixture {
             registries: vec![RegistryState {
                 registry: "file:/etc/health-agent/nodes.yaml".into(),
                 cluster: "default".into(),
+                last_read: "2026-11-21T03:00:00Z".parse().unwrap(),
                 stale: Some("nodes.yaml:3:5: unknown field".into()),
                 stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
                 rejected: if self.is_troubled {

@@ -137,7 +137,8 @@ fn a_stale_registry_is_a_warning_and_shown_with_its_age() -> anyhow::Result<()> 
         Ok((liveness(node)?.1.state == Level::Ok).then_some(()))
     })?;
     let (is_stale, age) = stale(&scrape(node)?).context("no registry")?;
-    assert_eq!((is_stale, age), (0.0, 0.0));
+    assert_eq!(is_stale, 0.0);
+    assert!(age > 0.0, "it was looked at some time ago");
     Ok(())
 }
 

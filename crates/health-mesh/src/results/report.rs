@@ -276,6 +276,7 @@ fn registry_state(source: &SourceState) -> RegistryState {
     RegistryState {
         registry: source.registry.clone(),
         cluster: source.cluster.clone(),
+        last_read: source.heard.time(),
         stale: source.stale.as_ref().map(|stale| stale.reason.clone()),
         stale_since: source.stale.as_ref().map(|stale| stale.since),
         rejected: rejected.collect(),

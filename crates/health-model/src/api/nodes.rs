@@ -23,10 +23,12 @@ pub struct RegistryState {
     pub registry: String,
     /// The cluster whose nodes it holds.
     pub cluster: String,
+    /// When its nodes were known to be right for the last time (RFC 3339).
+    pub last_read: Timestamp,
     /// Why it cannot be read; its nodes are then the last good set.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<String>,
-    /// When its nodes were known to be right for the last time (RFC 3339), if that is not now.
+    /// The same, if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale_since: Option<Timestamp>,
     /// Entries that were left out.

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use etcd_client::WatchStream;
-use jiff::Timestamp;
 use tokio::time::Instant;
 use tracing::info;
 
 use super::store::{self, Change, Pair, Position, Store, StoreError, Watch, WatchMessage};
+use crate::nodes::LastHeard;
 
 /// Time between two questions to a silent store whether it is still there.
 const QUESTION_PERIOD: Duration = Duration::from_secs(3);
@@ -16,12 +16,12 @@ const QUESTION_PERIOD: Duration = Duration::from_secs(3);
 const LONGEST_SILENCE: Duration = Duration::from_secs(7);
 
 /// How far a store's keys are known, which outlives a connection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Cursor {
     /// `None` where all has to be listed.
     position: Option<Position>,
     /// When the store was heard last.
-    pub(crate) heard: Timestamp,
+    pub(crate) heard: LastHeard,
 }
 
 impl Default for Cursor {
@@ -29,7 +29,7 @@ impl Default for Cursor {
     fn default() -> Self {
         Self {
             position: None,
-            heard: Timestamp::now(),
+            heard: LastHeard::now(),
         }
     }
 }
@@ -81,10 +81,8 @@ impl Feed {
                         heard: now,
                         question_at: now + QUESTION_PERIOD,
                     };
-                    *cursor = Cursor {
-                        position: Some(position),
-                        heard: Timestamp::now(),
-                    };
+                    cursor.position = Some(position);
+                    cursor.heard.note();
                     return Ok((feed, begun));
                 }
                 Watch::HistoryGone(reason) => {
@@ -114,7 +112,7 @@ impl Feed {
                         }
                     };
                     self.heard = Instant::now();
-                    cursor.heard = Timestamp::now();
+                    cursor.heard.note();
                     let Some(position) = &mut cursor.position else {
                         return Err(FeedEnd::HistoryGone("the position is lost"));
                     };

@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use super::document::{self, DocumentError};
-use super::{Node, NodeSet, Registry, SourceState, Staleness};
+use super::{LastHeard, Node, NodeSet, Registry, SourceState, Staleness};
 use crate::config::RegistrySpec;
 
 /// How often the file is looked at. A change is taken when two looks in a row agree, so that a
@@ -59,6 +58,7 @@ impl FileRegistry {
             path: path.to_owned(),
             default_cluster: default_cluster.to_owned(),
             taken: None,
+            heard: LastHeard::now(),
         };
         file.taken = file.identity();
         let nodes = file.read()?;
@@ -100,6 +100,8 @@ struct RegistryFile {
     default_cluster: String,
     /// What stood there when it was read last; `None` for no file.
     taken: Option<FileIdentity>,
+    /// When the nodes were known to be those of the file.
+    heard: LastHeard,
 }
 
 impl RegistryFile {
@@ -134,6 +136,7 @@ impl RegistryFile {
             sources: vec![SourceState {
                 registry: RegistrySpec::File(self.path.clone()).to_string(),
                 cluster: self.default_cluster.clone(),
+                heard: self.heard.clone(),
                 stale,
                 rejected: Vec::new(),
             }],
@@ -152,6 +155,8 @@ impl RegistryFile {
             if settled && current != self.taken {
                 self.taken = current;
                 self.reload(&sender);
+            } else if settled && !is_stale(&sender.borrow()) {
+                self.heard.note();
             }
         }
     }
@@ -161,13 +166,13 @@ impl RegistryFile {
         let next = match self.read() {
             Ok(nodes) => {
                 tracing::info!(path = %self.path.display(), nodes = nodes.len(), "nodes file read");
+                self.heard.note();
                 self.set(nodes, None)
             }
             Err(error) => {
                 tracing::warn!(%error, "nodes file refused; the last good one stands");
-                let before = last_good.sources.first().and_then(|s| s.stale.as_ref());
                 let stale = Staleness {
-                    since: before.map_or_else(Timestamp::now, |stale| stale.since),
+                    since: self.heard.time(),
                     reason: error.to_string(),
                 };
                 self.set(last_good.nodes.clone(), Some(stale))
@@ -177,6 +182,10 @@ impl RegistryFile {
             sender.send_replace(Arc::new(next));
         }
     }
+}
+
+fn is_stale(set: &NodeSet) -> bool {
+    set.sources.iter().any(|source| source.stale.is_some())
 }
 
 #[cfg(test)]
@@ -230,8 +239,18 @@ mod tests {
         let set = next(&mut watch).await;
         assert_eq!((set.nodes[0].name.as_str(), stale(&set)), ("b", None));
 
+        // Each look at a file that is as before says that the nodes are right.
+        let heard = &set.sources[0].heard;
+        let first = heard.time();
+        while heard.time() == first {
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+
         std::fs::write(&path, "nodes:\n- nam: c\n").unwrap();
         let set = next(&mut watch).await;
+        let since = set.sources[0].stale.as_ref().map(|stale| stale.since);
+        tokio::time::sleep(POLL_INTERVAL * 3).await;
+        assert_eq!(since, Some(set.sources[0].heard.time()));
         assert_eq!(set.nodes[0].name, "b");
         let reason = stale(&set).unwrap();
         assert!(reason.contains("line 2, column 3"), "{reason}");

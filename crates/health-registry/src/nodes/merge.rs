@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::validate::{Claims, Entry};
-use super::{Node, NodeSet, Registry, UnusableEntry};
+use super::{LastHeard, Node, NodeSet, Registry, UnusableEntry};
 
 /// Changes that come within this time are kept at once.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
@@ -200,6 +200,7 @@ fn with_cache(cache: &mut Cache, mut set: NodeSet) -> NodeSet {
         return set;
     };
     stale.since = as_of;
+    state.heard = LastHeard::at(as_of);
     let mut claims = Claims::default();
     let all = std::mem::take(&mut set.nodes).into_iter().chain(kept);
     for node in all {
@@ -276,6 +277,7 @@ mod tests {
             sources: vec![SourceState {
                 registry: format!("etcd:http://{cluster}"),
                 cluster: cluster.to_owned(),
+                heard: LastHeard::now(),
                 stale: stale.map(|reason| Staleness {
                     since: Timestamp::now(),
                     reason: reason.to_owned(),

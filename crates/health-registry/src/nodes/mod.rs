@@ -6,6 +6,7 @@ pub mod document;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+mod heard;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod merge;
@@ -30,6 +31,7 @@ use crate::config::{Config, RegistrySpec};
 use crate::etcd::EtcdConfigError;
 
 pub use self::cache::FILE as CACHE_FILE;
+pub use self::heard::LastHeard;
 
 /// One node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub struct SourceState {
     pub registry: String,
     /// The cluster whose nodes it holds.
     pub cluster: String,
+    /// When its nodes were known to be right for the last time.
+    pub heard: LastHeard,
     /// Since when it cannot be read, and why; its nodes are then the last good set.
     pub stale: Option<Staleness>,
     /// Entries that were left out.

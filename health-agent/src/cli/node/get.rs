@@ -135,6 +135,7 @@ mod tests {
             registry: Some(RegistryState {
                 registry: "file:/etc/nodes.yaml".into(),
                 cluster: "default".into(),
+                last_read: "2026-11-21T03:00:00Z".parse().unwrap(),
                 stale: Some("nodes.yaml:3:5: unknown field".into()),
                 stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
                 rejected: vec![],

@@ -9,12 +9,11 @@ use super::super::output::{NONE, table};
 /// A line a registry; below, a line for each entry that is left out.
 pub(super) fn text(registries: &[RegistryState], now: Timestamp) -> String {
     let rows = registries.iter().map(|state| {
-        let age = state.stale_since.map(|since| age(since, now));
         [
             state.registry.clone(),
             state.cluster.clone(),
             if is_stale(state) { "stale" } else { "ok" }.to_owned(),
-            age.unwrap_or_else(|| NONE.to_owned()),
+            age(state.last_read, now),
             state.rejected.len().to_string(),
             state.stale.clone().unwrap_or_else(|| NONE.to_owned()),
         ]
@@ -60,10 +59,8 @@ fn warnings(state: &RegistryState, now: Timestamp) -> impl Iterator<Item = Strin
 pub(super) fn stale_warning(state: &RegistryState, now: Timestamp) -> Option<String> {
     let registry = &state.registry;
     let reason = state.stale.as_deref().unwrap_or("it cannot be read");
-    is_stale(state).then(|| match state.stale_since {
-        Some(since) => format!("what {registry} says is {} old: {reason}", age(since, now)),
-        None => format!("what {registry} says may no longer be true: {reason}"),
-    })
+    let age = age(state.last_read, now);
+    is_stale(state).then(|| format!("what {registry} says is {age} old: {reason}"))
 }
 
 fn is_stale(state: &RegistryState) -> bool {
@@ -87,6 +84,7 @@ mod tests {
             RegistryState {
                 registry: "file:/etc/nodes.yaml".into(),
                 cluster: "default".into(),
+                last_read: "2026-11-21T03:00:00Z".parse().unwrap(),
                 stale: Some("nodes.yaml:3:5: unknown field".into()),
                 stale_since: Some("2026-11-21T03:00:00Z".parse().unwrap()),
                 rejected: vec![],
@@ -94,6 +92,7 @@ mod tests {
             RegistryState {
                 registry: "etcd:http://192.0.2.1:2379".into(),
                 cluster: "west".into(),
+                last_read: "2026-11-21T03:01:28Z".parse().unwrap(),
                 stale: None,
                 stale_since: None,
                 rejected: vec![RejectedEntry {
@@ -115,7 +114,7 @@ mod tests {
             "\
 REGISTRY                     CLUSTER   STATE   AGE     LEFT OUT   REASON
 file:/etc/nodes.yaml         default   stale   1m30s   0          nodes.yaml:3:5: unknown field
-etcd:http://192.0.2.1:2379   west      ok      -       1          -
+etcd:http://192.0.2.1:2379   west      ok      2s      1          -
 
 LEFT OUT           REGISTRY                     REASON
 nodes/west/host9   etcd:http://192.0.2.1:2379   no address

@@ -74,8 +74,8 @@ impl Snapshot {
                 "registry_age_seconds",
                 "Time since the registry's nodes were known to be right",
                 |registry, now| {
-                    let since = registry.stale_since.unwrap_or(now);
-                    now.duration_since(since).as_secs_f64().max(0.0)
+                    let age = now.duration_since(registry.last_read);
+                    age.as_secs_f64().max(0.0)
                 },
             ),
             (

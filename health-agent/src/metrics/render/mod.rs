@@ -246,6 +246,7 @@ mod tests {
         let registry = RegistryState {
             registry: "etcd:http://[::1]:2379".to_owned(),
             cluster: "default".to_owned(),
+            last_read: Timestamp::from_second(100).unwrap(),
             stale: Some("connection refused".to_owned()),
             stale_since: Timestamp::from_second(100).ok(),
             rejected: vec![RejectedEntry {

@@ -182,7 +182,7 @@ impl Follower {
             let store = &self.shared.store;
             warn!(store, %error, "the identity store is away; what it said last stands");
         }
-        self.shared.fail(self.cursor.heard, reason.clone());
+        self.shared.fail(self.cursor.heard.time(), reason.clone());
         self.lost = Some(reason);
     }
 

@@ -13,7 +13,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -79,11 +78,13 @@ impl EtcdRegistry {
     pub fn open(spec: EtcdSpec, cluster: &str, own: Option<Node>) -> Result<Self, EtcdConfigError> {
         spec.source.access()?;
         let view = View::new(cluster, own);
+        let cursor = Cursor::default();
         let state = SourceState {
             registry: spec.shown.clone(),
             cluster: cluster.to_owned(),
+            heard: cursor.heard.clone(),
             stale: Some(Staleness {
-                since: Timestamp::now(),
+                since: cursor.heard.time(),
                 reason: "not connected yet".to_owned(),
             }),
             rejected: Vec::new(),
@@ -99,7 +100,7 @@ impl EtcdRegistry {
             source: spec.source,
             keys: Keys::of(cluster),
             view,
-            cursor: Cursor::default(),
+            cursor,
             state,
             published,
             sender,
@@ -344,7 +345,7 @@ impl Follower {
 
     fn lost(&mut self, error: StoreError) {
         let stale = Staleness {
-            since: self.cursor.heard,
+            since: self.cursor.heard.time(),
             reason: error.to_string(),
         };
         let known = self.state.stale.as_ref();

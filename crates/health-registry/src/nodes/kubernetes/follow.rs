@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use jiff::Timestamp;
 use kube::api::{Api, ApiResource};
 use kube::runtime::watcher::{self, Event};
 use tokio::sync::{Notify, watch};
@@ -15,7 +14,7 @@ use super::client::{self, Access, AccessError};
 use super::object::{NodeObject, Record, SELECTOR};
 use super::view::{EmptyList, View};
 use crate::nodes::backoff::Backoff;
-use crate::nodes::{Node, NodeSet, SourceState, Staleness};
+use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness};
 
 /// Objects in a page of a list: some megabytes of text, which is what a list costs in memory.
 const PAGE_SIZE: u32 = 200;
@@ -62,13 +61,15 @@ impl Follower {
         cluster: String,
         own: Option<OwnObject>,
     ) -> (Self, watch::Receiver<Arc<NodeSet>>) {
+        let heard = LastHeard::now();
         let state = SourceState {
             registry,
             cluster: cluster.clone(),
             stale: Some(Staleness {
-                since: Timestamp::now(),
+                since: heard.time(),
                 reason: "no answer of the API server yet".to_owned(),
             }),
+            heard,
             rejected: Vec::new(),
         };
         let set = NodeSet {
@@ -172,8 +173,14 @@ impl Follower {
                 self.recover();
                 false
             }
-            Event::Apply(object) => self.view.apply(object.into()),
-            Event::Delete(object) => self.view.delete(Record::from(object).name()),
+            Event::Apply(object) => {
+                self.state.heard.note();
+                self.view.apply(object.into())
+            }
+            Event::Delete(object) => {
+                self.state.heard.note();
+                self.view.delete(Record::from(object).name())
+            }
         };
         if !changed {
             return Ok(Effect::None);
@@ -208,14 +215,18 @@ impl Follower {
             reason,
             "nodes are not up to date; the last good set stands"
         );
-        // A list or watch that breaks off is noticed at once; a dead host, within the keepalive.
-        let since = before.map_or_else(Timestamp::now, |stale| stale.since);
+        if before.is_none() {
+            // A list or watch that breaks off is noticed at once; a dead host, within the keepalive.
+            self.state.heard.note();
+        }
+        let since = self.state.heard.time();
         self.state.stale = Some(Staleness { since, reason });
         let nodes = self.sender.borrow().nodes.clone();
         self.send(nodes);
     }
 
     fn recover(&mut self) {
+        self.state.heard.note();
         if self.state.stale.take().is_some() {
             let nodes = self.sender.borrow().nodes.clone();
             tracing::info!(

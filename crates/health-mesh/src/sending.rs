@@ -1,0 +1,204 @@
+//! Whether the prober gets its probes out, and in time: counted over the last moments.
+
+use std::fmt;
+use std::time::Duration;
+
+use health_model::activity::Problem;
+use health_model::duration::duration_text;
+use nix::errno::Errno;
+
+use super::failure::Failure;
+use super::target::Protocol;
+
+/// What is told is of one to two of these, or of the last one in which there was something to send.
+const WINDOW: Duration = Duration::from_secs(10);
+/// A probe that is later is worth a warning.
+const LATE: Duration = Duration::from_secs(5);
+
+/// What was counted. Times count from the mesh's start.
+#[derive(Debug, Default)]
+pub(super) struct Sending {
+    current: Counts,
+    former: Counts,
+    since: Duration,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    icmp: Attempts,
+    http: Attempts,
+    /// By how much the latest probe was late.
+    late: Duration,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Attempts {
+    all: u64,
+    /// Those that no packet left for.
+    unsent: u64,
+    /// Those of them for which this host had no room.
+    without_room: u64,
+    /// Why the last one of the unsent was not sent.
+    reason: Option<Failure>,
+}
+
+impl Sending {
+    /// A probe is tried that was due some time ago.
+    pub(super) fn tried(&mut self, protocol: Protocol, now: Duration, late: Duration) {
+        if now >= self.since + WINDOW {
+            let ended = std::mem::take(&mut self.current);
+            self.former = match now < self.since + 2 * WINDOW {
+                true => ended,
+                false => Counts::default(),
+            };
+            self.since = now;
+        }
+        self.current.late = self.current.late.max(late);
+        self.current.of(protocol).all += 1;
+    }
+
+    /// A probe that was tried was not sent.
+    pub(super) fn unsent(&mut self, protocol: Protocol, failure: &Failure) {
+        let attempts = self.current.of(protocol);
+        attempts.unsent += 1;
+        attempts.without_room += u64::from(is_for_want_of_room(failure));
+        attempts.reason = Some(failure.clone());
+    }
+
+    /// What is wrong, if something is. Where a path alone is broken, its target's result says so.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let of_icmp = self.former.icmp.and(&self.current.icmp);
+        let of_http = self.former.http.and(&self.current.http);
+        let late = self.former.late.max(self.current.late);
+        let unsent = of_icmp.problem("ICMP").or(of_http.problem("HTTP"));
+        unsent.or_else(|| {
+            let text = duration_text(Duration::from_millis(late.as_millis() as u64));
+            (late >= LATE).then(|| Problem::warning(format!("probes were sent up to {text} late")))
+        })
+    }
+}
+
+impl Counts {
+    fn of(&mut self, protocol: Protocol) -> &mut Attempts {
+        match protocol {
+            Protocol::Icmp => &mut self.icmp,
+            Protocol::Http => &mut self.http,
+        }
+    }
+}
+
+impl Attempts {
+    fn and(&self, later: &Self) -> Self {
+        Self {
+            all: self.all + later.all,
+            unsent: self.unsent + later.unsent,
+            without_room: self.without_room + later.without_room,
+            reason: later.reason.clone().or_else(|| self.reason.clone()),
+        }
+    }
+
+    fn problem(&self, protocol: impl fmt::Display) -> Option<Problem> {
+        let reason = self.reason.as_ref()?;
+        let Self {
+            all,
+            unsent,
+            without_room,
+            ..
+        } = self;
+        if unsent >= all {
+            let text = format!("none of {all} {protocol} probes could be sent: {reason}");
+            return Some(match is_without_network(reason) {
+                true => Problem::warning(text),
+                false => Problem::failure(text),
+            });
+        }
+        (*without_room > 0).then(|| {
+            let text = format!("{without_room} of {all} {protocol} probes found no room: {reason}");
+            Problem::warning(text)
+        })
+    }
+}
+
+/// Whether this host lacks memory, file descriptors or ports; else it is the path that cannot be sent on.
+pub(super) fn is_for_want_of_room(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::Os(
+            Errno::EAGAIN
+                | Errno::ENOBUFS
+                | Errno::ENOMEM
+                | Errno::EMFILE
+                | Errno::ENFILE
+                | Errno::EADDRNOTAVAIL
+        )
+    )
+}
+
+/// Whether this host has no network to send on, which is not the prober's to mend.
+fn is_without_network(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::NoFamily | Failure::Os(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use health_model::activity::Severity;
+
+    use super::*;
+
+    const NOT_LATE: Duration = Duration::ZERO;
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn told(sending: &Sending) -> Option<(Severity, String)> {
+        let problem = sending.problem()?;
+        Some((problem.severity, problem.reason))
+    }
+
+    #[test]
+    fn that_no_probe_can_be_sent_is_a_failure_until_one_is() {
+        let mut sending = Sending::default();
+        for _ in 0..3 {
+            sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
+            sending.unsent(Protocol::Icmp, &Failure::Os(Errno::EPERM));
+            sending.tried(Protocol::Http, SECOND, NOT_LATE);
+        }
+        let (severity, reason) = told(&sending).unwrap();
+        assert_eq!(severity, Severity::Failure);
+        assert!(reason.starts_with("none of 3 ICMP probes could be sent: Operation not permitted"));
+        // Then it is a path's own.
+        sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
+        assert_eq!(told(&sending), None);
+    }
+
+    #[test]
+    fn probes_without_room_are_a_warning_while_others_are_sent() {
+        let mut sending = Sending::default();
+        for failure in [Errno::EMFILE, Errno::EHOSTUNREACH] {
+            sending.tried(Protocol::Http, SECOND, NOT_LATE);
+            sending.unsent(Protocol::Http, &Failure::Os(failure));
+        }
+        sending.tried(Protocol::Http, SECOND, NOT_LATE);
+        let (severity, reason) = told(&sending).unwrap();
+        assert_eq!(severity, Severity::Warning);
+        assert!(reason.starts_with("1 of 3 HTTP probes found no room: "));
+        for at in [11, 22] {
+            assert!(told(&sending).is_some());
+            sending.tried(Protocol::Http, SECOND * at, NOT_LATE);
+        }
+        assert_eq!(told(&sending), None);
+    }
+
+    #[test]
+    fn probes_that_are_late_are_a_warning_for_a_while() {
+        let mut sending = Sending::default();
+        sending.tried(Protocol::Icmp, SECOND, LATE - Duration::from_millis(1));
+        assert_eq!(told(&sending), None);
+        sending.tried(Protocol::Icmp, SECOND, Duration::from_millis(6_200));
+        let late = "probes were sent up to 6.2s late".to_owned();
+        assert_eq!(told(&sending), Some((Severity::Warning, late)));
+        sending.tried(Protocol::Icmp, SECOND * 40, NOT_LATE);
+        assert_eq!(told(&sending), None);
+    }
+}
