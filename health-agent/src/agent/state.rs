@@ -394,7 +394,11 @@ impl Source for AgentSource {
 
     fn repairs(&self) -> BTreeMap<String, u64> {
         let repairs = self.repairs.read().unwrap_or_else(PoisonError::into_inner);
-        repairs.clone()
+        let mut repairs = repairs.clone();
+        for (cause, count) in self.manager.get().map(Manager::repairs).unwrap_or_default() {
+            *repairs.entry(cause).or_default() += count;
+        }
+        repairs
     }
 
     fn enforcer(&self) -> Option<&Enforcer> {

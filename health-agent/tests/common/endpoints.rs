@@ -10,7 +10,8 @@ use health_endpoint::identities::{Hold, IdentitySource, IdentityUnavailable};
 use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 use health_endpoint::workload::{
-    Blueprint, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
+    Blueprint, DeviceFault, Devices, Extent, FoundDevice, SavedEndpoint, StateDir, Task,
+    WorkloadError,
 };
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
@@ -40,6 +41,22 @@ impl Devices for NoDevices {
         Box::pin(ready(Ok(())))
     }
     fn set_mtu<'a>(&'a self, _: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(ready(Ok(())))
+    }
+    fn inspect<'a>(
+        &'a self,
+        _: &'a Blueprint,
+        _: u32,
+        _: Extent,
+    ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
+    fn repair<'a>(
+        &'a self,
+        _: &'a Blueprint,
+        _: u32,
+        _: &'a DeviceFault,
+    ) -> Task<'a, Result<(), WorkloadError>> {
         Box::pin(ready(Ok(())))
     }
     fn remove<'a>(&'a self, _: &'a str) -> Task<'a, Result<bool, WorkloadError>> {

@@ -13,6 +13,7 @@ mod devices;
 mod direction;
 mod echo;
 mod endpoint_kills;
+mod endpoint_repair;
 mod endpoint_report;
 mod endpoint_restart;
 mod endpoints;

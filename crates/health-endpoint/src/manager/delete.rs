@@ -9,7 +9,7 @@ use crate::error::EndpointError;
 use crate::identities::Hold;
 use crate::lifecycle::{Side, State};
 use crate::log::Status;
-use crate::workload::{FoundDevice, WorkloadError};
+use crate::workload::WorkloadError;
 
 /// What is to be done to delete an endpoint.
 enum Way {
@@ -158,82 +158,5 @@ impl Manager {
         removed.map_err(|source| EndpointError::Regenerate { id, source })?;
         self.at_files(move |manager| Ok(manager.0.states.remove(id).map(drop)?))
             .await
-    }
-
-    /// Drops endpoints whose device is gone, as that of a namespace that has ended, and addresses that
-    /// nobody has.
-    pub(super) async fn look(&self) {
-        let known = self.known_devices();
-        if known.is_empty() {
-            return;
-        }
-        let found = match self.0.devices.list().await {
-            Ok(found) => found,
-            Err(error) => return warn!(%error, "cannot look after the endpoints"),
-        };
-        for (id, ifindex) in known {
-            let is_its = |found: &&FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
-            if let Some(there) = found.iter().find(is_its) {
-                self.note_link(id, there);
-                continue;
-            }
-            // No listing alone costs an endpoint.
-            match self.0.devices.find(ifindex).await {
-                Ok(Some(there)) if is_its(&&there) => {
-                    self.note_link(id, &there);
-                    continue;
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    warn!(id, %error, "cannot look after an endpoint");
-                    continue;
-                }
-            }
-            warn!(
-                id,
-                "the device of an endpoint is gone, and its namespace with it; dropped"
-            );
-            if let Err(error) = self.unmake(id).await {
-                warn!(id, %error, "an endpoint cannot be dropped");
-            }
-        }
-    }
-
-    /// Takes note of whether an endpoint's device is up: whoever sets it down cuts the endpoint off.
-    fn note_link(&self, id: u16, found: &FoundDevice) {
-        let noted = self.with(id, |entry, now| {
-            let was_up = std::mem::replace(&mut entry.is_up, found.is_up);
-            let (status, what) = match found.is_up {
-                true => (Status::Ok, "up again"),
-                false => (Status::Failure, "down"),
-            };
-            if was_up != found.is_up {
-                entry.note(
-                    now,
-                    status,
-                    format!("its device {} is {what}", found.device),
-                );
-            }
-            was_up != found.is_up
-        });
-        // One that is about to go needs no notes.
-        if noted.unwrap_or(false) {
-            self.note_change();
-        }
-    }
-
-    /// The endpoints with devices, and those devices' numbers. On the way, takes back what leaked.
-    fn known_devices(&self) -> Vec<(u16, u32)> {
-        let mut table = self.table();
-        for (address, owner) in table.take_back_leaks(Instant::now()) {
-            warn!(%address, %owner, "an address had an owner that is gone");
-        }
-        let complete = table
-            .entries
-            .values()
-            .filter(|entry| entry.is_complete && !entry.is_being_removed);
-        complete
-            .filter_map(|entry| Some((entry.saved.id, entry.saved.ifindex?)))
-            .collect()
     }
 }

@@ -5,6 +5,7 @@ mod build;
 mod create;
 mod delete;
 mod departed;
+mod devices;
 mod health;
 mod identity;
 mod mtu;
@@ -267,6 +268,11 @@ impl Manager {
             .collect())
     }
 
+    /// What was put right at the devices of endpoints since the start, by cause.
+    pub fn repairs(&self) -> BTreeMap<String, u64> {
+        self.table().repairs.clone()
+    }
+
     /// Changes with every change of an endpoint.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
@@ -305,13 +311,14 @@ impl Manager {
         }
     }
 
-    /// Drops endpoints whose device is gone, and addresses without an endpoint, now and again.
+    /// Drops endpoints whose device is gone, and addresses without an endpoint, and puts devices right, now and again.
     async fn look_forever(self) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut first_inside = 0;
         loop {
             ticks.tick().await;
-            self.look().await;
+            first_inside = self.look(first_inside).await;
         }
     }
 }

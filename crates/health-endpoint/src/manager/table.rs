@@ -57,6 +57,10 @@ pub(super) struct Entry {
     pub(super) is_being_removed: bool,
     /// Whether the host's end of its pair was up when it was looked at last.
     pub(super) is_up: bool,
+    /// What is wrong with its devices, after all that could be done.
+    pub(super) device_problem: Option<String>,
+    /// What was put right at them, by cause.
+    pub(super) repairs: BTreeMap<String, u64>,
     /// Whether somebody asks for its identity.
     pub(super) is_resolving: bool,
     /// Whether its labels have another identity than the one that was acquired last.
@@ -81,6 +85,8 @@ impl Entry {
             is_complete: false,
             is_being_removed: false,
             is_up: true,
+            device_problem: None,
+            repairs: BTreeMap::new(),
             is_resolving: false,
             is_renumbered: false,
             held: Vec::new(),
@@ -153,7 +159,7 @@ impl Entry {
             mac: saved.mac.to_string(),
             host_mac: saved.host_mac.to_string(),
             netns: saved.netns.display().to_string(),
-            repairs: BTreeMap::new(),
+            repairs: self.repairs.clone(),
         }
     }
 
@@ -178,14 +184,15 @@ impl Entry {
             (_, None, _) => (HealthState::Pending, HealthState::Pending, policy),
         };
         let is_ending = self.state().is_ending();
+        let is_well = self.is_up && self.device_problem.is_none();
         EndpointHealth {
-            overall_health: match self.is_up || is_ending {
+            overall_health: match is_well || is_ending {
                 true => overall,
                 false => HealthState::Failure,
             },
             bpf,
             policy,
-            connected: self.is_complete && self.is_up && !is_ending,
+            connected: self.is_complete && is_well && !is_ending,
         }
     }
 }
@@ -201,6 +208,8 @@ pub(super) struct Table {
     pub(super) holds_back: bool,
     /// The health endpoint, which the agent makes and repairs.
     pub(super) health: Option<HealthEntry>,
+    /// What was put right at devices of endpoints, by cause.
+    pub(super) repairs: BTreeMap<String, u64>,
     counts: Counts,
 }
 
@@ -213,6 +222,7 @@ impl Table {
             queue: RegenerationQueue::new(parallel),
             holds_back: false,
             health: None,
+            repairs: BTreeMap::new(),
             counts: Counts::default(),
         }
     }

@@ -22,7 +22,9 @@ use crate::health::HealthDescription;
 use crate::identities::{Hold, IdentityUnavailable};
 use crate::log::Status;
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError};
-use crate::workload::{Blueprint, FoundDevice, SavedEndpoint, Task, WorkloadError};
+use crate::workload::{
+    Blueprint, DeviceFault, Extent, FoundDevice, SavedEndpoint, Task, WorkloadError,
+};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -39,6 +41,8 @@ pub(crate) struct World {
     asked: AtomicUsize,
     /// Names of devices that are down.
     down: Mutex<BTreeSet<String>>,
+    /// What is wrong with devices.
+    faults: Mutex<Vec<DeviceFault>>,
     /// Of each device.
     mtus: Mutex<BTreeMap<String, u32>>,
     /// Which step fails, if one does.
@@ -159,6 +163,30 @@ impl Devices for World {
             }
             let mut mtus = self.mtus.lock().unwrap();
             mtus.insert(blueprint.device.clone(), blueprint.mtu);
+            Ok(())
+        })
+    }
+
+    fn inspect<'a>(
+        &'a self,
+        _: &'a Blueprint,
+        _: u32,
+        _: Extent,
+    ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
+        Box::pin(async { Ok(self.faults.lock().unwrap().clone()) })
+    }
+
+    fn repair<'a>(
+        &'a self,
+        _: &'a Blueprint,
+        _: u32,
+        fault: &'a DeviceFault,
+    ) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(async move {
+            if self.fails("repair") {
+                return Err(Self::fail("repair"));
+            }
+            self.faults.lock().unwrap().retain(|one| one != fault);
             Ok(())
         })
     }
@@ -669,6 +697,41 @@ async fn an_endpoint_whose_device_is_down_is_not_connected() {
     bed.world.down.lock().unwrap().clear();
     tokio::time::sleep(LOOK_PERIOD * 2).await;
     assert_eq!(health(), (HealthState::Ok, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_did_to_the_devices_of_an_endpoint_is_told_and_put_right() {
+    let bed = Bed::start().await;
+    let made = bed.create(1, &[]).await.unwrap();
+    let health = || {
+        let health = bed.manager.health(made.id).unwrap();
+        (health.overall_health, health.connected)
+    };
+    let lines = |words: &str| {
+        let log = bed.manager.log(made.id).unwrap();
+        log.iter()
+            .filter(|line| line.message.contains(words))
+            .count()
+    };
+    let lost = DeviceFault::NeighbourMissing(made.ipv4.unwrap());
+    let words = format!("the neighbour entry of {} is missing", made.ipv4.unwrap());
+    bed.world.faults.lock().unwrap().push(lost.clone());
+    tokio::time::sleep(LOOK_PERIOD).await;
+    assert_eq!((health(), lines(&words)), ((HealthState::Ok, true), 1));
+    assert_eq!(lines("in order again"), 1);
+    let repairs = BTreeMap::from([("neighbour-missing".to_owned(), 1)]);
+    assert_eq!(bed.manager.repairs(), repairs);
+    assert_eq!(bed.manager.endpoints()[0].repairs, repairs);
+
+    *bed.world.failing.lock().unwrap() = Some("repair");
+    bed.world.faults.lock().unwrap().push(lost);
+    tokio::time::sleep(LOOK_PERIOD * 3).await;
+    assert_eq!(health(), (HealthState::Failure, false));
+    assert_eq!(lines("not repaired"), 1);
+    *bed.world.failing.lock().unwrap() = None;
+    tokio::time::sleep(LOOK_PERIOD).await;
+    assert_eq!(health(), (HealthState::Ok, true));
+    assert_eq!(lines("in order again"), 2);
 }
 
 #[tokio::test(start_paused = true)]

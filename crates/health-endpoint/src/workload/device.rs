@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use super::{Blueprint, Devices, FoundDevice, Stack, Task, WorkloadError};
+use super::{Blueprint, DeviceFault, Devices, Extent, FoundDevice, Stack, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
 use crate::outer::outer_settings;
 
@@ -28,7 +28,7 @@ const CARRIER_POLL: Duration = Duration::from_millis(1);
 /// The devices of this host.
 #[derive(Clone, Debug)]
 pub struct HostDevices {
-    host: Handle,
+    pub(super) host: Handle,
     mark: String,
 }
 
@@ -141,11 +141,12 @@ impl HostDevices {
             neighbour::set_permanent(&self.host, &outer, stack.address, blueprint.mac)
         });
         try_join_all(neighbours).await?;
-        let routes = blueprint
+        let routes: Vec<Route> = blueprint
             .stacks
             .iter()
-            .map(|stack| self.route_to(stack, ifindex));
-        try_join_all(routes).await?;
+            .map(|stack| route_to(stack, ifindex))
+            .collect();
+        try_join_all(routes.iter().map(|route| self.set_route(route))).await?;
         self.wait_until_running(&blueprint.device, ifindex).await
     }
 
@@ -169,16 +170,14 @@ impl HostDevices {
     }
 
     /// Without the node's address as the source, where that is on no device for now.
-    async fn route_to(&self, stack: &Stack, ifindex: u32) -> Result<(), KernelError> {
-        let route = Route {
-            device: Some(ifindex),
-            prefsrc: stack.node,
-            ..Route::to(stack.address.into())
-        };
-        match route::replace(&self.host, &route).await {
+    pub(super) async fn set_route(&self, route: &Route) -> Result<(), KernelError> {
+        match route::replace(&self.host, route).await {
             Err(error) if error.os_code() == Some(libc::EINVAL) && route.prefsrc.is_some() => {
-                let prefsrc = None;
-                route::replace(&self.host, &Route { prefsrc, ..route }).await
+                let without_source = Route {
+                    prefsrc: None,
+                    ..route.clone()
+                };
+                route::replace(&self.host, &without_source).await
             }
             done => done,
         }
@@ -253,6 +252,24 @@ impl Devices for HostDevices {
         Box::pin(self.resize(blueprint))
     }
 
+    fn inspect<'a>(
+        &'a self,
+        blueprint: &'a Blueprint,
+        ifindex: u32,
+        extent: Extent,
+    ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
+        Box::pin(self.faults(blueprint, ifindex, extent))
+    }
+
+    fn repair<'a>(
+        &'a self,
+        blueprint: &'a Blueprint,
+        ifindex: u32,
+        fault: &'a DeviceFault,
+    ) -> Task<'a, Result<(), WorkloadError>> {
+        Box::pin(self.put_right(blueprint, ifindex, fault))
+    }
+
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>> {
         Box::pin(self.take_away(device))
     }
@@ -292,8 +309,17 @@ fn inner_settings(blueprint: &Blueprint) -> Vec<Setting> {
     ]
 }
 
+/// The host's route to an address of an endpoint.
+pub(super) fn route_to(stack: &Stack, ifindex: u32) -> Route {
+    Route {
+        device: Some(ifindex),
+        prefsrc: stack.node,
+        ..Route::to(stack.address.into())
+    }
+}
+
 /// Everything goes to the gateway.
-fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
+pub(super) fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
     let routes = blueprint.stacks.iter().flat_map(|stack| {
         let gateway = Route {
             device: Some(inner),

@@ -4,6 +4,8 @@
 mod cleanup;
 mod device;
 mod error;
+mod fault;
+mod inspect;
 mod state;
 
 use std::future::Future;
@@ -17,6 +19,7 @@ use health_net::netns::NetNsId;
 pub use self::cleanup::cleanup;
 pub use self::device::HostDevices;
 pub use self::error::WorkloadError;
+pub use self::fault::DeviceFault;
 pub use self::state::{DamagedFile, SavedEndpoint, StateDir};
 
 /// Name of the inner end where none is asked for.
@@ -73,6 +76,15 @@ pub struct FoundDevice {
     pub is_up: bool,
 }
 
+/// How much of a pair is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// What the host has.
+    Host,
+    /// Both ends, for which the endpoint's namespace has to be entered.
+    Both,
+}
+
 /// The devices of endpoints. What a call made before it failed is removed by it again.
 pub trait Devices: Send + Sync {
     /// Looks whether a file is a network namespace that an endpoint can be made in.
@@ -89,6 +101,20 @@ pub trait Devices: Send + Sync {
     ) -> Task<'a, Result<(), WorkloadError>>;
     /// Gives both ends, and the route that leads out, the blueprint's MTU.
     fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>>;
+    /// Looks for what is not as it was made, on a device that is up. Changes nothing.
+    fn inspect<'a>(
+        &'a self,
+        blueprint: &'a Blueprint,
+        ifindex: u32,
+        extent: Extent,
+    ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>>;
+    /// Puts one thing right that was found.
+    fn repair<'a>(
+        &'a self,
+        blueprint: &'a Blueprint,
+        ifindex: u32,
+        fault: &'a DeviceFault,
+    ) -> Task<'a, Result<(), WorkloadError>>;
     /// Removes the host's end of this name, and with it the other. One of somebody else is left alone.
     /// Returns whether it was there.
     fn remove<'a>(&'a self, device: &'a str) -> Task<'a, Result<bool, WorkloadError>>;

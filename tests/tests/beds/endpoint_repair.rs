@@ -1,0 +1,86 @@
+//! What others do to the devices of a workload's endpoint is told by its log, and put right.
+
+use anyhow::{Context as _, ensure};
+use health_endpoint::log::{LogEntry, Status};
+use health_model::api::{Endpoint, EndpointHealth, HealthState};
+use tests::{Bed, Member, Node, PATIENCE, wait_for};
+
+/// That all is well, and how often a failure was told in these words.
+fn told(node: &Node, member: &Member, words: &str) -> anyhow::Result<usize> {
+    let id = member.endpoint.id;
+    let health = node.listing(&format!("endpoint health {id}"))?;
+    let health: EndpointHealth = serde_json::from_value(health)?;
+    let is_well = health.overall_health == HealthState::Ok && health.connected;
+    ensure!(is_well, "{health:?}");
+    for address in member.addresses() {
+        ensure!(node.pings(address)?, "no answer from {address}");
+    }
+    let log = node.listing(&format!("endpoint log {id}"))?;
+    let log: Vec<LogEntry> = serde_json::from_value(log)?;
+    let failures = log.iter().filter(|line| line.status == Status::Failure);
+    Ok(failures.filter(|line| line.message.contains(words)).count())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_devices_of_an_endpoint_are_put_right() -> anyhow::Result<()> {
+    let bed = Bed::builder().nodes(1).ipv6(true).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let member = Member::on(node, "broken", "--label app=broken")?;
+    let device = &member.endpoint.interface;
+    let ipv4 = member.ipv4()?;
+    let ipv6 = member.endpoint.ipv6.context("no IPv6 address")?;
+    let inside = format!("ip netns exec {} ip", member.name);
+    told(node, &member, "")?;
+    for (words, harm) in [
+        (
+            format!("the route to {ipv4}/32 is missing"),
+            format!("ip route delete {ipv4}"),
+        ),
+        (
+            format!("the route to {ipv6}/128 is missing"),
+            format!("ip -6 route delete {ipv6}"),
+        ),
+        (
+            format!("the neighbour entry of {ipv4} is missing"),
+            format!("ip neighbour delete {ipv4} dev {device}"),
+        ),
+        (
+            format!("address {ipv4} is missing in its namespace"),
+            format!("{inside} address delete {ipv4}/32 dev eth0"),
+        ),
+        (
+            "the route to 0.0.0.0/0 is missing".to_owned(),
+            format!("{inside} route delete default"),
+        ),
+        (
+            "the device in its namespace is down".to_owned(),
+            format!("{inside} link set eth0 down"),
+        ),
+    ] {
+        let before = told(node, &member, &words)?;
+        node.exec(&harm)?;
+        wait_for(&format!("the repair of: {words}"), PATIENCE, || {
+            Ok((told(node, &member, &words)? > before).then_some(()))
+        })?;
+    }
+    // The kernel drops the routes of a device that goes down.
+    node.exec(&format!("ip link set {device} down"))?;
+    node.exec(&format!("ip link set {device} up"))?;
+    wait_for("the endpoint after its device was down", PATIENCE, || {
+        told(node, &member, "").map(Some)
+    })?;
+    let shown = node.listing(&format!("endpoint get {}", member.endpoint.id))?;
+    let shown: Endpoint = serde_json::from_value(shown)?;
+    let repairs = shown.repairs;
+    for cause in [
+        "route-lost",
+        "neighbour-missing",
+        "address-missing",
+        "peer-down",
+    ] {
+        ensure!(repairs.contains_key(cause), "{repairs:?}");
+    }
+    Ok(())
+}
