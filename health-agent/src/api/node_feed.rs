@@ -230,8 +230,14 @@ fn element(node: &NodeEntry) -> NodeElement {
         name: node.name.clone(),
         secondary_addresses: secondary.map(|&ip| address(node, ip)).collect(),
         health_endpoint_address: (!health.is_empty()).then(|| NodeAddressing {
-            ipv4: health.iter().find(|ip| ip.is_ipv4()).map(|&ip| plain(ip)),
-            ipv6: health.iter().find(|ip| ip.is_ipv6()).map(|&ip| plain(ip)),
+            ipv4: health
+                .iter()
+                .find(|ip| ip.is_ipv4())
+                .map(|&ip| plain(node, ip)),
+            ipv6: health
+                .iter()
+                .find(|ip| ip.is_ipv6())
+                .map(|&ip| plain(node, ip)),
         }),
         primary_address: primary,
     }
@@ -241,17 +247,15 @@ fn address(node: &NodeEntry, ip: IpAddr) -> NodeAddressingElement {
     let same_family = |cidr: &&ipnet::IpNet| cidr.addr().is_ipv4() == ip.is_ipv4();
     NodeAddressingElement {
         alloc_range: node.pod_cidrs.iter().find(same_family).copied(),
-        address_type: Some("InternalIP".to_owned()),
-        ..plain(ip)
+        ..plain(node, ip)
     }
 }
 
-fn plain(ip: IpAddr) -> NodeAddressingElement {
+fn plain(node: &NodeEntry, ip: IpAddr) -> NodeAddressingElement {
     NodeAddressingElement {
         ip,
-        enabled: true,
+        enabled: !node.not_probed.contains(&ip),
         alloc_range: None,
-        address_type: None,
     }
 }
 
@@ -269,6 +273,7 @@ mod tests {
             addresses: vec![IpAddr::from([10, 0, *name, *address])],
             pod_cidrs: Vec::new(),
             health_addresses: Vec::new(),
+            not_probed: Vec::new(),
         };
         NodeList {
             registries: Vec::new(),
@@ -441,16 +446,17 @@ mod tests {
                 .into(),
             pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
             health_addresses: vec!["fd00::7".parse().unwrap()],
+            not_probed: vec!["fd00::1".parse().unwrap()],
         });
         let json = serde_json::to_value(node).unwrap();
         let expected = serde_json::json!({
             "name": "default/a",
             "primary-address": {
-                "ipv4": { "ip": "10.0.0.1", "enabled": true, "alloc-range": "10.244.1.0/24", "address-type": "InternalIP" },
-                "ipv6": { "ip": "fd00::1", "enabled": true, "address-type": "InternalIP" },
+                "ipv4": { "ip": "10.0.0.1", "enabled": true, "alloc-range": "10.244.1.0/24" },
+                "ipv6": { "ip": "fd00::1", "enabled": false },
             },
             "secondary-addresses": [
-                { "ip": "10.0.0.2", "enabled": true, "alloc-range": "10.244.1.0/24", "address-type": "InternalIP" },
+                { "ip": "10.0.0.2", "enabled": true, "alloc-range": "10.244.1.0/24" },
             ],
             "health-endpoint-address": { "ipv6": { "ip": "fd00::7", "enabled": true } },
         });

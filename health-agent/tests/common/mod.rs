@@ -265,6 +265,7 @@ impl Source for Fixture {
                     addresses: vec![format!("172.30.0.{number}").parse().unwrap()],
                     pod_cidrs: vec![format!("10.244.{number}.0/24").parse().unwrap()],
                     health_addresses: vec![format!("10.244.{number}.7").parse().unwrap()],
+                    not_probed: Vec::new(),
                 })
                 .collect(),
         }

@@ -1,5 +1,6 @@
 //! The reports made of what is known, in the API's terms.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -193,15 +194,32 @@ impl Results {
         NodeList {
             registries: self.registries(),
             nodes: nodes
-                .map(|(node, NodeTargets { paths, .. })| NodeEntry {
-                    name: paths.name.clone(),
-                    local: paths.local,
-                    addresses: paths.host.clone(),
+                .map(|(node, targets)| NodeEntry {
+                    name: targets.paths.name.clone(),
+                    local: targets.paths.local,
+                    addresses: targets.paths.host.clone(),
                     pod_cidrs: node.pod_cidrs.clone(),
-                    health_addresses: paths.endpoint.clone(),
+                    health_addresses: targets.paths.endpoint.clone(),
+                    not_probed: targets.not_probed(),
                 })
                 .collect(),
         }
+    }
+}
+
+impl NodeTargets {
+    /// Addresses without a target.
+    fn not_probed(&self) -> Vec<IpAddr> {
+        let is_probed = |targets: &[AddressTargets], address: IpAddr| {
+            targets.iter().any(|one| {
+                one.address == address && one.protocols().iter().any(|(_, id)| id.is_some())
+            })
+        };
+        let of_host = self.paths.host.iter().copied();
+        let of_host = of_host.filter(|address| !is_probed(&self.host, *address));
+        let of_endpoint = self.paths.endpoint.iter().copied();
+        let of_endpoint = of_endpoint.filter(|address| !is_probed(&self.endpoint, *address));
+        of_host.chain(of_endpoint).collect()
     }
 }
 

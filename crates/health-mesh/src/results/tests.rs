@@ -40,6 +40,11 @@ fn options() -> MeshOptions {
 
 /// Results of one node with three addresses, and its six targets.
 fn results() -> (Results, Vec<TargetId>) {
+    results_of(|_| true)
+}
+
+/// The same of some of the targets.
+fn results_of(is_probed: impl Fn(&TargetKey) -> bool) -> (Results, Vec<TargetId>) {
     let node = Node {
         name: "a".to_owned(),
         cluster: "default".to_owned(),
@@ -50,7 +55,8 @@ fn results() -> (Results, Vec<TargetId>) {
     };
     let paths = NodePaths::new(&node, true, Some(&["10.1.0.7".parse().unwrap()]));
     let mut targets = Targets::default();
-    let wanted = paths.targets().map(|key| Target { key, node: 0 });
+    let wanted = paths.targets().filter(|key| is_probed(key));
+    let wanted = wanted.map(|key| Target { key, node: 0 });
     let ids = targets.replace(wanted).fresh;
     let set = NodeSet {
         nodes: vec![node],
@@ -91,6 +97,16 @@ fn failed_by(results: &mut Results, id: TargetId, second: u64, failure: Failure)
         since: sent,
     };
     results.unreachable(id, sent, probed, unanswered);
+}
+
+#[test]
+fn the_list_of_nodes_names_addresses_that_are_not_probed() {
+    let not_probed = |results: Results| results.node_list().nodes[0].not_probed.clone();
+    assert_eq!(not_probed(results().0), Vec::<IpAddr>::new());
+    let ipv4 = IpAddr::from([10, 0, 0, 1]);
+    let by_icmp = |key: &TargetKey| key.address == ipv4 && key.protocol == Protocol::Icmp;
+    let expected = ["fd00::1", "10.1.0.7"].map(|ip| ip.parse::<IpAddr>().unwrap());
+    assert_eq!(not_probed(results_of(by_icmp).0), expected);
 }
 
 #[test]

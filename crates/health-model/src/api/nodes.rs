@@ -59,6 +59,9 @@ pub struct NodeEntry {
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses of its health endpoint, as far as known.
     pub health_addresses: Vec<IpAddr>,
+    /// Those of both that this agent does not probe, neither by ICMP nor by HTTP.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub not_probed: Vec<IpAddr>,
 }
 
 /// `GET /v1beta/cluster/nodes`: how the nodes have changed since this client's last answer.
@@ -117,12 +120,9 @@ pub struct NodeAddressing {
 pub struct NodeAddressingElement {
     /// The address.
     pub ip: IpAddr,
-    /// Whether the node uses this family.
+    /// Whether the agent that answers probes it.
     pub enabled: bool,
     /// The prefix that its endpoints' addresses of this family come from.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub alloc_range: Option<IpNet>,
-    /// What kind of address it is, in the terms of Kubernetes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub address_type: Option<String>,
 }

@@ -131,6 +131,7 @@ mod tests {
                 addresses: vec![ip],
                 pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
                 health_addresses: vec![],
+                not_probed: Vec::new(),
             }),
             registry: Some(RegistryState {
                 registry: "file:/etc/nodes.yaml".into(),

@@ -122,6 +122,7 @@ mod tests {
                 addresses: vec!["172.30.0.1".parse().unwrap(), "fd00:30::1".parse().unwrap()],
                 pod_cidrs: vec!["10.244.1.0/24".parse().unwrap()],
                 health_addresses: vec!["10.244.1.7".parse().unwrap()],
+                not_probed: Vec::new(),
             },
             NodeEntry {
                 name: "default/hnode2".into(),
@@ -129,6 +130,7 @@ mod tests {
                 addresses: vec!["172.30.0.2".parse().unwrap()],
                 pod_cidrs: vec!["10.244.2.0/24".parse().unwrap()],
                 health_addresses: vec![],
+                not_probed: Vec::new(),
             },
         ];
         assert_eq!(

@@ -154,6 +154,7 @@ pub(super) mod tests {
             addresses: vec![address.parse().unwrap()],
             pod_cidrs: vec![],
             health_addresses: vec![health.parse().unwrap()],
+            not_probed: Vec::new(),
         };
         let nodes = vec![
             node("default/hnode2", "172.30.0.2", "10.244.2.7"),
