@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -36,6 +36,20 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     })
 }
 
+/// The library by which an agent has a clock of its own, where cargo puts it.
+pub(super) fn shifted_clock() -> anyhow::Result<PathBuf> {
+    let program = binary()?;
+    let library = program
+        .with_file_name("examples")
+        .join("libshifted_clock.so");
+    ensure!(
+        library.is_file(),
+        "{} is missing; run: cargo build --package tests --examples",
+        library.display()
+    );
+    Ok(library)
+}
+
 /// Where one node's agent keeps its things, and how it is started.
 #[derive(Clone, Debug)]
 pub(super) struct AgentSpec {
@@ -44,6 +58,8 @@ pub(super) struct AgentSpec {
     /// The flags that say where the nodes come from.
     pub(super) registry: Vec<String>,
     pub(super) extra: Vec<String>,
+    /// What gives it a clock of its own, if it has one.
+    pub(super) shifted_clock: Option<PathBuf>,
 }
 
 impl AgentSpec {
@@ -57,6 +73,11 @@ impl AgentSpec {
 
     pub(super) fn log(&self) -> PathBuf {
         self.runtime_dir().join("agent.log")
+    }
+
+    /// By how many seconds its own clock of the day is off the host's, in the form that the library reads.
+    pub(super) fn clock(&self) -> PathBuf {
+        self.runtime_dir().join("clock")
     }
 
     pub(super) fn socket(&self) -> PathBuf {
@@ -86,6 +107,11 @@ impl AgentSpec {
             .args(["run", "--node-name", &self.name])
             .args(&self.registry)
             .args(&self.extra);
+        if let Some(library) = &self.shifted_clock {
+            command
+                .env("LD_PRELOAD", library)
+                .env("HEALTH_CLOCK_SHIFT", self.clock());
+        }
         command
     }
 }

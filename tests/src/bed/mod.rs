@@ -59,6 +59,7 @@ pub struct Builder {
     mtu: u32,
     agent_args: Vec<String>,
     registry: fn(u8) -> String,
+    own_clocks: bool,
     start_agents: bool,
 }
 
@@ -114,6 +115,12 @@ impl Builder {
         args
     }
 
+    /// Gives each agent a clock of the day of its own, for [`Node::shift_clock`].
+    pub fn own_clocks(mut self) -> Self {
+        self.own_clocks = true;
+        self
+    }
+
     /// Leaves the agents to be started by the test.
     pub fn without_agents(mut self) -> Self {
         self.start_agents = false;
@@ -131,6 +138,7 @@ impl Builder {
         fabric::check_neighbour_tables(self.nodes, self.ipv6)?;
         let binary = agent_binary()?;
         let extra = self.all_agent_args();
+        let shifted_clock = self.own_clocks.then(agent::shifted_clock).transpose()?;
         let nodes = (1..=self.nodes)
             .map(|index| {
                 let spec = AgentSpec {
@@ -141,6 +149,7 @@ impl Builder {
                         .map(str::to_owned)
                         .collect(),
                     extra: extra.clone(),
+                    shifted_clock: shifted_clock.clone(),
                 };
                 Node::new(index, self.ipv6, spec)
             })
@@ -153,6 +162,9 @@ impl Builder {
         bed.write_nodes_file(&registry(&bed.nodes))?;
         for node in &bed.nodes {
             make_folder(&node.runtime_dir())?;
+            if self.own_clocks {
+                node.shift_clock(0)?;
+            }
         }
         if self.start_agents {
             for node in &bed.nodes {
@@ -183,6 +195,7 @@ impl Bed {
             mtu: 1500,
             agent_args: Vec::new(),
             registry: |_| format!("--nodes-file {NODES_FILE}"),
+            own_clocks: false,
             start_agents: true,
         }
     }

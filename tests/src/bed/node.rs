@@ -1,6 +1,6 @@
 //! One node of a bed.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -243,6 +243,20 @@ impl Node {
         Ok(entries?.count())
     }
 
+    /// Has its agent, in a bed of agents with clocks of their own, find the clock of the day so many seconds off the
+    /// host's.
+    pub fn shift_clock(&self, seconds: i64) -> anyhow::Result<()> {
+        let path = self.spec.clock();
+        // In place: agents have it mapped.
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path);
+        file.and_then(|mut file| file.write_all(&seconds.to_ne_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
     /// Starts its agent, and waits until that serves its API.
     pub fn start_agent(&self) -> anyhow::Result<()> {
         self.spawn_agent()?;
@@ -319,7 +333,7 @@ impl Node {
     }
 
     /// Fails if its agent was started and has ended by itself.
-    pub(super) fn check_agent(&self) -> anyhow::Result<()> {
+    pub fn check_agent(&self) -> anyhow::Result<()> {
         match self.agent().as_mut() {
             // A dead one may have been replaced by hand.
             Some(agent) => agent.check_alive(&self.spec).or_else(|died| {

@@ -118,7 +118,7 @@ fn kills_while_endpoints_come_and_go_leave_nothing_half_there() -> anyhow::Resul
         node.take_over(None)?;
         let told = wait_for("all to be whole", PATIENCE, || {
             let told = EndpointReport::by(node)?;
-            told.is_all_there_is(node, is_protected)?;
+            told.is_all_there_is(node, |one| [is_protected(one), false])?;
             Ok(Some(told))
         })
         .with_context(|| format!("kill {kill} after {moment:?}"))?;

@@ -119,12 +119,12 @@ impl EndpointReport {
         &self.addresses() | &self.health
     }
 
-    /// That there is all of them, and nothing of any other: devices and routes, pins, maps, addresses, files. Policy
-    /// is enforced for what is sent to those that are `protected`.
+    /// That there is all of them, and nothing of any other: devices and routes, pins, maps, addresses, files.
+    /// `enforced` says of each endpoint whether policy is enforced for what it gets, and for what it sends.
     pub(crate) fn is_all_there_is(
         &self,
         node: &Node,
-        protected: impl Fn(&Endpoint) -> bool,
+        enforced: impl Fn(&Endpoint) -> [bool; 2],
     ) -> anyhow::Result<()> {
         let devices: BTreeSet<&str> = self
             .endpoints
@@ -189,15 +189,17 @@ impl EndpointReport {
             else {
                 continue;
             };
-            let enforces = endpoint.policy_ingress == Enforcement::Enabled;
+            let told = [endpoint.policy_ingress, endpoint.policy_egress];
+            let told = told.map(|direction| direction == Enforcement::Enabled);
             ensure!(
                 entry["id"] == endpoint.id
                     && entry["ifindex"] == endpoint.ifindex
                     && entry["identity"] == endpoint.identity
-                    && entry["enforces-ingress"] == enforces,
+                    && entry["enforces-ingress"] == told[0]
+                    && entry["enforces-egress"] == told[1],
                 "{entry} is of {endpoint:?}"
             );
-            ensure!(enforces == protected(endpoint), "{endpoint:?}");
+            ensure!(told == enforced(endpoint), "{endpoint:?}");
         }
         same("HEALTH_ENDPOINTS", known, &self.with_health())?;
         same("link-local addresses", linked, &with_ipv6)?;

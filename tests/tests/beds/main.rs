@@ -4,6 +4,7 @@
 mod attachment;
 mod bad_input;
 mod chaos;
+mod clock;
 mod clusters;
 mod cni;
 mod conntrack_churn;

@@ -68,7 +68,12 @@ fn cause(observer: &Node, peer: &Node) -> anyhow::Result<Option<String>> {
     Ok(found.and_then(|node| Some(node.diagnosis?.cause)))
 }
 
-fn wait_for_cause(observer: &Node, peer: &Node, wanted: Option<&str>) -> anyhow::Result<()> {
+/// Waits until `observer` finds this cause with `peer`, or none.
+pub(crate) fn wait_for_cause(
+    observer: &Node,
+    peer: &Node,
+    wanted: Option<&str>,
+) -> anyhow::Result<()> {
     let what = format!("{} to find {wanted:?}", observer.name());
     wait_for(&what, PATIENCE, || {
         let found = cause(observer, peer)?;

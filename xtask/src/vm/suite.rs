@@ -53,8 +53,13 @@ const READ_BY_TOOLS: &[&str] = &[
 /// Tools that others call, where they are.
 const CALLED_BY_TOOLS: &[&str] = &["conmon", "iptables", "ip6tables", "catatonit", "ldconfig"];
 
-/// Programs that tests call, beside the agent.
-const HELPERS: &[&str] = &["machine", "bed", "connections"];
+/// Programs that tests call beside the agent, and what they have it load.
+const HELPERS: &[&str] = &[
+    "machine",
+    "bed",
+    "connections",
+    "examples/libshifted_clock.so",
+];
 
 /// Runs the tests in a machine of each kernel, all kernels side by side, and says what they counted to.
 pub(crate) fn test(

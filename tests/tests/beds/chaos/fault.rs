@@ -3,20 +3,23 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::Context as _;
+use fastrand::Rng;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tests::Node;
 use tests::bed::Etcd;
-use tests::process::run;
+use tests::{Node, PATIENCE, wait_for};
 
+use super::maps::{FullMap, flood_flows};
+use super::process::{ProcessLimit, SlowedProcess};
 use super::world::World;
 
 /// Bytes of a node's state folder.
 const DISK: u64 = 1 << 20;
+/// How far a clock jumps, seconds.
+const JUMPS: [i64; 4] = [-86_400, -600, 600, 86_400];
 
 /// A kind of fault.
 #[derive(Clone, Copy, Debug)]
@@ -29,23 +32,44 @@ pub(super) enum Fault {
     StoreDies,
     /// The store of identities takes connections and answers nothing.
     StoreStalls,
+    /// The store of identities takes its time for each answer.
+    StoreSlow,
     /// There is no room in the agent's state folder.
     DiskFull,
     /// The agent can open nothing more.
     OutOfFiles,
+    /// The agent gets no more memory: it goes on with what it has, or ends.
+    OutOfMemory,
     /// Somebody removes an endpoint's device.
     DeviceGone,
+    /// There is no room for endpoints in their map.
+    EndpointsFull,
+    /// There is no room for addresses in their map.
+    IpcacheFull,
+    /// There is no room for policy in its map.
+    PolicyFull,
+    /// There is no room for flows in their maps: those that there were are forgotten.
+    FlowsFull,
+    /// The agent's clock of the day jumps.
+    ClockJumps,
 }
 
 impl Fault {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::AgentDies,
         Self::AgentStalls,
         Self::StoreDies,
         Self::StoreStalls,
+        Self::StoreSlow,
         Self::DiskFull,
         Self::OutOfFiles,
+        Self::OutOfMemory,
         Self::DeviceGone,
+        Self::EndpointsFull,
+        Self::IpcacheFull,
+        Self::PolicyFull,
+        Self::FlowsFull,
+        Self::ClockJumps,
     ];
 
     /// Has it happen to a node, the first of which is 0.
@@ -55,6 +79,7 @@ impl Fault {
         at: usize,
         store: &'f mut Etcd,
         disk: &'f SmallDisk,
+        random: &mut Rng,
     ) -> anyhow::Result<Broken<'f>> {
         let node = world.node(at);
         Ok(match self {
@@ -68,14 +93,29 @@ impl Fault {
                 Broken::Store(store)
             }
             Self::StoreStalls => Broken::stall(store.pid()?)?,
+            Self::StoreSlow => Broken::Slowed(SlowedProcess::slow(store.pid()?)),
             Self::DiskFull => {
                 disk.fill()?;
                 Broken::Disk(disk)
             }
-            Self::OutOfFiles => Broken::Files(FileLimit::reach(node.agent_pid()?)?),
+            Self::OutOfFiles => Broken::Files(ProcessLimit::of_files(node.agent_pid()?)?),
+            Self::OutOfMemory => Broken::Memory(ProcessLimit::of_memory(node.agent_pid()?)?, node),
             Self::DeviceGone => {
                 world.remove_a_device(at)?;
                 Broken::Nothing
+            }
+            Self::EndpointsFull => Broken::Map(FullMap::endpoints(node)?),
+            Self::IpcacheFull => Broken::Map(FullMap::ipcache(node)?),
+            Self::PolicyFull => Broken::Map(FullMap::policy(node)?),
+            Self::FlowsFull => {
+                flood_flows(node)?;
+                Broken::Nothing
+            }
+            Self::ClockJumps => {
+                let seconds = JUMPS[random.usize(..JUMPS.len())];
+                println!("  by {seconds} s");
+                node.shift_clock(seconds)?;
+                Broken::Clock(node)
             }
         })
     }
@@ -86,8 +126,12 @@ pub(super) enum Broken<'a> {
     Agent(&'a Node),
     Stalled(Pid),
     Store(&'a mut Etcd),
+    Slowed(SlowedProcess),
     Disk(&'a SmallDisk),
-    Files(FileLimit),
+    Files(ProcessLimit),
+    Memory(ProcessLimit, &'a Node),
+    Map(FullMap),
+    Clock(&'a Node),
     Nothing,
 }
 
@@ -103,11 +147,34 @@ impl Broken<'_> {
             Self::Agent(node) => node.take_over(None),
             Self::Stalled(pid) => Ok(kill(*pid, Signal::SIGCONT)?),
             Self::Store(store) => store.restart(),
+            Self::Slowed(process) => process.release(),
             Self::Disk(disk) => disk.clear(),
             Self::Files(limit) => limit.lift(),
+            Self::Memory(limit, node) => {
+                let lifted = limit.lift();
+                if is_up(node)? {
+                    lifted
+                } else {
+                    println!("  the agent has ended");
+                    node.take_over(None)
+                }
+            }
+            Self::Map(map) => map.empty(),
+            Self::Clock(node) => node.shift_clock(0),
             Self::Nothing => Ok(()),
         }
     }
+}
+
+/// Whether an agent that may have ended answers.
+fn is_up(node: &Node) -> anyhow::Result<bool> {
+    wait_for("the agent to answer or to have ended", PATIENCE, || {
+        if node.check_agent().is_err() {
+            return Ok(Some(false));
+        }
+        node.listing("endpoint list")?;
+        Ok(Some(true))
+    })
 }
 
 /// An agent's state folder in a file system of its own, which goes with this value.
@@ -156,29 +223,4 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = umount2(&self.folder, MntFlags::MNT_DETACH);
     }
-}
-
-/// How many files a process may have open.
-pub(super) struct FileLimit {
-    pid: Pid,
-    before: String,
-}
-
-impl FileLimit {
-    /// Lets it open nothing more.
-    fn reach(pid: Pid) -> anyhow::Result<Self> {
-        let words = format!("--pid {pid} --nofile --output SOFT --noheadings");
-        let before = prlimit(&words)?.trim().to_owned();
-        let open = fs::read_dir(format!("/proc/{pid}/fd"))?.count();
-        prlimit(&format!("--pid {pid} --nofile={open}:"))?;
-        Ok(Self { pid, before })
-    }
-
-    fn lift(&self) -> anyhow::Result<()> {
-        prlimit(&format!("--pid {} --nofile={}:", self.pid, self.before)).map(drop)
-    }
-}
-
-fn prlimit(words: &str) -> anyhow::Result<String> {
-    run(Command::new("prlimit").args(words.split(' ')))?.success()
 }

@@ -2,6 +2,8 @@
 //! nothing is left of what is gone.
 
 mod fault;
+mod maps;
+mod process;
 mod world;
 
 use std::net::Ipv4Addr;
@@ -20,13 +22,15 @@ use crate::endpoint_report::rows;
 const STORE: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 254);
 /// How long a fault lasts at most.
 const FAULT: Duration = Duration::from_secs(2);
+/// Faults of a long run, about half an hour.
+const LONG_RUN: usize = 30 * Fault::ALL.len();
 
-/// Faults, one after the other: each kind at least once.
+/// Faults, one after the other: each kind as often as any.
 fn rounds() -> usize {
     if is_long() {
-        40 * Fault::ALL.len()
+        LONG_RUN
     } else {
-        Fault::ALL.len()
+        2 * Fault::ALL.len()
     }
 }
 
@@ -45,6 +49,7 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
         .nodes(2)
         .ipv6(true)
         .agent_args(&format!("--identity-store etcd:http://{STORE}:2379"))
+        .own_clocks()
         .without_agents()
         .start()?;
     let mut store = Etcd::start(&bed, STORE, "")?;
@@ -73,18 +78,18 @@ fn after_each_fault_views_agree_and_packets_get_the_policys_verdicts() -> anyhow
         let fault = kinds.pop().context("there are kinds of faults")?;
         let at = random.usize(..bed.nodes().len());
         println!("round {round}: {fault:?} at {}", bed.node(at + 1).name());
-        let mut broken = fault.begin(&mut world, at, &mut store, &disks[at])?;
-        let changes = world.begin_changes(&mut random)?;
-        // What is cut short is the point, so there is no condition to wait for.
-        thread::sleep(FAULT.mul_f64(random.f64()));
-        broken.end()?;
-        drop(broken);
-        world
-            .finish(changes)
-            .with_context(|| format!("after {fault:?}"))?;
-        world
-            .wait_true()
-            .with_context(|| format!("round {round} of seed {seed}, after {fault:?}"))?;
+        let mut end = || -> anyhow::Result<()> {
+            let mut broken = fault.begin(&mut world, at, &mut store, &disks[at], &mut random)?;
+            let changes = world.begin_changes(&mut random)?;
+            // What is cut short is the point, so there is no condition to wait for.
+            thread::sleep(FAULT.mul_f64(random.f64()));
+            broken.end()?;
+            drop(broken);
+            world.finish(changes)?;
+            world.wait_true()
+        };
+        let ended = end();
+        ended.with_context(|| format!("round {round} of seed {seed}, {fault:?}"))?;
     }
 
     world.clear()?;

@@ -14,12 +14,42 @@ use tests::{Bed, Node, PATIENCE, wait_for};
 
 use crate::endpoint_report::{EndpointReport, Place, addresses, is_whole, spawn};
 
-/// What endpoints are labelled with. Policy protects the first of them.
-const APPS: [&str; 3] = ["web", "shop", "bot"];
+/// What endpoints are labelled with. Policy protects the first of them, and may confine the last one.
+const APPS: [&str; 3] = [PROTECTED, "shop", CONFINED];
+const PROTECTED: &str = "web";
+const CONFINED: &str = "bot";
+/// Whom those that are confined may send to.
+const REACHABLE: &str = "shop";
 /// Fewest endpoints that there are.
 const FEWEST: usize = 4;
 /// Changes that are made during a fault.
 const CHANGES: usize = 3;
+
+/// A node's policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Policy {
+    /// Who alone may send to what is protected.
+    client: &'static str,
+    /// Whether it confines, too.
+    confines: bool,
+}
+
+impl Policy {
+    const ALL: [Self; 4] = [
+        Self::new("shop", false),
+        Self::new("shop", true),
+        Self::new(CONFINED, false),
+        Self::new(CONFINED, true),
+    ];
+
+    const fn new(client: &'static str, confines: bool) -> Self {
+        Self { client, confines }
+    }
+
+    fn file(self) -> String {
+        format!("{}-{}", self.client, self.confines)
+    }
+}
 
 /// An endpoint.
 struct Workload {
@@ -48,8 +78,8 @@ pub(super) struct World<'a> {
     bed: &'a Bed,
     folder: TempDir,
     workloads: Vec<Workload>,
-    /// On each node: who may send to what is protected. Where there is no policy, all may.
-    clients: Vec<Option<&'static str>>,
+    /// Of each node. Where there is none, all may send to all.
+    policies: Vec<Option<Policy>>,
     /// How many places there were.
     places: usize,
 }
@@ -58,14 +88,14 @@ impl<'a> World<'a> {
     /// Without endpoints and policy.
     pub(super) fn new(bed: &'a Bed) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
-        for client in &APPS[1..] {
-            fs::write(folder.path().join(client), policy(client))?;
+        for policy in Policy::ALL {
+            fs::write(folder.path().join(policy.file()), document(policy))?;
         }
         Ok(Self {
             bed,
             folder,
             workloads: Vec::new(),
-            clients: vec![None; bed.nodes().len()],
+            policies: vec![None; bed.nodes().len()],
             places: 0,
         })
     }
@@ -78,18 +108,18 @@ impl<'a> World<'a> {
     pub(super) fn populate(&mut self) -> anyhow::Result<()> {
         let mut changes = Vec::new();
         for number in 0..FEWEST {
-            let (node, app) = (number % self.clients.len(), APPS[number % APPS.len()]);
+            let (node, app) = (number % self.policies.len(), APPS[number % APPS.len()]);
             changes.push(self.create(node, app)?);
         }
-        for node in 0..self.clients.len() {
-            changes.push(self.protect(node, Some(APPS[1]))?);
+        for node in 0..self.policies.len() {
+            changes.push(self.protect(node, Some(Policy::ALL[0]))?);
         }
         self.finish(changes)
     }
 
     /// Begins changes that nobody waits for yet. Since their order is open, none is about the same thing as another.
     pub(super) fn begin_changes(&mut self, random: &mut Rng) -> anyhow::Result<Vec<Change>> {
-        let mut nodes: Vec<usize> = (0..self.clients.len()).collect();
+        let mut nodes: Vec<usize> = (0..self.policies.len()).collect();
         random.shuffle(&mut nodes);
         (0..CHANGES)
             .map(|_| self.begin_change(random, &mut nodes))
@@ -102,12 +132,13 @@ impl<'a> World<'a> {
         random: &mut Rng,
         unchanged: &mut Vec<usize>,
     ) -> anyhow::Result<Change> {
-        let node = random.usize(..self.clients.len());
+        let node = random.usize(..self.policies.len());
         let app = APPS[random.usize(..APPS.len())];
         let settled: Vec<usize> = (0..self.workloads.len())
             .filter(|&one| self.workloads[one].id.is_some())
             .collect();
-        let policy = [None, Some(APPS[1]), Some(APPS[2])][random.usize(..3)];
+        let policy = random.usize(..=Policy::ALL.len()).checked_sub(1);
+        let policy = policy.map(|one| Policy::ALL[one]);
         match (random.usize(..4), random.choice(settled), unchanged.pop()) {
             (0, Some(one), _) if self.workloads.len() > FEWEST => self.delete(one),
             (1, Some(one), _) => self.relabel(one, app),
@@ -144,11 +175,11 @@ impl<'a> World<'a> {
         self.ask(node, words, None, None)
     }
 
-    fn protect(&mut self, node: usize, client: Option<&'static str>) -> anyhow::Result<Change> {
-        self.clients[node] = client;
-        let words = match client {
-            Some(client) => {
-                let document = self.folder.path().join(client);
+    fn protect(&mut self, node: usize, policy: Option<Policy>) -> anyhow::Result<Change> {
+        self.policies[node] = policy;
+        let words = match policy {
+            Some(policy) => {
+                let document = self.folder.path().join(policy.file());
                 format!("policy import {}", document.display())
             }
             None => "policy delete --all".to_owned(),
@@ -227,9 +258,16 @@ impl<'a> World<'a> {
                 node.name(),
                 report.endpoints
             );
-            let has_policy = self.clients[at].is_some();
+            let policy = self.policies[at];
+            let enforced = |one: &Endpoint| {
+                let is = |app| one.labels == [label(app)];
+                [
+                    policy.is_some() && is(PROTECTED),
+                    policy.is_some_and(|policy| policy.confines) && is(CONFINED),
+                ]
+            };
             report
-                .is_all_there_is(node, |one| has_policy && one.labels == [label(APPS[0])])
+                .is_all_there_is(node, enforced)
                 .with_context(|| node.name().to_owned())?;
             reports.push(report);
         }
@@ -281,7 +319,11 @@ impl<'a> World<'a> {
     }
 
     fn allows(&self, from: &Workload, to: &Workload) -> bool {
-        to.app != APPS[0] || self.clients[to.node].is_none_or(|client| client == from.app)
+        let may_send = self.policies[from.node]
+            .is_none_or(|policy| !policy.confines || from.app != CONFINED || to.app == REACHABLE);
+        let may_get = self.policies[to.node]
+            .is_none_or(|policy| to.app != PROTECTED || policy.client == from.app);
+        may_send && may_get
     }
 
     /// Deletes all endpoints and policies.
@@ -290,7 +332,7 @@ impl<'a> World<'a> {
         while !self.workloads.is_empty() {
             changes.push(self.delete(0)?);
         }
-        for node in 0..self.clients.len() {
+        for node in 0..self.policies.len() {
             changes.push(self.protect(node, None)?);
         }
         self.finish(changes)
@@ -301,23 +343,18 @@ fn label(app: &str) -> String {
     format!("unspec:app={app}")
 }
 
-/// Lets `client` alone reach what is protected.
-fn policy(client: &str) -> String {
-    format!(
-        r#"
-apiVersion: "cilium.io/v2"
-kind: CiliumNetworkPolicy
-metadata:
-  name: chaos
-spec:
-  endpointSelector:
-    matchLabels:
-      app: {}
-  ingress:
-  - fromEndpoints:
-    - matchLabels:
-        app: {client}
-"#,
-        APPS[0]
-    )
+/// What is imported.
+fn document(policy: Policy) -> String {
+    let Policy { client, confines } = policy;
+    let mut rules = format!(
+        r#"[{{"labels": ["name=chaos"], "endpointSelector": {{"matchLabels": {{"app": "{PROTECTED}"}}}},
+             "ingress": [{{"fromEndpoints": [{{"matchLabels": {{"app": "{client}"}}}}]}}]}}"#
+    );
+    if confines {
+        rules += &format!(
+            r#", {{"labels": ["name=chaos"], "endpointSelector": {{"matchLabels": {{"app": "{CONFINED}"}}}},
+                 "egress": [{{"toEndpoints": [{{"matchLabels": {{"app": "{REACHABLE}"}}}}]}}]}}"#
+        );
+    }
+    rules + "]"
 }
