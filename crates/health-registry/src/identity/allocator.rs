@@ -163,6 +163,30 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// For a store that nothing was heard of yet, and how it does.
+    pub(super) fn new(store: String) -> (Self, IdentityActivities) {
+        let stale = Staleness {
+            since: Timestamp::now(),
+            reason: "not connected yet".to_owned(),
+        };
+        let (using, use_of_store) = activity::activity();
+        let (collecting, collector) = activity::activity();
+        let shared = Self {
+            wants: Mutex::default(),
+            wake: Notify::new(),
+            hub: Arc::new(Hub::new(store.clone(), stale.clone())),
+            store,
+            using,
+            collecting,
+        };
+        shared.fail(stale.since, stale.reason);
+        let activities = IdentityActivities {
+            store: use_of_store,
+            collector,
+        };
+        (shared, activities)
+    }
+
     pub(super) fn wants(&self) -> MutexGuard<'_, Wants> {
         self.wants.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -220,32 +244,14 @@ impl IdentityAllocator {
         timing: Timing,
     ) -> Result<Self, OpenError> {
         let place = Place::of(store)?;
-        let stale = Staleness {
-            since: Timestamp::now(),
-            reason: "not connected yet".to_owned(),
-        };
-        let store = store.to_string();
-        let (using, use_of_store) = activity::activity();
-        let (collecting, collector) = activity::activity();
-        let shared = Arc::new(Shared {
-            wants: Mutex::default(),
-            wake: Notify::new(),
-            hub: Arc::new(Hub::new(store.clone(), stale.clone())),
-            store,
-            using,
-            collecting,
-        });
-        shared.fail(stale.since, stale.reason);
+        let (shared, activities) = Shared::new(store.to_string());
+        let shared = Arc::new(shared);
         let task = match place {
             #[cfg(feature = "etcd")]
             Place::Etcd(source) => {
                 tokio::spawn(etcd::run(shared.clone(), source, cluster, node, timing))
             }
             Place::File(path) => tokio::spawn(file::run(shared.clone(), path, node, timing)),
-        };
-        let activities = IdentityActivities {
-            store: use_of_store,
-            collector,
         };
         Ok(Self {
             shared,

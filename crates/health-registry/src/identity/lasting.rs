@@ -79,6 +79,13 @@ impl<K: Ord, V> LastingMap<K, V> {
         self.entries.contains_key(key)
     }
 
+    /// Those that are about to go.
+    pub(super) fn leaving(&self) -> impl Iterator<Item = (&K, &V)> {
+        let leaving = self.entries.iter();
+        let leaving = leaving.filter(|(_, entry)| entry.leaves_at.is_some());
+        leaving.map(|(key, entry)| (key, &entry.value))
+    }
+
     /// All, those included that are about to go.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, entry)| (key, &entry.value))

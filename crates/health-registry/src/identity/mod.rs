@@ -16,6 +16,8 @@ mod ipcache;
     allow(dead_code, reason = "the store in etcd alone asks for all of it")
 )]
 mod lasting;
+#[cfg(test)]
+mod testing;
 #[cfg_attr(
     not(feature = "etcd"),
     allow(dead_code, reason = "the store in etcd alone asks for all of it")

@@ -157,6 +157,13 @@ impl View {
         self.identities.contains(&identity)
     }
 
+    /// The number of a label set that stood in the store until lately.
+    pub(super) fn former_number(&self, labels: &LabelSet) -> Option<Identity> {
+        let mut leaving = self.identities.leaving();
+        let found = leaving.find(|(_, known)| ***known == *labels);
+        found.map(|(identity, _)| *identity)
+    }
+
     /// All that are known.
     pub(super) fn identities(&self) -> impl Iterator<Item = (&Identity, &Arc<LabelSet>)> {
         self.identities.iter()

@@ -19,6 +19,7 @@ use super::super::wants::{Announce, WantedIdentity};
 use super::SharedRecords;
 use super::keys::{AddressRecord, Keys};
 use super::requests::{Holder, TakeError};
+use super::transactions::Transactions;
 use crate::etcd::{LeaseHold, Store, StoreError};
 use crate::nodes::backoff::Backoff;
 
@@ -44,12 +45,14 @@ pub(super) struct Keeper {
     node: String,
     timing: Timing,
     lease: Option<i64>,
-    collect_after: Duration,
+    pub(super) collect_after: Duration,
+    /// Where the search for a free number begins.
+    pub(super) random: fn() -> u32,
     problem: Option<String>,
 }
 
 /// Something that the store lacks, or has too much.
-enum Job {
+pub(super) enum Job {
     Take(WantedIdentity),
     Announce(IpAddr, Announce),
     DropReference(Identity),
@@ -73,6 +76,7 @@ impl Keeper {
             timing,
             lease: None,
             collect_after: timing.collect_after + spread.mul_f64(rand::random()),
+            random: rand::random,
             problem: None,
         }
     }
@@ -172,7 +176,7 @@ impl Keeper {
     }
 
     /// What is to be done now, some of it; and whether there will be more without a change.
-    fn jobs(&self, holder: &Holder) -> (Vec<Job>, bool) {
+    pub(super) fn jobs(&self, holder: &Holder) -> (Vec<Job>, bool) {
         let now = Instant::now();
         let session = holder.session();
         let records = self.known.records();
@@ -222,13 +226,25 @@ impl Keeper {
         (jobs, waits)
     }
 
-    async fn run(&self, holder: &Holder, mut store: Store, job: Job) -> Result<(), StoreError> {
+    pub(super) async fn run(
+        &self,
+        holder: &Holder,
+        mut store: impl Transactions,
+        job: Job,
+    ) -> Result<(), StoreError> {
         match job {
             Job::Take(wanted) => {
-                let free =
-                    |taken: &BTreeSet<Identity>| self.known.records().free(rand::random(), taken);
+                let records = || self.known.records();
+                // Where the store lost it, those who have it may be about to write it again.
+                let former = || records().view.former_number(&wanted.labels);
+                let preferred = wanted.identity.or_else(former);
+                let free = |taken: &BTreeSet<Identity>| {
+                    let mut taken = taken.clone();
+                    taken.extend(self.shared.wants().held().into_values());
+                    records().free((self.random)(), &taken)
+                };
                 let taken = holder
-                    .take(&mut store, &wanted.labels, wanted.identity, free)
+                    .take(&mut store, &wanted.labels, preferred, free)
                     .await;
                 let answer = match taken {
                     Ok(identity) => Ok(identity),
@@ -267,7 +283,11 @@ impl Keeper {
     }
 
     /// Collects identities that nobody has used for long.
-    async fn collect(&self, holder: &Holder, store: &mut Store) -> Result<(), StoreError> {
+    pub(super) async fn collect(
+        &self,
+        holder: &Holder,
+        store: &mut impl Transactions,
+    ) -> Result<(), StoreError> {
         let now = self.known.now();
         let unused = self.known.records().unused(self.collect_after, now);
         if unused.is_empty() {

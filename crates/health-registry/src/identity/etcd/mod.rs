@@ -2,13 +2,16 @@
 //! are made and deleted together. What a node uses, and the addresses it announces, are bound to a
 //! lease that its agent keeps.
 //!
-//! `records` makes a view of keys, `requests` asks for changes, `keeper` sees to it that the store has
+//! `records` makes a view of keys, `requests` asks for changes by `transactions`, `keeper` sees to it that the store has
 //! what this node wants, and the task here holds them together.
 
 mod keeper;
 mod keys;
+#[cfg(test)]
+mod model;
 mod records;
 mod requests;
+mod transactions;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

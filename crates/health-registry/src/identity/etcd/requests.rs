@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 
-use etcd_client::{Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse};
 use health_model::identity::Identity;
 use health_model::labels::LabelSet;
 
@@ -12,10 +11,15 @@ use super::super::IdentityError;
 use super::super::allocator::shown;
 use super::keys::{Keys, NUMBERS, digest_of, labels_text, read_labels, read_number};
 use super::records::{LabelsKey, UnusedIdentity};
-use crate::etcd::{Store, StoreError, Value};
+use super::transactions::{
+    Condition, KeyChange, StoredValue, Transaction, TransactionEnd, Transactions,
+};
+use crate::etcd::StoreError;
 
 /// Most attempts to take one label set. Each fails only when another node was faster.
 const ATTEMPTS: u32 = 100;
+/// What changes are for that bring the two halves of an identity together.
+const MEND: &str = "mend an identity";
 
 /// Why a label set got no number.
 #[derive(Debug)]
@@ -52,7 +56,7 @@ impl Holder {
     /// if that is free, else what `free` finds beside those known to be taken.
     pub(super) async fn take(
         &self,
-        store: &mut Store,
+        store: &mut impl Transactions,
         labels: &LabelSet,
         mut preferred: Option<Identity>,
         free: impl Fn(&BTreeSet<Identity>) -> Option<Identity>,
@@ -60,7 +64,7 @@ impl Holder {
         let digest = digest_of(labels);
         let mut taken = BTreeSet::new();
         for _ in 0..ATTEMPTS {
-            let found = get(store, self.keys.labels(&digest)).await?;
+            let found = store.read(self.keys.labels(&digest)).await?;
             let got = match found {
                 Some(found) => self.take_known(store, labels, &digest, &found).await?,
                 None => {
@@ -89,48 +93,46 @@ impl Holder {
     /// Takes a reference to the number that stands at a label set's key; `None` where that changed.
     async fn take_known(
         &self,
-        store: &mut Store,
+        store: &mut impl Transactions,
         labels: &LabelSet,
         digest: &str,
-        found: &KeyValue,
+        found: &StoredValue,
     ) -> Result<Option<Identity>, TakeError> {
         let labels_key = self.keys.labels(digest);
-        let identity = read_number(&Value::from(found.value().to_vec()))
-            .map_err(|reason| corrupt(labels_key.clone(), reason))?;
-        let as_found =
-            Compare::mod_revision(labels_key.clone(), CompareOp::Equal, found.mod_revision());
+        let identity =
+            read_number(&found.value).map_err(|reason| corrupt(labels_key.clone(), reason))?;
+        let as_found = Condition::Unchanged(labels_key.clone(), found.mod_revision);
         let number_key = self.keys.number(identity);
-        let Some(stands) = get(store, number_key.clone()).await? else {
+        let Some(stands) = store.read(number_key.clone()).await? else {
             // Half of it was lost.
-            let repair = Txn::new()
-                .when([
+            let freed_key = self.keys.freed(identity);
+            let repair = Transaction {
+                attempt: MEND,
+                when: vec![
                     as_found.clone(),
-                    absent(&number_key),
-                    absent(&self.keys.freed(identity)),
-                ])
-                .and_then([
-                    TxnOp::put(number_key, labels_text(labels), None),
-                    self.refer(identity),
-                ])
-                .or_else([TxnOp::get(self.keys.freed(identity), None)]);
-            let done = store.transact("mend an identity", repair).await?;
-            if done.succeeded() {
-                return Ok(Some(identity));
-            }
-            let is_freed = matches!(
-                done.op_responses().first(),
-                Some(TxnOpResponse::Get(freed)) if !freed.kvs().is_empty()
-            );
-            if is_freed {
-                let forget = Txn::new()
-                    .when([as_found])
-                    .and_then([TxnOp::delete(labels_key, None)]);
-                store.transact("mend an identity", forget).await?;
-            }
-            return Ok(None);
+                    Condition::Absent(number_key.clone()),
+                    Condition::Absent(freed_key.clone()),
+                ],
+                changes: vec![put(number_key, labels_text(labels)), self.refer(identity)],
+                otherwise: Some(freed_key),
+            };
+            return match store.transact(repair).await? {
+                TransactionEnd::Made => Ok(Some(identity)),
+                TransactionEnd::Refused(None) => Ok(None),
+                TransactionEnd::Refused(Some(_)) => {
+                    let forget = Transaction {
+                        attempt: MEND,
+                        when: vec![as_found],
+                        changes: vec![KeyChange::Delete(labels_key)],
+                        otherwise: None,
+                    };
+                    store.transact(forget).await?;
+                    Ok(None)
+                }
+            };
         };
-        let known = read_labels(&Value::from(stands.value().to_vec()))
-            .map_err(|reason| corrupt(number_key.clone(), reason))?;
+        let known =
+            read_labels(&stands.value).map_err(|reason| corrupt(number_key.clone(), reason))?;
         if known != *labels {
             let reason = format!(
                 "it says {identity}, which is the number of {}",
@@ -138,140 +140,153 @@ impl Holder {
             );
             return Err(corrupt(labels_key, reason));
         }
-        let revision = stands.mod_revision();
-        let refer = Txn::new()
-            .when([
+        let refer = Transaction {
+            attempt: "take an identity",
+            when: vec![
                 as_found,
-                Compare::mod_revision(number_key, CompareOp::Equal, revision),
-            ])
-            .and_then([self.refer(identity)]);
-        let done = store.transact("take an identity", refer).await?;
-        Ok(done.succeeded().then_some(identity))
+                Condition::Unchanged(number_key, stands.mod_revision),
+            ],
+            changes: vec![self.refer(identity)],
+            otherwise: None,
+        };
+        Ok(store.transact(refer).await?.is_made().then_some(identity))
     }
 
     /// Gives a label set this number; `None` where another one has it, or the set got one meanwhile.
     async fn create(
         &self,
-        store: &mut Store,
+        store: &mut impl Transactions,
         labels: &LabelSet,
         digest: &str,
         identity: Identity,
     ) -> Result<Option<Identity>, TakeError> {
         let (labels_key, number_key) = (self.keys.labels(digest), self.keys.number(identity));
-        let create = Txn::new()
-            .when([
-                absent(&labels_key),
-                absent(&number_key),
-                absent(&self.keys.freed(identity)),
-            ])
-            .and_then([
-                TxnOp::put(labels_key.clone(), identity.to_string(), None),
-                TxnOp::put(number_key.clone(), labels_text(labels), None),
+        let create = Transaction {
+            attempt: "allocate an identity",
+            when: vec![
+                Condition::Absent(labels_key.clone()),
+                Condition::Absent(number_key.clone()),
+                Condition::Absent(self.keys.freed(identity)),
+            ],
+            changes: vec![
+                put(labels_key.clone(), identity.to_string()),
+                put(number_key.clone(), labels_text(labels)),
                 self.refer(identity),
-            ])
-            .or_else([TxnOp::get(number_key.clone(), None)]);
-        let done = store.transact("allocate an identity", create).await?;
-        if done.succeeded() {
-            return Ok(Some(identity));
-        }
-        let stands = match done.op_responses().into_iter().next() {
-            Some(TxnOpResponse::Get(found)) => found.kvs().first().cloned(),
-            _ => None,
+            ],
+            otherwise: Some(number_key.clone()),
         };
-        let own = stands.filter(|stands| {
-            read_labels(&Value::from(stands.value().to_vec())).is_ok_and(|known| known == *labels)
-        });
+        let stands = match store.transact(create).await? {
+            TransactionEnd::Made => return Ok(Some(identity)),
+            TransactionEnd::Refused(stands) => stands,
+        };
+        let own =
+            stands.filter(|stands| read_labels(&stands.value).is_ok_and(|known| known == *labels));
         let Some(own) = own else { return Ok(None) };
         // It has this number already; only the way from the labels to it was lost.
-        let repair = Txn::new()
-            .when([
-                absent(&labels_key),
-                Compare::mod_revision(number_key, CompareOp::Equal, own.mod_revision()),
-            ])
-            .and_then([
-                TxnOp::put(labels_key, identity.to_string(), None),
-                self.refer(identity),
-            ]);
-        let done = store.transact("mend an identity", repair).await?;
-        Ok(done.succeeded().then_some(identity))
+        let repair = Transaction {
+            attempt: MEND,
+            when: vec![
+                Condition::Absent(labels_key.clone()),
+                Condition::Unchanged(number_key, own.mod_revision),
+            ],
+            changes: vec![put(labels_key, identity.to_string()), self.refer(identity)],
+            otherwise: None,
+        };
+        Ok(store.transact(repair).await?.is_made().then_some(identity))
     }
 
-    fn refer(&self, identity: Identity) -> TxnOp {
-        let key = self.keys.reference(identity, &self.node);
-        let bound = PutOptions::new().with_lease(self.lease);
-        TxnOp::put(key, self.session(), Some(bound))
+    fn refer(&self, identity: Identity) -> KeyChange {
+        self.bound(self.keys.reference(identity, &self.node), self.session())
+    }
+
+    fn bound(&self, key: String, value: String) -> KeyChange {
+        KeyChange::Put {
+            key,
+            value,
+            lease: Some(self.lease),
+        }
     }
 
     /// Writes a key bound to the lease.
     pub(super) async fn put(
         &self,
-        store: &mut Store,
+        store: &mut impl Transactions,
         key: String,
         value: String,
     ) -> Result<(), StoreError> {
-        let bound = PutOptions::new().with_lease(self.lease);
-        let put = Txn::new().and_then([TxnOp::put(key, value, Some(bound))]);
-        store.transact("announce an address", put).await?;
-        Ok(())
+        let put = self.bound(key, value);
+        change(store, "announce an address", put).await
     }
 
     /// Deletes one of this node's own keys.
-    pub(super) async fn delete(&self, store: &mut Store, key: String) -> Result<(), StoreError> {
-        let delete = Txn::new().and_then([TxnOp::delete(key, None)]);
-        store.transact("take a key back", delete).await?;
-        Ok(())
+    pub(super) async fn delete(
+        &self,
+        store: &mut impl Transactions,
+        key: String,
+    ) -> Result<(), StoreError> {
+        change(store, "take a key back", KeyChange::Delete(key)).await
     }
 
     /// Collects an identity unless somebody has taken it up; its number is not given out again while
     /// the lease `freed` lasts. Returns whether it did.
     pub(super) async fn collect(
         &self,
-        store: &mut Store,
+        store: &mut impl Transactions,
         unused: &UnusedIdentity,
         freed: i64,
     ) -> Result<bool, StoreError> {
         let identity = unused.identity;
         let (labels_key, number_key) =
             (self.keys.labels(&unused.digest), self.keys.number(identity));
-        let says = |number: Identity| {
-            Compare::value(labels_key.clone(), CompareOp::Equal, number.to_string())
-        };
+        let says = |number: Identity| Condition::Says(labels_key.clone(), number.to_string());
         let as_known = match unused.labels_key {
             LabelsKey::Own => says(identity),
             LabelsKey::Other(other) => says(other),
-            LabelsKey::Absent => absent(&labels_key),
+            LabelsKey::Absent => Condition::Absent(labels_key.clone()),
         };
-        let bound = PutOptions::new().with_lease(freed);
         let mut changes = vec![
-            TxnOp::delete(number_key.clone(), None),
-            TxnOp::put(self.keys.freed(identity), "", Some(bound)),
+            KeyChange::Delete(number_key.clone()),
+            KeyChange::Put {
+                key: self.keys.freed(identity),
+                value: String::new(),
+                lease: Some(freed),
+            },
         ];
         if unused.labels_key == LabelsKey::Own {
-            changes.push(TxnOp::delete(labels_key.clone(), None));
+            changes.push(KeyChange::Delete(labels_key.clone()));
         }
-        let collect = Txn::new()
-            .when([
-                Compare::mod_revision(number_key, CompareOp::Equal, unused.mod_revision),
+        let collect = Transaction {
+            attempt: "collect an identity",
+            when: vec![
+                Condition::Unchanged(number_key, unused.mod_revision),
                 as_known,
-                Compare::version(self.keys.references(identity), CompareOp::Equal, 0).with_prefix(),
-            ])
-            .and_then(changes);
-        let done = store.transact("collect an identity", collect).await?;
-        Ok(done.succeeded())
+                Condition::NoneBelow(self.keys.references(identity)),
+            ],
+            changes,
+            otherwise: None,
+        };
+        Ok(store.transact(collect).await?.is_made())
     }
 }
 
-async fn get(store: &mut Store, key: String) -> Result<Option<KeyValue>, StoreError> {
-    let get = Txn::new().and_then([TxnOp::get(key, None)]);
-    let done = store.transact("look up an identity", get).await?;
-    Ok(match done.op_responses().into_iter().next() {
-        Some(TxnOpResponse::Get(found)) => found.kvs().first().cloned(),
-        _ => None,
-    })
+fn put(key: String, value: String) -> KeyChange {
+    let lease = None;
+    KeyChange::Put { key, value, lease }
 }
 
-fn absent(key: &str) -> Compare {
-    Compare::version(key, CompareOp::Equal, 0)
+/// Makes a change, whatever stands there.
+async fn change(
+    store: &mut impl Transactions,
+    attempt: &'static str,
+    change: KeyChange,
+) -> Result<(), StoreError> {
+    let transaction = Transaction {
+        attempt,
+        when: Vec::new(),
+        changes: vec![change],
+        otherwise: None,
+    };
+    store.transact(transaction).await.map(drop)
 }
 
 fn corrupt(key: String, reason: String) -> TakeError {

@@ -316,12 +316,13 @@ fn after(time: Timestamp, duration: Duration) -> Timestamp {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+mod model;
 
+#[cfg(test)]
+mod tests {
     use super::*;
 
-    fn timing() -> Timing {
+    pub(super) fn timing() -> Timing {
         Timing {
             lease: Duration::from_secs(30),
             collect_after: Duration::from_secs(60),
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    fn writer(name: &str) -> Writer {
+    pub(super) fn writer(name: &str) -> Writer {
         Writer {
             session: format!("session-of-{name}"),
             node: name.to_owned(),
@@ -338,11 +339,11 @@ mod tests {
         }
     }
 
-    fn at(seconds: i64) -> Timestamp {
+    pub(super) fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_000_000 + seconds).expect("a time")
     }
 
-    fn set(number: u8) -> Arc<LabelSet> {
+    pub(super) fn set(number: u8) -> Arc<LabelSet> {
         let label = format!("k8s:app=a{number}").parse().expect("a label");
         Arc::new(LabelSet::new([label]).expect("a set"))
     }
@@ -503,83 +504,6 @@ mod tests {
         ] {
             let error = Document::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err();
             assert!(error.contains(expected), "{error:?} for {to}");
-        }
-    }
-
-    #[derive(Clone, Debug)]
-    enum Step {
-        Wish(u8, Vec<u8>),
-        Wait(u16),
-        Wipe,
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            6 => (0..3_u8, proptest::collection::vec(0..6_u8, 0..5))
-                .prop_map(|(node, sets)| Step::Wish(node, sets)),
-            3 => (1..50_u16).prop_map(Step::Wait),
-            1 => Just(Step::Wipe),
-        ]
-    }
-
-    /// What an agent was granted last.
-    #[derive(Default)]
-    struct Live {
-        seen: i64,
-        held: BTreeMap<u8, Identity>,
-        /// Whether that stands in the file, which was not lost since.
-        is_written: bool,
-    }
-
-    impl Live {
-        /// Whether its session cannot have ended: it is renewed when a third of it is over.
-        fn counts(&self, now: i64) -> bool {
-            self.is_written && now - self.seen < 20
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_history_gives_a_live_set_two_numbers_or_a_number_two_sets(
-            steps in proptest::collection::vec(step(), 1..60),
-        ) {
-            let mut document = Document::default();
-            let mut now = 0_i64;
-            let mut agents: BTreeMap<u8, Live> = BTreeMap::new();
-            for step in steps {
-                match step {
-                    Step::Wait(seconds) => now += i64::from(seconds),
-                    Step::Wipe => {
-                        document = Document::default();
-                        agents.values_mut().for_each(|live| live.is_written = false);
-                    }
-                    Step::Wish(node, sets) => {
-                        let before = agents.remove(&node).unwrap_or_default();
-                        let wish = Wish {
-                            sets: sets
-                                .iter()
-                                .map(|one| (set(*one), before.held.get(one).copied()))
-                                .collect(),
-                            ..Wish::default()
-                        };
-                        let granted = document.grant(&writer(&format!("n{node}")), &wish, at(now));
-                        let granted = granted.into_iter().map(|one| one.expect("one"));
-                        let held: BTreeMap<u8, Identity> = sets.into_iter().zip(granted).collect();
-                        for (one, identity) in &before.held {
-                            let again = held.get(one).filter(|_| before.counts(now));
-                            prop_assert!(again.is_none_or(|again| again == identity));
-                        }
-                        agents.insert(node, Live { seen: now, held, is_written: true });
-                    }
-                }
-                let text = serde_json::to_vec(&document).expect("plain data");
-                prop_assert_eq!(Document::parse(&text), Ok(document.clone()));
-                for live in agents.values().filter(|live| live.counts(now)) {
-                    for (one, identity) in &live.held {
-                        prop_assert_eq!(&document.identities[identity].labels, &set(*one));
-                    }
-                }
-            }
         }
     }
 }
