@@ -4,8 +4,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::pin::Pin;
-use std::process::ExitCode;
-use std::{env, io};
+use std::process::{self, ExitCode};
+use std::{env, io, panic};
 
 use anyhow::Context;
 use clap::Parser;
@@ -45,6 +45,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     let location = cli.global.location()?;
     if let Command::Run(args) = &cli.command {
         args.logging.init();
+        end_on_panic();
     }
     // Threads that exist would stay behind in the old namespaces.
     hostns::leave_hidden_mounts(&location.bpf_root)
@@ -62,6 +63,15 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     // The command is over; whatever thread is still busy must not hold up the exit.
     runtime.shutdown_background();
     result
+}
+
+/// Has a panic end the daemon in each build, as in that for release: without one of its tasks it would seem to be alive.
+fn end_on_panic() {
+    let tell = panic::take_hook();
+    panic::set_hook(Box::new(move |panicked| {
+        tell(panicked);
+        process::abort();
+    }));
 }
 
 fn runtime(command: &Command) -> io::Result<Runtime> {
