@@ -30,7 +30,7 @@ fn rounds() -> usize {
     if is_long() {
         LONG_RUN
     } else {
-        2 * Fault::ALL.len()
+        3 * Fault::ALL.len()
     }
 }
 

@@ -20,8 +20,9 @@ const PROTECTED: &str = "web";
 const CONFINED: &str = "bot";
 /// Whom those that are confined may send to.
 const REACHABLE: &str = "shop";
-/// Fewest endpoints that there are.
+/// Fewest endpoints that there are, and most.
 const FEWEST: usize = 4;
+const MOST: usize = 12;
 /// Changes that are made during a fault.
 const CHANGES: usize = 3;
 
@@ -139,10 +140,12 @@ impl<'a> World<'a> {
             .collect();
         let policy = random.usize(..=Policy::ALL.len()).checked_sub(1);
         let policy = policy.map(|one| Policy::ALL[one]);
+        let is_crowded = self.workloads.len() >= MOST;
         match (random.usize(..4), random.choice(settled), unchanged.pop()) {
             (0, Some(one), _) if self.workloads.len() > FEWEST => self.delete(one),
             (1, Some(one), _) => self.relabel(one, app),
             (2, _, Some(node)) => self.protect(node, policy),
+            (_, Some(one), _) if is_crowded => self.delete(one),
             _ => self.create(node, app),
         }
     }
