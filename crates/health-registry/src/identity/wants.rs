@@ -185,6 +185,20 @@ impl Wants {
             // One who waits no more takes it back itself.
             let _ = waiter.send(answer.clone());
         }
+        if let Ok(identity) = answer {
+            self.lost(labels, *identity);
+        }
+    }
+
+    /// A label set got this number. Another one that had it has lost it, and is asked for at once.
+    fn lost(&mut self, labels: &LabelSet, identity: Identity) {
+        let others = self
+            .sets
+            .iter_mut()
+            .filter(|(other, _)| ***other != *labels);
+        for (_, other) in others.filter(|(_, other)| other.identity == Some(identity)) {
+            other.written = None;
+        }
     }
 
     /// An address was written.
