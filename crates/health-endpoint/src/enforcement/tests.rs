@@ -1,6 +1,7 @@
 //! The manager and the enforcer together, on a kernel, a store and devices of the test's making.
 
 mod fakes;
+mod model;
 
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ struct Site {
 }
 
 /// An agent, as far as endpoints are concerned.
+#[derive(Clone)]
 struct Agent {
     manager: Manager,
     enforcer: Enforcer,
@@ -48,22 +50,7 @@ impl Site {
         let survey = manager::survey(&states, &*self.devices).await.unwrap();
         self.adopt(&survey.living);
         let session = Session::new(&self.store);
-        let kernel = &self.kernel;
-        let backends = Backends {
-            cluster: Box::new(SessionCluster(session.clone())),
-            programs: Arc::new(kernel.clone()),
-            tables: Box::new(kernel.clone()),
-            ipcache: Box::new(kernel.clone()),
-            former: kernel.now().served.values().cloned().collect(),
-            is_changing_layout: false,
-        };
-        let options = Options {
-            settings: PolicySettings::default(),
-            allow_dhcpv6: false,
-            node_addresses: vec![NODE_ADDRESS],
-            lag: watch::Sender::default(),
-        };
-        let enforcer = Enforcer::on(self.dir.path(), backends, options).unwrap();
+        let enforcer = self.enforcer(&session);
         let cidrs = ["10.0.0.0/24", "fd00::/64"].map(|cidr| cidr.parse().unwrap());
         let options = ManagerOptions {
             states,
@@ -80,22 +67,36 @@ impl Site {
             clock: || Timestamp::UNIX_EPOCH,
         };
         let manager = Manager::start(options, parts, survey);
-        let around = Surroundings {
-            own: format!("default/{NODE}"),
-            host: vec![NODE_ADDRESS],
-            routes: Box::new(NoRoutes),
-            host_prefixes: None,
-            health: watch::Sender::default().subscribe(),
-            nodes: watch::Sender::new(Arc::new(NodeSet::default())).subscribe(),
-            has_heard: false,
-        };
         let (reporter, _) = health_model::activity::activity();
-        tokio::spawn(enforcer.clone().follow(manager.clone(), around, reporter));
+        tokio::spawn(
+            enforcer
+                .clone()
+                .follow(manager.clone(), surroundings(), reporter),
+        );
         Agent {
             manager,
             enforcer,
             session,
         }
+    }
+
+    fn enforcer(&self, session: &Arc<Session>) -> Enforcer {
+        let kernel = &self.kernel;
+        let backends = Backends {
+            cluster: Box::new(SessionCluster(session.clone())),
+            programs: Arc::new(kernel.clone()),
+            tables: Box::new(kernel.clone()),
+            ipcache: Box::new(kernel.clone()),
+            former: kernel.now().served.values().cloned().collect(),
+            is_changing_layout: false,
+        };
+        let options = Options {
+            settings: PolicySettings::default(),
+            allow_dhcpv6: false,
+            node_addresses: vec![NODE_ADDRESS],
+            lag: watch::Sender::default(),
+        };
+        Enforcer::on(self.dir.path(), backends, options).unwrap()
     }
 
     /// The programs serve those that live as before, and nobody else.
@@ -123,6 +124,26 @@ impl Site {
         }
         let served: BTreeSet<u16> = kernel.served.keys().copied().collect();
         kernel.attached.retain(|id| served.contains(id));
+    }
+}
+
+fn surroundings() -> Surroundings {
+    Surroundings {
+        own: format!("default/{NODE}"),
+        host: vec![NODE_ADDRESS],
+        routes: Box::new(NoRoutes),
+        host_prefixes: None,
+        health: watch::Sender::default().subscribe(),
+        nodes: watch::Sender::new(Arc::new(NodeSet::default())).subscribe(),
+        has_heard: false,
+    }
+}
+
+/// How many sequences a model is tried on: in a long test, so many that what is rare is found.
+fn cases(usual: u32) -> u32 {
+    match std::env::var_os("HEALTH_AGENT_LONG") {
+        Some(_) => 100_000,
+        None => usual,
     }
 }
 

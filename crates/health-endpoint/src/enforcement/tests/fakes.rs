@@ -66,6 +66,11 @@ impl Kernel {
         lock(&self.0)
     }
 
+    /// Entries of all tables.
+    pub(super) fn used(&self) -> usize {
+        self.now().tables.values().map(BTreeMap::len).sum()
+    }
+
     /// The table that an endpoint names, its number aside; `None` where it names none.
     pub(super) fn table_of(&self, id: u16) -> Option<Entries> {
         let state = self.now();
@@ -115,7 +120,7 @@ impl Tables for Kernel {
             return Err(PolicyError::Full {
                 table,
                 wanted: entries.len(),
-                used: self.now().tables.values().map(BTreeMap::len).sum(),
+                used: self.used(),
             });
         }
         let former = self
@@ -204,14 +209,18 @@ pub(super) struct Store(Arc<Mutex<StoreState>>);
 #[derive(Debug, Default)]
 pub(super) struct StoreState {
     pub(super) numbers: BTreeMap<LabelSet, Identity>,
-    /// Labels that get no number.
-    pub(super) refused: BTreeSet<LabelSet>,
+    /// Whether labels that have no number get none.
+    pub(super) is_full: bool,
     pub(super) is_away: bool,
+    /// Numbers that it has given to others while somebody had them: nobody can hold on to these.
+    lost: BTreeSet<Identity>,
     given: u32,
     local: BTreeMap<IpNet, Identity>,
     local_given: u32,
     /// What each agent that there was holds and announces.
     agents: Vec<Claims>,
+    /// Calls that no store may see.
+    pub(super) mistakes: Vec<String>,
 }
 
 /// What an agent holds and announces.
@@ -241,7 +250,12 @@ impl StoreState {
         Identity(299 + self.given)
     }
 
-    fn labels(&self) -> BTreeMap<Identity, Arc<LabelSet>> {
+    /// How many prefixes have an identity.
+    pub(super) fn local_prefixes(&self) -> usize {
+        self.local.len()
+    }
+
+    pub(super) fn labels(&self) -> BTreeMap<Identity, Arc<LabelSet>> {
         let reserved = Identity::all_reserved()
             .filter_map(|identity| Some((identity, Arc::new(identity.reserved_labels()?))));
         let numbers = self.numbers.iter();
@@ -261,7 +275,7 @@ impl Store {
         lock(&self.0)
     }
 
-    /// Forgets the identities that nobody holds. Their numbers are for others. Returns them.
+    /// Forgets the identities that nobody holds. Their numbers are for others. Returns those that could be held on to.
     pub(super) fn collect(&self) -> Vec<Identity> {
         let mut state = self.now();
         let numbers = std::mem::take(&mut state.numbers);
@@ -269,7 +283,9 @@ impl Store {
             .into_iter()
             .partition(|(labels, _)| state.is_held(labels));
         state.numbers = kept;
-        gone.into_values().collect()
+        let gone = gone.into_values();
+        gone.filter(|identity| !state.lost.contains(identity))
+            .collect()
     }
 }
 
@@ -309,8 +325,9 @@ impl Session {
         let known = self.identities.borrow().clone();
         let mut labels = state.labels();
         if state.is_away {
-            // What is not this node's own stands.
-            labels.retain(|identity, _| identity.is_local());
+            // What was known of the cluster stands.
+            let of_cluster: BTreeSet<Identity> = state.numbers.values().copied().collect();
+            labels.retain(|identity, _| !of_cluster.contains(identity));
             let cluster = known.labels.iter();
             let cluster = cluster.filter(|(identity, _)| !identity.is_local());
             labels.extend(cluster.map(|(identity, labels)| (*identity, labels.clone())));
@@ -351,13 +368,14 @@ impl Session {
         }
     }
 
-    /// Has the store lose the numbers of these labels; who holds them has another one then.
-    pub(super) fn renumber(&self, labels: &LabelSet) {
+    /// Has the store give the numbers of two sets of labels to each other, as one that lost them may.
+    pub(super) fn swap(&self, one: &LabelSet, other: &LabelSet) {
         let mut state = self.store.now();
-        let is_held = state.is_held(labels);
-        if state.numbers.remove(labels).is_some() && is_held {
-            let number = state.next_number();
-            state.numbers.insert(labels.clone(), number);
+        let numbers = [one, other].map(|labels| state.numbers.get(labels).copied());
+        if let ([Some(first), Some(second)], false) = (numbers, state.is_away) {
+            state.lost.extend([first, second]);
+            state.numbers.insert(one.clone(), second);
+            state.numbers.insert(other.clone(), first);
         }
         drop(state);
         self.tell();
@@ -380,7 +398,10 @@ impl IdentitySource for Session {
         labels: &'a LabelSet,
     ) -> Pin<Box<dyn Future<Output = Result<Hold, IdentityUnavailable>> + Send + 'a>> {
         let mut state = self.store.now();
-        let refused = match (state.is_away, state.refused.contains(labels)) {
+        let refused = match (
+            state.is_away,
+            state.is_full && !state.numbers.contains_key(labels),
+        ) {
             (true, _) => Some("the store is away"),
             (_, true) => Some("no identity is left"),
             _ => None,
@@ -409,7 +430,7 @@ impl IdentitySource for Session {
         match held.get_mut(&hold.labels) {
             Some(1) => drop(held.remove(&hold.labels)),
             Some(count) => *count -= 1,
-            None => panic!("{hold:?} was not held"),
+            None => state.mistakes.push(format!("{hold:?} was not held")),
         }
         Box::pin(ready(()))
     }
