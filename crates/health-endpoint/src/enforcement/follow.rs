@@ -313,7 +313,7 @@ impl Enforcer {
 
     /// Brings the ipcache to what is known. Until all sources have been heard since the start, what an agent before
     /// this one wrote stands.
-    fn write_ipcache(
+    pub(super) fn write_ipcache(
         &self,
         around: &mut Surroundings,
         announced: &Addresses,

@@ -2,6 +2,7 @@
 
 mod fakes;
 mod model;
+mod tables;
 
 use std::time::Duration;
 

@@ -368,6 +368,22 @@ impl Session {
         }
     }
 
+    /// Gives labels numbers that they have not.
+    pub(super) fn number(&self, all: &[LabelSet]) {
+        let mut state = self.store.now();
+        for labels in all {
+            let next = state.next_number();
+            state.numbers.entry(labels.clone()).or_insert(next);
+        }
+        drop(state);
+        self.tell();
+    }
+
+    /// What nodes announce of their endpoints.
+    pub(super) fn addresses_now(&self) -> Arc<Addresses> {
+        self.addresses.borrow().clone()
+    }
+
     /// Has the store give the numbers of two sets of labels to each other, as one that lost them may.
     pub(super) fn swap(&self, one: &LabelSet, other: &LabelSet) {
         let mut state = self.store.now();

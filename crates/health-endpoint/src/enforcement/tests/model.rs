@@ -15,7 +15,8 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use self::plain::{Plain, PlainEndpoint, labels_of};
-use self::steps::{Change, Fault, LABELS, Step, policy_name, policy_text, steps};
+use self::steps::{Change, Fault, LABELS, Step, steps};
+pub(super) use self::steps::{policy_name, policy_text};
 use super::*;
 use crate::error::{EndpointError, ErrorKind};
 

@@ -80,7 +80,7 @@ pub(super) enum Step {
 }
 
 /// The text of a policy.
-pub(super) fn policy_text(number: usize, variant: u8) -> String {
+pub(in super::super) fn policy_text(number: usize, variant: u8) -> String {
     let port = 1000 + 100 * u16::from(variant);
     let name = format!("p{number}");
     match number {
@@ -98,7 +98,7 @@ pub(super) fn policy_text(number: usize, variant: u8) -> String {
     }
 }
 
-pub(super) fn policy_name(number: usize) -> PolicyName {
+pub(in super::super) fn policy_name(number: usize) -> PolicyName {
     let mut repository = Repository::default();
     let imported = repository.import(&policy_text(number, 0)).unwrap();
     imported.added[0].clone()
