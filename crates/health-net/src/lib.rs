@@ -4,6 +4,7 @@
 //! all others in the one of the calling thread.
 
 pub mod carrier;
+pub mod changes;
 pub mod clock;
 mod error;
 pub mod hostns;

@@ -39,6 +39,7 @@ use health_mesh::{Mesh, MeshHandle, MeshOptions};
 use health_model::activity::{Activity, activity};
 use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
+use health_net::changes::Changes;
 use health_net::netlink;
 use health_registry::config::{Config, GcInterval};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
@@ -48,6 +49,7 @@ use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::{AgentSource, Part};
 use self::uplinks::Uplinks;
+use self::watch::{Backoff, News};
 use crate::api::monitor::{self, Answer, Monitor, Page};
 use crate::api::{server, socket};
 use crate::metrics::{Exporter, Format};
@@ -401,7 +403,8 @@ impl Agent {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut ticks = tokio::time::interval(watch::PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut backoff = watch::Backoff::default();
+        let mut backoff = Backoff::default();
+        let mut news = News::new(Changes::listen().map_err(std::io::Error::other)?);
         let mut nodes = self.registry.watch();
         // It may have changed since this agent began to start.
         nodes.mark_changed();
@@ -416,17 +419,24 @@ impl Agent {
                 }
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
-                    // What others do to the health endpoint is told at once, whatever else cannot be repaired.
-                    self.source.begin_look();
-                    if backoff.is_due() || self.node.has_changed().await {
-                        let outcome = watch::repair(&mut self.node).await;
-                        backoff.note(&outcome);
-                        self.source.note_repairs(&self.node, &outcome);
-                        self.note_missing_programs(outcome.without_programs);
-                        self.endpoints.set_mtu(self.node.mtu());
-                    }
+                    let is_due = backoff.is_due();
+                    self.look(is_due, &mut backoff).await;
                 }
+                () = news.next() => self.look(false, &mut backoff).await,
             }
+        }
+    }
+
+    /// Looks at everything if that is due, and else at the health endpoint: what others do to it is told at once,
+    /// whatever else cannot be repaired.
+    async fn look(&mut self, is_due: bool, backoff: &mut Backoff) {
+        self.source.begin_look();
+        if is_due || self.node.has_changed().await {
+            let outcome = watch::repair(&mut self.node, &self.source).await;
+            backoff.note(&outcome);
+            self.source.note_repairs(&self.node, &outcome);
+            self.note_missing_programs(outcome.without_programs);
+            self.endpoints.set_mtu(self.node.mtu());
         }
     }
 

@@ -308,13 +308,35 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Puts the health endpoint in order. The programs and the responder follow where the device or the
-    /// namespace was made anew.
-    pub(super) async fn repair_endpoint(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let Some(endpoint) = &self.endpoint else {
+    /// What is wrong with the health endpoint now, if there is one.
+    pub(super) async fn endpoint_faults(&self) -> anyhow::Result<Vec<Fault>> {
+        match &self.endpoint {
+            Some(endpoint) => Ok(endpoint.check().await?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// What of that the last look did not leave, in words.
+    pub(super) fn news_of(&self, faults: &[Fault]) -> Option<String> {
+        let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        (!faults.is_empty() && *faults != *self.left.faults).then(|| texts.join("; "))
+    }
+
+    /// What was wrong with its programs when the last look had ended.
+    pub(super) fn left_program_problem(&self) -> Option<String> {
+        self.left.programs.clone()
+    }
+
+    /// Puts the health endpoint in order, of which this is wrong. The programs and the responder follow where
+    /// the device or the namespace was made anew.
+    pub(super) async fn repair_endpoint(
+        &mut self,
+        faults: Vec<Fault>,
+        outcome: &mut Outcome,
+    ) -> anyhow::Result<()> {
+        if self.endpoint.is_none() {
             return self.repair_forwarding(outcome).await;
-        };
-        let faults = endpoint.check().await?;
+        }
         self.left.faults.clone_from(&faults);
         let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
         self.has_device = !faults.iter().any(lost);

@@ -30,7 +30,7 @@ use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
 use super::node::NodeDatapath;
-use super::watch::{Outcome, PERIOD};
+use super::watch::{EndpointOutcome, Outcome, PERIOD};
 use crate::api::liveness::{self, Grace, Liveness, Observation};
 use crate::api::server::Source;
 
@@ -221,14 +221,31 @@ impl AgentSource {
         self.watching.begin();
     }
 
-    /// Takes over how a look at the endpoint and the datapath went.
-    pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
-        if let (Some(manager), Some(report)) =
-            (self.manager.get(), node.health_report(&outcome.endpoint))
+    /// What is wrong with the health endpoint is about to be put right.
+    pub(super) fn note_faults(&self, node: &NodeDatapath, problem: String) {
+        let being_repaired = format!("{problem}; it is being repaired");
+        self.watching
+            .end(Some(Problem::warning(being_repaired)), Some(PERIOD));
+        let found = EndpointOutcome {
+            connection_problem: Some(problem),
+            program_problem: node.left_program_problem(),
+            ..EndpointOutcome::default()
+        };
+        self.note_endpoint(node, &found);
+        self.begin_look();
+    }
+
+    fn note_endpoint(&self, node: &NodeDatapath, found: &EndpointOutcome) {
+        if let (Some(manager), Some(report)) = (self.manager.get(), node.health_report(found))
             && let Err(error) = manager.note_health(report)
         {
             warn!(%error, "the health endpoint has an address that is not this node's to give");
         }
+    }
+
+    /// Takes over how a look at the endpoint and the datapath went.
+    pub(super) fn note_repairs(&self, node: &NodeDatapath, outcome: &Outcome) {
+        self.note_endpoint(node, &outcome.endpoint);
         self.repairs
             .write()
             .unwrap_or_else(PoisonError::into_inner)

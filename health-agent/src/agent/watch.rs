@@ -1,16 +1,21 @@
-//! The watch over what others can break: looked at twice a second, put right, with growing pauses
-//! while it cannot be.
+//! The watch over what others can break: looked at twice a second and whenever devices, addresses or routes change,
+//! told, put right, with growing pauses while it cannot be.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use health_net::changes::Changes;
+use tokio::time::sleep_until;
 use tracing::{error, warn};
 
 use super::node::NodeDatapath;
+use super::state::AgentSource;
 use crate::causes::with_causes;
 
 /// Time between two looks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
+/// Time between two looks for the sake of changes, at least: some hosts' routes change all the time.
+const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -76,13 +81,54 @@ impl Outcome {
     }
 }
 
-/// Looks at everything and puts it right.
-pub(super) async fn repair(node: &mut NodeDatapath) -> Outcome {
+/// What tells the watch to look before its time.
+pub(super) struct News {
+    /// `None` once nothing can be heard any more.
+    changes: Option<Changes>,
+    not_before: tokio::time::Instant,
+}
+
+impl News {
+    /// Of what changes from now on.
+    pub(super) fn new(changes: Changes) -> Self {
+        Self {
+            changes: Some(changes),
+            not_before: tokio::time::Instant::now(),
+        }
+    }
+
+    /// Waits until something has changed, and it is time for another look.
+    pub(super) async fn next(&mut self) {
+        sleep_until(self.not_before).await;
+        let Some(changes) = &mut self.changes else {
+            return std::future::pending().await;
+        };
+        if let Err(error) = changes.next().await {
+            warn!(%error, "changes of devices are heard by looking alone from now on");
+            self.changes = None;
+        }
+        self.not_before = tokio::time::Instant::now() + SHORTEST_PERIOD;
+    }
+}
+
+/// Looks at everything and puts it right. What is newly wrong with the health endpoint is told first: it may take
+/// seconds to put that right.
+pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Outcome {
     let mut outcome = Outcome::default();
+    let faults = node.endpoint_faults().await;
+    if let Ok(faults) = &faults
+        && let Some(problem) = node.news_of(faults)
+    {
+        source.note_faults(node, problem);
+    }
     if let Err(error) = node.look_at_uplinks(&mut outcome).await {
         outcome.fail(error);
     }
-    if let Err(error) = node.repair_endpoint(&mut outcome).await {
+    let repaired = match faults {
+        Ok(faults) => node.repair_endpoint(faults, &mut outcome).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = repaired {
         outcome.endpoint.connection_problem = Some(with_causes(&error));
         outcome.fail(error);
     }

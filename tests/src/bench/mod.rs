@@ -19,6 +19,7 @@ mod responder;
 mod rtt;
 mod sent;
 mod tap;
+mod told;
 mod usage;
 pub mod verifier;
 
@@ -90,6 +91,11 @@ pub const ALL: &[Benchmark] = &[
         name: "rtt",
         about: "Round trips stamped in the kernel: how right, how complete, at what cost",
         run: rtt::run,
+    },
+    Benchmark {
+        name: "told",
+        about: "How soon what others do to the health endpoint is told in each place",
+        run: |_| told::run(),
     },
     Benchmark {
         name: "verifier",

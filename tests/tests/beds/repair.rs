@@ -1,9 +1,10 @@
-//! What others break in a health endpoint is put right within two seconds, and the log names the cause.
+//! What others break in a health endpoint is told and put right, and the log names the cause. `cargo xtask bench told`
+//! measures how soon.
 
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use health_endpoint::log::{LogEntry, Status};
@@ -12,6 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use tests::attached;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
+
+use super::healthz::liveness;
 
 /// Until a repair is done: 2 s are promised, and a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
@@ -255,6 +258,12 @@ impl Told {
         })
     }
 
+    /// How often the log tells that something was wrong.
+    fn failures(&self) -> usize {
+        let lines = self.log.iter();
+        lines.filter(|line| line.status == Status::Failure).count()
+    }
+
     /// That all is well, and that what was wrong before is in the log.
     fn is_well_again(&self, words: &str) -> anyhow::Result<()> {
         let last = self.log.last().context("no log")?;
@@ -301,10 +310,17 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
         ),
         ("network namespace", format!("ip netns delete {namespace}")),
     ] {
+        let failures = Told::by(node)?.failures();
+        let begun = Instant::now();
         node.exec(&harm)?;
         wait_for(&format!("the log of: {words}"), REPAIR, || {
-            Told::by(node)?.is_well_again(words).map(Some)
+            let told = Told::by(node)?;
+            told.is_well_again(words)?;
+            // Before the repair, not only after it.
+            anyhow::ensure!(told.failures() > failures, "{told:?}");
+            Ok(Some(()))
         })?;
+        println!("{harm}: told after {:?}", begun.elapsed());
     }
     // What others made is theirs, and in the way until they take it away.
     let agent = node.agent_pid()?;
@@ -316,12 +332,20 @@ fn what_is_wrong_with_the_health_endpoint_is_told_in_each_place() -> anyhow::Res
             "link add lxc_health type veth peer name foreign0",
         ],
     );
+    let begun = Instant::now();
     kill(agent, Signal::SIGCONT)?;
     harmed?;
     let words = "device lxc_health exists and is not this agent's";
     wait_for("all to tell of the foreign device", REPAIR, || {
-        Told::by(node)?.is_broken(words).map(Some)
+        Told::by(node)?.is_broken(words)?;
+        let (code, liveness) = liveness(node)?;
+        anyhow::ensure!(
+            code == 503 && liveness.failing == ["datapath"],
+            "{liveness:?}"
+        );
+        Ok(Some(()))
     })?;
+    println!("a foreign device: told after {:?}", begun.elapsed());
     node.exec("ip link delete lxc_health")?;
     wait_for("all to be well again", REPAIR, || {
         Told::by(node)?.is_well_again("regenerated").map(Some)

@@ -1,0 +1,107 @@
+//! News that devices, addresses or routes of a network namespace have changed: that, and not what.
+
+use std::io;
+use std::os::fd::AsFd as _;
+
+use netlink_sys::SocketAddr;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use socket2::Socket;
+use tokio::io::unix::AsyncFd;
+
+use super::{KernelError, rawsock};
+
+/// Devices, and the addresses and routes of both families (`RTMGRP_*` of rtnetlink(7)). Neighbour entries change all
+/// the time.
+const GROUPS: libc::c_int = libc::RTMGRP_LINK
+    | libc::RTMGRP_IPV4_IFADDR
+    | libc::RTMGRP_IPV6_IFADDR
+    | libc::RTMGRP_IPV4_ROUTE
+    | libc::RTMGRP_IPV6_ROUTE;
+/// Messages that are thrown away at a time.
+const BATCH: usize = 1_024;
+
+/// The changes since it was made, or heard last.
+#[derive(Debug)]
+pub struct Changes(AsyncFd<Socket>);
+
+impl Changes {
+    /// Those of the calling thread's namespace. Must be called in a tokio runtime.
+    pub fn listen() -> Result<Self, KernelError> {
+        let open = || -> io::Result<AsyncFd<Socket>> {
+            let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+            socket.set_non_blocking(true)?;
+            socket.bind(&SocketAddr::new(0, GROUPS.cast_unsigned()))?;
+            rawsock::watch_readable(socket.as_fd().try_clone_to_owned()?.into())
+        };
+        let socket = open();
+        socket
+            .map(Self)
+            .map_err(|source| KernelError::new("listen to", "changes of devices", source))
+    }
+
+    /// Waits until something has changed. Fails only if nothing can be heard any more.
+    pub async fn next(&mut self) -> io::Result<()> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match drain(ready.get_inner()) {
+                0 => ready.clear_ready(),
+                _ => return Ok(()),
+            }
+        }
+    }
+}
+
+/// Throws away what is there; how much that was. That some was lost for want of room is news as well.
+fn drain(socket: &Socket) -> usize {
+    // What is in a message does not matter, and the kernel drops what does not fit.
+    let mut room = [const { std::mem::MaybeUninit::uninit() }; 16];
+    for taken in 0..BATCH {
+        match socket.recv(&mut room) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return taken,
+            Err(_) => return taken + 1,
+        }
+    }
+    BATCH
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use nix::sched::{CloneFlags, unshare};
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{link, netlink};
+
+    #[test]
+    fn a_change_of_a_device_is_news_once() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let run = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = { runtime }.enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut changes = Changes::listen().unwrap();
+                let nothing = timeout(Duration::from_millis(20), changes.next());
+                assert!(nothing.await.is_err());
+                let handle = netlink::open().unwrap();
+                let loopback = link::by_name(&handle, "lo").await.unwrap().unwrap();
+                link::set_up(&handle, &loopback).await.unwrap();
+                changes.next().await.unwrap();
+                // IPv6 may take a moment to give its address.
+                while timeout(Duration::from_secs(1), changes.next())
+                    .await
+                    .is_ok()
+                {}
+                let nothing = timeout(Duration::from_millis(20), changes.next());
+                assert!(nothing.await.is_err());
+            });
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+}

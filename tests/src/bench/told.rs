@@ -1,0 +1,173 @@
+//! How soon what others do to the health endpoint is told: in its log, by its state and its health, and by `/healthz`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use health_agent::api::liveness::Liveness;
+use health_endpoint::log::{LogEntry, Status};
+use health_model::api::{Endpoint, EndpointHealth};
+use jiff::Timestamp;
+use nix::sys::signal::{Signal, kill};
+
+use super::requests::{get, quantile};
+use super::{Figure, Report, Target};
+use crate::{Bed, Node, PATIENCE, http, wait_for};
+
+const ROUNDS: u32 = 20;
+/// What is promised.
+const LIMIT: Duration = Duration::from_secs(2);
+const HEALTHZ_PORT: u16 = 9879;
+const PLACES: [&str; 4] = [
+    "endpoint list",
+    "endpoint health",
+    "endpoint log",
+    "/healthz",
+];
+
+pub(super) fn run() -> anyhow::Result<Report> {
+    let bed = Bed::builder().nodes(1).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let node = bed.node(1);
+    let namespace = format!("health-{}", node.name());
+    let mut figures = Vec::new();
+    // Put right at once: what was told stands in the log.
+    for (words, harm) in [
+        ("lxc_health", "ip link delete lxc_health".to_owned()),
+        (
+            "health0",
+            format!("ip netns exec {namespace} ip link set health0 down"),
+        ),
+        ("route", format!("ip route delete {}", node.health_ipv4()?)),
+        ("namespace", format!("ip netns delete {namespace}")),
+    ] {
+        let mut told = Vec::new();
+        let mut again = Vec::new();
+        for round in 0..ROUNDS {
+            pause(round);
+            let begun = Timestamp::now();
+            node.exec(&harm)?;
+            let (first, last) = wait_for("the repair", PATIENCE, || {
+                let log = log(node)?;
+                let mut since = log.iter().filter(|line| line.timestamp >= begun);
+                let first = since
+                    .by_ref()
+                    .find(|line| line.status == Status::Failure && line.message.contains(words));
+                let last = since.find(|line| line.message.starts_with("regenerated"));
+                Ok(first.zip(last).map(|(a, b)| (a.timestamp, b.timestamp)))
+            })?;
+            let after = |at: Timestamp| at.duration_since(begun).unsigned_abs();
+            told.push(after(first));
+            again.push(after(last));
+        }
+        figures.extend(of(&format!("`{harm}`: told in its log"), told)?);
+        figures.extend(of(&format!("`{harm}`: told to be right again"), again)?);
+    }
+    // In the way until it is taken away.
+    let mut delays: [Vec<Duration>; PLACES.len()] = Default::default();
+    for round in 0..ROUNDS {
+        pause(round);
+        for (place, delay) in delays.iter_mut().zip(foreign_device(node)?) {
+            place.push(delay);
+        }
+    }
+    for (place, delays) in PLACES.iter().zip(delays) {
+        figures.extend(of(
+            &format!("another device lxc_health: told by {place}"),
+            delays,
+        )?);
+    }
+    Report::new(figures, ROUNDS)
+}
+
+/// Looks are made at times of their own: harm comes at each part of the pause between two.
+fn pause(round: u32) {
+    std::thread::sleep(Duration::from_millis(500 + u64::from(round * 37 % 500)));
+}
+
+/// Puts another device in the place of the health endpoint's, and waits until each place tells of it; how long that
+/// took.
+fn foreign_device(node: &Node) -> anyhow::Result<[Duration; PLACES.len()]> {
+    let agent = node.agent_pid()?;
+    // It would be quicker to make its own again.
+    kill(agent, Signal::SIGSTOP)?;
+    let harmed = node
+        .exec("ip link delete lxc_health")
+        .and_then(|_| node.exec("ip link add lxc_health type veth peer name foreign0"));
+    let begun = Instant::now();
+    kill(agent, Signal::SIGCONT)?;
+    harmed?;
+    let mut delays = [None; PLACES.len()];
+    let delays = wait_for("each place to tell of it", PATIENCE, || {
+        for (delay, is_told) in delays.iter_mut().zip(places(node)?) {
+            if is_told {
+                delay.get_or_insert_with(|| begun.elapsed());
+            }
+        }
+        let all: Option<Vec<Duration>> = delays.iter().copied().collect();
+        Ok(all)
+    })?;
+    node.exec("ip link delete lxc_health")?;
+    wait_for("all to be well again", PATIENCE, || {
+        Ok((places(node)? == [false; PLACES.len()]).then_some(()))
+    })?;
+    Ok(std::array::from_fn(|place| delays[place]))
+}
+
+/// Whether each place tells that something is wrong.
+fn places(node: &Node) -> anyhow::Result<[bool; PLACES.len()]> {
+    let endpoint = endpoint(node)?;
+    let health = get(
+        &node.socket(),
+        &format!("/v1/endpoints/{}/healthz", endpoint.id),
+    )?;
+    let health: EndpointHealth = serde_json::from_str(&health)?;
+    let last = log(node)?;
+    let last = last
+        .iter()
+        .rfind(|line| line.status == Status::Failure || line.message.starts_with("regenerated"));
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
+    let (_, body) = http::get(node, address, "/healthz")?;
+    let liveness: Liveness = serde_json::from_str(&body)?;
+    let problems = liveness.problems();
+    Ok([
+        endpoint.state != "ready",
+        !health.connected,
+        last.is_some_and(|line| line.status == Status::Failure),
+        problems.iter().any(|problem| problem.check == "datapath"),
+    ])
+}
+
+fn endpoint(node: &Node) -> anyhow::Result<Endpoint> {
+    let all: Vec<Endpoint> = serde_json::from_str(&get(&node.socket(), "/v1/endpoints")?)?;
+    let health = all.into_iter().find(|one| one.identity == 4);
+    health.context("no health endpoint")
+}
+
+fn log(node: &Node) -> anyhow::Result<Vec<LogEntry>> {
+    let id = endpoint(node)?.id;
+    let log = get(&node.socket(), &format!("/v1/endpoints/{id}/log"))?;
+    Ok(serde_json::from_str(&log)?)
+}
+
+fn of(what: &str, mut delays: Vec<Duration>) -> anyhow::Result<Vec<Figure>> {
+    delays.sort_unstable();
+    ensure!(!delays.is_empty(), "{what} was never measured");
+    let limit = LIMIT.as_secs_f64() * 1e3;
+    let parts = [
+        ("p50", 0.5, None),
+        ("max", 1.0, Some(Target::RatioAtMost(1.0))),
+    ];
+    let figures = parts.map(|(part, share, target)| {
+        let figure = Figure {
+            name: format!("{what}, {part} (other: promised)"),
+            unit: "ms",
+            ours: quantile(&delays, share)?.as_secs_f64() * 1e3,
+            other: Some(limit),
+            target,
+        };
+        figure.tell();
+        anyhow::Ok(figure)
+    });
+    figures.into_iter().collect()
+}
