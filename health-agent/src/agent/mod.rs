@@ -232,6 +232,7 @@ impl Agent {
                 return Err(error);
             }
         };
+        node.remove_former_endpoint().await;
         source.set_responders([&host_responder, &node.responder]);
         source.set_collections(collector.shared_counts());
         source.set_events(events.clone());

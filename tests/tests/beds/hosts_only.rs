@@ -173,3 +173,37 @@ fn without_endpoint_health_workloads_are_served_and_hosts_probed() -> anyhow::Re
     assert_eq!(forwarding()??, before);
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root"]
+fn a_start_that_fails_leaves_the_former_health_endpoint() -> anyhow::Result<()> {
+    const FLAGS: &str = "--endpoint-health off";
+    let bed = Bed::builder().nodes(2).start()?;
+    bed.wait_all_reachable(PATIENCE)?;
+    let (here, there) = (bed.node(1), bed.node(2));
+    let endpoint = here.health_ipv4()?;
+    here.kill_agent(Signal::SIGTERM)?;
+    // Among the last things that are read.
+    let policies = here.runtime_dir().join("state/policies.json");
+    let before = fs::read(&policies).ok();
+    fs::write(&policies, "{ rubbish")?;
+    // Its API answers before that.
+    let _ = here.start_agent_with(FLAGS);
+    wait_for("the start to fail", PATIENCE, || {
+        Ok(here.log()?.contains("policies.json").then_some(()))
+    })?;
+    ensure!(has_device(here), "the endpoint is gone");
+    ensure!(there.pings(endpoint)?, "the endpoint does not answer");
+
+    match before {
+        Some(text) => fs::write(&policies, text)?,
+        None => fs::remove_file(&policies)?,
+    }
+    wait_for("the agent to start anew", PATIENCE, || {
+        here.start_agent_with(FLAGS).map(Some)
+    })?;
+    wait_for("the endpoint to go", PATIENCE, || {
+        Ok((!has_device(here)).then_some(()))
+    })?;
+    Ok(())
+}

@@ -1,36 +1,29 @@
 //! This node's health endpoint together with its datapath: made as one, repaired as one.
 
+mod establish;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use anyhow::Context as _;
 use health_common::LAYOUT_VERSION;
 use health_common::addr::Addr;
 use health_common::config::{DatapathConfig, PASSIVE_RTT};
 use health_common::ct::Timeouts;
-use health_datapath::loader::{self, ProgramLog};
-use health_datapath::{Attachments, Datapath, Hook, MapSizes, Workload, log};
-use health_endpoint::health::{
-    self, DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding,
-};
+use health_datapath::{Datapath, Hook};
+use health_endpoint::health::{DEVICE, Fault, HealthEndpoint, HealthEndpointSpec, forwarding};
 use health_endpoint::manager::HealthReport;
-use health_endpoint::workload::SavedEndpoint;
-use health_mesh::hello::{Identity, Responder};
+use health_mesh::hello::Responder;
 use health_mesh::mesh_key::MeshKeys;
-use health_model::ipam::{Family, NodeIpam};
-use health_model::settings::Location;
+use health_model::ipam::Family;
 use health_net::netlink::Handle;
+use health_net::sysctl::Setting;
 use health_net::{clock, link};
-use health_registry::config::Config;
-use health_registry::nodes::Node;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::info;
 
+use self::establish::PreviousState;
 use super::addresses;
-use super::endpoints::workload;
-use super::own;
 use super::uplinks::{UplinkSurvey, Uplinks};
 use super::watch::{CompletedRepair, EndpointOutcome, Outcome};
 
@@ -84,180 +77,6 @@ struct LeftFaults {
 }
 
 impl NodeDatapath {
-    /// Makes what is missing and takes over what a former agent left. After a failure nothing is there
-    /// that was not there before.
-    pub(super) async fn establish(
-        config: &Config,
-        attachments: Attachments,
-        node: &Node,
-        keys: MeshKeys,
-        netlink: &Handle,
-        (uplinks, found): (Uplinks, UplinkSurvey),
-        endpoints: &[SavedEndpoint],
-    ) -> anyhow::Result<Self> {
-        let spec = HealthEndpointSpec {
-            instance: config.location.instance.clone(),
-            node_addresses: node.addresses.clone(),
-            pod_cidrs: node.pod_cidrs.clone(),
-            unusable_addresses: found.unusable,
-            fixed_addresses: node.health_addresses.clone(),
-            excluded: config.ipam_excludes.clone(),
-            taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
-            mtu_device: found.devices.first().cloned(),
-            uplinks: found.devices,
-            state_dir: config.location.state_dir.clone(),
-        };
-        loader::require_unused(&config.location)?;
-        let before = PreviousState {
-            location: config.location.clone(),
-            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
-            pins: config.location.pins().exists(),
-            state: health::saved_state(&spec.state_dir),
-        };
-        let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
-        let gateways = Family::ALL.map(|family| ipam.gateway(family));
-        let endpoint = match own::hosts_only(config, node) {
-            None => {
-                let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
-                for repair in &repaired {
-                    warn!(cause = repair.0.cause(), "repaired: {repair}");
-                }
-                Some(endpoint)
-            }
-            Some(why) => {
-                info!(%why, "no health endpoint: hosts alone are probed");
-                // That of an agent before this one.
-                health::take_back(&spec, None).await;
-                forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
-                None
-            }
-        };
-        let mtu = match &endpoint {
-            Some(endpoint) => endpoint.mtu(),
-            None => {
-                let mtu = mtu_of(netlink, spec.mtu_device.as_deref()).await?;
-                mtu.unwrap_or(health::ETHERNET_MTU)
-            }
-        };
-        let workloads = endpoints.iter().filter_map(workload).collect();
-        let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
-            let parts = Parts {
-                name: node.full_name(),
-                keys,
-                datapath,
-                uplinks,
-                spec: spec.clone(),
-                before: before.clone(),
-                endpoint,
-                gateways,
-                netlink: netlink.clone(),
-                mtu,
-            };
-            Self::make(config, parts)
-        });
-        match made {
-            Ok(node) => Ok(node),
-            Err(error) => {
-                before.restore(&spec).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Removes what was made where nothing was before, for a start that fails later. What a former
-    /// agent left goes on serving.
-    pub(super) async fn take_back(self) {
-        let Self { before, spec, .. } = self;
-        before.restore(&spec).await;
-    }
-
-    /// Loads the programs on their maps.
-    fn load(
-        config: &Config,
-        attachments: Attachments,
-        spec: &HealthEndpointSpec,
-        workloads: Vec<Workload>,
-    ) -> anyhow::Result<Datapath> {
-        let level = if tracing::enabled!(tracing::Level::DEBUG) {
-            ProgramLog::Debug
-        } else {
-            ProgramLog::Warn
-        };
-        let masquerade = config
-            .masquerade
-            .of_node(&spec.node_addresses, &spec.pod_cidrs)?;
-        let sizes = MapSizes {
-            conntrack: config.conntrack_max_entries,
-            conntrack_any: config.conntrack_any_max_entries,
-            nat: config.nat_max_entries,
-            nat_any: config.nat_any_max_entries,
-        };
-        let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
-        datapath.set_attachments(attachments);
-        datapath.adopt_workloads(workloads);
-        datapath.set_masquerade(masquerade)?;
-        log::forward(&mut datapath)?;
-        Ok(datapath)
-    }
-
-    /// Makes all that goes with the endpoint.
-    fn make(config: &Config, parts: Parts) -> anyhow::Result<Self> {
-        let Parts {
-            name,
-            keys,
-            datapath,
-            uplinks,
-            spec,
-            before,
-            endpoint,
-            gateways,
-            netlink,
-            mtu,
-        } = parts;
-        let listeners = match &endpoint {
-            Some(endpoint) => endpoint.listen(config.health_port)?,
-            None => Vec::new(),
-        };
-        let (health_addresses, addresses_known) =
-            watch::channel(endpoint.as_ref().map(addresses).unwrap_or_default());
-        let arrivals = Arc::new(datapath.arrivals()?);
-        let identity = Identity {
-            node: name,
-            keys: keys.hello.clone(),
-            hosts_only: endpoint.is_none(),
-        };
-        let responder = Responder::start(identity, listeners, addresses_known, arrivals)
-            .context("cannot start the responder in the health endpoint")?;
-        let mut node = Self {
-            has_device: endpoint.is_some(),
-            endpoint,
-            gateways,
-            netlink,
-            mtu,
-            datapath: Arc::new(Mutex::new(datapath)),
-            responder,
-            icmp_id: rand::random(),
-            session: rand::random_range(1..=u32::MAX),
-            keys,
-            tai_offset_ns: 0,
-            repairs: BTreeMap::new(),
-            uplinks,
-            spec,
-            is_planned: true,
-            before,
-            port: config.health_port,
-            passive_rtt: config.passive_rtt,
-            timeouts: config.conntrack_timeouts.into(),
-            is_followed: true,
-            responder_is_elsewhere: false,
-            health_addresses,
-            left: LeftFaults::default(),
-        };
-        node.configure()?;
-        node.datapath().attach(&node.hooks())?;
-        Ok(node)
-    }
-
     /// The programs and maps.
     pub(super) fn datapath(&self) -> MutexGuard<'_, Datapath> {
         self.datapath.lock().unwrap_or_else(PoisonError::into_inner)
@@ -367,20 +186,29 @@ impl NodeDatapath {
 
     /// What a health endpoint sees to, on a node that has none: that the host forwards, and which MTU there is.
     async fn repair_forwarding(&mut self, outcome: &mut Outcome) -> anyhow::Result<()> {
-        let families = Family::ALL.into_iter().zip(self.gateways);
-        let families = families.filter_map(|(family, gateway)| gateway.map(|_| family));
-        let spec = &self.spec;
-        for setting in forwarding::ensure(&spec.state_dir, &spec.uplinks, families)? {
+        for setting in self.ensure_forwarding()? {
             outcome.repaired.push(CompletedRepair {
                 cause: "sysctl-changed",
                 what: format!("{} was not {}", setting.key, setting.value),
             });
         }
-        if let Some(mtu) = mtu_of(&self.netlink, spec.mtu_device.as_deref()).await? {
+        if let Some(mtu) = mtu_of(&self.netlink, self.spec.mtu_device.as_deref()).await? {
             self.mtu = mtu;
         }
         self.is_planned = true;
         Ok(())
+    }
+
+    /// Has the host forward, without a health endpoint that sees to it. Returns what was not so.
+    fn ensure_forwarding(&self) -> anyhow::Result<Vec<Setting>> {
+        let families = Family::ALL.into_iter().zip(self.gateways);
+        let families = families.filter_map(|(family, gateway)| gateway.map(|_| family));
+        let spec = &self.spec;
+        Ok(forwarding::ensure(
+            &spec.state_dir,
+            &spec.uplinks,
+            families,
+        )?)
     }
 
     /// Makes settings, programs and the responder those of the endpoint as it is now.
@@ -553,21 +381,6 @@ impl NodeDatapath {
     }
 }
 
-/// What a [`NodeDatapath`] is made of.
-struct Parts {
-    /// Full name of the node.
-    name: String,
-    keys: MeshKeys,
-    datapath: Datapath,
-    uplinks: Uplinks,
-    spec: HealthEndpointSpec,
-    before: PreviousState,
-    endpoint: Option<HealthEndpoint>,
-    gateways: [Option<IpAddr>; 2],
-    netlink: Handle,
-    mtu: u32,
-}
-
 /// The MTU of a device, bytes; `None` where it is gone.
 async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option<u32>> {
     let Some(device) = device else {
@@ -575,30 +388,4 @@ async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option
     };
     let found = link::by_name(netlink, device).await?;
     Ok(found.map(|found| found.mtu))
-}
-
-/// What was there before [`NodeDatapath::establish`].
-#[derive(Clone, Debug)]
-struct PreviousState {
-    location: Location,
-    /// Whether there was a device of the health endpoint's name.
-    endpoint: bool,
-    /// Whether there was a folder of pins.
-    pins: bool,
-    /// What was kept of the health endpoint.
-    state: Option<health::State>,
-}
-
-impl PreviousState {
-    /// Removes what is there now and was not then.
-    async fn restore(self, spec: &HealthEndpointSpec) {
-        if !self.pins
-            && let Err(error) = loader::remove(&self.location)
-        {
-            warn!(%error, "cannot undo the start");
-        }
-        if !self.endpoint {
-            health::take_back(spec, self.state.as_ref()).await;
-        }
-    }
 }

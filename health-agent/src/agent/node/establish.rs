@@ -1,0 +1,255 @@
+//! Making the health endpoint and its datapath at an agent's start, and taking back what was made if that fails.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_datapath::loader::{self, ProgramLog};
+use health_datapath::{Attachments, Datapath, MapSizes, Workload, log};
+use health_endpoint::health::{self, DEVICE, HealthEndpoint, HealthEndpointSpec, forwarding};
+use health_endpoint::workload::SavedEndpoint;
+use health_mesh::hello::{Identity, Responder};
+use health_mesh::mesh_key::MeshKeys;
+use health_model::ipam::{Family, NodeIpam};
+use health_model::settings::Location;
+use health_net::link;
+use health_net::netlink::Handle;
+use health_registry::config::Config;
+use health_registry::nodes::Node;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::{LeftFaults, NodeDatapath, mtu_of};
+use crate::agent::endpoints::workload;
+use crate::agent::uplinks::{UplinkSurvey, Uplinks};
+use crate::agent::{addresses, own};
+
+impl NodeDatapath {
+    /// Makes what is missing and takes over what a former agent left. After a failure nothing is there
+    /// that was not there before.
+    pub(in crate::agent) async fn establish(
+        config: &Config,
+        attachments: Attachments,
+        node: &Node,
+        keys: MeshKeys,
+        netlink: &Handle,
+        (uplinks, found): (Uplinks, UplinkSurvey),
+        endpoints: &[SavedEndpoint],
+    ) -> anyhow::Result<Self> {
+        let spec = HealthEndpointSpec {
+            instance: config.location.instance.clone(),
+            node_addresses: node.addresses.clone(),
+            pod_cidrs: node.pod_cidrs.clone(),
+            unusable_addresses: found.unusable,
+            fixed_addresses: node.health_addresses.clone(),
+            excluded: config.ipam_excludes.clone(),
+            taken_ids: endpoints.iter().map(|saved| saved.id).collect(),
+            mtu_device: found.devices.first().cloned(),
+            uplinks: found.devices,
+            state_dir: config.location.state_dir.clone(),
+        };
+        loader::require_unused(&config.location)?;
+        let before = PreviousState {
+            location: config.location.clone(),
+            endpoint: link::by_name(netlink, DEVICE).await?.is_some(),
+            pins: config.location.pins().exists(),
+            state: health::saved_state(&spec.state_dir),
+        };
+        let ipam = NodeIpam::new(&spec.pod_cidrs, &spec.node_addresses, &[], Duration::ZERO)?;
+        let gateways = Family::ALL.map(|family| ipam.gateway(family));
+        let endpoint = match own::hosts_only(config, node) {
+            None => {
+                let (endpoint, repaired) = HealthEndpoint::ensure(&spec).await?;
+                for repair in &repaired {
+                    warn!(cause = repair.0.cause(), "repaired: {repair}");
+                }
+                Some(endpoint)
+            }
+            Some(why) => {
+                info!(%why, "no health endpoint: hosts alone are probed");
+                forwarding::ensure(&spec.state_dir, &spec.uplinks, ipam.families())?;
+                None
+            }
+        };
+        let mtu = match &endpoint {
+            Some(endpoint) => endpoint.mtu(),
+            None => {
+                let mtu = mtu_of(netlink, spec.mtu_device.as_deref()).await?;
+                mtu.unwrap_or(health::ETHERNET_MTU)
+            }
+        };
+        let workloads = endpoints.iter().filter_map(workload).collect();
+        let made = Self::load(config, attachments, &spec, workloads).and_then(|datapath| {
+            let parts = Parts {
+                name: node.full_name(),
+                keys,
+                datapath,
+                uplinks,
+                spec: spec.clone(),
+                before: before.clone(),
+                endpoint,
+                gateways,
+                netlink: netlink.clone(),
+                mtu,
+            };
+            Self::make(config, parts)
+        });
+        match made {
+            Ok(node) => Ok(node),
+            Err(error) => {
+                before.restore(&spec).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes the health endpoint of an agent before this one, on a node that is to have none. Nothing of the start can
+    /// fail any more by then: a start that fails leaves it serving.
+    pub(in crate::agent) async fn remove_former_endpoint(&self) {
+        if self.endpoint.is_some() {
+            return;
+        }
+        health::take_back(&self.spec, None).await;
+        // It takes its settings with it.
+        if let Err(error) = self.ensure_forwarding() {
+            warn!(%error, "the host may not forward packets of endpoints; it is tried again");
+        }
+    }
+
+    /// Removes what was made where nothing was before, for a start that fails later. What a former
+    /// agent left goes on serving.
+    pub(in crate::agent) async fn take_back(self) {
+        let Self { before, spec, .. } = self;
+        before.restore(&spec).await;
+    }
+
+    /// Loads the programs on their maps.
+    fn load(
+        config: &Config,
+        attachments: Attachments,
+        spec: &HealthEndpointSpec,
+        workloads: Vec<Workload>,
+    ) -> anyhow::Result<Datapath> {
+        let level = if tracing::enabled!(tracing::Level::DEBUG) {
+            ProgramLog::Debug
+        } else {
+            ProgramLog::Warn
+        };
+        let masquerade = config
+            .masquerade
+            .of_node(&spec.node_addresses, &spec.pod_cidrs)?;
+        let sizes = MapSizes {
+            conntrack: config.conntrack_max_entries,
+            conntrack_any: config.conntrack_any_max_entries,
+            nat: config.nat_max_entries,
+            nat_any: config.nat_any_max_entries,
+        };
+        let mut datapath = Datapath::load_sized(&config.location, sizes, level)?;
+        datapath.set_attachments(attachments);
+        datapath.adopt_workloads(workloads);
+        datapath.set_masquerade(masquerade)?;
+        log::forward(&mut datapath)?;
+        Ok(datapath)
+    }
+
+    /// Makes all that goes with the endpoint.
+    fn make(config: &Config, parts: Parts) -> anyhow::Result<Self> {
+        let Parts {
+            name,
+            keys,
+            datapath,
+            uplinks,
+            spec,
+            before,
+            endpoint,
+            gateways,
+            netlink,
+            mtu,
+        } = parts;
+        let listeners = match &endpoint {
+            Some(endpoint) => endpoint.listen(config.health_port)?,
+            None => Vec::new(),
+        };
+        let (health_addresses, addresses_known) =
+            watch::channel(endpoint.as_ref().map(addresses).unwrap_or_default());
+        let arrivals = Arc::new(datapath.arrivals()?);
+        let identity = Identity {
+            node: name,
+            keys: keys.hello.clone(),
+            hosts_only: endpoint.is_none(),
+        };
+        let responder = Responder::start(identity, listeners, addresses_known, arrivals)
+            .context("cannot start the responder in the health endpoint")?;
+        let mut node = Self {
+            has_device: endpoint.is_some(),
+            endpoint,
+            gateways,
+            netlink,
+            mtu,
+            datapath: Arc::new(Mutex::new(datapath)),
+            responder,
+            icmp_id: rand::random(),
+            session: rand::random_range(1..=u32::MAX),
+            keys,
+            tai_offset_ns: 0,
+            repairs: BTreeMap::new(),
+            uplinks,
+            spec,
+            is_planned: true,
+            before,
+            port: config.health_port,
+            passive_rtt: config.passive_rtt,
+            timeouts: config.conntrack_timeouts.into(),
+            is_followed: true,
+            responder_is_elsewhere: false,
+            health_addresses,
+            left: LeftFaults::default(),
+        };
+        node.configure()?;
+        node.datapath().attach(&node.hooks())?;
+        Ok(node)
+    }
+}
+
+/// What a [`NodeDatapath`] is made of.
+struct Parts {
+    /// Full name of the node.
+    name: String,
+    keys: MeshKeys,
+    datapath: Datapath,
+    uplinks: Uplinks,
+    spec: HealthEndpointSpec,
+    before: PreviousState,
+    endpoint: Option<HealthEndpoint>,
+    gateways: [Option<IpAddr>; 2],
+    netlink: Handle,
+    mtu: u32,
+}
+
+/// What was there before [`NodeDatapath::establish`].
+#[derive(Clone, Debug)]
+pub(super) struct PreviousState {
+    location: Location,
+    /// Whether there was a device of the health endpoint's name.
+    endpoint: bool,
+    /// Whether there was a folder of pins.
+    pins: bool,
+    /// What was kept of the health endpoint.
+    state: Option<health::State>,
+}
+
+impl PreviousState {
+    /// Removes what is there now and was not then.
+    async fn restore(self, spec: &HealthEndpointSpec) {
+        if !self.pins
+            && let Err(error) = loader::remove(&self.location)
+        {
+            warn!(%error, "cannot undo the start");
+        }
+        if !self.endpoint {
+            health::take_back(spec, self.state.as_ref()).await;
+        }
+    }
+}
