@@ -9,8 +9,8 @@ use super::Manager;
 use crate::log::Status;
 use crate::workload::{DeviceFault, Extent, FoundDevice, WorkloadError};
 
-/// How often faults are looked for and repaired at a time. One repair may uncover another fault, as bringing a device up
-/// does.
+/// How often faults are looked for and repaired at a time. One repair may uncover another fault, as bringing a device
+/// up does.
 const ROUNDS: usize = 2;
 /// Namespaces that one look enters, each of which costs as much as a dozen addresses.
 const INSIDE_AT_ONCE: usize = 16;
@@ -122,8 +122,8 @@ impl Manager {
         Ok(())
     }
 
-    /// How much of an endpoint's pair is looked at: where something was wrong, all; where the file of its namespace leads
-    /// elsewhere, what the host has.
+    /// How much of an endpoint's pair is looked at: where something was wrong, all; where the file of its namespace
+    /// leads elsewhere, what the host has.
     fn extent(&self, id: u16, extent: Extent) -> Extent {
         let saved = self.with(id, |entry, _| {
             (entry.saved.netns.clone(), entry.saved.netns_id)

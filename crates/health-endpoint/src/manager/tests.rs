@@ -716,12 +716,14 @@ async fn what_others_did_to_the_devices_of_an_endpoint_is_told_and_put_right() {
     let lost = DeviceFault::NeighbourMissing(made.ipv4.unwrap());
     let words = format!("the neighbour entry of {} is missing", made.ipv4.unwrap());
     bed.world.faults.lock().unwrap().push(lost.clone());
-    tokio::time::sleep(LOOK_PERIOD).await;
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
     assert_eq!((health(), lines(&words)), ((HealthState::Ok, true), 1));
     assert_eq!(lines("in order again"), 1);
     let repairs = BTreeMap::from([("neighbour-missing".to_owned(), 1)]);
     assert_eq!(bed.manager.repairs(), repairs);
-    assert_eq!(bed.manager.endpoints()[0].repairs, repairs);
+    let shown = bed.manager.endpoints();
+    let shown = shown.iter().find(|one| one.id == made.id).unwrap();
+    assert_eq!(shown.repairs, repairs);
 
     *bed.world.failing.lock().unwrap() = Some("repair");
     bed.world.faults.lock().unwrap().push(lost);
@@ -729,7 +731,7 @@ async fn what_others_did_to_the_devices_of_an_endpoint_is_told_and_put_right() {
     assert_eq!(health(), (HealthState::Failure, false));
     assert_eq!(lines("not repaired"), 1);
     *bed.world.failing.lock().unwrap() = None;
-    tokio::time::sleep(LOOK_PERIOD).await;
+    tokio::time::sleep(LOOK_PERIOD * 2).await;
     assert_eq!(health(), (HealthState::Ok, true));
     assert_eq!(lines("in order again"), 2);
 }

@@ -12,8 +12,8 @@ use super::device::{HostDevices, inner_routes, route_to};
 use super::{Blueprint, DeviceFault, Extent, WorkloadError};
 
 impl HostDevices {
-    /// What is wrong, in the order in which it can be put right. Costs two lookups for each address on the host; inside,
-    /// a namespace to enter and three listings.
+    /// What is wrong, in the order in which it can be put right. Costs two lookups for each address on the host;
+    /// inside, a namespace to enter and three listings.
     pub(super) async fn faults(
         &self,
         blueprint: &Blueprint,
