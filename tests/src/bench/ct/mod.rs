@@ -6,6 +6,7 @@ mod cost;
 mod dump;
 mod filled;
 mod flood;
+mod netfilter;
 mod policy;
 mod throughput;
 mod transfer;
@@ -41,7 +42,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "transfer",
-        about: "a transfer from an endpoint under policy, beside a veth without programs",
+        about: "a transfer from an endpoint under policy, beside the kernel's own conntrack and filter",
         measure: |_| transfer::figures(),
     },
     Part {

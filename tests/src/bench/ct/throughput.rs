@@ -11,6 +11,7 @@ use health_endpoint::health::HealthEndpoint;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
+use super::netfilter;
 use crate::bench::endpoint::{ip, output, with_endpoint};
 use crate::bench::parts::median;
 use crate::bench::{Figure, Target};
@@ -28,7 +29,9 @@ const DESTINATION_PREFIX: &str = "198.18.0.0/15";
 const PORT: u16 = 9;
 /// Sender and receiver share a CPU, so that each packet's whole way is in the sender's time.
 const CPU: usize = 1;
-const TABLE: &str = "bench_ct";
+/// They have nf_conntrack look at all that comes in.
+const RULES: &str =
+    "chain track { type filter hook prerouting priority 0; ct state new,established accept; }";
 
 /// What is on the way.
 #[derive(Clone, Copy)]
@@ -119,15 +122,10 @@ impl Way {
             }
             Self::Bare | Self::Kernel => datapath.attach(&[])?,
         }
-        // The first declares the table, so that there is one to delete.
-        let rules = match self {
-            Self::Kernel => format!(
-                "table ip {TABLE}\ndelete table ip {TABLE}\ntable ip {TABLE} {{\nchain track {{\n\
-                 type filter hook prerouting priority 0\nct state new,established accept\n}}\n}}\n"
-            ),
-            Self::Bare | Self::Ours => format!("table ip {TABLE}\ndelete table ip {TABLE}\n"),
-        };
-        output("nft", &[&rules], "nftables")?;
+        netfilter::set_rules(match self {
+            Self::Kernel => RULES,
+            Self::Bare | Self::Ours => "",
+        })?;
         match self {
             Self::Bare => {}
             Self::Ours => drop(pinned.flush_conntrack(|_, _| true)?),

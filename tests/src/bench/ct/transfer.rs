@@ -1,4 +1,5 @@
-//! iperf3 from an endpoint whose policy is enforced to the host, against the same veth pair without programs.
+//! iperf3 to the host from an endpoint whose policy is enforced, against the same without policy, and against the
+//! kernel's own conntrack and filter.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use health_datapath::policy::PolicyMatch;
 use health_datapath::{Datapath, Hook};
 use health_endpoint::health::HealthEndpoint;
 
+use super::netfilter;
 use crate::bench::endpoint::{NODE, with_endpoint};
 use crate::bench::iperf::received_gigabits;
 use crate::bench::parts::median;
@@ -30,11 +32,21 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PORT: u16 = 5201;
 const TCP: u8 = 6;
 const TABLE: u32 = 1;
-const RATIO: f64 = 0.97;
 
 pub(super) fn figures() -> anyhow::Result<Vec<Figure>> {
     with_endpoint(INSTANCE, measure)
 }
+
+/// What is on the way.
+#[derive(Clone, Copy)]
+enum Way {
+    Bare,
+    Kernel,
+    Open,
+    Policed,
+}
+
+const WAYS: [Way; 4] = [Way::Bare, Way::Kernel, Way::Open, Way::Policed];
 
 async fn measure(
     endpoint: &HealthEndpoint,
@@ -56,43 +68,71 @@ async fn measure(
     datapath
         .policy()?
         .install(TABLE, TABLE, [(rule, VERDICT_ALLOW)])?;
-    let hooks = Hook::endpoint(endpoint.ifname(), endpoint.ifindex());
-    let enforced = ENDPOINT_ENFORCE_EGRESS | ENDPOINT_ENFORCE_INGRESS;
     let _server = Running::start(Command::new("iperf3").arg("-s"))?;
     // Warms up, too.
     wait_for("iperf3 to serve", PATIENCE, || gigabits(endpoint).map(Some))?;
-    let (mut bare, mut open, mut policed) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rates = [const { Vec::new() }; WAYS.len()];
     for round in 1..=ROUNDS {
         tell(format_args!("  round {round} of {ROUNDS}"));
-        datapath.attach(&[])?;
-        bare.push(gigabits(endpoint)?);
-        datapath.attach(&hooks)?;
-        for (flags, rates) in [(0, &mut open), (enforced, &mut policed)] {
-            set_endpoint(endpoint, datapath, flags)?;
+        for (way, rates) in WAYS.iter().zip(&mut rates) {
+            way.prepare(endpoint, datapath)?;
             rates.push(gigabits(endpoint)?);
         }
     }
+    netfilter::set_rules("")?;
     let flows = pinned.conntrack()?;
     ensure!(
         flows.iter().any(|(_, entry)| entry.policy == TABLE),
         "no flow was judged by the policy"
     );
-    let bare = median(bare)?;
-    let target = Some(Target::RatioAtLeast(RATIO));
-    [("no policy", open, None), ("policy", policed, target)]
-        .into_iter()
-        .map(|(what, rates, target)| {
-            Ok(Figure {
-                name: format!(
-                    "iperf3 from an endpoint with {what}, median of {ROUNDS} (other: without the programs)"
-                ),
-                unit: "Gbit/s",
-                ours: median(rates)?,
-                other: Some(bare),
-                target,
-            })
+    let [bare, kernel, open, policed] = rates.map(median);
+    let policed = policed?;
+    let compared = [
+        ("without policy", open?, Some(0.97)),
+        (
+            "nf_conntrack and nftables, the same policy",
+            kernel?,
+            Some(1.0),
+        ),
+        ("neither programs nor filters", bare?, None),
+    ];
+    let figures = compared.map(|(other, rate, target)| Figure {
+        name: format!("iperf3 from an endpoint under policy, median of {ROUNDS} (other: {other})"),
+        unit: "Gbit/s",
+        ours: policed,
+        other: Some(rate),
+        target: target.map(Target::RatioAtLeast),
+    });
+    Ok(figures.into())
+}
+
+impl Way {
+    fn prepare(self, endpoint: &HealthEndpoint, datapath: &mut Datapath) -> anyhow::Result<()> {
+        let hooks = Hook::endpoint(endpoint.ifname(), endpoint.ifindex());
+        let device = endpoint.ifname();
+        let known = "ct state established,related accept";
+        match self {
+            Self::Bare | Self::Kernel => datapath.attach(&[])?,
+            Self::Open | Self::Policed => datapath.attach(&hooks)?,
+        }
+        set_endpoint(
+            endpoint,
+            datapath,
+            match self {
+                Self::Policed => ENDPOINT_ENFORCE_EGRESS | ENDPOINT_ENFORCE_INGRESS,
+                Self::Bare | Self::Kernel | Self::Open => 0,
+            },
+        )?;
+        netfilter::set_rules(&match self {
+            Self::Kernel => format!(
+                "chain egress {{ type filter hook prerouting priority 0; iifname {device} {known}; \
+                 iifname {device} tcp dport {PORT} accept; iifname {device} drop; }}\n\
+                 chain ingress {{ type filter hook output priority 0; oifname {device} {known}; \
+                 oifname {device} drop; }}"
+            ),
+            Self::Bare | Self::Open | Self::Policed => String::new(),
         })
-        .collect()
+    }
 }
 
 fn set_endpoint(
