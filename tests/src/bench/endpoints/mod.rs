@@ -1,7 +1,8 @@
-//! Endpoints: what making and deleting one takes, alone and on a node that has a thousand.
+//! Endpoints: what making and deleting one takes, alone, on a node that has a thousand, and after a restart.
 
 mod add;
 mod many;
+mod restored;
 mod stand;
 
 use super::parts::{self, Part};
@@ -17,6 +18,11 @@ const PARTS: &[Part] = &[
         name: "many",
         about: "a node with 1000 endpoints",
         measure: |_| many::figures(),
+    },
+    Part {
+        name: "restored",
+        about: "containers that come while 200 restored endpoints wait for a store that is away",
+        measure: |_| restored::figures(),
     },
 ];
 

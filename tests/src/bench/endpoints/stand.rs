@@ -42,7 +42,13 @@ pub(super) struct Stand {
 
 impl Stand {
     pub(super) fn new() -> anyhow::Result<Self> {
+        Self::with_args("")
+    }
+
+    /// With words for `health-agent run`.
+    pub(super) fn with_args(args: &str) -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).ipv6(true).without_agents();
+        let bed = bed.agent_args(args);
         let bed = bed.start()?;
         let node = bed.node(1);
         let addresses: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
