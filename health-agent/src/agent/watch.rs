@@ -115,14 +115,14 @@ impl News {
 /// seconds to put that right.
 pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Outcome {
     let mut outcome = Outcome::default();
+    if let Err(error) = node.look_at_uplinks(&mut outcome).await {
+        outcome.fail(error);
+    }
     let faults = node.endpoint_faults().await;
     if let Ok(faults) = &faults
         && let Some(problem) = node.news_of(faults)
     {
         source.note_faults(node, problem);
-    }
-    if let Err(error) = node.look_at_uplinks(&mut outcome).await {
-        outcome.fail(error);
     }
     let repaired = match faults {
         Ok(faults) => node.repair_endpoint(faults, &mut outcome).await,
@@ -133,6 +133,10 @@ pub(super) async fn repair(node: &mut NodeDatapath, source: &AgentSource) -> Out
         outcome.fail(error);
     }
     if let Err(error) = node.repair_datapath(&mut outcome) {
+        outcome.fail(error);
+    }
+    let has_changed = !outcome.repaired.is_empty() || outcome.failure.is_some();
+    if has_changed && let Err(error) = node.release_foreign_device().await {
         outcome.fail(error);
     }
     node.note_programs(&mut outcome);

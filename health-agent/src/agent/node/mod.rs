@@ -157,8 +157,7 @@ impl NodeDatapath {
             return self.repair_forwarding(outcome).await;
         }
         self.left.faults.clone_from(&faults);
-        let lost = |fault: &Fault| matches!(fault, Fault::VethGone | Fault::VethReplaced);
-        self.has_device = !faults.iter().any(lost);
+        self.has_device = !faults.iter().any(is_lost);
         if !self.is_planned || !faults.is_empty() {
             let (endpoint, repaired) = HealthEndpoint::ensure(&self.spec).await?;
             for repair in &repaired {
@@ -268,6 +267,17 @@ impl NodeDatapath {
             }
         }
         outcome.without_programs = datapath.workloads_without_programs();
+        Ok(())
+    }
+
+    /// Takes the programs off a device that took the place of the health endpoint's while others were put right. It may
+    /// have its number too: the kernel gives out again what a device had that came from another namespace.
+    pub(super) async fn release_foreign_device(&mut self) -> anyhow::Result<()> {
+        if self.has_device && self.endpoint_faults().await?.iter().any(is_lost) {
+            self.has_device = false;
+            let hooks = self.hooks();
+            self.datapath().attach(&hooks)?;
+        }
         Ok(())
     }
 
@@ -388,4 +398,9 @@ async fn mtu_of(netlink: &Handle, device: Option<&str>) -> anyhow::Result<Option
     };
     let found = link::by_name(netlink, device).await?;
     Ok(found.map(|found| found.mtu))
+}
+
+/// Whether the device is not the endpoint's any more.
+fn is_lost(fault: &Fault) -> bool {
+    matches!(fault, Fault::VethGone | Fault::VethReplaced)
 }
