@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use super::failure::Failure;
 use super::target::Protocol;
 
-/// What is told is of one to two of these, or of the last one in which there was something to send.
+/// Problems are those of the last one to two of these, or of the last one in which a probe was sent.
 const WINDOW: Duration = Duration::from_secs(10);
 /// A probe that is later is worth a warning.
 const LATE: Duration = Duration::from_secs(5);
@@ -36,10 +36,14 @@ struct Attempts {
     all: u64,
     /// Those that no packet left for.
     unsent: u64,
-    /// Those of them for which this host had no room.
-    without_room: u64,
-    /// Why the last one of the unsent was not sent.
+    /// Why the last one of them was not sent.
     reason: Option<Failure>,
+    /// Those of them that this host had no network for.
+    without_network: u64,
+    /// Those of them that this host lacked resources for.
+    lacked_resources: u64,
+    /// What the last one of those lacked.
+    lack: Option<Failure>,
 }
 
 impl Sending {
@@ -61,8 +65,12 @@ impl Sending {
     pub(super) fn unsent(&mut self, protocol: Protocol, failure: &Failure) {
         let attempts = self.current.of(protocol);
         attempts.unsent += 1;
-        attempts.without_room += u64::from(is_for_want_of_room(failure));
         attempts.reason = Some(failure.clone());
+        attempts.without_network += u64::from(is_without_network(failure));
+        if is_lack_of_resources(failure) {
+            attempts.lacked_resources += 1;
+            attempts.lack = Some(failure.clone());
+        }
     }
 
     /// What is wrong, if something is. Where a path alone is broken, its target's result says so.
@@ -92,8 +100,10 @@ impl Attempts {
         Self {
             all: self.all + later.all,
             unsent: self.unsent + later.unsent,
-            without_room: self.without_room + later.without_room,
             reason: later.reason.clone().or_else(|| self.reason.clone()),
+            without_network: self.without_network + later.without_network,
+            lacked_resources: self.lacked_resources + later.lacked_resources,
+            lack: later.lack.clone().or_else(|| self.lack.clone()),
         }
     }
 
@@ -102,25 +112,25 @@ impl Attempts {
         let Self {
             all,
             unsent,
-            without_room,
+            lacked_resources,
             ..
         } = self;
         if unsent >= all {
             let text = format!("none of {all} {protocol} probes could be sent: {reason}");
-            return Some(match is_without_network(reason) {
+            return Some(match self.without_network >= *unsent {
                 true => Problem::warning(text),
                 false => Problem::failure(text),
             });
         }
-        (*without_room > 0).then(|| {
-            let text = format!("{without_room} of {all} {protocol} probes found no room: {reason}");
-            Problem::warning(text)
-        })
+        let lack = self.lack.as_ref()?;
+        Some(Problem::warning(format!(
+            "{lacked_resources} of {all} {protocol} probes could not be sent for lack of resources: {lack}"
+        )))
     }
 }
 
 /// Whether this host lacks memory, file descriptors or ports; else it is the path that cannot be sent on.
-pub(super) fn is_for_want_of_room(failure: &Failure) -> bool {
+pub(super) fn is_lack_of_resources(failure: &Failure) -> bool {
     matches!(
         failure,
         Failure::Os(
@@ -173,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_without_room_are_a_warning_while_others_are_sent() {
+    fn probes_that_lack_resources_are_a_warning_while_others_are_sent() {
         let mut sending = Sending::default();
         for failure in [Errno::EMFILE, Errno::EHOSTUNREACH] {
             sending.tried(Protocol::Http, SECOND, NOT_LATE);
@@ -182,12 +192,27 @@ mod tests {
         sending.tried(Protocol::Http, SECOND, NOT_LATE);
         let (severity, reason) = told(&sending).unwrap();
         assert_eq!(severity, Severity::Warning);
-        assert!(reason.starts_with("1 of 3 HTTP probes found no room: "));
+        let said = "1 of 3 HTTP probes could not be sent for lack of resources: Too many open files";
+        assert!(reason.starts_with(said), "{reason}");
         for at in [11, 22] {
             assert!(told(&sending).is_some());
             sending.tried(Protocol::Http, SECOND * at, NOT_LATE);
         }
         assert_eq!(told(&sending), None);
+    }
+
+    #[test]
+    fn one_probe_that_this_host_refuses_among_those_without_a_network_is_a_failure() {
+        let mut sending = Sending::default();
+        for (failure, severity) in [
+            (Errno::ENETUNREACH, Severity::Warning),
+            (Errno::EPERM, Severity::Failure),
+            (Errno::ENETUNREACH, Severity::Failure),
+        ] {
+            sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
+            sending.unsent(Protocol::Icmp, &Failure::Os(failure));
+            assert_eq!(told(&sending).unwrap().0, severity);
+        }
     }
 
     #[test]

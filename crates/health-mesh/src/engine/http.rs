@@ -15,7 +15,7 @@ use crate::accounts::nanos;
 use crate::failure::Failure;
 use crate::http::{self, Asker, Hello};
 use crate::results::{Answer, HttpTimes};
-use crate::sending::is_for_want_of_room;
+use crate::sending::is_lack_of_resources;
 use crate::target::{Protocol, TargetId, TargetKey};
 
 /// Most and fewest HTTP probes at a time, and the share of this process's file descriptors that
@@ -153,7 +153,7 @@ impl Engine {
                 }
             }
             Err(failure) => {
-                if is_for_want_of_room(&failure) {
+                if is_lack_of_resources(&failure) {
                     self.shared.sending().unsent(Protocol::Http, &failure);
                 }
                 self.accounts.lost_untracked(key);
