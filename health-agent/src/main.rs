@@ -65,11 +65,12 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Has a panic end the daemon in each build, as in that for release: without one of its tasks it would seem to be alive.
+/// Ends the daemon on a panic in every build, not only in release builds: without one of its tasks it would only seem
+/// alive.
 fn end_on_panic() {
-    let tell = panic::take_hook();
+    let print = panic::take_hook();
     panic::set_hook(Box::new(move |panicked| {
-        tell(panicked);
+        print(panicked);
         process::abort();
     }));
 }

@@ -45,7 +45,7 @@ impl Problem {
 pub struct LastTurn {
     /// Time since the part was heard of.
     pub age: Duration,
-    /// How much of that is more than it had said.
+    /// By how much that exceeds the pause that it announced.
     pub overdue: Duration,
     /// Time since the last turn without a problem, if there was one.
     pub succeeded: Option<Duration>,
@@ -64,13 +64,13 @@ pub struct Reporter(Activity);
 #[derive(Debug)]
 struct Turns {
     heard: Instant,
-    /// How long nothing needs to be heard after that; `None`: until there is something to do.
+    /// The pause that it announced; `None`: until there is work.
     silence: Option<Duration>,
     succeeded: Option<Instant>,
     problem: Option<Problem>,
 }
 
-/// What a part says that is about to start, and what is known of it.
+/// Makes the two ends for a part that is about to start.
 pub fn activity() -> (Reporter, Activity) {
     let turns = Turns {
         heard: Instant::now(),

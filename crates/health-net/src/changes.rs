@@ -1,4 +1,4 @@
-//! News that devices, addresses or routes of a network namespace have changed: that, and not what.
+//! Reports that devices, addresses or routes of a network namespace have changed, but not which.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -20,7 +20,7 @@ const GROUPS: libc::c_int = libc::RTMGRP_LINK
 /// Messages that are thrown away at a time.
 const BATCH: usize = 1_024;
 
-/// The changes since it was made, or heard last.
+/// A listener for such changes.
 #[derive(Debug)]
 pub struct Changes(AsyncFd<Socket>);
 

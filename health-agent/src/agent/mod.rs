@@ -465,7 +465,7 @@ impl Agent {
     }
 }
 
-/// The parts that tell how they do, by the names of their checks.
+/// The parts that report how they do, each with the name of its check.
 fn parts(
     relay: Activity,
     collector: Activity,
@@ -476,11 +476,11 @@ fn parts(
     let part = |check, activity| Part {
         check,
         activity,
-        is_spare: false,
+        is_optional: false,
     };
-    // What is known of identities stands while the store is away.
-    let spare = |check, activity| Part {
-        is_spare: true,
+    // Known identities stay in force while the store is away.
+    let optional = |check, activity| Part {
+        is_optional: true,
         ..part(check, activity)
     };
     vec![
@@ -488,8 +488,8 @@ fn parts(
         part("conntrack", collector),
         part("routes", routes),
         part("policy", policy),
-        spare("identity-store", identities.store),
-        spare("identity-collector", identities.collector),
+        optional("identity-store", identities.store),
+        optional("identity-collector", identities.collector),
     ]
 }
 

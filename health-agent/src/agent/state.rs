@@ -68,8 +68,8 @@ pub(super) struct Part {
     pub(super) check: &'static str,
     /// What it tells.
     pub(super) activity: Activity,
-    /// Whether the agent does its work without it.
-    pub(super) is_spare: bool,
+    /// Whether the agent works without it: its problems are warnings then.
+    pub(super) is_optional: bool,
 }
 
 impl AgentSource {
@@ -111,7 +111,7 @@ impl AgentSource {
             ]);
             observations.extend(self.parts.get().into_iter().flatten().map(|part| {
                 let told = Observation::told(part.check, part.activity.last());
-                match part.is_spare {
+                match part.is_optional {
                     true => told.warning(),
                     false => told,
                 }

@@ -1,5 +1,5 @@
-//! The watch over what others can break: looked at twice a second and whenever devices, addresses or routes change,
-//! told, put right, with growing pauses while it cannot be.
+//! Checks what others can break, twice a second and when devices, addresses or routes change; reports it and repairs it,
+//! with growing pauses while a repair fails.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ impl News {
             return std::future::pending().await;
         };
         if let Err(error) = changes.next().await {
-            warn!(%error, "changes of devices are heard by looking alone from now on");
+            warn!(%error, "the kernel reports no more changes of devices; they are found by polling alone");
             self.changes = None;
         }
         self.not_before = tokio::time::Instant::now() + SHORTEST_PERIOD;

@@ -36,8 +36,8 @@ pub(super) fn attach(
         )
         .map_err(failed)?;
     let link = program.take_link(id).map_err(failed)?;
-    // The kernel was given a name. Where another device has it by now, the link goes, and the program with it. That
-    // one may have the number as well: whoever keeps the device looks again.
+    // The kernel was given a name. Where another device has it by now, the link goes, and the program with it. The
+    // other device may even have the same number; the watch checks again.
     is_there()?;
     FdLink::try_from(link)
         .map_err(|error| DatapathError::Missing(format!("link of {}: {error}", hook.program)))

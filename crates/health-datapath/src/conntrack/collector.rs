@@ -167,7 +167,11 @@ impl<T: Tables> Work<T> {
             Some(_) => self.schedule.failed(now),
         }
         self.counts.lock().interval = self.schedule.interval();
-        note_failure(&mut self.failures.collection, failure);
+        note_failure(
+            &mut self.failures.collection,
+            failure,
+            "cannot collect conntrack entries",
+        );
         self.look().await;
     }
 
@@ -184,7 +188,11 @@ impl<T: Tables> Work<T> {
             Ok(Err(error)) => Some(error.to_string()),
             Err(error) => Some(error.to_string()),
         };
-        note_failure(&mut self.failures.look, failure);
+        note_failure(
+            &mut self.failures.look,
+            failure,
+            "cannot read how full the conntrack maps are",
+        );
         let Failures { collection, look } = &self.failures;
         let problem = collection.as_ref().or(look.as_ref());
         self.reporter.end(problem.map(Problem::failure), Some(LOOK));
@@ -218,11 +226,11 @@ impl<T: Tables> Work<T> {
     }
 }
 
-fn note_failure(last: &mut Option<String>, failure: Option<String>) {
+fn note_failure(last: &mut Option<String>, failure: Option<String>, what: &'static str) {
     if let Some(cause) = &failure
         && last.as_ref() != Some(cause)
     {
-        error!(cause, "cannot collect conntrack entries");
+        error!(cause, "{what}");
     }
     *last = failure;
 }

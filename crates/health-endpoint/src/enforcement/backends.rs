@@ -87,7 +87,7 @@ impl Tables for PolicyTables {
     }
 }
 
-/// Whose each prefix is, to the programs.
+/// The identity of each prefix, as the programs read it.
 pub(super) trait Prefixes: Send {
     /// What is written.
     fn entries(&self) -> Box<dyn Iterator<Item = (IpNet, IpcacheEntry)> + '_>;
@@ -122,7 +122,7 @@ pub(super) trait Cluster: Send + Sync {
     /// The prefixes that have an identity.
     fn prefixes(&self) -> BTreeMap<IpNet, Identity>;
 
-    /// Has these prefixes have an identity, and no others.
+    /// Gives an identity to each of these prefixes, and to no others.
     fn require(&self, prefixes: &BTreeSet<IpNet>) -> BTreeMap<IpNet, Identity>;
 
     /// Tells other nodes whose an address of this node is.

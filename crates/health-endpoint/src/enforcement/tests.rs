@@ -142,9 +142,9 @@ fn surroundings() -> Surroundings {
 
 /// How many sequences a model is tried on: in a long test, so many that what is rare is found.
 fn cases(usual: u32) -> u32 {
-    match std::env::var_os("HEALTH_AGENT_LONG") {
-        Some(_) => 100_000,
-        None => usual,
+    match std::env::var_os("HEALTH_AGENT_LONG").is_some_and(|value| value == "1") {
+        true => 100_000,
+        false => usual,
     }
 }
 
@@ -194,7 +194,7 @@ impl Agent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_cannot_be_attached_leaves_its_siblings_no_table_without_entries() {
+async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
     let site = Site::new();
     let agent = site.start().await;
     let (one, two) = (
@@ -231,7 +231,7 @@ async fn one_that_cannot_be_attached_leaves_its_siblings_no_table_without_entrie
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_cannot_be_deleted_is_told_of_and_holds_nobody_up() {
+async fn an_endpoint_that_cannot_be_deleted_is_reported_and_delays_no_policy() {
     let site = Site::new();
     let agent = site.start().await;
     let stuck = agent.create(1, "app=a").await;

@@ -27,7 +27,7 @@ impl Manager {
         let found = match self.0.devices.list().await {
             Ok(found) => found,
             Err(error) => {
-                warn!(%error, "cannot look after the endpoints");
+                warn!(%error, "cannot check the devices of endpoints");
                 return first_inside;
             }
         };
@@ -51,7 +51,7 @@ impl Manager {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    warn!(id, %error, "cannot look after an endpoint");
+                    warn!(id, %error, "cannot check the device of an endpoint");
                     continue;
                 }
             }
@@ -114,7 +114,7 @@ impl Manager {
             .await?
             .is_empty()
         {
-            let problem = format!("{left}; repaired, and so again at once");
+            let problem = format!("{left}; repaired, but broken again at once");
             self.note_devices(id, Some(problem));
         } else {
             self.note_devices(id, None);

@@ -28,7 +28,7 @@ pub struct RegistryState {
     /// Why it cannot be read; its nodes are then the last good set.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<String>,
-    /// The same, if it cannot be read.
+    /// When its nodes were last known to be right; set only while it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale_since: Option<Timestamp>,
     /// Entries that were left out.
@@ -59,7 +59,7 @@ pub struct NodeEntry {
     pub pod_cidrs: Vec<IpNet>,
     /// Addresses of its health endpoint, as far as known.
     pub health_addresses: Vec<IpAddr>,
-    /// Those of both that this agent does not probe, neither by ICMP nor by HTTP.
+    /// Addresses of the node and of its health endpoint that this agent probes by neither ICMP nor HTTP.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub not_probed: Vec<IpAddr>,
 }

@@ -87,7 +87,7 @@ pub struct SelfStatus {
 pub struct AgentProblem {
     /// The check's name.
     pub check: String,
-    /// Whether the agent does not do that work; else it does, with what it has.
+    /// True if the agent cannot do this work; false if it still works, with what it has.
     #[serde(rename = "isFailure")]
     pub is_failure: bool,
     /// What is wrong.

@@ -138,12 +138,12 @@ pub struct IdentityAllocator {
     activities: IdentityActivities,
 }
 
-/// How those do who talk to the store.
+/// Activity of the tasks that use the store.
 #[derive(Clone, Debug)]
 pub struct IdentityActivities {
-    /// Who sees to it that it has what this node wants, and reads what it says.
+    /// Reads the store, and writes what this node wants.
     pub store: Activity,
-    /// Who collects identities that nobody uses.
+    /// Removes identities that nobody uses.
     pub collector: Activity,
 }
 

@@ -186,12 +186,12 @@ impl Wants {
             let _ = waiter.send(answer.clone());
         }
         if let Ok(identity) = answer {
-            self.lost(labels, *identity);
+            self.take_from_others(labels, *identity);
         }
     }
 
-    /// A label set got this number. Another one that had it has lost it, and is asked for at once.
-    fn lost(&mut self, labels: &LabelSet, identity: Identity) {
+    /// Another label set that had this number has lost it, and asks again at once.
+    fn take_from_others(&mut self, labels: &LabelSet, identity: Identity) {
         let others = self
             .sets
             .iter_mut()

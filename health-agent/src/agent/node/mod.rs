@@ -270,8 +270,8 @@ impl NodeDatapath {
         Ok(())
     }
 
-    /// Takes the programs off a device that took the place of the health endpoint's while others were put right. It may
-    /// have its number too: the kernel gives out again what a device had that came from another namespace.
+    /// Detaches the programs from a foreign device that replaced the health endpoint's during repairs. It may even have
+    /// the same number: the kernel gives out again what a device had that came from another namespace.
     pub(super) async fn release_foreign_device(&mut self) -> anyhow::Result<()> {
         if self.has_device && self.endpoint_faults().await?.iter().any(is_lost) {
             self.has_device = false;
