@@ -38,8 +38,6 @@ struct Attempts {
     unsent: u64,
     /// Why the last one of them was not sent.
     reason: Option<Failure>,
-    /// Those of them that this host had no network for.
-    without_network: u64,
     /// Those of them that this host lacked resources for.
     lacked_resources: u64,
     /// What the last one of those lacked.
@@ -66,7 +64,6 @@ impl Sending {
         let attempts = self.current.of(protocol);
         attempts.unsent += 1;
         attempts.reason = Some(failure.clone());
-        attempts.without_network += u64::from(is_without_network(failure));
         if is_lack_of_resources(failure) {
             attempts.lacked_resources += 1;
             attempts.lack = Some(failure.clone());
@@ -101,7 +98,6 @@ impl Attempts {
             all: self.all + later.all,
             unsent: self.unsent + later.unsent,
             reason: later.reason.clone().or_else(|| self.reason.clone()),
-            without_network: self.without_network + later.without_network,
             lacked_resources: self.lacked_resources + later.lacked_resources,
             lack: later.lack.clone().or_else(|| self.lack.clone()),
         }
@@ -117,9 +113,10 @@ impl Attempts {
         } = self;
         if unsent >= all {
             let text = format!("none of {all} {protocol} probes could be sent: {reason}");
-            return Some(match self.without_network >= *unsent {
-                true => Problem::warning(text),
-                false => Problem::failure(text),
+            // A new agent has its own descriptors and memory, but this host's network and firewall.
+            return Some(match self.lacked_resources >= *unsent {
+                true => Problem::failure(text),
+                false => Problem::warning(text),
             });
         }
         let lack = self.lack.as_ref()?;
@@ -144,14 +141,6 @@ pub(super) fn is_lack_of_resources(failure: &Failure) -> bool {
     )
 }
 
-/// Whether this host has no network to send on, which is not the prober's to mend.
-fn is_without_network(failure: &Failure) -> bool {
-    matches!(
-        failure,
-        Failure::NoFamily | Failure::Os(Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ENETDOWN)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use health_model::activity::Severity;
@@ -167,19 +156,18 @@ mod tests {
     }
 
     #[test]
-    fn that_no_probe_can_be_sent_is_a_failure_until_one_is() {
+    fn that_no_probe_can_be_sent_for_lack_of_resources_is_a_failure_until_one_is() {
         let mut sending = Sending::default();
         for _ in 0..3 {
             sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
-            sending.unsent(Protocol::Icmp, &Failure::Os(Errno::EPERM));
+            sending.unsent(Protocol::Icmp, &Failure::Os(Errno::ENOBUFS));
             sending.tried(Protocol::Http, SECOND, NOT_LATE);
         }
         let (severity, reason) = told(&sending).unwrap();
         assert_eq!(severity, Severity::Failure);
-        assert!(reason.starts_with("none of 3 ICMP probes could be sent: Operation not permitted"));
-        // Then it is a path's own.
+        assert!(reason.starts_with("none of 3 ICMP probes could be sent: No buffer space"));
         sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
-        assert_eq!(told(&sending), None);
+        assert_eq!(told(&sending).unwrap().0, Severity::Warning);
     }
 
     #[test]
@@ -192,7 +180,8 @@ mod tests {
         sending.tried(Protocol::Http, SECOND, NOT_LATE);
         let (severity, reason) = told(&sending).unwrap();
         assert_eq!(severity, Severity::Warning);
-        let said = "1 of 3 HTTP probes could not be sent for lack of resources: Too many open files";
+        let said =
+            "1 of 3 HTTP probes could not be sent for lack of resources: Too many open files";
         assert!(reason.starts_with(said), "{reason}");
         for at in [11, 22] {
             assert!(told(&sending).is_some());
@@ -202,17 +191,19 @@ mod tests {
     }
 
     #[test]
-    fn one_probe_that_this_host_refuses_among_those_without_a_network_is_a_failure() {
+    fn what_a_new_agent_could_not_send_either_is_a_warning() {
         let mut sending = Sending::default();
-        for (failure, severity) in [
-            (Errno::ENETUNREACH, Severity::Warning),
-            (Errno::EPERM, Severity::Failure),
-            (Errno::ENETUNREACH, Severity::Failure),
-        ] {
+        for failure in [Errno::ENOBUFS, Errno::EPERM, Errno::ENETUNREACH] {
             sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
             sending.unsent(Protocol::Icmp, &Failure::Os(failure));
-            assert_eq!(told(&sending).unwrap().0, severity);
         }
+        let (severity, reason) = told(&sending).unwrap();
+        assert_eq!(severity, Severity::Warning);
+        assert!(reason.starts_with("none of 3 ICMP probes could be sent: Network is unreachable"));
+        // Then it is a path's own, but for the lack.
+        sending.tried(Protocol::Icmp, SECOND, NOT_LATE);
+        let (_, reason) = told(&sending).unwrap();
+        assert!(reason.starts_with("1 of 4 ICMP probes could not be sent for lack of resources"));
     }
 
     #[test]

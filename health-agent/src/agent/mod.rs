@@ -405,7 +405,7 @@ impl Agent {
         let mut ticks = tokio::time::interval(watch::PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut backoff = Backoff::default();
-        let mut news = News::new(Changes::listen().map_err(std::io::Error::other)?);
+        let mut news = News::new(Changes::listen());
         let mut nodes = self.registry.watch();
         // It may have changed since this agent began to start.
         nodes.mark_changed();

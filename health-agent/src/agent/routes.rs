@@ -104,7 +104,7 @@ impl Keeper {
             }
             Err(error) => {
                 note(error.to_string());
-                Some(Problem::failure(error))
+                Some(Problem::warning(error))
             }
         };
         if fresh > LOGGED {
@@ -115,8 +115,8 @@ impl Keeper {
     }
 }
 
-/// What routes that could not be had say of this agent. What the kernel refuses keeps it from its work; what the registry
-/// or somebody else got wrong does not; and to a node behind a router, the routers have the routes.
+/// What routes that could not be had say of this agent; first, what the kernel refuses. One bad address in the registry
+/// is enough for that, so it is no failure. To a node behind a router, the routers have the routes.
 fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
     let is_refused = |error: &&PeerRouteError| matches!(error, PeerRouteError::Kernel(_));
     let told = |error: &&PeerRouteError| !matches!(error, PeerRouteError::NotOnLink { .. });
@@ -127,10 +127,7 @@ fn problem_of(failed: &[PeerRouteError]) -> Option<Problem> {
         1 => shown.to_string(),
         count => format!("{shown}; {count} pod CIDRs in all cannot be reached"),
     };
-    Some(match refused {
-        Some(_) => Problem::failure(reason),
-        None => Problem::warning(reason),
-    })
+    Some(Problem::warning(reason))
 }
 
 #[cfg(test)]
@@ -155,7 +152,7 @@ mod tests {
         let told = problem_of(&[behind(), conflict()]).unwrap();
         assert_eq!(told, Problem::warning(conflict()));
         let told = problem_of(&[conflict(), refused()]).unwrap();
-        assert_eq!(told.severity, Severity::Failure);
+        assert_eq!(told.severity, Severity::Warning);
         assert!(told.reason.contains("no/such/setting"), "{told:?}");
         assert!(
             told.reason

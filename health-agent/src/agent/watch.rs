@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use health_net::KernelError;
 use health_net::changes::Changes;
 use tokio::time::sleep_until;
 use tracing::{error, warn};
@@ -90,9 +91,13 @@ pub(super) struct News {
 
 impl News {
     /// Of what changes from now on.
-    pub(super) fn new(changes: Changes) -> Self {
+    pub(super) fn new(changes: Result<Changes, KernelError>) -> Self {
         Self {
-            changes: Some(changes),
+            changes: changes
+                .inspect_err(|error| {
+                    warn!(%error, "changes of devices are found by polling alone");
+                })
+                .ok(),
             not_before: tokio::time::Instant::now(),
         }
     }

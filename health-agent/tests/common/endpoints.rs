@@ -10,8 +10,7 @@ use health_endpoint::identities::{Hold, IdentitySource, IdentityUnavailable};
 use health_endpoint::manager::{Manager, ManagerOptions, Parts, Survey};
 use health_endpoint::regenerate::{RealizedPolicy, Regeneration, RegenerationError, Regenerator};
 use health_endpoint::workload::{
-    Blueprint, DeviceFault, Devices, Extent, FoundDevice, SavedEndpoint, StateDir, Task,
-    WorkloadError,
+    Blueprint, DeviceFault, Devices, FoundDevice, SavedEndpoint, StateDir, Task, WorkloadError,
 };
 use health_model::identity::Identity;
 use health_model::ipam::NodeIpam;
@@ -47,7 +46,6 @@ impl Devices for NoDevices {
         &'a self,
         _: &'a Blueprint,
         _: u32,
-        _: Extent,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
         Box::pin(ready(Ok(Vec::new())))
     }

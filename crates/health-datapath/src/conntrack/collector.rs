@@ -195,7 +195,8 @@ impl<T: Tables> Work<T> {
         );
         let Failures { collection, look } = &self.failures;
         let problem = collection.as_ref().or(look.as_ref());
-        self.reporter.end(problem.map(Problem::failure), Some(LOOK));
+        // It is tried again soon, and a new agent could do no more.
+        self.reporter.end(problem.map(Problem::warning), Some(LOOK));
     }
 
     fn note_fills(&self, fills: Vec<Fill>) {
@@ -371,7 +372,7 @@ mod tests {
         // Looks that go well do not hide it; the next collection does away with it.
         let problem = || collector.activity().last().problem;
         let told = problem().expect("a problem");
-        assert_eq!(told.severity, Severity::Failure);
+        assert_eq!(told.severity, Severity::Warning);
         assert!(told.reason.contains("HEALTH_CT4"), "{told:?}");
         tables.state().broken = false;
         tokio::time::sleep(Duration::from_secs(3)).await;

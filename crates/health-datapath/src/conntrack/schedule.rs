@@ -76,9 +76,11 @@ impl Schedule {
         self.ended(now);
     }
 
-    /// Takes note of a collection that failed at `now`: it tells nothing of how many expire.
+    /// Takes note of a collection that failed at `now`: it tells nothing of how many expire, and the next one follows
+    /// soon.
     pub fn failed(&mut self, now: Duration) {
-        self.ended(now);
+        self.last = Some(now);
+        self.due = now + self.interval.min(SHORTEST);
     }
 
     fn ended(&mut self, now: Duration) {
@@ -149,12 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_is_due_an_interval_after_the_last() {
+    fn the_next_one_is_due_an_interval_after_the_last_and_soon_after_a_failure() {
         let mut schedule = adaptive();
         schedule.collected(secs(1_000), 0.5);
         assert_eq!(schedule.due(), secs(1_150));
         schedule.failed(secs(2_000));
-        assert_eq!(schedule.due(), secs(2_150));
+        assert_eq!(schedule.due(), secs(2_010));
     }
 
     #[test]

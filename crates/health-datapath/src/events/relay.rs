@@ -10,7 +10,7 @@ use health_model::activity::{Problem, Reporter};
 use health_net::clock;
 use jiff::{SignedDuration, Timestamp};
 use nix::net::if_::if_indextoname;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tracing::warn;
 
 use super::{Hub, show};
@@ -53,7 +53,8 @@ pub async fn relay(mut ring: impl Ring, hub: Arc<Hub>, reporter: Reporter) {
             }
         }
         // What cannot be read here is told by the next tick.
-        while hand_on(&mut ring, &hub, &mut devices) {
+        let begun = Instant::now();
+        while hand_on(&mut ring, &hub, &mut devices) && begun.elapsed() < PERIOD {
             let _ = losses.tell(&ring, &hub);
             tokio::task::yield_now().await;
         }

@@ -1,52 +1,42 @@
 //! Looking after the devices of endpoints: what others did to them is told and put right.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tracing::warn;
 
 use super::Manager;
 use crate::log::Status;
-use crate::workload::{DeviceFault, Extent, FoundDevice, WorkloadError};
+use crate::workload::{DeviceFault, FoundDevice, WorkloadError};
 
 /// How often faults are looked for and repaired at a time. One repair may uncover another fault, as bringing a device
 /// up does.
 const ROUNDS: usize = 2;
-/// Namespaces that one look enters, each of which costs as much as a dozen addresses.
-const INSIDE_AT_ONCE: usize = 16;
 
 impl Manager {
     /// Drops endpoints whose device is gone, as that of a namespace that has ended, and addresses that
-    /// nobody has, and puts right what is wrong with the others' devices. The namespaces of some are looked into, those
-    /// from the id `first_inside` on; returns where the next look begins.
-    pub(super) async fn look(&self, first_inside: u16) -> u16 {
+    /// nobody has, and puts right what is wrong with what the host has of the others.
+    pub(super) async fn look(&self) {
         let known = self.known_devices();
         if known.is_empty() {
-            return 0;
+            return;
         }
         let found = match self.0.devices.list().await {
             Ok(found) => found,
             Err(error) => {
                 warn!(%error, "cannot check the devices of endpoints");
-                return first_inside;
+                return;
             }
-        };
-        let ids: Vec<u16> = known.iter().map(|(id, _)| *id).collect();
-        let (inside, next) = turn(&ids, first_inside);
-        let extent_of = |id| match inside.contains(&id) {
-            true => Extent::Both,
-            false => Extent::Host,
         };
         for (id, ifindex) in known {
             let is_its = |found: &&FoundDevice| (found.endpoint, found.ifindex) == (id, ifindex);
             if let Some(there) = found.iter().find(is_its) {
-                self.look_at(id, there, extent_of(id)).await;
+                self.look_at(id, there).await;
                 continue;
             }
             // No listing alone costs an endpoint.
             match self.0.devices.find(ifindex).await {
                 Ok(Some(there)) if is_its(&&there) => {
-                    self.look_at(id, &there, extent_of(id)).await;
+                    self.look_at(id, &there).await;
                     continue;
                 }
                 Ok(_) => {}
@@ -63,35 +53,28 @@ impl Manager {
                 warn!(id, %error, "an endpoint cannot be dropped");
             }
         }
-        next
     }
 
     /// Looks at one whose device is there. On one that is down, nothing stands.
-    async fn look_at(&self, id: u16, found: &FoundDevice, extent: Extent) {
+    async fn look_at(&self, id: u16, found: &FoundDevice) {
         self.note_link(id, found);
         if found.is_up
-            && let Err(error) = self.put_in_order(id, found.ifindex, extent).await
+            && let Err(error) = self.put_in_order(id, found.ifindex).await
         {
             warn!(id, %error, "cannot look at the devices of an endpoint");
         }
     }
 
     /// Repairs until there is nothing to repair, and tells what there was and what is left.
-    async fn put_in_order(
-        &self,
-        id: u16,
-        ifindex: u32,
-        extent: Extent,
-    ) -> Result<(), WorkloadError> {
+    async fn put_in_order(&self, id: u16, ifindex: u32) -> Result<(), WorkloadError> {
         let devices = &self.0.devices;
         // One that is about to go needs no repair.
         let Ok(blueprint) = self.blueprint(id) else {
             return Ok(());
         };
-        let extent = self.extent(id, extent);
         let mut left = String::new();
         for _ in 0..ROUNDS {
-            let faults = devices.inspect(&blueprint, ifindex, extent).await?;
+            let faults = devices.inspect(&blueprint, ifindex).await?;
             if faults.is_empty() {
                 self.note_devices(id, None);
                 return Ok(());
@@ -101,42 +84,26 @@ impl Manager {
             if !self.has_device_problem(id) {
                 self.note_devices(id, Some(left.clone()));
             }
+            let mut failures = Vec::new();
             for fault in &faults {
-                if let Err(error) = devices.repair(&blueprint, ifindex, fault).await {
-                    self.note_devices(id, Some(format!("{left}; not repaired: {error}")));
-                    return Ok(());
+                match devices.repair(&blueprint, ifindex, fault).await {
+                    Ok(()) => self.note_repair(id, fault),
+                    Err(error) => failures.push(error.to_string()),
                 }
-                self.note_repair(id, fault);
+            }
+            if !failures.is_empty() {
+                let why = failures.join("; ");
+                self.note_devices(id, Some(format!("{left}; not repaired: {why}")));
+                return Ok(());
             }
         }
-        if !devices
-            .inspect(&blueprint, ifindex, extent)
-            .await?
-            .is_empty()
-        {
+        if !devices.inspect(&blueprint, ifindex).await?.is_empty() {
             let problem = format!("{left}; repaired, but broken again at once");
             self.note_devices(id, Some(problem));
         } else {
             self.note_devices(id, None);
         }
         Ok(())
-    }
-
-    /// How much of an endpoint's pair is looked at: where something was wrong, all; where the file of its namespace
-    /// leads elsewhere, what the host has.
-    fn extent(&self, id: u16, extent: Extent) -> Extent {
-        let saved = self.with(id, |entry, _| {
-            (entry.saved.netns.clone(), entry.saved.netns_id)
-        });
-        let leads_there = saved.is_ok_and(|(path, netns_id)| {
-            let found = self.0.devices.look_at(&path);
-            found.is_ok_and(|found| found == netns_id)
-        });
-        match leads_there {
-            true if self.has_device_problem(id) => Extent::Both,
-            true => extent,
-            false => Extent::Host,
-        }
     }
 
     fn has_device_problem(&self, id: u16) -> bool {
@@ -212,39 +179,5 @@ impl Manager {
         complete
             .filter_map(|entry| Some((entry.saved.id, entry.saved.ifindex?)))
             .collect()
-    }
-}
-
-/// The ids whose turn it is, from `first` on, and the first one of the next turn.
-fn turn(ids: &[u16], first: u16) -> (BTreeSet<u16>, u16) {
-    let begin = ids.partition_point(|id| *id < first);
-    let in_turn = ids[begin..].iter().chain(&ids[..begin]).copied();
-    let now: Vec<u16> = in_turn.clone().take(INSIDE_AT_ONCE).collect();
-    let next = in_turn.clone().nth(INSIDE_AT_ONCE).or(now.first().copied());
-    (now.into_iter().collect(), next.unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_namespace_has_its_turn() {
-        let ids: Vec<u16> = (0..40).map(|n| 10 + 3 * n).collect();
-        let mut seen = Vec::new();
-        let mut first = 0;
-        for _ in 0..5 {
-            let (inside, next) = turn(&ids, first);
-            assert_eq!(inside.len(), INSIDE_AT_ONCE);
-            seen.extend(inside);
-            first = next;
-        }
-        seen.sort_unstable();
-        let twice = ids.iter().flat_map(|id| [*id, *id]);
-        assert_eq!(seen, Vec::from_iter(twice));
-
-        let (all, next) = turn(&[5, 7], 6);
-        assert_eq!((all, next), (BTreeSet::from([5, 7]), 7));
-        assert_eq!(turn(&[], 6), (BTreeSet::new(), 0));
     }
 }

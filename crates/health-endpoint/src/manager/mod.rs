@@ -315,10 +315,9 @@ impl Manager {
     async fn look_forever(self) {
         let mut ticks = tokio::time::interval(LOOK_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut first_inside = 0;
         loop {
             ticks.tick().await;
-            first_inside = self.look(first_inside).await;
+            self.look().await;
         }
     }
 }

@@ -22,9 +22,7 @@ use crate::health::HealthDescription;
 use crate::identities::{Hold, IdentityUnavailable};
 use crate::log::Status;
 use crate::regenerate::{RealizedPolicy, Regeneration, RegenerationError};
-use crate::workload::{
-    Blueprint, DeviceFault, Extent, FoundDevice, SavedEndpoint, Task, WorkloadError,
-};
+use crate::workload::{Blueprint, DeviceFault, FoundDevice, SavedEndpoint, Task, WorkloadError};
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -171,7 +169,6 @@ impl Devices for World {
         &'a self,
         _: &'a Blueprint,
         _: u32,
-        _: Extent,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
         Box::pin(async { Ok(self.faults.lock().unwrap().clone()) })
     }

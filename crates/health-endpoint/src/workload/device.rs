@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use super::{Blueprint, DeviceFault, Devices, Extent, FoundDevice, Stack, Task, WorkloadError};
+use super::{Blueprint, DeviceFault, Devices, FoundDevice, Stack, Task, WorkloadError};
 use crate::health::ALIAS_PREFIX;
 use crate::outer::outer_settings;
 
@@ -256,9 +256,8 @@ impl Devices for HostDevices {
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
-        extent: Extent,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>> {
-        Box::pin(self.faults(blueprint, ifindex, extent))
+        Box::pin(self.faults(blueprint, ifindex))
     }
 
     fn repair<'a>(
@@ -319,7 +318,7 @@ pub(super) fn route_to(stack: &Stack, ifindex: u32) -> Route {
 }
 
 /// Everything goes to the gateway.
-pub(super) fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
+fn inner_routes(blueprint: &Blueprint, inner: u32) -> Vec<Route> {
     let routes = blueprint.stacks.iter().flat_map(|stack| {
         let gateway = Route {
             device: Some(inner),

@@ -76,15 +76,6 @@ pub struct FoundDevice {
     pub is_up: bool,
 }
 
-/// How much of a pair is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
-    /// What the host has.
-    Host,
-    /// Both ends, for which the endpoint's namespace has to be entered.
-    Both,
-}
-
 /// The devices of endpoints. What a call made before it failed is removed by it again.
 pub trait Devices: Send + Sync {
     /// Looks whether a file is a network namespace that an endpoint can be made in.
@@ -101,12 +92,11 @@ pub trait Devices: Send + Sync {
     ) -> Task<'a, Result<(), WorkloadError>>;
     /// Gives both ends, and the route that leads out, the blueprint's MTU.
     fn set_mtu<'a>(&'a self, blueprint: &'a Blueprint) -> Task<'a, Result<(), WorkloadError>>;
-    /// Looks for what is not as it was made, on a device that is up. Changes nothing.
+    /// Looks for what is not as it was made on the host, for a device that is up. Changes nothing.
     fn inspect<'a>(
         &'a self,
         blueprint: &'a Blueprint,
         ifindex: u32,
-        extent: Extent,
     ) -> Task<'a, Result<Vec<DeviceFault>, WorkloadError>>;
     /// Puts one thing right that was found.
     fn repair<'a>(
