@@ -10,6 +10,7 @@ pub mod frames;
 pub mod fuzz;
 pub mod hello;
 pub mod http;
+pub mod liveness;
 pub mod member;
 pub mod outside;
 pub mod packet;

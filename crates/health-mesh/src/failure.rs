@@ -56,6 +56,11 @@ pub(super) struct IcmpError {
 }
 
 impl Failure {
+    /// Whether no packet left this host for the probe.
+    pub(super) fn is_unsent(&self) -> bool {
+        matches!(self, Self::Os(_) | Self::NoFamily)
+    }
+
     /// Whether nothing was heard: something that is only late looks the same.
     pub(super) fn is_silence(&self) -> bool {
         matches!(self, Self::TimedOut | Self::ResponseTimedOut)

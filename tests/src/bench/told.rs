@@ -1,10 +1,9 @@
 //! How soon what others do to the health endpoint is told: in its log, by its state and its health, and by `/healthz`.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use health_agent::api::liveness::Liveness;
+use health_common::identity;
 use health_endpoint::log::{LogEntry, Status};
 use health_model::api::{Endpoint, EndpointHealth};
 use jiff::Timestamp;
@@ -12,12 +11,12 @@ use nix::sys::signal::{Signal, kill};
 
 use super::requests::{get, quantile};
 use super::{Figure, Report, Target};
-use crate::{Bed, Node, PATIENCE, http, wait_for};
+use crate::liveness::liveness;
+use crate::{Bed, Node, PATIENCE, wait_for};
 
 const ROUNDS: u32 = 20;
 /// What is promised.
 const LIMIT: Duration = Duration::from_secs(2);
-const HEALTHZ_PORT: u16 = 9879;
 const PLACES: [&str; 4] = [
     "endpoint list",
     "endpoint health",
@@ -126,9 +125,7 @@ fn places(node: &Node) -> anyhow::Result<[bool; PLACES.len()]> {
     let last = last
         .iter()
         .rfind(|line| line.status == Status::Failure || line.message.starts_with("regenerated"));
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
-    let (_, body) = http::get(node, address, "/healthz")?;
-    let liveness: Liveness = serde_json::from_str(&body)?;
+    let (_, liveness) = liveness(node)?;
     let problems = liveness.problems();
     Ok([
         endpoint.state != "ready",
@@ -140,7 +137,7 @@ fn places(node: &Node) -> anyhow::Result<[bool; PLACES.len()]> {
 
 fn endpoint(node: &Node) -> anyhow::Result<Endpoint> {
     let all: Vec<Endpoint> = serde_json::from_str(&get(&node.socket(), "/v1/endpoints")?)?;
-    let health = all.into_iter().find(|one| one.identity == 4);
+    let health = all.into_iter().find(|one| one.identity == identity::HEALTH);
     health.context("no health endpoint")
 }
 

@@ -9,19 +9,10 @@ use health_agent::api::liveness::{Level, Liveness};
 use nix::sys::signal::Signal;
 use tests::bed::Node;
 use tests::http::get;
+use tests::liveness::{HEALTHZ_PORT, liveness};
 use tests::{Bed, PATIENCE, wait_for};
 
 use super::metrics::{Samples, scrape};
-
-const HEALTHZ_PORT: u16 = 9879;
-
-/// What `/healthz` says, and its status code.
-pub(super) fn liveness(node: &Node) -> anyhow::Result<(u16, Liveness)> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, HEALTHZ_PORT));
-    let (code, body) = get(node, address, "/healthz")?;
-    let liveness = serde_json::from_str(&body).with_context(|| body.clone())?;
-    Ok((code, liveness))
-}
 
 /// Waits until `/healthz` says 503 for these checks alone, and returns why; or for none, until all is
 /// well.

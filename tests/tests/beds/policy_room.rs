@@ -10,9 +10,8 @@ use anyhow::{Context as _, ensure};
 use health_common::policy::POLICY_ENTRIES;
 use health_model::api::PolicyLag;
 use tempfile::TempDir;
+use tests::liveness::liveness;
 use tests::{Bed, Member, Node, PATIENCE, wait_for};
-
-use super::healthz::liveness;
 
 /// Ports of a rule, as many as it may have, every other one: each is an entry.
 const PORTS: u16 = 40;

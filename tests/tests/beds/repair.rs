@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use health_common::identity;
 use health_endpoint::log::{LogEntry, Status};
 use health_model::api::{Endpoint, EndpointHealth, HealthState};
 use nix::sys::signal::{Signal, kill};
 use tests::attached;
+use tests::liveness::liveness;
 use tests::process::run_with_input;
 use tests::{Bed, Node, PATIENCE, wait_for};
-
-use super::healthz::liveness;
 
 /// Until a repair is done: 2 s are promised, and a busy machine gets ten times that.
 const REPAIR: Duration = Duration::from_secs(20);
@@ -248,7 +248,7 @@ struct Told {
 impl Told {
     fn by(node: &Node) -> anyhow::Result<Self> {
         let all: Vec<Endpoint> = serde_json::from_value(node.listing("endpoint list")?)?;
-        let endpoint = all.into_iter().find(|one| one.identity == 4);
+        let endpoint = all.into_iter().find(|one| one.identity == identity::HEALTH);
         let endpoint = endpoint.context("no health endpoint")?;
         let of_it = |what: &str| node.listing(&format!("endpoint {what} {}", endpoint.id));
         Ok(Self {

@@ -8,8 +8,7 @@ use super::Manager;
 use crate::log::Status;
 use crate::workload::{DeviceFault, FoundDevice, WorkloadError};
 
-/// How often faults are looked for and repaired at a time. One repair may uncover another fault, as bringing a device
-/// up does.
+/// How often faults are looked for and repaired at a time. One repair may uncover another fault.
 const ROUNDS: usize = 2;
 
 impl Manager {

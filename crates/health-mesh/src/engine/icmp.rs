@@ -52,7 +52,7 @@ impl Engine {
                     self.note_remote(&probe);
                 }
                 IcmpEvent::Failed { probe, failure } => {
-                    if matches!(failure, Failure::Os(_) | Failure::NoFamily) {
+                    if failure.is_unsent() {
                         self.shared.sending().unsent(Protocol::Icmp, &failure);
                     }
                     self.lost(&probe, &failure);
@@ -73,7 +73,7 @@ impl Engine {
     /// Counts a lost probe, and where it was lost if that was in this host.
     pub(super) fn lost(&self, probe: &Probe, failure: &Failure) {
         let unseen = !self.accounts.lost(probe);
-        let unsent = matches!(failure, Failure::Os(_) | Failure::NoFamily);
+        let unsent = failure.is_unsent();
         if !unseen && !unsent {
             return;
         }
