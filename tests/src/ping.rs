@@ -21,7 +21,8 @@ pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
 /// What each run of `ping` is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {
-    /// Milliseconds between requests; on a slow machine so many times that.
+    /// Milliseconds between requests. A slow machine sends so many times fewer, and each of them costs it so many times
+    /// more.
     pub interval: u32,
     /// How long requests are sent, milliseconds.
     pub length: u32,
@@ -65,7 +66,7 @@ impl Pinging {
             length,
             patience,
         } = runs;
-        let interval = interval * slowness();
+        let interval = interval * slowness().pow(2);
         let count = length / interval;
         let interval = f64::from(interval) / 1e3;
         let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");

@@ -218,8 +218,10 @@ impl Bed {
         fs::write(NODES_FILE, yaml).with_context(|| format!("cannot write {NODES_FILE}"))
     }
 
-    /// Waits until every node says that every probe of every node was answered.
+    /// Waits until every node says that every probe of every node was answered; on a slow machine so many times the
+    /// deadline.
     pub fn wait_all_reachable(&self, deadline: Duration) -> anyhow::Result<()> {
+        let deadline = deadline * slowness();
         let waited = self.wait_reachable_or(deadline, || false)?;
         match waited {
             WaitOutcome::AllReachable | WaitOutcome::Stopped => Ok(()),
