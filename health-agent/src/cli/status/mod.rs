@@ -3,6 +3,7 @@
 pub(super) mod figures;
 #[cfg(test)]
 mod fixture;
+mod own;
 mod probe;
 mod render;
 mod view;

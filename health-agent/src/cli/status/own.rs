@@ -1,0 +1,79 @@
+//! What the report says of the agent that answers, a line each where there is something to say.
+
+use health_model::api::{AgentProblem, FullMap, HealthStatus, PolicyLag};
+
+/// All those lines.
+pub(super) fn lines(status: &HealthStatus) -> String {
+    [
+        public_mesh_key(status).to_owned(),
+        hosts_only(status),
+        full_maps(status),
+        policy_lag(status),
+        agent_problems(status),
+    ]
+    .concat()
+}
+
+/// A warning if everybody knows the mesh key.
+fn public_mesh_key(status: &HealthStatus) -> &'static str {
+    if status.local.public_mesh_key {
+        "Mesh key:   the public default, anyone can answer for a peer (see --mesh-key-file)\n"
+    } else {
+        ""
+    }
+}
+
+/// `Health endpoints:   not probed, this node has no pod CIDR`, if that is so.
+fn hosts_only(status: &HealthStatus) -> String {
+    match &status.local.hosts_only_reason {
+        Some(why) => format!("Health endpoints:   not probed, {why}\n"),
+        None => String::new(),
+    }
+}
+
+/// `Nearly full maps:   HEALTH_CT4 (60000 of 65536 entries)`, if there are any.
+fn full_maps(status: &HealthStatus) -> String {
+    let maps = &status.local.full_maps;
+    if maps.is_empty() {
+        return String::new();
+    }
+    let shown: Vec<String> = maps.iter().map(full_map).collect();
+    format!("Nearly full maps:   {}\n", shown.join(", "))
+}
+
+/// `Policy:   not in force for 2 endpoints: WHY`, if there are any.
+fn policy_lag(status: &HealthStatus) -> String {
+    let lag = status.local.policy_lag.as_ref();
+    lag.map_or_else(String::new, |PolicyLag { endpoints, reason }| {
+        let plural = if *endpoints == 1 { "" } else { "s" };
+        format!("Policy:   not in force for {endpoints} endpoint{plural}: {reason}\n")
+    })
+}
+
+/// `Agent warning:   registry: WHY`, a line for each check that is not in order.
+fn agent_problems(status: &HealthStatus) -> String {
+    // That has a line of its own, which says more.
+    let has_lag = status.local.policy_lag.is_some();
+    let is_lag = |one: &AgentProblem| has_lag && one.check == "policy" && !one.is_failure;
+    let problems = status.local.problems.iter();
+    let problems = problems.filter(|problem| !is_lag(problem));
+    let lines = problems.map(|problem| {
+        let AgentProblem {
+            check,
+            is_failure,
+            message,
+        } = problem;
+        let what = if *is_failure { "failure" } else { "warning" };
+        format!("Agent {what}:   {check}: {message}\n")
+    });
+    lines.collect()
+}
+
+fn full_map(full: &FullMap) -> String {
+    let FullMap {
+        map,
+        entries,
+        capacity,
+    } = full;
+    format!("{map} ({entries} of {capacity} entries)")
+}
