@@ -6,7 +6,7 @@ use std::iter;
 use std::net::IpAddr;
 
 use health_common::addr::Addr;
-use health_common::endpoint::EndpointInfo;
+use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS, EndpointInfo};
 use nix::net::if_::if_nametoindex;
 use tracing::{debug, warn};
 
@@ -171,11 +171,28 @@ impl Datapath {
     /// Has an endpoint that these programs serve name another policy table, and changes nothing else: it needs neither its
     /// device nor its programs. One that is not there is no failure. After a failure all is as before.
     pub fn set_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
+        self.change_workload(id, |info| info.policy = table)
+    }
+
+    /// Has an endpoint that these programs serve obey a policy table in both directions, also where it obeyed none, and
+    /// changes nothing else. One that is not there is no failure. After a failure all is as before.
+    pub fn enforce_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
+        self.change_workload(id, |info| {
+            info.policy = table;
+            info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
+        })
+    }
+
+    fn change_workload(
+        &mut self,
+        id: u16,
+        change: impl FnOnce(&mut EndpointInfo),
+    ) -> Result<(), DatapathError> {
         let Some(former) = self.workloads.known.get(&id).cloned() else {
             return Ok(());
         };
         let mut workload = former.clone();
-        workload.info.policy = table;
+        change(&mut workload.info);
         if let Err(error) = self.write_entries(&workload) {
             self.write_entries(&former)?;
             return Err(error);

@@ -63,6 +63,13 @@ pub trait Regenerator: Send + Sync {
         endpoint: &'a Regeneration,
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>>;
 
+    /// Has nothing pass to or from an endpoint by its policy any more: it cannot be deleted, and is not built again. One
+    /// that is not there is no failure.
+    fn close(
+        &self,
+        id: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>>;
+
     /// Takes away all of an endpoint. One that is not there is no failure.
     fn remove(
         &self,

@@ -71,7 +71,7 @@ struct Turns {
 }
 
 /// Makes the two ends for a part that is about to start.
-pub fn activity() -> (Reporter, Activity) {
+pub fn channel() -> (Reporter, Activity) {
     let turns = Turns {
         heard: Instant::now(),
         silence: Some(Duration::ZERO),
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_last_turn_stands_with_the_last_success() {
-        let (reporter, activity) = activity();
+        let (reporter, activity) = channel();
         let before = activity.last();
         assert_eq!((before.problem, before.succeeded), (None, None));
         reporter.end(None, Some(HOUR));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn silence_is_too_long_only_while_something_is_to_be_done() {
-        let (reporter, activity) = activity();
+        let (reporter, activity) = channel();
         let overdue = || {
             std::thread::sleep(Duration::from_millis(2));
             activity.last().overdue > Duration::ZERO
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_part_that_has_ended_has_failed() {
-        let (reporter, activity) = activity();
+        let (reporter, activity) = channel();
         reporter.end(Some(Problem::warning("no room")), None);
         drop(reporter);
         let problem = activity.last().problem.unwrap();

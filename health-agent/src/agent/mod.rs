@@ -36,7 +36,7 @@ use health_mesh::hello::{self, Identity, Responder};
 use health_mesh::mesh_key::{self, MeshKeys};
 use health_mesh::proof::HelloKeys;
 use health_mesh::{Mesh, MeshHandle, MeshOptions};
-use health_model::activity::{Activity, activity};
+use health_model::activity::{self, Activity};
 use health_model::api::{AgentProblem, PolicyLag};
 use health_model::settings::Location;
 use health_net::changes::Changes;
@@ -238,8 +238,8 @@ impl Agent {
         source.set_events(events.clone());
         source.set_manager(endpoints.clone(), enforcer.clone());
         source.set_identities(identities.identities());
-        let (route_reporter, routes) = activity();
-        let (policy_reporter, policy) = activity();
+        let (route_reporter, routes) = activity::channel();
+        let (policy_reporter, policy) = activity::channel();
         source.set_parts(parts(
             relaying,
             collector.activity(),
@@ -342,7 +342,7 @@ impl Agent {
         let hub = Hub::new(node.datapath().event_switch()?)
             .context("cannot tell the programs to write no events")?;
         let hub = Arc::new(hub);
-        let (reporter, activity) = activity();
+        let (reporter, activity) = activity::channel();
         let ring = node.datapath().ring()?;
         let relay = tokio::spawn(events::relay(ring, hub.clone(), reporter));
         Ok((hub, relay, activity))
@@ -423,14 +423,17 @@ impl Agent {
                     let is_due = backoff.is_due();
                     self.look(is_due, &mut backoff).await;
                 }
-                () = news.next() => self.look(false, &mut backoff).await,
+                () = news.next() => {
+                    let has_repaired = self.look(false, &mut backoff).await;
+                    news.pace(has_repaired);
+                }
             }
         }
     }
 
     /// Looks at everything if that is due, and else at the health endpoint: what others do to it is told at once,
-    /// whatever else cannot be repaired.
-    async fn look(&mut self, is_due: bool, backoff: &mut Backoff) {
+    /// whatever else cannot be repaired. Returns whether something was repaired.
+    async fn look(&mut self, is_due: bool, backoff: &mut Backoff) -> bool {
         self.source.begin_look();
         if is_due || self.node.has_changed().await {
             let outcome = watch::repair(&mut self.node, &self.source).await;
@@ -438,7 +441,9 @@ impl Agent {
             self.source.note_repairs(&self.node, &outcome);
             self.note_missing_programs(outcome.without_programs);
             self.endpoints.set_mtu(self.node.mtu());
+            return !outcome.repaired.is_empty();
         }
+        false
     }
 
     /// Has the manager try endpoints whose programs could not be attached again, and those where they are again: what

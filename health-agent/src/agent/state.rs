@@ -57,8 +57,8 @@ pub(super) struct AgentSource {
     waiting: RwLock<Option<String>>,
     /// What was repaired since the start, by cause.
     repairs: RwLock<BTreeMap<String, u64>>,
-    watching: Reporter,
-    watched: Activity,
+    watch_reporter: Reporter,
+    watch_activity: Activity,
     maps: Grace,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Part {
 
 impl AgentSource {
     pub(super) fn new(config: Config, keys: &HelloKeys) -> Self {
-        let (watching, watched) = activity::activity();
+        let (watch_reporter, watch_activity) = activity::channel();
         Self {
             config,
             public_mesh_key: keys.accepts_public(),
@@ -91,8 +91,8 @@ impl AgentSource {
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
-            watching,
-            watched,
+            watch_reporter,
+            watch_activity,
             maps: Grace::default(),
         }
     }
@@ -105,7 +105,7 @@ impl AgentSource {
         if let Some(mesh) = self.mesh.get() {
             observations.extend([
                 Observation::told("prober", mesh.prober()),
-                Observation::told("datapath", self.watched.last()),
+                Observation::told("datapath", self.watch_activity.last()),
                 self.observed_maps(),
                 self.observed_responders(),
             ]);
@@ -155,7 +155,11 @@ impl AgentSource {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let problems = self.liveness().problems();
+            let source = self.clone();
+            let looked = tokio::task::spawn_blocking(move || source.liveness().problems());
+            let Ok(problems) = looked.await else {
+                continue;
+            };
             self.problems.send_if_modified(|known| {
                 let is_news = *known != problems;
                 *known = problems;
@@ -218,13 +222,13 @@ impl AgentSource {
 
     /// A look at the endpoint and the datapath begins.
     pub(super) fn begin_look(&self) {
-        self.watching.begin();
+        self.watch_reporter.begin();
     }
 
     /// What is wrong with the health endpoint is about to be put right.
     pub(super) fn note_faults(&self, node: &NodeDatapath, problem: String) {
         let being_repaired = format!("{problem}; it is being repaired");
-        self.watching
+        self.watch_reporter
             .end(Some(Problem::warning(being_repaired)), Some(PERIOD));
         let found = EndpointOutcome {
             connection_problem: Some(problem),
@@ -251,7 +255,7 @@ impl AgentSource {
             .unwrap_or_else(PoisonError::into_inner)
             .clone_from(&node.repairs);
         let problem = outcome.problem().map(Problem::failure);
-        self.watching.end(problem, Some(PERIOD));
+        self.watch_reporter.end(problem, Some(PERIOD));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::causes::with_causes;
 
 /// Time between two looks.
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
-/// Time between two looks for the sake of changes, at least: some hosts' routes change all the time.
+/// Time between two looks because of changes, at least: some hosts' routes change all the time.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -86,6 +86,8 @@ impl Outcome {
 pub(super) struct News {
     /// `None` once nothing can be heard any more.
     changes: Option<Changes>,
+    /// Between two looks, at least.
+    pause: Duration,
     not_before: tokio::time::Instant,
 }
 
@@ -98,6 +100,7 @@ impl News {
                     warn!(%error, "changes of devices are found by polling alone");
                 })
                 .ok(),
+            pause: SHORTEST_PERIOD,
             not_before: tokio::time::Instant::now(),
         }
     }
@@ -112,7 +115,16 @@ impl News {
             warn!(%error, "the kernel reports no more changes of devices; they are found by polling alone");
             self.changes = None;
         }
-        self.not_before = tokio::time::Instant::now() + SHORTEST_PERIOD;
+        self.not_before = tokio::time::Instant::now() + self.pause;
+    }
+
+    /// Takes note of what came of a look. If somebody breaks what was repaired each time, the pauses grow to the usual
+    /// [`PERIOD`].
+    pub(super) fn pace(&mut self, has_repaired: bool) {
+        self.pause = match has_repaired {
+            true => (self.pause * 2).min(PERIOD),
+            false => SHORTEST_PERIOD,
+        };
     }
 }
 
@@ -206,6 +218,23 @@ mod tests {
         assert_eq!(pauses, [500, 1_000, 2_000, 4_000, 8_000, 10_000, 10_000]);
         backoff.note(&Outcome::default());
         assert!(backoff.is_due());
+    }
+
+    #[tokio::test]
+    async fn looks_because_of_news_slow_down_while_each_repairs_something() {
+        let mut news = News {
+            changes: None,
+            pause: SHORTEST_PERIOD,
+            not_before: tokio::time::Instant::now(),
+        };
+        let mut pauses = Vec::new();
+        for _ in 0..4 {
+            news.pace(true);
+            pauses.push(news.pause.as_millis());
+        }
+        assert_eq!(pauses, [200, 400, 500, 500]);
+        news.pace(false);
+        assert_eq!(news.pause, SHORTEST_PERIOD);
     }
 
     #[test]

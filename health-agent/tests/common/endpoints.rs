@@ -112,6 +112,12 @@ impl Regenerator for NoPrograms {
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
         Box::pin(ready(Ok(RealizedPolicy::default())))
     }
+    fn close(
+        &self,
+        _: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
+        Box::pin(ready(Ok(())))
+    }
     fn remove(
         &self,
         _: u16,

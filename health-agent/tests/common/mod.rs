@@ -17,7 +17,7 @@ use health_common::probe::Path as RttPath;
 use health_common::rtt::{self, RttKey, RttRow};
 use health_datapath::events::{Hub, Ring, SubscribeError, Subscription, Switch, relay};
 use health_endpoint::manager::Manager;
-use health_model::activity::activity;
+use health_model::activity;
 use health_model::api::{
     AddressGroupStatus, AgentProblem, AgentState, ConnectivityStatus, Diagnosis, Endpoint,
     Enforcement, FullMap, HealthStatus, HistoryWindow, IdentityEntry, LargerPackets, NodeEntry,
@@ -318,7 +318,7 @@ impl Source for Fixture {
     fn monitor(&self, filter: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
         let hub = Arc::new(Hub::new(NoPrograms).unwrap());
         let subscription = hub.subscribe(filter);
-        let (reporter, _) = activity();
+        let (reporter, _) = activity::channel();
         tokio::spawn(relay(CannedRing::new(hub.clone()), hub, reporter));
         Some(subscription)
     }

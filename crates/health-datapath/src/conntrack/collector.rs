@@ -46,7 +46,7 @@ impl Collector {
         let counts = SharedCounts::default();
         let (pressed, receiver) = watch::channel(Vec::new());
         let started = Instant::now();
-        let (reporter, activity) = activity::activity();
+        let (reporter, activity) = activity::channel();
         let work = Work {
             tables: Arc::new(tables),
             schedule: Schedule::new(pace, Duration::ZERO),

@@ -107,7 +107,7 @@ fn device(known: &mut DeviceNames, ifindex: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use health_common::events::MonitorFilter;
-    use health_model::activity::{Activity, Severity, activity};
+    use health_model::activity::{self, Activity, Severity};
 
     use super::*;
     use crate::events::Switch;
@@ -151,7 +151,7 @@ mod tests {
 
     /// How a relay does after some seconds.
     async fn of(ring: Silent) -> Activity {
-        let (reporter, activity) = activity();
+        let (reporter, activity) = activity::channel();
         let hub = Arc::new(Hub::new(NoSwitch).unwrap());
         let _ = tokio::time::timeout(3 * PERIOD, relay(ring, hub, reporter)).await;
         activity

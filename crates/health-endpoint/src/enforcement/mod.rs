@@ -157,10 +157,14 @@ impl Enforcer {
             node_addresses,
             lag,
         };
-        Self::on(state_dir, backends, options)
+        Self::with_backends(state_dir, backends, options)
     }
 
-    fn on(state_dir: &Path, backends: Backends, options: Options) -> Result<Self, EnforceError> {
+    fn with_backends(
+        state_dir: &Path,
+        backends: Backends,
+        options: Options,
+    ) -> Result<Self, EnforceError> {
         let Backends {
             cluster,
             programs,
@@ -368,6 +372,18 @@ impl Enforcer {
         Ok(Room::Closed(ids))
     }
 
+    /// Has an endpoint that cannot be deleted name a table by which nothing passes.
+    fn shut(&self, id: u16) -> Result<(), EnforceError> {
+        let changing = self.0.changing.read();
+        let _changing = changing.unwrap_or_else(PoisonError::into_inner);
+        // Held until it is named, so that nobody sweeps it.
+        let mut subjects = self.subjects();
+        let table = subjects.empty_table(id)?;
+        self.0.programs.enforce_policy(id, table)?;
+        subjects.moved(id, table);
+        Ok(())
+    }
+
     /// An endpoint as the programs are told of it.
     fn workload(&self, endpoint: &Regeneration, realized: RealizedPolicy) -> Workload {
         let flag = |is_set, flag| if is_set { flag } else { 0 };
@@ -465,6 +481,16 @@ impl Regenerator for Enforcer {
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
         let endpoint = endpoint.clone();
         Box::pin(self.blocking(move |enforcer| enforcer.build(&endpoint)))
+    }
+
+    fn close(
+        &self,
+        id: u16,
+    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
+        Box::pin(self.blocking(move |enforcer| {
+            let closed = enforcer.shut(id);
+            closed.map_err(|error| RegenerationError(error.to_string()))
+        }))
     }
 
     fn remove(

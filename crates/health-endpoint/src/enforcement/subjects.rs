@@ -386,6 +386,16 @@ impl Subjects {
         Ok((closed, others.map(|(id, _)| id).collect()))
     }
 
+    /// Writes a table by which nothing passes, for an endpoint alone, which is to be [moved](Self::moved) to it.
+    pub(super) fn empty_table(&mut self, id: u16) -> Result<u32, PolicyError> {
+        let identity = self.named.get(&id).and_then(|named| named.identity);
+        let table = self.free_table();
+        self.tables
+            .install(table, identity.unwrap_or(Identity::INIT).0, &[])?;
+        self.last = table;
+        Ok(table)
+    }
+
     /// An endpoint names this table.
     pub(super) fn moved(&mut self, id: u16, table: u32) {
         if let Some(named) = self.named.get_mut(&id) {

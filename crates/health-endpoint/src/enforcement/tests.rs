@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use tempfile::TempDir;
 
 use self::fakes::{
-    Kernel, NODE, NODE_ADDRESS, NoRoutes, Session, SessionCluster, Store, filled_but,
+    Entries, Kernel, NODE, NODE_ADDRESS, NoRoutes, Session, SessionCluster, Store, filled_but,
 };
 use super::*;
 use crate::manager::tests::World;
@@ -68,7 +68,7 @@ impl Site {
             clock: || Timestamp::UNIX_EPOCH,
         };
         let manager = Manager::start(options, parts, survey);
-        let (reporter, _) = health_model::activity::activity();
+        let (reporter, _) = health_model::activity::channel();
         tokio::spawn(
             enforcer
                 .clone()
@@ -97,7 +97,7 @@ impl Site {
             node_addresses: vec![NODE_ADDRESS],
             lag: watch::Sender::default(),
         };
-        Enforcer::on(self.dir.path(), backends, options).unwrap()
+        Enforcer::with_backends(self.dir.path(), backends, options).unwrap()
     }
 
     /// The programs serve those that live as before, and nobody else.
@@ -231,7 +231,7 @@ async fn siblings_of_an_endpoint_without_programs_get_the_new_policy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endpoint_that_cannot_be_deleted_is_reported_and_delays_no_policy() {
+async fn an_endpoint_that_cannot_be_deleted_passes_nothing_and_delays_no_policy() {
     let site = Site::new();
     let agent = site.start().await;
     let stuck = agent.create(1, "app=a").await;
@@ -242,6 +242,10 @@ async fn an_endpoint_that_cannot_be_deleted_is_reported_and_delays_no_policy() {
     let meant = Selector::Id(stuck);
     agent.manager.delete(&meant).await.unwrap_err();
     assert_eq!(agent.enforcer.lag(), None);
+    let flags = site.kernel.now().served[&stuck].info.flags;
+    let both = ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
+    assert_eq!(flags & both, both);
+    assert_eq!(site.kernel.table_of(stuck), Some(Entries::new()));
 
     let begun = tokio::time::Instant::now();
     let former = site.kernel.table_of(other);
@@ -258,7 +262,7 @@ async fn an_endpoint_that_cannot_be_deleted_is_reported_and_delays_no_policy() {
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{begun:?}");
     assert_ne!(site.kernel.table_of(other), former);
-    assert_eq!(site.kernel.table_of(stuck), former);
+    assert_eq!(site.kernel.table_of(stuck), Some(Entries::new()));
     let lag = agent.enforcer.lag().unwrap();
     assert_eq!(lag.endpoints, 1);
     let told = format!("endpoint {stuck} cannot be deleted: ");

@@ -417,13 +417,18 @@ async fn undo(
     saved: Option<&State>,
     attempted: &State,
 ) {
-    if let Err(error) = pair::remove(host, instance).await {
+    let removed = pair::remove(host, instance).await;
+    if let Err(error) = &removed {
         warn!(%error, "cannot undo the making of the health endpoint");
     }
     let before = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
     let (_, failed) = attempted.sysctls.since(&before).restore();
-    for error in failed {
+    for error in &failed {
         warn!(%error, "cannot undo a setting");
+    }
+    if removed.is_err() || !failed.is_empty() {
+        // The file lets the next start, or cleanup, remove what is left.
+        return;
     }
     let restored = match saved {
         Some(state) => file.save(state),

@@ -87,9 +87,14 @@ impl Manager {
     }
 
     /// Removes an endpoint and all of it. After a failure it is still there, disconnecting, and can be
-    /// deleted again.
+    /// deleted again; until then nothing passes by its policy, which it does not follow any more.
     async fn remove(&self, id: u16) -> Result<(), EndpointError> {
         let removed = self.remove_parts(id).await;
+        if removed.is_err()
+            && let Err(error) = self.0.regenerator.close(id).await
+        {
+            warn!(id, %error, "an endpoint that cannot be deleted keeps its former policy");
+        }
         let held = self.note_removal(id, &removed);
         self.note_change();
         if removed.is_ok() {

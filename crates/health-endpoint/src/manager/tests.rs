@@ -59,6 +59,8 @@ pub(crate) struct World {
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
+    /// Those that could not be deleted.
+    closed: Mutex<BTreeSet<u16>>,
     /// Devices are not activated while this is true.
     holds_activation: watch::Sender<bool>,
     held_back: watch::Sender<Option<RegenerationError>>,
@@ -291,6 +293,11 @@ impl Regenerator for World {
                 enforces_egress: false,
             })
         })
+    }
+
+    fn close(&self, id: u16) -> Answer<'_, Result<(), RegenerationError>> {
+        self.closed.lock().unwrap().insert(id);
+        Box::pin(std::future::ready(Ok(())))
     }
 
     fn remove(&self, id: u16) -> Answer<'_, Result<(), RegenerationError>> {
@@ -664,6 +671,7 @@ async fn what_cannot_be_deleted_is_told_and_deleted_later() {
         .await
         .unwrap_err();
     assert_eq!(bed.living()[0].state, "disconnecting");
+    assert!(bed.world.closed.lock().unwrap().contains(&made.id));
     let log = bed.manager.log(made.id).unwrap();
     assert_eq!(log.last().unwrap().status, Status::Failure);
     *bed.world.failing.lock().unwrap() = None;

@@ -30,7 +30,7 @@ pub(super) struct Acceptor {
 impl Acceptor {
     pub(super) fn start(listener: TcpListener, shared: Shared) -> Self {
         let listener = Arc::new(listener);
-        let (reporter, activity) = activity::activity();
+        let (reporter, activity) = activity::channel();
         Self {
             listener: Arc::downgrade(&listener),
             address: listener.local_addr().ok(),

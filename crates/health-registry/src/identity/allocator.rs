@@ -157,9 +157,9 @@ pub(super) struct Shared {
     /// As the settings write it.
     pub(super) store: String,
     /// Told how it goes to use the store.
-    pub(super) using: Reporter,
+    pub(super) store_reporter: Reporter,
     /// Told how it goes to collect.
-    pub(super) collecting: Reporter,
+    pub(super) collector_reporter: Reporter,
 }
 
 impl Shared {
@@ -169,19 +169,19 @@ impl Shared {
             since: Timestamp::now(),
             reason: "not connected yet".to_owned(),
         };
-        let (using, use_of_store) = activity::activity();
-        let (collecting, collector) = activity::activity();
+        let (store_reporter, store_activity) = activity::channel();
+        let (collector_reporter, collector) = activity::channel();
         let shared = Self {
             wants: Mutex::default(),
             wake: Notify::new(),
             hub: Arc::new(Hub::new(store.clone(), stale.clone())),
             store,
-            using,
-            collecting,
+            store_reporter,
+            collector_reporter,
         };
         shared.fail(stale.since, stale.reason);
         let activities = IdentityActivities {
-            store: use_of_store,
+            store: store_activity,
             collector,
         };
         (shared, activities)
@@ -197,7 +197,8 @@ impl Shared {
             store: self.store.clone(),
             reason: reason.clone(),
         });
-        self.using.end(Some(Problem::warning(&reason)), None);
+        self.store_reporter
+            .end(Some(Problem::warning(&reason)), None);
         self.hub.tell_stale(Staleness { since, reason });
     }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use health_common::endpoint::{ENDPOINT_ENFORCE_EGRESS, ENDPOINT_ENFORCE_INGRESS};
 use health_common::identity::LOCAL;
 use health_common::ipcache::IpcacheEntry;
 use health_datapath::ipcache::IpcacheError;
@@ -97,6 +98,14 @@ impl Programs for Kernel {
         state.check_named(id, table);
         if let Some(workload) = state.served.get_mut(&id) {
             workload.info.policy = table;
+        }
+        Ok(())
+    }
+
+    fn enforce_policy(&self, id: u16, table: u32) -> Result<(), DatapathError> {
+        self.set_policy(id, table)?;
+        if let Some(workload) = self.now().served.get_mut(&id) {
+            workload.info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
         }
         Ok(())
     }

@@ -97,7 +97,9 @@ impl Keeper {
                 reason: problem.clone(),
             });
             let told = format!("identities cannot be written: {problem}");
-            self.shared.using.end(Some(Problem::warning(told)), None);
+            self.shared
+                .store_reporter
+                .end(Some(Problem::warning(told)), None);
             self.problem = Some(problem);
             tokio::time::sleep(backoff.pause(rand::random())).await;
         }
@@ -117,7 +119,9 @@ impl Keeper {
         };
         let extend_period = EXTEND_PERIOD.min(self.timing.lease / 3);
         let mut extensions = ticks(extend_period);
-        self.shared.collecting.due_within(self.timing.look_period);
+        self.shared
+            .collector_reporter
+            .due_within(self.timing.look_period);
         let mut looks = ticks(self.timing.look_period);
         loop {
             let (jobs, may_change) = self.jobs(&holder);
@@ -132,7 +136,7 @@ impl Keeper {
             backoff.reset();
             self.problem = None;
             self.shared.wants().recover();
-            self.shared.using.end(None, Some(extend_period));
+            self.shared.store_reporter.end(None, Some(extend_period));
             let idle = async {
                 match (is_idle, may_change) {
                     (false, _) => {}
@@ -153,7 +157,7 @@ impl Keeper {
                     let collected = self.collect(&holder, store).await;
                     let problem = collected.as_ref().err().map(Problem::warning);
                     let period = self.timing.look_period;
-                    self.shared.collecting.end(problem, Some(period));
+                    self.shared.collector_reporter.end(problem, Some(period));
                     collected?;
                 }
                 () = self.shared.wake.notified() => {}

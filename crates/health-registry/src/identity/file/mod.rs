@@ -141,7 +141,7 @@ impl Follower {
         self.taken = updated.stamp;
         self.heard = Timestamp::now();
         // Each change of the file leaves out what nobody uses.
-        for reporter in [&self.shared.using, &self.shared.collecting] {
+        for reporter in [&self.shared.store_reporter, &self.shared.collector_reporter] {
             reporter.end(None, Some(period));
         }
         if self.lost.take().is_some() {
