@@ -79,11 +79,9 @@ impl<K: Ord, V> LastingMap<K, V> {
         self.entries.contains_key(key)
     }
 
-    /// Those that are about to go.
-    pub(super) fn leaving(&self) -> impl Iterator<Item = (&K, &V)> {
-        let leaving = self.entries.iter();
-        let leaving = leaving.filter(|(_, entry)| entry.leaves_at.is_some());
-        leaving.map(|(key, entry)| (key, &entry.value))
+    /// One that is there, if only for a while.
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key).map(|entry| &entry.value)
     }
 
     /// All, those included that are about to go.

@@ -157,11 +157,9 @@ impl View {
         self.identities.contains(&identity)
     }
 
-    /// The number of a label set that stood in the store until lately.
-    pub(super) fn former_number(&self, labels: &LabelSet) -> Option<Identity> {
-        let mut leaving = self.identities.leaving();
-        let found = leaving.find(|(_, known)| ***known == *labels);
-        found.map(|(identity, _)| *identity)
+    /// The labels of an identity, also if it is known only for a while.
+    pub(super) fn labels(&self, identity: Identity) -> Option<&Arc<LabelSet>> {
+        self.identities.get(&identity)
     }
 
     /// All that are known.

@@ -240,7 +240,7 @@ impl Keeper {
             Job::Take(wanted) => {
                 let records = || self.known.records();
                 // Where the store lost it, those who have it may be about to write it again.
-                let former = || records().view.former_number(&wanted.labels);
+                let former = || records().former_number(&wanted.labels);
                 let preferred = wanted.identity.or_else(former);
                 let free = |taken: &BTreeSet<Identity>| {
                     let mut taken = taken.clone();

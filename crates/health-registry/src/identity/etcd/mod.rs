@@ -164,7 +164,7 @@ impl Follower {
                 }
                 () = sleep_until(wake_at) => {}
             }
-            let expired = self.known.records().view.expire(self.known.now());
+            let expired = self.known.records().expire(self.known.now());
             if expired || changed_at.is_some_and(|at| Instant::now() >= at + GATHER) {
                 changed_at = None;
                 self.tell();

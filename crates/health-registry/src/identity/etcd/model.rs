@@ -167,7 +167,7 @@ impl Agent {
             records.apply(change, now);
         }
         self.heard = Some((epoch, to));
-        records.view.expire(now);
+        records.expire(now);
     }
 
     /// Has a lease that the store knows, and hears what a new connection begins with.
@@ -549,6 +549,31 @@ fn a_node_that_comes_first_to_an_empty_store_takes_the_number_that_others_have()
         model.take(Step::Acquire(1, 0)).await?;
         model.take(Step::Work(vec![(1, None)], 0)).await?;
         model.take(Step::Work(vec![(0, None)], 0)).await
+    });
+    renumbered.expect("the same number");
+}
+
+#[test]
+fn a_label_set_gets_the_number_that_it_had_last_though_an_earlier_one_is_still_known() {
+    let renumbered = with_model(async |model| {
+        let collected_after = 1800;
+        let steps = [
+            Step::Acquire(0, 3),
+            Step::Acquire(1, 0),
+            Step::Wait(1),
+            // The others collect its number, and it gets another one as it is back.
+            Step::CutOff(0),
+            Step::Wait(collected_after),
+            Step::Collect(1, None),
+            Step::Wipe(true),
+            Step::Acquire(1, 3),
+            Step::Work(vec![(1, None)], 0),
+            Step::Work(vec![(0, None)], 0),
+        ];
+        for step in steps {
+            model.take(step).await?;
+        }
+        Ok::<_, TestCaseError>(())
     });
     renumbered.expect("the same number");
 }

@@ -27,6 +27,8 @@ pub(super) struct Records {
     numbers: BTreeMap<Identity, Number>,
     /// The numbers of label sets, by digest.
     digests: BTreeMap<String, Identity>,
+    /// Those that label sets had last, and have not any more; for as long as the view knows them.
+    former: BTreeMap<String, Identity>,
     freed: BTreeSet<Identity>,
     /// The sessions of this node's references.
     own_references: BTreeMap<Identity, String>,
@@ -72,6 +74,7 @@ impl Records {
             view: View::new(settle),
             numbers: BTreeMap::new(),
             digests: BTreeMap::new(),
+            former: BTreeMap::new(),
             freed: BTreeSet::new(),
             own_references: BTreeMap::new(),
             own_addresses: BTreeMap::new(),
@@ -82,7 +85,7 @@ impl Records {
     /// Takes all that the store has.
     pub(super) fn replace(&mut self, pairs: Vec<Pair>, now: Duration) {
         self.numbers.clear();
-        self.digests.clear();
+        self.former.append(&mut self.digests);
         self.freed.clear();
         self.own_references.clear();
         self.own_addresses.clear();
@@ -137,7 +140,7 @@ impl Records {
                 self.view.put_identity(identity, Arc::new(labels?));
             }
             Key::Labels(digest) => {
-                self.digests.remove(&digest);
+                self.lose_number(&digest);
                 self.digests.insert(digest, read_number(&pair.value)?);
             }
             Key::Reference(identity, node) => {
@@ -175,9 +178,7 @@ impl Records {
                 self.numbers.remove(&identity);
                 self.view.remove_identity(identity, now);
             }
-            Ok(Key::Labels(digest)) => {
-                self.digests.remove(&digest);
-            }
+            Ok(Key::Labels(digest)) => self.lose_number(&digest),
             Ok(Key::Reference(identity, node)) => {
                 self.view.remove_reference(identity, &node);
                 if !self.view.is_referenced(identity)
@@ -200,6 +201,29 @@ impl Records {
             }
             Err(_) => {}
         }
+    }
+
+    fn lose_number(&mut self, digest: &str) {
+        if let Some((digest, identity)) = self.digests.remove_entry(digest) {
+            self.former.insert(digest, identity);
+        }
+    }
+
+    /// The number that a label set had last, if it stood in the store until lately.
+    pub(super) fn former_number(&self, labels: &LabelSet) -> Option<Identity> {
+        let identity = *self.former.get(&digest_of(labels))?;
+        let known = self.view.labels(identity)?;
+        (**known == *labels).then_some(identity)
+    }
+
+    /// Lets go what has to. Returns whether there was anything.
+    pub(super) fn expire(&mut self, now: Duration) -> bool {
+        let has_expired = self.view.expire(now);
+        if has_expired {
+            let view = &self.view;
+            self.former.retain(|_, identity| view.is_known(*identity));
+        }
+        has_expired
     }
 
     /// The store is back after an interruption, in which others could not write either.
@@ -452,13 +476,13 @@ mod tests {
         pairs.push(pair("addresses/other/10.0.0.9", record, 2));
         records.replace(pairs, Duration::ZERO);
         records.replace(Vec::new(), SECOND);
-        assert!(!records.view.expire(SECOND * 120));
+        assert!(!records.expire(SECOND * 120));
         assert!(records.view.is_known(Identity(300)));
         assert_ne!(
             records.free(300 - 256, &BTreeSet::new()),
             Some(Identity(300))
         );
-        assert!(records.view.expire(SECOND * 121));
+        assert!(records.expire(SECOND * 121));
         assert!(!records.view.is_known(Identity(300)));
     }
 
@@ -470,7 +494,7 @@ mod tests {
         assert_eq!(records.free(12_345, &BTreeSet::new()), None);
         let key = format!("{}numbers/77777", Keys::of("default").prefix());
         records.apply(&Change::Delete(key.replace("77777", "400")), Duration::ZERO);
-        assert!(records.view.expire(SECOND * 10));
+        assert!(records.expire(SECOND * 10));
         assert_eq!(records.free(12_345, &BTreeSet::new()), Some(Identity(400)));
     }
 }
