@@ -1,6 +1,6 @@
 //! The manager and the enforcer together, on a kernel, a store and devices of the test's making.
 
-mod fakes;
+pub(super) mod fakes;
 mod model;
 mod tables;
 

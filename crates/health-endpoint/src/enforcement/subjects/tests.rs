@@ -1,67 +1,16 @@
-//! Tables and who names them, on a map of the test's making.
+//! Tables and who names them, on a kernel of the tests' making.
 
-use std::sync::Mutex;
-
+use super::super::tests::fakes::{Kernel, filled_but};
 use super::*;
 
 const ONE: Identity = Identity(300);
 const PEER: Identity = Identity(400);
 
-/// The map: how many entries each table has.
-#[derive(Clone)]
-struct Map {
-    tables: Arc<Mutex<BTreeMap<u32, usize>>>,
-    capacity: usize,
-}
-
-impl Default for Map {
-    fn default() -> Self {
-        Self::of(usize::MAX)
-    }
-}
-
-impl Map {
-    fn of(capacity: usize) -> Self {
-        Self {
-            tables: Arc::default(),
-            capacity,
-        }
-    }
-}
-
-impl Tables for Map {
-    fn install(
-        &mut self,
-        table: u32,
-        _: u32,
-        entries: &[(PolicyMatch, u8)],
-    ) -> Result<(), PolicyError> {
-        if !self.has_room(entries.len(), &BTreeSet::new()) {
-            return Err(PolicyError::Full {
-                table,
-                wanted: entries.len(),
-                used: self.tables.lock().unwrap().values().sum(),
-            });
-        }
-        self.tables.lock().unwrap().insert(table, entries.len());
-        Ok(())
-    }
-
-    fn remove(&mut self, tables: &[u32]) -> Result<(), PolicyError> {
-        let mut map = self.tables.lock().unwrap();
-        map.retain(|table, _| !tables.contains(table));
-        Ok(())
-    }
-
-    fn numbers(&self) -> BTreeSet<u32> {
-        self.tables.lock().unwrap().keys().copied().collect()
-    }
-
-    fn has_room(&self, entries: usize, without: &BTreeSet<u32>) -> bool {
-        let tables = self.tables.lock().unwrap();
-        let kept = tables.iter().filter(|(table, _)| !without.contains(table));
-        kept.map(|(_, entries)| entries).sum::<usize>() + entries <= self.capacity
-    }
+/// With room for so many entries.
+fn with_room(entries: usize) -> Kernel {
+    let kernel = Kernel::default();
+    kernel.now().filled = filled_but(entries);
+    kernel
 }
 
 fn labels(identity: Identity) -> LabelSet {
@@ -136,8 +85,8 @@ fn build(subjects: &mut Subjects, id: u16, identity: Identity, generation: &Gene
 
 #[test]
 fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
-    let map = Map::default();
-    let mut subjects = Subjects::new(Box::new(map.clone()), []);
+    let kernel = Kernel::default();
+    let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
     let mut rules = Rules::new(&[ONE]);
     let first = rules.allow(2, 1);
     for id in [1, 2] {
@@ -158,7 +107,11 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     assert_eq!(subjects.behind(&second), failed);
     assert!(!subjects.name_their_tables(&second));
     subjects.sweep().unwrap();
-    assert_eq!(map.numbers().len(), 2, "the endpoint names the former one");
+    assert_eq!(
+        kernel.numbers().len(),
+        2,
+        "the endpoint names the former one"
+    );
 
     // The next change asks for it again, whether it is about it or not.
     let third = rules.change_others();
@@ -170,13 +123,13 @@ fn an_endpoint_that_could_not_be_set_is_behind_until_it_is() {
     assert_ne!(subjects.behind(&third), Behind::default());
     assert!(subjects.name_their_tables(&third));
     subjects.sweep().unwrap();
-    assert_eq!(map.numbers().len(), 1);
+    assert_eq!(kernel.numbers().len(), 1);
 }
 
 #[test]
 fn what_is_built_by_an_older_generation_is_behind_and_takes_nothing_back() {
-    let map = Map::default();
-    let mut subjects = Subjects::new(Box::new(map.clone()), []);
+    let kernel = Kernel::default();
+    let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
     let mut rules = Rules::new(&[ONE]);
     let first = rules.allow(2, 1);
     let second = rules.allow(4, 1);
@@ -212,18 +165,18 @@ fn try_build(
 
 /// How many entries a table has by which a peer may reach so many ports.
 fn entries_for(ports: u16) -> usize {
-    let map = Map::default();
-    let mut subjects = Subjects::new(Box::new(map.clone()), []);
+    let kernel = Kernel::default();
+    let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
     let first = Rules::new(&[ONE]).allow(2, ports);
     build(&mut subjects, 1, ONE, &first);
-    map.tables.lock().unwrap().values().sum()
+    kernel.used()
 }
 
 #[test]
 fn tables_that_nobody_names_make_room_for_the_next_one() {
     const IDENTITIES: [Identity; 4] = [Identity(300), Identity(301), Identity(302), Identity(303)];
-    let map = Map::of(entries_for(10) * 5);
-    let mut subjects = Subjects::new(Box::new(map), []);
+    let kernel = with_room(entries_for(10) * 5);
+    let mut subjects = Subjects::new(Box::new(kernel), []);
     let mut rules = Rules::new(&IDENTITIES);
     let first = rules.allow(2, 10);
     let endpoints = || IDENTITIES.into_iter().zip(1..);
@@ -241,8 +194,8 @@ fn tables_that_nobody_names_make_room_for_the_next_one() {
 #[test]
 fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_closed() {
     const IDENTITIES: [Identity; 2] = [Identity(300), Identity(301)];
-    let map = Map::of(entries_for(10) * 5 / 2);
-    let mut subjects = Subjects::new(Box::new(map.clone()), []);
+    let kernel = with_room(entries_for(10) * 5 / 2);
+    let mut subjects = Subjects::new(Box::new(kernel.clone()), []);
     let mut rules = Rules::new(&IDENTITIES);
     let first = rules.allow(2, 10);
     // Two endpoints of each.
@@ -260,7 +213,7 @@ fn where_former_and_new_do_not_fit_together_one_identity_after_the_other_is_clos
     for identity in IDENTITIES {
         assert_eq!(subjects.to_close(), Some(identity));
         let (table, ids) = subjects.close(identity).unwrap();
-        assert_eq!(map.tables.lock().unwrap().get(&table), Some(&0));
+        assert!(kernel.now().tables[&table].is_empty());
         assert_eq!(ids.len(), 2);
         for id in &ids {
             subjects.moved(*id, table);

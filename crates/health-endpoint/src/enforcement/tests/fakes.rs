@@ -29,25 +29,25 @@ use crate::identities::{Hold, IdentitySource, IdentityUnavailable};
 pub(super) const NODE: &str = "n1";
 
 /// The verdicts of a table.
-pub(super) type Entries = BTreeMap<PolicyMatch, u8>;
+pub(in crate::enforcement) type Entries = BTreeMap<PolicyMatch, u8>;
 
 /// Programs and maps.
 #[derive(Clone, Default)]
-pub(super) struct Kernel(Arc<Mutex<KernelState>>);
+pub(in crate::enforcement) struct Kernel(Arc<Mutex<KernelState>>);
 
 #[derive(Debug, Default)]
-pub(super) struct KernelState {
-    pub(super) served: BTreeMap<u16, Workload>,
+pub(in crate::enforcement) struct KernelState {
+    pub(in crate::enforcement) served: BTreeMap<u16, Workload>,
     /// Those with programs on their devices.
-    pub(super) attached: BTreeSet<u16>,
-    pub(super) tables: BTreeMap<u32, Entries>,
-    pub(super) prefixes: BTreeMap<IpNet, IpcacheEntry>,
+    pub(in crate::enforcement) attached: BTreeSet<u16>,
+    pub(in crate::enforcement) tables: BTreeMap<u32, Entries>,
+    pub(in crate::enforcement) prefixes: BTreeMap<IpNet, IpcacheEntry>,
     /// For how many entries of tables there is no room.
-    pub(super) filled: usize,
-    pub(super) refuses_programs: bool,
-    pub(super) refuses_prefixes: bool,
+    pub(in crate::enforcement) filled: usize,
+    pub(in crate::enforcement) refuses_programs: bool,
+    pub(in crate::enforcement) refuses_prefixes: bool,
     /// Calls that no kernel may see.
-    pub(super) mistakes: Vec<String>,
+    pub(in crate::enforcement) mistakes: Vec<String>,
 }
 
 /// Entries of tables for which there is room.
@@ -63,12 +63,12 @@ impl KernelState {
 }
 
 impl Kernel {
-    pub(super) fn now(&self) -> MutexGuard<'_, KernelState> {
+    pub(in crate::enforcement) fn now(&self) -> MutexGuard<'_, KernelState> {
         lock(&self.0)
     }
 
     /// Entries of all tables.
-    pub(super) fn used(&self) -> usize {
+    pub(in crate::enforcement) fn used(&self) -> usize {
         self.now().tables.values().map(BTreeMap::len).sum()
     }
 
@@ -170,7 +170,7 @@ impl Tables for Kernel {
 }
 
 /// Leaves room for so many entries of tables.
-pub(super) fn filled_but(room: usize) -> usize {
+pub(in crate::enforcement) fn filled_but(room: usize) -> usize {
     CAPACITY - room
 }
 
@@ -280,7 +280,7 @@ impl StoreState {
 }
 
 impl Store {
-    pub(super) fn now(&self) -> MutexGuard<'_, StoreState> {
+    pub(in crate::enforcement) fn now(&self) -> MutexGuard<'_, StoreState> {
         lock(&self.0)
     }
 
