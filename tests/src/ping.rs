@@ -21,8 +21,8 @@ pub fn is_answered(netns: &str, address: IpAddr) -> anyhow::Result<bool> {
 /// What each run of `ping` is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs {
-    /// Milliseconds between requests. A slow machine sends so many times fewer, and each of them costs it so many times
-    /// more.
+    /// Milliseconds between requests. They grow with the square of the machine's slowness: it does everything so many
+    /// times more slowly, and each request keeps it busy for so many times longer.
     pub interval: u32,
     /// How long requests are sent, milliseconds.
     pub length: u32,
@@ -67,7 +67,7 @@ impl Pinging {
             patience,
         } = runs;
         let interval = interval * slowness().pow(2);
-        let count = length / interval;
+        let count = (length / interval).max(1);
         let interval = f64::from(interval) / 1e3;
         let words = format!("-n -q -i {interval} -c {count} -W {patience} {to}");
         let ends = Ends(Arc::new(AtomicBool::new(false)));

@@ -174,13 +174,21 @@ impl Datapath {
         self.change_workload(id, |info| info.policy = table)
     }
 
-    /// Has an endpoint that these programs serve obey a policy table in both directions, also where it obeyed none, and
-    /// changes nothing else. One that is not there is no failure. After a failure all is as before.
-    pub fn enforce_workload_policy(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
-        self.change_workload(id, |info| {
+    /// Drops all traffic of an endpoint, if nobody wrote entries to this table. One that is not there is no failure.
+    /// After a failure all is as before.
+    pub fn shut_off_workload(&mut self, id: u16, table: u32) -> Result<(), DatapathError> {
+        let shut_off = |info: &mut EndpointInfo| {
             info.policy = table;
             info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;
-        })
+        };
+        match self.workloads.known.get(&id).cloned() {
+            // The programs of another map layout, which serve it, read other maps.
+            Some(mut workload) if self.workloads.held_back.contains(&id) => {
+                shut_off(&mut workload.info);
+                self.set_workload(workload)
+            }
+            _ => self.change_workload(id, shut_off),
+        }
     }
 
     fn change_workload(

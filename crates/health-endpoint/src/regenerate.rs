@@ -63,12 +63,11 @@ pub trait Regenerator: Send + Sync {
         endpoint: &'a Regeneration,
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>>;
 
-    /// Has nothing pass to or from an endpoint by its policy any more: it cannot be deleted, and is not built again. One
-    /// that is not there is no failure.
-    fn close(
+    /// Drops all traffic of an endpoint that could not be deleted, and is not built again. `None` if nothing serves it.
+    fn shut_off(
         &self,
         id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>>;
+    ) -> Pin<Box<dyn Future<Output = Result<Option<RealizedPolicy>, RegenerationError>> + Send + '_>>;
 
     /// Takes away all of an endpoint. One that is not there is no failure.
     fn remove(

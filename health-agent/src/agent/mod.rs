@@ -421,7 +421,8 @@ impl Agent {
                 Ok(()) = self.health_addresses.changed() => self.publish(),
                 _ = ticks.tick() => {
                     let is_due = backoff.is_due();
-                    self.look(is_due, &mut backoff).await;
+                    let has_repaired = self.look(is_due, &mut backoff).await;
+                    news.pace(has_repaired);
                 }
                 () = news.next() => {
                     let has_repaired = self.look(false, &mut backoff).await;

@@ -157,8 +157,12 @@ impl AgentSource {
             ticks.tick().await;
             let source = self.clone();
             let looked = tokio::task::spawn_blocking(move || source.liveness().problems());
-            let Ok(problems) = looked.await else {
-                continue;
+            let problems = match looked.await {
+                Ok(problems) => problems,
+                Err(error) => {
+                    warn!(%error, "cannot look at the parts of the agent");
+                    continue;
+                }
             };
             self.problems.send_if_modified(|known| {
                 let is_news = *known != problems;

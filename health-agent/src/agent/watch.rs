@@ -17,6 +17,8 @@ use crate::causes::with_causes;
 pub(super) const PERIOD: Duration = Duration::from_millis(500);
 /// Time between two looks because of changes, at least: some hosts' routes change all the time.
 const SHORTEST_PERIOD: Duration = Duration::from_millis(100);
+/// Time without a repair after which nobody is taken to undo repairs.
+const CALM: Duration = Duration::from_secs(2);
 /// Longest pause after failed repairs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
@@ -89,6 +91,7 @@ pub(super) struct News {
     /// Between two looks, at least.
     pause: Duration,
     not_before: tokio::time::Instant,
+    last_repair: Option<tokio::time::Instant>,
 }
 
 impl News {
@@ -102,6 +105,7 @@ impl News {
                 .ok(),
             pause: SHORTEST_PERIOD,
             not_before: tokio::time::Instant::now(),
+            last_repair: None,
         }
     }
 
@@ -118,13 +122,17 @@ impl News {
         self.not_before = tokio::time::Instant::now() + self.pause;
     }
 
-    /// Takes note of what came of a look. If somebody breaks what was repaired each time, the pauses grow to the usual
-    /// [`PERIOD`].
+    /// Takes note of what came of a look, whatever it was for. Where somebody breaks what was repaired, again and again,
+    /// the pauses grow to the usual [`PERIOD`]. A repair is news itself, so one look without a repair ends nothing.
     pub(super) fn pace(&mut self, has_repaired: bool) {
-        self.pause = match has_repaired {
-            true => (self.pause * 2).min(PERIOD),
-            false => SHORTEST_PERIOD,
-        };
+        let now = tokio::time::Instant::now();
+        if has_repaired {
+            self.pause = (self.pause * 2).min(PERIOD);
+            self.last_repair = Some(now);
+            self.not_before = now + self.pause;
+        } else if self.last_repair.is_none_or(|at| now - at >= CALM) {
+            self.pause = SHORTEST_PERIOD;
+        }
     }
 }
 
@@ -220,19 +228,23 @@ mod tests {
         assert!(backoff.is_due());
     }
 
-    #[tokio::test]
-    async fn looks_because_of_news_slow_down_while_each_repairs_something() {
+    #[tokio::test(start_paused = true)]
+    async fn looks_because_of_news_slow_down_while_somebody_undoes_repairs() {
         let mut news = News {
             changes: None,
             pause: SHORTEST_PERIOD,
             not_before: tokio::time::Instant::now(),
+            last_repair: None,
         };
         let mut pauses = Vec::new();
         for _ in 0..4 {
             news.pace(true);
+            // The repair is news, too.
+            news.pace(false);
             pauses.push(news.pause.as_millis());
         }
         assert_eq!(pauses, [200, 400, 500, 500]);
+        tokio::time::advance(CALM).await;
         news.pace(false);
         assert_eq!(news.pause, SHORTEST_PERIOD);
     }

@@ -112,11 +112,12 @@ impl Regenerator for NoPrograms {
     ) -> Pin<Box<dyn Future<Output = Result<RealizedPolicy, RegenerationError>> + Send + 'a>> {
         Box::pin(ready(Ok(RealizedPolicy::default())))
     }
-    fn close(
+    fn shut_off(
         &self,
         _: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
-        Box::pin(ready(Ok(())))
+    ) -> Pin<Box<dyn Future<Output = Result<Option<RealizedPolicy>, RegenerationError>> + Send + '_>>
+    {
+        Box::pin(ready(Ok(None)))
     }
     fn remove(
         &self,

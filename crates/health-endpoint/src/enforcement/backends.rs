@@ -26,8 +26,8 @@ pub(super) trait Programs: Send + Sync {
     /// is no failure.
     fn set_policy(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
-    /// Has an endpoint obey a table in both directions, and else nothing. One that is not served is no failure.
-    fn enforce_policy(&self, id: u16, table: u32) -> Result<(), DatapathError>;
+    /// Drops all traffic of an endpoint, by a table without entries. One that is not served is no failure.
+    fn shut_off(&self, id: u16, table: u32) -> Result<(), DatapathError>;
 
     /// Takes an endpoint away. One that is not served is no failure.
     fn remove(&self, id: u16) -> Result<(), DatapathError>;
@@ -42,8 +42,8 @@ impl Programs for Mutex<Datapath> {
         lock(self).set_workload_policy(id, table)
     }
 
-    fn enforce_policy(&self, id: u16, table: u32) -> Result<(), DatapathError> {
-        lock(self).enforce_workload_policy(id, table)
+    fn shut_off(&self, id: u16, table: u32) -> Result<(), DatapathError> {
+        lock(self).shut_off_workload(id, table)
     }
 
     fn remove(&self, id: u16) -> Result<(), DatapathError> {

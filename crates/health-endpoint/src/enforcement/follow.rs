@@ -102,7 +102,7 @@ impl Enforcer {
             reporter.begin();
             let done = self.carry_on(&manager, &mut around, &known).await;
             let pause = done.is_err().then_some(AGAIN);
-            reporter.end(done.err(), pause);
+            reporter.end(done.unwrap_or_else(Some), pause);
             let again = async {
                 match pause {
                     None => std::future::pending().await,
@@ -122,7 +122,8 @@ impl Enforcer {
         }
     }
 
-    /// Brings endpoints and maps to what holds now. Fails with the worst of what could not be done.
+    /// Brings endpoints and maps to what holds now. Fails with the worst of what could not be done; returns what only
+    /// others can put right.
     ///
     /// An address gets the identity of a prefix only after the tables know that, and keeps it until they need it no
     /// longer: else packets would for a moment be judged by an identity that the rules do not mean yet. As long as
@@ -132,11 +133,11 @@ impl Enforcer {
         manager: &Manager,
         around: &mut Surroundings,
         announced: &Addresses,
-    ) -> Result<(), Problem> {
+    ) -> Result<Option<Problem>, Problem> {
         let host_read = around.read_host().await;
         if around.host_prefixes.is_none() {
             // Without it, addresses of this host would be of the world.
-            return host_read;
+            return host_read.map(|()| None);
         }
         let repository = self.repository();
         let wanted = repository.prefixes();
@@ -203,8 +204,10 @@ impl Enforcer {
         written?;
         swept.map(drop)?;
         match lag {
+            // They are tried again when somebody deletes them again.
+            Some(lag) if behind.are_all_leaving() => Ok(Some(Problem::warning(in_words(&lag)))),
             Some(lag) => Err(Problem::warning(in_words(&lag))),
-            None if tables_follow => Ok(()),
+            None if tables_follow => Ok(None),
             None => Err(Problem::warning("some endpoints name former tables")),
         }
     }
@@ -231,7 +234,9 @@ impl Enforcer {
             let (ids, reason) = match &room {
                 Room::Swept(ids) => (ids, "there is room for the policy"),
                 Room::Closed(ids) => {
-                    manager.note(ids, CLOSED);
+                    let leaving = manager.leaving();
+                    let staying = ids.iter().filter(|id| !leaving.contains_key(id));
+                    manager.note(&staying.copied().collect(), CLOSED);
                     (ids, "the former policy has made room")
                 }
             };

@@ -372,16 +372,22 @@ impl Enforcer {
         Ok(Room::Closed(ids))
     }
 
-    /// Has an endpoint that cannot be deleted name a table by which nothing passes.
-    fn shut(&self, id: u16) -> Result<(), EnforceError> {
+    /// Has an endpoint name a table by which nothing passes, in both directions.
+    fn name_empty_table(&self, id: u16) -> Result<Option<RealizedPolicy>, EnforceError> {
         let changing = self.0.changing.read();
         let _changing = changing.unwrap_or_else(PoisonError::into_inner);
         // Held until it is named, so that nobody sweeps it.
         let mut subjects = self.subjects();
-        let table = subjects.empty_table(id)?;
-        self.0.programs.enforce_policy(id, table)?;
+        let Some(table) = subjects.empty_table(id)? else {
+            return Ok(None);
+        };
+        self.0.programs.shut_off(id, table)?;
         subjects.moved(id, table);
-        Ok(())
+        Ok(Some(RealizedPolicy {
+            policy: table,
+            enforces_ingress: true,
+            enforces_egress: true,
+        }))
     }
 
     /// An endpoint as the programs are told of it.
@@ -483,13 +489,16 @@ impl Regenerator for Enforcer {
         Box::pin(self.blocking(move |enforcer| enforcer.build(&endpoint)))
     }
 
-    fn close(
+    fn shut_off(
         &self,
         id: u16,
-    ) -> Pin<Box<dyn Future<Output = Result<(), RegenerationError>> + Send + '_>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Option<RealizedPolicy>, RegenerationError>> + Send + '_>>
+    {
         Box::pin(self.blocking(move |enforcer| {
-            let closed = enforcer.shut(id);
-            closed.map_err(|error| RegenerationError(error.to_string()))
+            let named = enforcer.name_empty_table(id);
+            // That it cannot be deleted is to be told.
+            enforcer.0.built.notify_one();
+            named.map_err(|error| RegenerationError(error.to_string()))
         }))
     }
 

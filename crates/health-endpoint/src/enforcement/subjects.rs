@@ -97,8 +97,15 @@ pub(super) struct Behind {
     pub(super) pending: BTreeSet<u16>,
     /// Those whose build failed, and why; it is tried again. Also those that cannot be deleted.
     pub(super) failed: BTreeMap<u16, String>,
-    /// Those that are being deleted. They are not built any more, and nobody waits for them.
+    /// Those that are being deleted. Nobody builds them or waits for them.
     pub(super) leaving: BTreeSet<u16>,
+}
+
+impl Behind {
+    /// Whether there is nobody to build: those that are left cannot be deleted.
+    pub(super) fn are_all_leaving(&self) -> bool {
+        self.pending.is_empty() && self.failed.keys().all(|id| self.leaving.contains(id))
+    }
 }
 
 /// What an endpoint names.
@@ -286,16 +293,16 @@ impl Subjects {
     /// was taken over and not built since is not among them.
     pub(super) fn behind(&mut self, generation: &Generation) -> Behind {
         let behind = self.behind_tables(generation);
-        let (leaving, staying): (BTreeSet<u16>, BTreeSet<u16>) = behind
+        let staying = behind
             .into_iter()
-            .partition(|id| self.leaving.contains_key(id));
+            .filter(|id| !self.leaving.contains_key(id));
         let has_failed = |id: &u16| {
             let failure = self.failures.get(id);
             failure.is_some_and(|failure| failure.generation >= generation.number)
         };
-        let pending: BTreeSet<u16> = staying.into_iter().filter(|id| !has_failed(id)).collect();
-        let stuck = leaving.iter().filter_map(|id| {
-            let problem = self.leaving.get(id)?.as_ref()?;
+        let pending: BTreeSet<u16> = staying.filter(|id| !has_failed(id)).collect();
+        let stuck = self.leaving.iter().filter_map(|(id, problem)| {
+            let problem = problem.as_ref()?;
             Some((*id, format!("endpoint {id} cannot be deleted: {problem}")))
         });
         let failed = self.failures.iter();
@@ -305,7 +312,7 @@ impl Subjects {
         Behind {
             failed: failed.chain(stuck).collect(),
             pending,
-            leaving,
+            leaving: self.leaving.keys().copied().collect(),
         }
     }
 
@@ -386,14 +393,17 @@ impl Subjects {
         Ok((closed, others.map(|(id, _)| id).collect()))
     }
 
-    /// Writes a table by which nothing passes, for an endpoint alone, which is to be [moved](Self::moved) to it.
-    pub(super) fn empty_table(&mut self, id: u16) -> Result<u32, PolicyError> {
-        let identity = self.named.get(&id).and_then(|named| named.identity);
+    /// Writes a table by which nothing passes, for an endpoint alone, which is to be [moved](Self::moved) to it. `None` if
+    /// the endpoint names no table.
+    pub(super) fn empty_table(&mut self, id: u16) -> Result<Option<u32>, PolicyError> {
+        let Some(named) = self.named.get(&id) else {
+            return Ok(None);
+        };
+        let identity = named.identity.unwrap_or(Identity::INIT);
         let table = self.free_table();
-        self.tables
-            .install(table, identity.unwrap_or(Identity::INIT).0, &[])?;
+        self.tables.install(table, identity.0, &[])?;
         self.last = table;
-        Ok(table)
+        Ok(Some(table))
     }
 
     /// An endpoint names this table.

@@ -417,8 +417,7 @@ async fn undo(
     saved: Option<&State>,
     attempted: &State,
 ) {
-    let removed = pair::remove(host, instance).await;
-    if let Err(error) = &removed {
+    if let Err(error) = pair::remove(host, instance).await {
         warn!(%error, "cannot undo the making of the health endpoint");
     }
     let before = saved.map(|state| state.sysctls.clone()).unwrap_or_default();
@@ -426,8 +425,8 @@ async fn undo(
     for error in &failed {
         warn!(%error, "cannot undo a setting");
     }
-    if removed.is_err() || !failed.is_empty() {
-        // The file lets the next start, or cleanup, remove what is left.
+    if !failed.is_empty() {
+        // Cleanup gives settings back by the file, and finds devices by their alias.
         return;
     }
     let restored = match saved {

@@ -87,15 +87,13 @@ impl Manager {
     }
 
     /// Removes an endpoint and all of it. After a failure it is still there, disconnecting, and can be
-    /// deleted again; until then nothing passes by its policy, which it does not follow any more.
+    /// deleted again; until then all its traffic is dropped.
     async fn remove(&self, id: u16) -> Result<(), EndpointError> {
         let removed = self.remove_parts(id).await;
-        if removed.is_err()
-            && let Err(error) = self.0.regenerator.close(id).await
-        {
-            warn!(id, %error, "an endpoint that cannot be deleted keeps its former policy");
-        }
         let held = self.note_removal(id, &removed);
+        if removed.is_err() {
+            self.shut_off(id).await;
+        }
         self.note_change();
         if removed.is_ok() {
             tokio::spawn(self.clone().forget_later());
@@ -104,6 +102,26 @@ impl Manager {
             self.0.identities.release(hold).await;
         }
         removed
+    }
+
+    /// Drops all traffic of an endpoint that cannot be deleted.
+    async fn shut_off(&self, id: u16) {
+        let shut_off = self.0.regenerator.shut_off(id).await;
+        let now = self.now();
+        if let Some(entry) = self.table().entries.get_mut(&id) {
+            match shut_off {
+                Ok(None) => {}
+                Ok(Some(realized)) => {
+                    entry.realized = Some(realized);
+                    entry.note(now, Status::Warning, "all its traffic is dropped");
+                }
+                Err(error) => {
+                    warn!(id, %error, "an endpoint that cannot be deleted keeps its former policy");
+                    let message = format!("it keeps its former policy: {error}");
+                    entry.note(now, Status::Failure, message);
+                }
+            }
+        }
     }
 
     /// What is still held for it of the source of identities.

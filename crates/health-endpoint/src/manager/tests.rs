@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use health_model::api::HealthState;
+use health_model::api::{Enforcement, HealthState};
 use health_model::identity::Identity;
 use health_net::mac::MacAddr;
 use health_net::netns::{NetNsError, NetNsId};
@@ -59,8 +59,6 @@ pub(crate) struct World {
     served: Mutex<BTreeSet<u16>>,
     running: AtomicUsize,
     most_running: AtomicUsize,
-    /// Those that could not be deleted.
-    closed: Mutex<BTreeSet<u16>>,
     /// Devices are not activated while this is true.
     holds_activation: watch::Sender<bool>,
     held_back: watch::Sender<Option<RegenerationError>>,
@@ -295,9 +293,14 @@ impl Regenerator for World {
         })
     }
 
-    fn close(&self, id: u16) -> Answer<'_, Result<(), RegenerationError>> {
-        self.closed.lock().unwrap().insert(id);
-        Box::pin(std::future::ready(Ok(())))
+    fn shut_off(&self, id: u16) -> Answer<'_, Result<Option<RealizedPolicy>, RegenerationError>> {
+        let is_served = self.served.lock().unwrap().contains(&id);
+        let realized = is_served.then_some(RealizedPolicy {
+            policy: 2,
+            enforces_ingress: true,
+            enforces_egress: true,
+        });
+        Box::pin(std::future::ready(Ok(realized)))
     }
 
     fn remove(&self, id: u16) -> Answer<'_, Result<(), RegenerationError>> {
@@ -670,10 +673,15 @@ async fn what_cannot_be_deleted_is_told_and_deleted_later() {
         .delete(&Selector::Id(made.id))
         .await
         .unwrap_err();
-    assert_eq!(bed.living()[0].state, "disconnecting");
-    assert!(bed.world.closed.lock().unwrap().contains(&made.id));
+    let shown = &bed.living()[0];
+    assert_eq!(shown.state, "disconnecting");
+    assert_eq!(shown.policy_egress, Enforcement::Enabled);
     let log = bed.manager.log(made.id).unwrap();
-    assert_eq!(log.last().unwrap().status, Status::Failure);
+    let [.., failed, shut_off] = &log[..] else {
+        panic!("{log:?}");
+    };
+    assert_eq!(failed.status, Status::Failure);
+    assert_eq!(shut_off.message, "all its traffic is dropped");
     *bed.world.failing.lock().unwrap() = None;
     assert_eq!(
         bed.manager.delete(&Selector::Id(made.id)).await.unwrap(),

@@ -3,7 +3,7 @@
 pub(super) mod figures;
 #[cfg(test)]
 mod fixture;
-mod own;
+mod local;
 mod probe;
 mod render;
 mod view;

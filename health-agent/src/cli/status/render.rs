@@ -10,7 +10,7 @@ use health_model::api::{
 use health_model::duration::{duration_text, go_duration, parse_duration};
 
 use super::figures::Figures;
-use super::own;
+use super::local;
 use super::view::{Changes, Tally, Target, View};
 use crate::cli::output::{NONE, comma_separated, indent, table};
 use crate::cli::path_mtu::larger as larger_packets;
@@ -87,7 +87,7 @@ pub(super) fn succinct(view: &View, verbose: bool, changes: Option<&Changes>) ->
     if let Some(diagnosis) = &status.local.diagnosis {
         text += &local_fault(diagnosis);
     }
-    text += &own::lines(status);
+    text += &local::lines(status);
     if view.has_none_of_many() {
         text += &format!("  {NONE_FAILING}\n");
     } else {
@@ -147,7 +147,7 @@ impl Report<'_> {
             self.out.push_str(&local_fault(diagnosis));
             self.evidence(2, diagnosis)?;
         }
-        self.out.push_str(&own::lines(status));
+        self.out.push_str(&local::lines(status));
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
         }) = self.detail

@@ -1,3 +1,5 @@
+//! What is rendered, in both formats, and that the page on metrics lists it.
+
 use std::collections::BTreeSet;
 
 use health_common::metrics::{Direction, Reason};

@@ -102,7 +102,7 @@ impl Programs for Kernel {
         Ok(())
     }
 
-    fn enforce_policy(&self, id: u16, table: u32) -> Result<(), DatapathError> {
+    fn shut_off(&self, id: u16, table: u32) -> Result<(), DatapathError> {
         self.set_policy(id, table)?;
         if let Some(workload) = self.now().served.get_mut(&id) {
             workload.info.flags |= ENDPOINT_ENFORCE_INGRESS | ENDPOINT_ENFORCE_EGRESS;

@@ -106,6 +106,9 @@ impl Records {
         for pair in pairs {
             self.put(&pair, now);
         }
+        let digests = &self.digests;
+        self.former
+            .retain(|digest, _| !digests.contains_key(digest));
     }
 
     /// Takes a change.
@@ -204,7 +207,9 @@ impl Records {
     }
 
     fn lose_number(&mut self, digest: &str) {
-        if let Some((digest, identity)) = self.digests.remove_entry(digest) {
+        if let Some((digest, identity)) = self.digests.remove_entry(digest)
+            && is_of(&self.view, identity, &digest)
+        {
             self.former.insert(digest, identity);
         }
     }
@@ -221,7 +226,8 @@ impl Records {
         let has_expired = self.view.expire(now);
         if has_expired {
             let view = &self.view;
-            self.former.retain(|_, identity| view.is_known(*identity));
+            self.former
+                .retain(|digest, identity| is_of(view, *identity, digest));
         }
         has_expired
     }
@@ -344,6 +350,12 @@ impl Records {
                     && !taken.contains(identity)
             })
     }
+}
+
+/// Whether a number is known as that of the label set with this digest.
+fn is_of(view: &View, identity: Identity, digest: &str) -> bool {
+    let labels = view.labels(identity);
+    labels.is_some_and(|labels| digest_of(labels) == digest)
 }
 
 #[cfg(test)]

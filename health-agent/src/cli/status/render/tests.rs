@@ -1,3 +1,5 @@
+//! What reports look like, for each state that there is.
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
