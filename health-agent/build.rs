@@ -18,6 +18,10 @@ fn main() {
     }
     // Functions whose code is the same are there once. Nothing in Rust depends on their addresses.
     println!("cargo:rustc-link-arg-bins=-Wl,--icf=all");
+    // A panic ends the process, and without symbols nobody could read what an unwinder finds.
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/no-unwind.ld");
+    println!("cargo:rerun-if-changed={script}");
+    println!("cargo:rustc-link-arg-bins=-Wl,--no-eh-frame-hdr,-T,{script}");
     if env::var("HOST") == env::var("TARGET") && glibc() >= Some(GLIBC_WITH_RELR) {
         println!("cargo:rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }

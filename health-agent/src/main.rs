@@ -12,7 +12,7 @@ use clap::Parser;
 use health_agent::cli::exit::{self, Failure};
 use health_agent::cli::{Cli, Command};
 use health_agent::cni;
-use health_net::hostns;
+use health_net::{hostns, inside};
 use tikv_jemallocator::Jemalloc;
 use tokio::runtime::{Builder, Runtime};
 
@@ -25,6 +25,10 @@ const DAEMON_THREADS: usize = 2;
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
+    // A probe's command is started by this program once more.
+    if let Some(code) = inside::serve() {
+        return code;
+    }
     match Cli::try_parse_from(words()) {
         Ok(cli) => execute(cli).unwrap_or_else(|failure| failure.report()),
         Err(error) => exit::usage(&error),

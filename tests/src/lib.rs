@@ -6,6 +6,7 @@ pub mod attached;
 pub mod bed;
 pub mod bench;
 pub mod conntrack;
+pub mod containerd;
 pub mod frames;
 pub mod fuzz;
 pub mod hello;

@@ -64,6 +64,9 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("runc", "runc"),
     tool("busybox", "busybox-static"),
     tool("wg", "wireguard-tools"),
+    tool("containerd", "containerd"),
+    tool("ctr", "containerd"),
+    tool("nginx", "nginx-light"),
 ];
 
 /// What runs virtual machines.

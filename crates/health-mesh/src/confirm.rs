@@ -10,9 +10,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use health_model::pace::Budget;
 use slotmap::SecondaryMap;
 
-use super::budget::Budget;
 use super::failure::Failure;
 use super::target::TargetId;
 

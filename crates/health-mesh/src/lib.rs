@@ -1,7 +1,7 @@
 //! The prober: every address of every node, by ICMP and by HTTP, all the time.
 //!
 //! One task owns all state (`engine`). Its parts are independent of each other: `target` defines what to probe,
-//! `schedule` when, within a `budget`, `relief` when not; `icmp` and `http` probe, `confirm` distinguishes a lost
+//! `schedule` when, within a budget, `relief` when not; `icmp` and `http` probe, `confirm` distinguishes a lost
 //! probe from an outage, `results` keeps the results, with a `history` of each target, `direction` compares them
 //! with the reports of peers, `exchange`d with HTTP probes, `diagnosis` interprets them, `accounts` counts them in
 //! the datapath's rows, and `learned` keeps the addresses that peers report. `path_mtu` finds the MTU of paths. Others
@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod accounts;
-mod budget;
 mod confirm;
 mod connect;
 mod counters;

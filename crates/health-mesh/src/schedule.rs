@@ -1,13 +1,11 @@
 //! When each target is probed next. Pure: time comes in as the duration since the start.
 
-use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
+use health_model::pace::{Budget, fraction, phase, regular_after};
 use slotmap::SecondaryMap;
 
-use super::budget::Budget;
 use super::target::{TargetId, TargetKey};
 
 /// First wait between probes of a target that does not answer; each further probe doubles it.
@@ -259,28 +257,6 @@ impl Schedule {
             .map(|(interval, &count)| f64::from(count) / interval.as_secs_f64())
             .sum()
     }
-}
-
-/// The phase of something that is done once an interval, in units of `2^-64` of the interval.
-pub(super) fn phase(of: impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    of.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// The first time with this phase of the interval that is not before `earliest`.
-pub(super) fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
-    let phase = fraction(interval, phase);
-    let interval = interval.as_nanos().max(1);
-    let past = earliest.saturating_sub(phase).as_nanos();
-    let periods = past.div_ceil(interval);
-    phase + Duration::from_nanos(u64::try_from(periods * interval).unwrap_or(u64::MAX))
-}
-
-/// `part / 2^64` of `whole`.
-pub(super) fn fraction(whole: Duration, part: u64) -> Duration {
-    // Below `whole` in nanoseconds; those fit 64 bits for 584 years.
-    Duration::from_nanos(((whole.as_nanos() * u128::from(part)) >> 64) as u64)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
-//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` writes files, `ipam`
-//! allocates addresses, `activity` reads the monotonic clock.
+//! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` writes files, `document`
+//! parses texts, `ipam` allocates addresses, `activity` reads the monotonic clock, `pace` spreads probes over time.
 
 #![forbid(unsafe_code)]
 
 pub mod activity;
 pub mod api;
+pub mod document;
 pub mod durable;
 pub mod duration;
 pub mod events;
@@ -13,5 +14,6 @@ pub mod flow;
 pub mod identity;
 pub mod ipam;
 pub mod labels;
+pub mod pace;
 pub mod policy;
 pub mod settings;

@@ -8,6 +8,7 @@ pub mod changes;
 pub mod clock;
 mod error;
 pub mod hostns;
+pub mod inside;
 pub mod link;
 pub mod listen;
 pub mod mac;
@@ -19,5 +20,6 @@ pub mod rawsock;
 pub mod route;
 pub mod sysctl;
 pub mod tc;
+pub mod tcp;
 
 pub use error::KernelError;

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use health_model::document;
 use health_model::labels::{Label, LabelSet};
 use serde_json::Value;
 
 use super::cilium::{self, Scope};
 use super::error::{PolicyError, Problem};
 use super::field::{Field, Fields};
+use super::kubernetes;
 use super::rule::{Kind, PolicyName, Rule};
 use super::selector::K8S;
-use super::{kubernetes, tree};
 
 /// Most allow and deny rules of one import, of both directions together.
 const RULES_MAX: usize = 10_000;
@@ -71,7 +72,7 @@ impl Policy {
 /// the text is refused. No two have one name.
 pub fn parse(text: &str) -> Result<Vec<Policy>, PolicyError> {
     let mut policies = BTreeMap::new();
-    for document in tree::parse(text)? {
+    for document in document::parse(text).map_err(Problem::from)? {
         for policy in read_document(&Field::root(&document))? {
             let name = policy.name.clone();
             if policies.insert(name.clone(), policy).is_some() {

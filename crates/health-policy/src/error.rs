@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use health_model::document::DocumentError;
 use health_model::labels::LabelError;
 
 /// A document is refused, and with it the whole import.
@@ -64,17 +65,9 @@ impl fmt::Display for Place {
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Too much to read.
-    #[error("a policy document of {bytes} bytes is too large: {max} at most")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-        /// The limit.
-        max: usize,
-    },
-    /// Neither YAML nor JSON, or past the limits of a document. The parser's words name line and column.
-    #[error("{0}")]
-    Malformed(String),
+    /// A text that cannot be read.
+    #[error(transparent)]
+    Text(#[from] DocumentError),
     /// No policy in it.
     #[error("there is no policy in it")]
     Empty,

@@ -24,7 +24,6 @@ mod resolve;
 mod rule;
 mod selector;
 mod trace;
-mod tree;
 
 pub use compile::{CompiledDirection, CompiledPolicy, EntryKey, PolicyDiff};
 pub use document::{Policy, parse};

@@ -14,6 +14,7 @@ mod node;
 mod output;
 mod path_mtu;
 mod policy;
+mod probe;
 pub mod run;
 mod screen;
 mod status;
@@ -136,6 +137,9 @@ pub enum Command {
     /// Manage and trace network policy
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Try container probes
+    #[command(subcommand)]
+    Probe(probe::ProbeCommand),
     /// Show the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
@@ -163,6 +167,7 @@ impl Command {
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Identity(command) => command.execute(&client).await?,
             Self::Policy(command) => command.execute(&client).await?,
+            Self::Probe(command) => return Ok(command.execute(&location).await?),
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,

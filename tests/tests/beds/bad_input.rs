@@ -429,9 +429,13 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     observer.cli("status --probe")?.success()?;
     let request = wait_for("a probe", PATIENCE, || Ok(wire.request(to)))?;
 
-    // What the agent says of itself may change meanwhile.
-    let results = || anyhow::Ok((observer.status()?.nodes, round_trips(observer)?));
-    let before = results()?;
+    let told = || {
+        let mut status = observer.status()?;
+        // Parts of the agent may be late on a busy machine.
+        status.local.problems.clear();
+        anyhow::Ok((status, round_trips(observer)?))
+    };
+    let before = told()?;
     let mut counts = REASONS.map(|reason| ignored(observer, reason));
     let counted = |expected: [u64; 4]| {
         wait_for(&format!("{expected:?} to be counted"), PATIENCE, || {
@@ -461,7 +465,7 @@ fn forged_late_and_duplicate_replies_change_nothing_and_are_counted() -> anyhow:
     wire.send(to, &request.reply(|_| {}))?;
     expected[0] += 1;
     counted(expected)?;
-    assert_eq!(results()?, before);
+    assert_eq!(told()?, before);
     Ok(())
 }
 

@@ -56,7 +56,14 @@ const READ_BY_TOOLS: &[&str] = &[
 ];
 
 /// Tools that others call, where they are.
-const CALLED_BY_TOOLS: &[&str] = &["conmon", "iptables", "ip6tables", "catatonit", "ldconfig"];
+const CALLED_BY_TOOLS: &[&str] = &[
+    "conmon",
+    "iptables",
+    "ip6tables",
+    "catatonit",
+    "ldconfig",
+    "containerd-shim-runc-v2",
+];
 
 /// Programs that tests call beside the agent, and what they have it load.
 const HELPERS: &[&str] = &[

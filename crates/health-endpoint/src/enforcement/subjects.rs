@@ -378,16 +378,16 @@ impl Subjects {
         &mut self,
         identity: Identity,
     ) -> Result<(u32, BTreeSet<u16>), PolicyError> {
-        let table = self.free_table();
-        let Some(known) = self.in_force.get_mut(&identity) else {
+        let Some(known) = self.in_force.get(&identity) else {
             return Ok((0, BTreeSet::new()));
         };
-        if known.policy.is_some() {
-            self.tables.install(table, identity.0, &[])?;
-            self.last = table;
-            (known.policy, known.realized.policy) = (None, table);
+        let closed = match known.policy {
+            None => known.realized.policy,
+            Some(_) => self.install_empty(identity)?,
+        };
+        if let Some(known) = self.in_force.get_mut(&identity) {
+            (known.policy, known.realized.policy) = (None, closed);
         }
-        let closed = known.realized.policy;
         let others = self.of_identity(identity);
         let others = others.filter(|(_, table)| ![0, closed].contains(table));
         Ok((closed, others.map(|(id, _)| id).collect()))
@@ -400,10 +400,14 @@ impl Subjects {
             return Ok(None);
         };
         let identity = named.identity.unwrap_or(Identity::INIT);
+        self.install_empty(identity).map(Some)
+    }
+
+    fn install_empty(&mut self, identity: Identity) -> Result<u32, PolicyError> {
         let table = self.free_table();
         self.tables.install(table, identity.0, &[])?;
         self.last = table;
-        Ok(Some(table))
+        Ok(table)
     }
 
     /// An endpoint names this table.

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use health_common::arrivals::Prober;
 use health_datapath::rtt_store::RttStore;
+use health_model::pace::Budget;
 use health_registry::nodes::NodeSet;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep_until;
 
 use self::http::HttpProbes;
 use crate::accounts::Accounts;
-use crate::budget::Budget;
 use crate::confirm::{Confirmation, Due};
 use crate::handle::{MeshError, MeshOptions, Shared};
 use crate::http::Asker;

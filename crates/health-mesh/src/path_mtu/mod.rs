@@ -22,15 +22,14 @@ use tokio::task::{JoinError, JoinSet};
 
 pub(super) use self::search::TooBig;
 
+use health_model::pace::{Budget, fraction, phase, regular_after};
 use health_net::KernelError;
 use health_net::mtu::{self, DeviceMtu, WayOut};
 use health_net::netlink;
 
 use self::search::{Limits, Outcome, Search, Step, Verdict};
-use super::budget::Budget;
 use super::counters::IgnoredReplies;
 use super::icmp::sized::{SizedEvent, SizedSockets};
-use super::schedule::{fraction, phase, regular_after};
 use super::target::TargetId;
 
 /// The part of the probe rate that this may take: one in so many.

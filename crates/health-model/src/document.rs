@@ -1,4 +1,4 @@
-//! Texts of policy documents become trees of values, in bounded time and memory.
+//! Texts of documents become trees of values, in bounded time and memory.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,41 +7,51 @@ use serde::de::{self, Deserialize, DeserializeSeed, MapAccess, SeqAccess, Visito
 use serde_json::{Map, Value};
 use serde_saphyr::{MessageFormatter as _, UserMessageFormatter};
 
-use super::error::{PolicyError, Problem};
-
 /// Most bytes of a text.
 const TEXT_MAX: usize = 10 << 20;
 /// Most values of a document, aliases expanded: what bounds the memory, some hundred bytes each.
 const VALUES_MAX: usize = 500_000;
 
-/// The documents of a text: one of JSON if it begins as JSON does, else one or several of YAML.
-pub(super) fn parse(text: &str) -> Result<Vec<Value>, PolicyError> {
+/// Why a text cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DocumentError {
+    /// Too much to read.
+    #[error("a text of {bytes} bytes is too large: {max} at most")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// Neither YAML nor JSON, or past the limits of a document. The parser's words name line and column.
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// The documents of a text: one of JSON if it begins as JSON does, else one or several of YAML, or none.
+pub fn parse(text: &str) -> Result<Vec<Value>, DocumentError> {
     if text.len() > TEXT_MAX {
         let bytes = text.len();
         let max = TEXT_MAX;
-        return Err(Problem::TooLarge { bytes, max }.into());
+        return Err(DocumentError::TooLarge { bytes, max });
     }
-    let documents = if text.trim_start().starts_with(['{', '[']) {
-        vec![json(text)?]
+    if text.trim_start().starts_with(['{', '[']) {
+        Ok(vec![json(text)?])
     } else {
-        yaml(text)?
-    };
-    if documents.is_empty() {
-        return Err(Problem::Empty.into());
+        yaml(text)
     }
-    Ok(documents)
 }
 
-fn json(text: &str) -> Result<Value, PolicyError> {
+fn json(text: &str) -> Result<Value, DocumentError> {
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let left = Cell::new(VALUES_MAX);
     let value = Seed(&left).deserialize(&mut deserializer);
     value
         .and_then(|value| deserializer.end().map(|()| value))
-        .map_err(|error| Problem::Malformed(format!("not JSON: {error}")).into())
+        .map_err(|error| DocumentError::Malformed(format!("not JSON: {error}")))
 }
 
-fn yaml(text: &str) -> Result<Vec<Value>, PolicyError> {
+fn yaml(text: &str) -> Result<Vec<Value>, DocumentError> {
     let limits = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_nodes: 2 * VALUES_MAX,
@@ -56,7 +66,7 @@ fn yaml(text: &str) -> Result<Vec<Value>, PolicyError> {
             let place = place.map_or_else(String::new, |at| {
                 format!("line {}, column {}: ", at.line(), at.column())
             });
-            Problem::Malformed(format!("{place}{message}"))
+            DocumentError::Malformed(format!("{place}{message}"))
         })?;
     Ok(documents.into_iter().map(|tree| tree.0).collect())
 }
@@ -73,7 +83,7 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 /// Reads a value, and counts what it is made of down from the limit. Unlike `Value`'s own reading it
-/// refuses a key that is there twice: of two `ingress` the first must not vanish.
+/// refuses a key that is there twice: of two rules the first must not vanish.
 #[derive(Clone, Copy)]
 struct Seed<'a>(&'a Cell<usize>);
 
@@ -102,7 +112,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy")
+        f.write_str("a document")
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {

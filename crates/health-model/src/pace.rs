@@ -1,5 +1,6 @@
-//! How many probes may be sent. Pure: time comes in as the duration since the start.
+//! How probes are spread over time. Pure: time comes in as the duration since the start.
 
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
 /// Time whose unused probes may be sent later, at most: what falls due within a turn of the engine
@@ -8,7 +9,7 @@ const ADVANCE: Duration = Duration::from_millis(50);
 
 /// A token bucket, kept as the time until when the probes sent so far have used it up.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     /// Time between two probes in the long run.
     period: Duration,
     /// What may be drawn on in advance; at least one probe.
@@ -18,7 +19,7 @@ pub(super) struct Budget {
 
 impl Budget {
     /// A full bucket for so many probes a second.
-    pub(super) fn new(rate: u32) -> Self {
+    pub fn new(rate: u32) -> Self {
         let period = Duration::from_secs(1) / rate.max(1);
         Self {
             period,
@@ -28,24 +29,46 @@ impl Budget {
     }
 
     /// The time between two probes in the long run.
-    pub(super) fn period(&self) -> Duration {
+    pub fn period(&self) -> Duration {
         self.period
     }
 
     /// When a probe may be sent.
-    pub(super) fn ready(&self) -> Duration {
+    pub fn ready(&self) -> Duration {
         (self.used_until + self.period).saturating_sub(self.advance)
     }
 
     /// Whether a probe may be sent `now`.
-    pub(super) fn allows(&self, now: Duration) -> bool {
+    pub fn allows(&self, now: Duration) -> bool {
         self.ready() <= now
     }
 
     /// A probe is sent.
-    pub(super) fn take(&mut self, now: Duration) {
+    pub fn take(&mut self, now: Duration) {
         self.used_until = self.used_until.max(now) + self.period;
     }
+}
+
+/// The phase of something that is done once an interval, in units of `2^-64` of the interval.
+pub fn phase(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The first time with this phase of the interval that is not before `earliest`.
+pub fn regular_after(earliest: Duration, interval: Duration, phase: u64) -> Duration {
+    let phase = fraction(interval, phase);
+    let interval = interval.as_nanos().max(1);
+    let past = earliest.saturating_sub(phase).as_nanos();
+    let periods = past.div_ceil(interval);
+    phase + Duration::from_nanos(u64::try_from(periods * interval).unwrap_or(u64::MAX))
+}
+
+/// `part / 2^64` of `whole`.
+pub fn fraction(whole: Duration, part: u64) -> Duration {
+    // Below `whole` in nanoseconds; those fit 64 bits for 584 years.
+    Duration::from_nanos(((whole.as_nanos() * u128::from(part)) >> 64) as u64)
 }
 
 #[cfg(test)]

@@ -1,0 +1,332 @@
+//! Running a command where a process is: in its namespaces, below its root, in its control groups, as its user and with
+//! no more capabilities than it may have. Its filters of system calls (seccomp) and its labels (AppArmor, SELinux) are
+//! not taken over; a container runtime can do that.
+//!
+//! The program starts itself once more for it, so that no memory of the agent gets near a container. That helper is
+//! two processes: one outside, which is in none of the namespaces, and one inside, which starts the command, adopts
+//! whatever the command leaves behind, and ends after all of them have.
+
+mod place;
+mod program;
+mod rights;
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, setns};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, chroot, dup2_stdout, fchdir, fork, setsid, write};
+
+use place::Place;
+pub use program::own_program;
+
+use super::error::KernelError;
+
+/// The first word of the helper's command line.
+const WORD: &str = "exec-inside";
+/// Stands for what is not known.
+const NONE: &str = "-";
+
+/// What to run, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The process to join.
+    pub pid: u32,
+    /// When that process was started, in ticks since boot (field 22 of `/proc/PID/stat`): another one that has its
+    /// number by now is not joined.
+    pub started: Option<u64>,
+    /// The file `cgroup.procs` of the control group (version 2) that the command is to be in.
+    pub group: PathBuf,
+    /// The command and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// What the helper says on its standard error, in one line, before the command's leftovers end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// The command ended with this code; where a signal ended it, 128 and the signal's number.
+    Ended(i32),
+    /// The command was not run.
+    Error(String),
+}
+
+impl Order {
+    /// The helper's command line. `program` has to call [`serve`] first of all. The command's output comes on its
+    /// standard output, a [`Report`] on its standard error.
+    pub fn helper(&self, program: &Path) -> Command {
+        let started = self
+            .started
+            .map_or(NONE.to_owned(), |ticks| ticks.to_string());
+        let mut helper = Command::new(program);
+        helper
+            .arg0("health-agent")
+            .arg(WORD)
+            .arg(self.pid.to_string())
+            .arg(started)
+            .arg(&self.group)
+            .args(&self.command)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        helper
+    }
+
+    fn parse(mut words: impl Iterator<Item = OsString>) -> Option<Self> {
+        let pid = words.next()?.to_str()?.parse().ok()?;
+        let started = words.next()?;
+        let started = match started.to_str()? {
+            NONE => None,
+            ticks => Some(ticks.parse().ok()?),
+        };
+        let group = words.next()?.into();
+        let command: Vec<_> = words.collect();
+        (!command.is_empty()).then_some(Self {
+            pid,
+            started,
+            group,
+            command,
+        })
+    }
+}
+
+impl Report {
+    /// Reads the line of a report.
+    pub fn parse(line: &str) -> Option<Self> {
+        match line.trim_end().split_once(' ')? {
+            ("ended", code) => Some(Self::Ended(code.parse().ok()?)),
+            ("error", text) => Some(Self::Error(text.to_owned())),
+            _ => None,
+        }
+    }
+
+    fn send(&self) {
+        match self {
+            Self::Ended(code) => eprintln!("ended {code}"),
+            Self::Error(text) => eprintln!("error {}", text.replace('\n', " ")),
+        }
+    }
+}
+
+/// Does what the helper is for, if the program was started as one, and returns what to exit with. Must be called before
+/// the program has any other thread.
+pub fn serve() -> Option<ExitCode> {
+    let mut words = env::args_os().skip(1);
+    if words.next()? != WORD {
+        return None;
+    }
+    let outcome = match Order::parse(words) {
+        Some(order) => outside(order),
+        None => Err(KernelError::new("read", "the order", Errno::EINVAL.into())),
+    };
+    Some(match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Report::Error(error.to_string()).send();
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// The process outside: prepares what can be seen from here only, and waits for the one inside.
+fn outside(order: Order) -> Result<(), KernelError> {
+    // Not even who may trace others in the container may look into this.
+    hide()?;
+    keep_files()?;
+    let place = Place::of(&order)?;
+    if let Some(namespace) = &place.pid_namespace {
+        setns(namespace, CloneFlags::CLONE_NEWPID)
+            .map_err(|e| failed("enter the process namespace of", &order, e))?;
+    }
+    // SAFETY: the process has one thread, so the child may do what it likes.
+    let forked = unsafe { fork() }.map_err(|e| failed("fork for", &order, e))?;
+    let ForkResult::Parent { child } = forked else {
+        let ended = inside(place, &order);
+        if let Err(error) = &ended {
+            Report::Error(error.to_string()).send();
+        }
+        std::process::exit(i32::from(ended.is_err()));
+    };
+    // The output ends with the command.
+    let _ = dup2_stdout(io::stdin());
+    loop {
+        match waitpid(child, None) {
+            Err(Errno::EINTR) => {}
+            Ok(WaitStatus::Signaled(..)) => {
+                Report::Error("the helper was killed".to_owned()).send();
+                return Ok(());
+            }
+            Ok(_) | Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// The process inside: becomes what the command is to be, starts it, and waits for it and all that it leaves behind.
+fn inside(place: Place, order: &Order) -> Result<(), KernelError> {
+    // With the process outside ends the wish for all this.
+    die_with_parent()?;
+    prctl::set_child_subreaper(true).map_err(|e| failed("adopt orphans in", order, e))?;
+    place.take_oom_score();
+    for (namespace, kind) in &place.namespaces {
+        setns(namespace, *kind).map_err(|e| failed("enter a namespace of", order, e))?;
+    }
+    let enter = || {
+        fchdir(&place.root)?;
+        chroot(".")?;
+        fchdir(&place.folder)
+    };
+    enter().map_err(|e| failed("change to the root of", order, e))?;
+    place
+        .rights
+        .take(place.user_namespace.as_ref())
+        .map_err(|e| failed("become the user of", order, e))?;
+    hide()?;
+    // Forgotten with the change of user.
+    die_with_parent()?;
+    let child = spawn(place, order)?;
+    // The output ends with the command.
+    let _ = dup2_stdout(io::stdin());
+    loop {
+        match waitpid(None::<Pid>, None) {
+            Ok(WaitStatus::Exited(pid, code)) if pid == child => Report::Ended(code).send(),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                Report::Ended(128 + signal as i32).send();
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+fn spawn(place: Place, order: &Order) -> Result<Pid, KernelError> {
+    let on = || order.command[0].display().to_string();
+    let to_output = || io::stdout().as_fd().try_clone_to_owned();
+    let output = to_output().map_err(|e| KernelError::new("start", on(), e))?;
+    let mut command = Command::new(&order.command[0]);
+    command
+        .args(&order.command[1..])
+        .env_clear()
+        .envs(place.environment())
+        .stderr(Stdio::from(output));
+    let groups = place.groups;
+    let join = move || {
+        // Signals to the process group of the command are none to the helper.
+        setsid()?;
+        groups.iter().try_for_each(join_group)
+    };
+    // SAFETY: only system calls, on files that are open.
+    unsafe { command.pre_exec(join) };
+    let child = command
+        .spawn()
+        .map_err(|e| KernelError::new("start", on(), e))?;
+    // Whoever waits for all children waits for this one too.
+    Ok(Pid::from_raw(child.id() as i32))
+}
+
+/// Moves the calling process into a control group by its file `cgroup.procs`.
+fn join_group(procs: &File) -> io::Result<()> {
+    write(procs, b"0")?;
+    Ok(())
+}
+
+fn hide() -> Result<(), KernelError> {
+    prctl::set_dumpable(false).map_err(|e| KernelError::new("hide", "the helper", e.into()))
+}
+
+/// Keeps files from the command that whoever started the helper has left open.
+fn keep_files() -> Result<(), KernelError> {
+    let first = libc::STDERR_FILENO.cast_unsigned() + 1;
+    // SAFETY: takes numbers only, and closes nothing now.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_close_range,
+            first,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        )
+    };
+    Errno::result(result)
+        .map(drop)
+        .map_err(|e| KernelError::new("keep files of", "the helper", e.into()))
+}
+
+fn die_with_parent() -> Result<(), KernelError> {
+    prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(|e| KernelError::new("tie to its parent", "the helper", e.into()))
+}
+
+fn failed(attempt: &'static str, order: &Order, error: Errno) -> KernelError {
+    KernelError::new(attempt, format!("process {}", order.pid), error.into())
+}
+
+/// What stands between `=` signs of an environment, as the kernel shows it.
+fn variables(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+    environment.split(|byte| *byte == 0).filter_map(|variable| {
+        let at = variable.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (&variable[..at], &variable[at + 1..]);
+        (!name.is_empty()).then(|| (OsStr::from_bytes(name), OsStr::from_bytes(value)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_come_through_the_command_line() {
+        for started in [None, Some(7)] {
+            let order = Order {
+                pid: 12,
+                started,
+                group: "/sys/fs/cgroup/a/cgroup.procs".into(),
+                command: vec![
+                    "sh".into(),
+                    "-c".into(),
+                    OsStr::from_bytes(b"\xff -").into(),
+                ],
+            };
+            let helper = order.helper(Path::new("/proc/self/exe"));
+            let mut words = helper.get_args().map(OsStr::to_owned);
+            assert_eq!(words.next().unwrap(), WORD);
+            assert_eq!(Order::parse(words), Some(order));
+        }
+        let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        for bad in [
+            "",
+            "1",
+            "1 -",
+            "1 - /group",
+            "x - /group true",
+            "1 x /group true",
+        ] {
+            assert_eq!(Order::parse(words(bad).into_iter()), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn reports_are_read() {
+        assert_eq!(Report::parse("ended 137\n"), Some(Report::Ended(137)));
+        let error = Report::Error("cannot start x: no".to_owned());
+        assert_eq!(Report::parse("error cannot start x: no\n"), Some(error));
+        for bad in ["", "ended", "ended x", "thread main panicked"] {
+            assert_eq!(Report::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn environments_are_read() {
+        let read: Vec<_> = variables(b"A=1\0B==\0C\0=x\0D=\0").collect();
+        let expected = [("A", "1"), ("B", "="), ("D", "")];
+        assert_eq!(read, expected.map(|(a, b)| (OsStr::new(a), OsStr::new(b))));
+    }
+}

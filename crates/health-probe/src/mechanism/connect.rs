@@ -1,0 +1,255 @@
+//! Connections for probes: bounded in time, and closed without leaving TIME_WAIT.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use health_net::netns::{NetNs, NetNsError};
+use health_net::tcp::forget_after_fin;
+use nix::errno::Errno;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Deadline, Host, Target, failure, own_error};
+use crate::Outcome;
+
+/// Most names that are looked up at a time. A look-up holds a thread until the system's resolver gives up, long after
+/// the probe has.
+const LOOKUPS: usize = 16;
+/// Most addresses of a name that are tried.
+const ADDRESSES: usize = 8;
+
+static LOOKUP: Semaphore = Semaphore::const_new(LOOKUPS);
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    /// Nobody answered in time.
+    #[error("timed out")]
+    TimedOut,
+    /// The name did not resolve in time.
+    #[error("the look-up of {0} timed out")]
+    LookupTimedOut(String),
+    /// The name has no address.
+    #[error("cannot resolve {0}: {1}")]
+    Lookup(String, #[source] io::Error),
+    /// All look-ups that may run at a time are waiting for an answer.
+    #[error("too many names are being looked up")]
+    LookupsBusy,
+    /// The target, or the network, refused.
+    #[error("{0}")]
+    Refused(#[source] io::Error),
+    /// This host cannot open one more connection.
+    #[error("cannot open a socket: {0}")]
+    Socket(#[source] io::Error),
+    /// The network namespace cannot be entered.
+    #[error(transparent)]
+    Namespace(#[from] NetNsError),
+}
+
+impl ConnectError {
+    fn new(error: io::Error) -> Self {
+        // The last is of a host without a free port, or without an address to connect from.
+        const OWN: [Errno; 5] = [
+            Errno::EMFILE,
+            Errno::ENFILE,
+            Errno::ENOBUFS,
+            Errno::ENOMEM,
+            Errno::EADDRNOTAVAIL,
+        ];
+        let code = error.raw_os_error().map(Errno::from_raw);
+        if code.is_some_and(|code| OWN.contains(&code)) {
+            Self::Socket(error)
+        } else {
+            Self::Refused(error)
+        }
+    }
+
+    /// Whether it says nothing about the target.
+    pub(super) fn is_own(&self) -> bool {
+        match self {
+            Self::LookupsBusy | Self::Socket(_) | Self::Namespace(_) => true,
+            Self::TimedOut | Self::LookupTimedOut(_) | Self::Lookup(..) | Self::Refused(_) => false,
+        }
+    }
+
+    /// What a probe of `target` comes to that ends with it.
+    pub(super) fn outcome(&self, target: &impl std::fmt::Display, deadline: Deadline) -> Outcome {
+        let message = match self {
+            Self::TimedOut => {
+                format!(
+                    "timeout: no connection to {target} within {:?}",
+                    deadline.timeout()
+                )
+            }
+            Self::LookupTimedOut(_) => format!("timeout: {self}"),
+            _ => format!("cannot connect to {target}: {self}"),
+        };
+        if self.is_own() {
+            own_error(message)
+        } else {
+            failure(message)
+        }
+    }
+}
+
+/// Connects to a target, by each of its addresses in turn.
+pub(super) async fn connect(
+    target: &Target,
+    ending: Ending,
+    deadline: Deadline,
+) -> Result<Connection, ConnectError> {
+    let netns = target.netns.as_deref();
+    let name = match &target.host {
+        Host::Ip(ip) => {
+            let address = SocketAddr::new(*ip, target.port);
+            return attempt(address, netns, ending, deadline.at()).await;
+        }
+        Host::Name(name) => name,
+    };
+    let addresses = resolve(name, target.port, deadline).await?;
+    let mut left = addresses.len() as u32;
+    let mut last = ConnectError::TimedOut;
+    for address in addresses {
+        // A silent one leaves time for the others.
+        let share = deadline.at().saturating_duration_since(Instant::now()) / left;
+        match attempt(address, netns, ending, Instant::now() + share).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => last = error,
+        }
+        left -= 1;
+    }
+    Err(last)
+}
+
+async fn resolve(
+    name: &str,
+    port: u16,
+    deadline: Deadline,
+) -> Result<Vec<SocketAddr>, ConnectError> {
+    let permit = deadline
+        .bound(LOOKUP.acquire())
+        .await
+        .and_then(Result::ok)
+        .ok_or(ConnectError::LookupsBusy)?;
+    let owned = name.to_owned();
+    let lookup = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        let addresses = (owned.as_str(), port).to_socket_addrs()?;
+        Ok(addresses.take(ADDRESSES).collect::<Vec<_>>())
+    });
+    let addresses = deadline
+        .bound(lookup)
+        .await
+        .ok_or_else(|| ConnectError::LookupTimedOut(name.to_owned()))?
+        .unwrap_or_else(|panicked| Err(io::Error::other(panicked)))
+        .map_err(|error| ConnectError::Lookup(name.to_owned(), error))?;
+    if addresses.is_empty() {
+        let error = io::Error::new(io::ErrorKind::NotFound, "no address");
+        return Err(ConnectError::Lookup(name.to_owned(), error));
+    }
+    Ok(addresses)
+}
+
+async fn attempt(
+    address: SocketAddr,
+    netns: Option<&NetNs>,
+    ending: Ending,
+    until: Instant,
+) -> Result<Connection, ConnectError> {
+    let open = || match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    };
+    // A socket stays in the namespace that it was opened in, so only this takes a thread there.
+    let socket = match netns {
+        None => open(),
+        Some(netns) => netns.run_in(open)?,
+    };
+    let socket = socket.map_err(ConnectError::Socket)?;
+    let connected = timeout_at(until, socket.connect(address));
+    let stream = connected
+        .await
+        .map_err(|_| ConnectError::TimedOut)?
+        .map_err(ConnectError::new)?;
+    Connection::new(stream, ending).map_err(ConnectError::new)
+}
+
+/// How a connection ends, without leaving TIME_WAIT on either side: 60 s of a port and a conntrack entry for each probe.
+/// `SO_LINGER` with a time does not shorten that, and has `close` block.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ending {
+    /// By a FIN, so that the server reads the end of the stream and no error. The socket is forgotten once the server's
+    /// kernel has it, and what the server sends from then on is answered by a reset.
+    Fin,
+    /// By a reset. For a server that was asked to close the connection itself: a FIN after its own would end the
+    /// connection in order, with a TIME_WAIT on its side.
+    Reset,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: TcpStream,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, ending: Ending) -> io::Result<Self> {
+        match ending {
+            Ending::Fin => forget_after_fin(&stream)?,
+            Ending::Reset => stream.set_zero_linger()?,
+        }
+        // What is written in pieces, as by HTTP/2, must not wait for the other side's delayed acknowledgement.
+        stream.set_nodelay(true)?;
+        Ok(Self { stream })
+    }
+
+    /// Writes what there is room for, without waiting.
+    pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.try_write(bytes)
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Does nothing: an end in order is one with a TIME_WAIT. Dropping it ends it.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}

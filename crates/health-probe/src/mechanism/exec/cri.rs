@@ -1,0 +1,251 @@
+//! Commands that the container runtime runs: `ExecSync` of the CRI, on the runtime's socket.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::client::Grpc;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
+use tower::service_fn;
+
+use super::tree::Search;
+use super::{judge, timed_out};
+use crate::Outcome;
+use crate::mechanism::{Deadline, chain, failure, own_error};
+
+/// Most bytes of an answer. Runtimes hold back what is more than 16 MiB, as the kubelet takes no more.
+const ANSWER_LIMIT: usize = 17 << 20;
+/// How long the processes of a command that took too long are looked for and killed.
+const CLEAN_UP: Duration = Duration::from_secs(10);
+/// Between two looks for processes that were started while others were killed.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// `runtime.v1.ExecSyncRequest`. This and its answer are all that is needed of the protocol.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ExecSyncRequest {
+    #[prost(string, tag = "1")]
+    container_id: String,
+    #[prost(string, repeated, tag = "2")]
+    cmd: Vec<String>,
+    /// In seconds.
+    #[prost(int64, tag = "3")]
+    timeout: i64,
+}
+
+/// `runtime.v1.ExecSyncResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ExecSyncResponse {
+    #[prost(bytes = "vec", tag = "1")]
+    stdout: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    stderr: Vec<u8>,
+    #[prost(int32, tag = "3")]
+    exit_code: i32,
+}
+
+/// A container runtime. It is connected to when it is needed, and again whenever it is back.
+#[derive(Clone)]
+pub struct Runtime {
+    channel: Channel,
+    socket: Arc<Path>,
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runtime")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Runtime {
+    /// The one that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a tokio
+    /// runtime.
+    pub fn at(socket: &Path) -> Self {
+        let path: Arc<Path> = socket.into();
+        let connect = {
+            let path = path.clone();
+            move || {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            }
+        };
+        // The authority of requests. Nothing is resolved.
+        let endpoint = Endpoint::from_static("http://localhost");
+        Self {
+            channel: endpoint.connect_with_connector_lazy(service_fn(move |_| connect())),
+            socket: path,
+        }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse, Status> {
+        let mut client = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_LIMIT);
+        client
+            .ready()
+            .await
+            .map_err(|error| Status::unavailable(chain(&error)))?;
+        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/ExecSync");
+        let codec = ProstCodec::<ExecSyncRequest, ExecSyncResponse>::default();
+        let answer = client.unary(Request::new(request), path, codec).await?;
+        Ok(answer.into_inner())
+    }
+}
+
+/// A command for the runtime to run. Its clones are the same probe.
+#[derive(Clone, Debug)]
+pub struct CriExec {
+    runtime: Runtime,
+    container_id: String,
+    pid: Option<u32>,
+    command: Vec<String>,
+    /// Held for as long as anything of a run is left.
+    running: Arc<Mutex<()>>,
+}
+
+impl CriExec {
+    /// A command for the container that the runtime calls `container_id`. `pid` is a process of the container, if
+    /// known: with it, all processes of a command that takes too long are killed, and not only the first one, and a
+    /// runtime that does not even start the command is told from a command that hangs.
+    pub fn new(
+        runtime: Runtime,
+        container_id: impl Into<String>,
+        pid: Option<u32>,
+        command: Vec<String>,
+    ) -> Self {
+        Self {
+            runtime,
+            container_id: container_id.into(),
+            pid,
+            command,
+            running: Arc::default(),
+        }
+    }
+}
+
+/// What a runtime says in the end.
+type Answer = Result<ExecSyncResponse, Status>;
+
+/// Has the command run once.
+pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
+    let Some(alone) = deadline.bound(probe.running.clone().lock_owned()).await else {
+        return failure(format!(
+            "timeout: an earlier run did not end within {:?}",
+            deadline.timeout()
+        ));
+    };
+    let alone = Arc::new(alone);
+    let search = probe.pid.map(|pid| Search::new(pid, &probe.command));
+    // The runtime counts in seconds. It only has to end what this side did not.
+    let seconds = deadline.timeout().as_secs() + 2;
+    let request = ExecSyncRequest {
+        container_id: probe.container_id.clone(),
+        cmd: probe.command.clone(),
+        timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
+    };
+    let runtime = probe.runtime.clone();
+    let held = alone.clone();
+    // It goes on while the processes are killed: a runtime may not care for those of a client that went away.
+    let mut call = tokio::spawn(async move {
+        let _held = held;
+        runtime.exec_sync(request).await
+    });
+    let answer = match deadline.bound(&mut call).await {
+        Some(Ok(answer)) => answer,
+        Some(Err(panicked)) => return own_error(panicked.to_string()),
+        None => return late(probe, search, call, alone, deadline).await,
+    };
+    match answer {
+        Ok(answer) => {
+            let mut output = answer.stdout;
+            output.extend_from_slice(&answer.stderr);
+            judge(answer.exit_code, &output)
+        }
+        Err(status) if status.code() == Code::DeadlineExceeded => {
+            timed_out(&probe.command, deadline.timeout())
+        }
+        Err(status) => own_error(format!(
+            "the runtime at {} did not run the command: {}: {}",
+            probe.runtime.socket.display(),
+            status.code(),
+            status.message()
+        )),
+    }
+}
+
+/// What a call comes to that is not answered in time, and the end of whatever it started.
+async fn late(
+    probe: &CriExec,
+    search: Option<Search>,
+    call: JoinHandle<Answer>,
+    alone: Arc<OwnedMutexGuard<()>>,
+    deadline: Deadline,
+) -> Outcome {
+    let (search, was_started) = match search {
+        None => (None, true),
+        Some(search) => kill(search).await,
+    };
+    tokio::spawn(clean_up(search, call, alone));
+    if was_started {
+        return timed_out(&probe.command, deadline.timeout());
+    }
+    own_error(format!(
+        "the runtime at {} did not start the command within {:?}",
+        probe.runtime.socket.display(),
+        deadline.timeout()
+    ))
+}
+
+/// Kills what there is of a command. Returns whether there was anything.
+async fn kill(mut search: Search) -> (Option<Search>, bool) {
+    let killed = spawn_blocking(move || {
+        let killed = search.kill();
+        (search, killed)
+    });
+    match killed.await {
+        Ok((search, killed)) => (Some(search), killed > 0),
+        Err(_) => (None, false),
+    }
+}
+
+/// Kills a command's processes until there are none, and waits for the runtime to take note.
+async fn clean_up(
+    mut search: Option<Search>,
+    mut call: JoinHandle<Answer>,
+    _alone: Arc<OwnedMutexGuard<()>>,
+) {
+    let until = Instant::now() + CLEAN_UP;
+    let mut is_answered = false;
+    loop {
+        let mut is_left = false;
+        if let Some(running) = search.take() {
+            (search, is_left) = kill(running).await;
+        }
+        if (is_answered && !is_left) || Instant::now() >= until {
+            break;
+        }
+        if is_answered {
+            sleep(PAUSE).await;
+        } else {
+            is_answered = timeout(PAUSE, &mut call).await.is_ok();
+        }
+    }
+    // The runtime hangs.
+    call.abort();
+}
+
+#[cfg(test)]
+mod tests;

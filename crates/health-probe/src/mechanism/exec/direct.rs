@@ -1,0 +1,235 @@
+//! Commands that this host itself runs where a container's process is: `health_net::inside`.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use health_net::inside::{Order, Report, own_program};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+
+use super::group::{Group, GroupError};
+use super::{OUTPUT_LIMIT, judge, timed_out};
+use crate::Outcome;
+use crate::mechanism::{Deadline, failure, own_error};
+
+/// Longest report that is read, bytes.
+const REPORT_LIMIT: u64 = 4096;
+/// How long a probe waits for what ends by itself, once its command has ended: the output, the helper, the group.
+const REST: Duration = Duration::from_millis(200);
+/// How long what a run leaves behind is tried to be removed. After that, the next run does it.
+const CLEAN_UP: Duration = Duration::from_secs(30);
+/// When the helper is killed in that time: it ends with the command's processes.
+const HELPER: Duration = Duration::from_secs(1);
+
+/// A command to run where a process is.
+#[derive(Clone, Debug)]
+pub struct DirectExec {
+    /// A process of the container, such as its first one.
+    pub pid: u32,
+    /// When it was started, in ticks since boot, if known: field 22 of `/proc/PID/stat`. A later process with the same
+    /// number is not taken for it.
+    pub started: Option<u64>,
+    /// Names the probe among all of this host. Runs of probes with the same name never overlap.
+    pub name: String,
+    /// The command and its arguments, of which there must be one. No shell is involved.
+    pub command: Vec<String>,
+    /// The program that helps: one that calls `health_net::inside::serve` first. `None` for the running one.
+    pub program: Option<PathBuf>,
+}
+
+/// Runs the command once.
+pub async fn probe(probe: &DirectExec, deadline: Deadline) -> Outcome {
+    if probe.command.is_empty() {
+        return own_error("there is no command to run");
+    }
+    let (pid, name) = (probe.pid, probe.name.clone());
+    // Files of control groups may take their time.
+    let made = spawn_blocking(move || Group::new(pid, &name)).await;
+    let group = match made {
+        Ok(Ok((group, earlier))) => {
+            let mut run = Run {
+                group,
+                child: None,
+                is_over: false,
+            };
+            for group in earlier {
+                if !group.end(deadline.at()).await {
+                    return failure(format!(
+                        "timeout: processes of an earlier run did not end within {:?}",
+                        deadline.timeout()
+                    ));
+                }
+            }
+            if let Err(error) = run.start(probe) {
+                return own_error(error);
+            }
+            run
+        }
+        Ok(Err(error)) => return own_error(text(&error)),
+        Err(error) => return own_error(error.to_string()),
+    };
+    group.attend(probe, deadline).await
+}
+
+fn text(error: &GroupError) -> String {
+    format!("cannot run the command: {error}")
+}
+
+/// A command that may be running. Dropping it kills the processes, and has what is left of them removed.
+struct Run {
+    group: Group,
+    child: Option<Child>,
+    /// Nothing is left of it.
+    is_over: bool,
+}
+
+impl Run {
+    fn start(&mut self, probe: &DirectExec) -> Result<(), String> {
+        let order = Order {
+            pid: probe.pid,
+            started: probe.started,
+            group: self.group.procs(),
+            command: probe.command.iter().map(Into::into).collect(),
+        };
+        let program = probe.program.as_deref().unwrap_or_else(|| own_program());
+        let mut helper = Command::from(order.helper(program));
+        helper
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = helper
+            .spawn()
+            .map_err(|error| format!("cannot start {}: {error}", program.display()))?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    async fn attend(mut self, probe: &DirectExec, deadline: Deadline) -> Outcome {
+        let pipes = self
+            .child
+            .as_mut()
+            .and_then(|child| Some((child.stdout.take()?, child.stderr.take()?)));
+        let Some((stdout, stderr)) = pipes else {
+            return own_error("the helper has no pipes");
+        };
+        let mut output = Output::of(stdout);
+        let reported = tokio::select! {
+            reported = deadline.bound(read_report(stderr)) => reported,
+            never = output.read() => match never {},
+        };
+        let Some(report) = reported else {
+            // Where this host has not even got to start it, nothing is known of the container.
+            return if self.group.is_populated() {
+                timed_out(&probe.command, deadline.timeout())
+            } else {
+                own_error(format!(
+                    "the command was not started within {:?}",
+                    deadline.timeout()
+                ))
+            };
+        };
+        // What it left running in the background ends with it, and with that the output.
+        if self.group.is_populated() {
+            let _ = self.group.kill();
+        }
+        let _ = timeout(REST, output.end()).await;
+        self.finish().await;
+        match report {
+            Some(Report::Ended(code)) => judge(code, &output.kept),
+            Some(Report::Error(error)) => own_error(error),
+            None => own_error("the helper ended without a report"),
+        }
+    }
+
+    /// Removes what is left of a run whose command has ended.
+    async fn finish(mut self) {
+        let until = Instant::now() + REST;
+        if let Some(child) = &mut self.child
+            && timeout(REST, child.wait()).await.is_ok()
+        {
+            self.is_over = self.group.end(until).await;
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        // At once, whoever does the rest.
+        let _ = self.group.kill();
+        let (group, child) = (self.group.clone(), self.child.take());
+        // Without a runtime the agent is ending, and the next one's run removes what is left.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(clean_up(group, child));
+        }
+    }
+}
+
+async fn clean_up(group: Group, child: Option<Child>) {
+    if let Some(mut child) = child
+        && timeout(HELPER, child.wait()).await.is_err()
+    {
+        let _ = child.kill().await;
+    }
+    group.end(Instant::now() + CLEAN_UP).await;
+}
+
+/// The first line that the helper says.
+async fn read_report(stderr: ChildStderr) -> Option<Report> {
+    let mut stderr = stderr.take(REPORT_LIMIT);
+    let mut said = Vec::new();
+    while !said.contains(&b'\n') {
+        match stderr.read_buf(&mut said).await {
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+    }
+    String::from_utf8_lossy(&said)
+        .lines()
+        .next()
+        .and_then(Report::parse)
+}
+
+/// A command's output, of which the beginning is kept.
+struct Output<R> {
+    pipe: R,
+    kept: Vec<u8>,
+    has_ended: bool,
+}
+
+impl Output<ChildStdout> {
+    fn of(pipe: ChildStdout) -> Self {
+        Self {
+            pipe,
+            kept: Vec::new(),
+            has_ended: false,
+        }
+    }
+}
+
+impl<R: AsyncRead + Unpin> Output<R> {
+    /// Reads, and does not return.
+    async fn read(&mut self) -> std::convert::Infallible {
+        self.end().await;
+        std::future::pending().await
+    }
+
+    /// Reads until the end.
+    async fn end(&mut self) {
+        let mut piece = [0; 4096];
+        while !self.has_ended {
+            match self.pipe.read(&mut piece).await {
+                Ok(0) | Err(_) => self.has_ended = true,
+                Ok(len) => {
+                    let room = OUTPUT_LIMIT - self.kept.len();
+                    self.kept.extend_from_slice(&piece[..len.min(room)]);
+                }
+            }
+        }
+    }
+}

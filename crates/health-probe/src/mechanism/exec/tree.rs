@@ -1,0 +1,192 @@
+//! The processes of a command that a container runtime runs: found among those of its container, and killed.
+//!
+//! A runtime kills the process that it started when a command takes too long, and not what that has started. Nothing
+//! marks those, so they are told by what they share with the command's process: their parents, its session, its pipes.
+//! A process that has cut all of these ties before the command timed out is the container's own from then on.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
+/// What a command of a runtime is known by.
+#[derive(Debug)]
+pub(super) struct Search {
+    /// A process of the container.
+    container: u32,
+    command: Vec<String>,
+    /// When the runtime was asked to run it, in ticks since boot.
+    since: u64,
+    /// What was found of it.
+    ties: Ties,
+}
+
+/// Processes that belong together.
+#[derive(Debug, Default)]
+struct Ties {
+    processes: HashSet<i32>,
+    sessions: HashSet<i32>,
+    pipes: HashSet<PathBuf>,
+}
+
+/// A process of the container.
+#[derive(Debug)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    session: i32,
+    started: u64,
+}
+
+impl Search {
+    /// To be called before the runtime is asked to run the command.
+    pub(super) fn new(container: u32, command: &[String]) -> Self {
+        Self {
+            container,
+            command: command.to_vec(),
+            since: now(),
+            ties: Ties::default(),
+        }
+    }
+
+    /// Kills the command's processes that there are, and returns how many. Reads much of `/proc`: blocks.
+    pub(super) fn kill(&mut self) -> usize {
+        let found = self.find();
+        for pid in &found {
+            // It may have ended.
+            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+        }
+        found.len()
+    }
+
+    /// The command's processes that live, as far as they are tied to it or to those found before.
+    fn find(&mut self) -> Vec<i32> {
+        let Some(namespace) = pid_namespace(self.container as i32) else {
+            return Vec::new();
+        };
+        let processes: Vec<_> = all()
+            .filter(|pid| pid_namespace(*pid).as_ref() == Some(&namespace))
+            .filter_map(Process::read)
+            .filter(|process| process.started >= self.since)
+            .collect();
+        let mut ties = std::mem::take(&mut self.ties);
+        if ties.processes.is_empty() {
+            // Whoever runs something in a container is outside.
+            let entered = processes.iter().filter(|process| {
+                process.pid != self.container as i32
+                    && pid_namespace(process.parent).as_ref() != Some(&namespace)
+            });
+            let (exact, others): (Vec<_>, Vec<_>) =
+                entered.partition(|process| self.is_command(process.pid));
+            match (&exact[..], &others[..]) {
+                // It has become another program, and there is no other that it could be.
+                ([], [one]) => ties.add(one),
+                (exact, _) => exact.iter().for_each(|process| ties.add(process)),
+            }
+        }
+        // Children of children come with the next pass.
+        let mut known = 0;
+        while known < ties.processes.len() {
+            known = ties.processes.len();
+            for process in &processes {
+                if !ties.processes.contains(&process.pid) && ties.hold(process) {
+                    ties.add(process);
+                }
+            }
+        }
+        let tied = processes.iter().map(|process| process.pid);
+        let found = tied.filter(|pid| ties.processes.contains(pid)).collect();
+        self.ties = ties;
+        found
+    }
+
+    /// Whether a process was started by the command. A script shows with its interpreter in front.
+    fn is_command(&self, pid: i32) -> bool {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<_> = line
+            .strip_suffix(b"\0")
+            .unwrap_or(&line)
+            .split(|b| *b == 0)
+            .collect();
+        let Some(start) = words.len().checked_sub(self.command.len()) else {
+            return false;
+        };
+        let name = |path: &[u8]| path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec);
+        let mut pairs = words[start..].iter().zip(&self.command);
+        let is_named = pairs
+            .next()
+            .is_some_and(|(word, own)| name(word) == name(own.as_bytes()));
+        is_named && pairs.all(|(word, own)| *word == own.as_bytes())
+    }
+}
+
+impl Ties {
+    fn add(&mut self, process: &Process) {
+        if self.processes.is_empty() {
+            self.sessions.insert(process.session);
+        }
+        // The runtime gives each command a session of its own.
+        if process.session == process.pid {
+            self.sessions.insert(process.session);
+        }
+        self.processes.insert(process.pid);
+        self.pipes.extend(pipes(process.pid));
+    }
+
+    fn hold(&self, process: &Process) -> bool {
+        self.processes.contains(&process.parent)
+            || self.sessions.contains(&process.session)
+            || pipes(process.pid).any(|pipe| self.pipes.contains(&pipe))
+    }
+}
+
+impl Process {
+    /// `None` if it has ended, be it that nobody has taken note.
+    fn read(pid: i32) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+        // The name may hold anything.
+        let after = stat.iter().rposition(|byte| *byte == b')')?;
+        let fields = String::from_utf8_lossy(&stat[after + 1..]).into_owned();
+        let fields: Vec<_> = fields.split_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse().ok();
+        (!matches!(*fields.first()?, "Z" | "X")).then_some(Self {
+            pid,
+            parent: number(1)?,
+            session: number(3)?,
+            started: fields.get(19)?.parse().ok()?,
+        })
+    }
+}
+
+/// All processes.
+fn all() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+fn pid_namespace(pid: i32) -> Option<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+}
+
+/// The pipes that a process has open.
+fn pipes(pid: i32) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten();
+    let files = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    files.filter(|file| file.as_os_str().as_bytes().starts_with(b"pipe:"))
+}
+
+/// In ticks since boot, as the kernel tells when a process was started.
+fn now() -> u64 {
+    let Ok(Some(rate)) = sysconf(SysconfVar::CLK_TCK) else {
+        return 0;
+    };
+    let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::ZERO, Duration::from);
+    (since_boot.as_millis() * rate as u128 / 1000) as u64
+}

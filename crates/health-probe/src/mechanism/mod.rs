@@ -1,0 +1,177 @@
+//! How targets are probed: by HTTP, TCP, gRPC, or a command in the container.
+//!
+//! Each mechanism takes all that it needs to know, and a [`Deadline`] for everything that it does. What goes wrong on
+//! this side, such as too few file descriptors, says nothing about the target: it is an error, never a failure.
+
+mod connect;
+pub mod exec;
+pub mod grpc;
+pub mod http;
+pub mod tcp;
+#[cfg(test)]
+mod testing;
+pub mod tls;
+mod url;
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use health_net::netns::NetNs;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{Outcome, RawResult};
+
+/// How probes call themselves. Servers, their logs and their rules tell probes from other requests by the kubelet's
+/// name, followed by the version of Kubernetes whose probes these are.
+pub const USER_AGENT: &str = "kube-probe/1.35";
+
+/// Most of a body, or of a command's output, that is read, bytes.
+pub const OUTPUT_LIMIT: usize = 10 * 1024;
+
+/// Until when a probe may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    /// This long from now on.
+    pub fn after(timeout: Duration) -> Self {
+        Self {
+            at: Instant::now() + timeout,
+            timeout,
+        }
+    }
+
+    /// When it is.
+    pub fn at(self) -> Instant {
+        self.at
+    }
+
+    /// How long a probe may take from its start.
+    pub fn timeout(self) -> Duration {
+        self.timeout
+    }
+
+    /// What `work` comes to; `None` if it takes too long.
+    async fn bound<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        timeout_at(self.at, work).await.ok()
+    }
+}
+
+/// A target's host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// Its address, such as the pod's.
+    Ip(IpAddr),
+    /// A name, to be resolved for each probe.
+    Name(String),
+}
+
+impl FromStr for Host {
+    type Err = Infallible;
+
+    /// An address, in brackets or not, or else a name.
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let bare = text
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+            .unwrap_or(text);
+        Ok(bare
+            .parse()
+            .map_or_else(|_| Self::Name(text.to_owned()), Self::Ip))
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// Where to connect to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// The host.
+    pub host: Host,
+    /// The TCP port.
+    pub port: u16,
+    /// The network namespace to connect in; `None` for the agent's own. Names are resolved in the agent's.
+    pub netns: Option<Arc<NetNs>>,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Ip(ip) => SocketAddr::new(*ip, self.port).fmt(f),
+            Host::Name(name) => write!(f, "{name}:{}", self.port),
+        }
+    }
+}
+
+fn success(message: impl Into<String>) -> Outcome {
+    outcome(RawResult::Success, message, false)
+}
+
+fn failure(message: impl Into<String>) -> Outcome {
+    outcome(RawResult::Failure, message, false)
+}
+
+/// Of an attempt that went wrong on this side.
+fn own_error(message: impl Into<String>) -> Outcome {
+    outcome(RawResult::Unknown, message, true)
+}
+
+fn outcome(result: RawResult, message: impl Into<String>, errored: bool) -> Outcome {
+    Outcome {
+        result,
+        message: message.into(),
+        errored,
+    }
+}
+
+/// An error and what caused it, in one line. Each cause is told once.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let told = error.to_string();
+        if !text.ends_with(&told) {
+            text.push_str(": ");
+            text.push_str(&told);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// What `call` comes to while `connection` does its reading and writing, in one task.
+async fn drive<T>(connection: impl Future, call: impl Future<Output = T>) -> T {
+    let mut connection = pin!(Some(connection));
+    let mut call = pin!(call);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(result) = call.as_mut().poll(cx) {
+            return Poll::Ready(result);
+        }
+        if let Some(running) = connection.as_mut().as_pin_mut()
+            && running.poll(cx).is_ready()
+        {
+            // The call learns from it that there is nothing to wait for any more.
+            connection.set(None);
+            return call.as_mut().poll(cx);
+        }
+        Poll::Pending
+    })
+    .await
+}

@@ -1,0 +1,316 @@
+//! TLS for probes by HTTPS and gRPC. As with the kubelet, certificates are not verified unless the settings ask for it.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::pin::Pin;
+use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll};
+
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::Host;
+use super::connect::Connection;
+
+/// What HTTP/2 is called in TLS.
+const H2: &[u8] = b"h2";
+
+static UNVERIFIED: LazyLock<TlsClient> = LazyLock::new(|| TlsClient {
+    configs: Configs::of(unverified()),
+    server_name: None,
+    is_verified: false,
+});
+
+/// Why settings of TLS are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The certificates of authorities cannot be read.
+    #[error("cannot read the certificates to verify with: {0}")]
+    Authorities(#[source] pem::Error),
+    /// There is none.
+    #[error("there is no certificate to verify with")]
+    NoAuthority,
+    /// One of them is no authority's.
+    #[error("cannot verify with a certificate: {0}")]
+    Authority(#[source] rustls::Error),
+    /// The name cannot be a server's.
+    #[error("{0:?} cannot be a server's name")]
+    ServerName(String),
+    /// The client's certificate cannot be read.
+    #[error("cannot read the client's certificate: {0}")]
+    Certificate(#[source] pem::Error),
+    /// The client's key cannot be read.
+    #[error("cannot read the client's key: {0}")]
+    Key(#[source] pem::Error),
+    /// The client's certificate and key do not serve.
+    #[error("cannot use the client's certificate with its key: {0}")]
+    Identity(#[source] rustls::Error),
+}
+
+/// How to speak TLS. The default is as the kubelet does: nothing is verified, and no certificate shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// Certificates of authorities to verify the server's with, PEM.
+    pub authorities: Option<Vec<u8>>,
+    /// The name to ask for and to verify; else the target's host, or its address.
+    pub server_name: Option<String>,
+    /// The certificate to show to a server that asks for one.
+    pub identity: Option<TlsIdentity>,
+}
+
+/// A client's certificate.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsIdentity {
+    /// The chain of certificates, PEM.
+    pub certificates: Vec<u8>,
+    /// The private key, PEM.
+    pub key: Vec<u8>,
+}
+
+impl fmt::Debug for TlsIdentity {
+    /// The key is a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsIdentity").finish_non_exhaustive()
+    }
+}
+
+/// Settings of TLS, ready for use.
+#[derive(Clone, Debug)]
+pub struct TlsClient {
+    configs: Configs,
+    server_name: Option<ServerName<'static>>,
+    is_verified: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Configs {
+    http1: Arc<ClientConfig>,
+    http2: Arc<ClientConfig>,
+}
+
+impl Configs {
+    fn of(mut config: ClientConfig) -> Self {
+        // A resumed session would not show whether the certificate is still good, and each probe stands for itself.
+        config.resumption = Resumption::disabled();
+        let http1 = Arc::new(config.clone());
+        config.alpn_protocols = vec![H2.to_vec()];
+        Self {
+            http1,
+            http2: Arc::new(config),
+        }
+    }
+}
+
+/// What is spoken over TLS.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+impl Default for TlsClient {
+    fn default() -> Self {
+        UNVERIFIED.clone()
+    }
+}
+
+impl TlsClient {
+    /// Fails if certificates or keys are not what they should be.
+    pub fn new(settings: &TlsSettings) -> Result<Self, TlsError> {
+        let builder = builder();
+        let builder = match &settings.authorities {
+            None => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Unverified(provider()))),
+            Some(pem) => builder.with_root_certificates(authorities(pem)?),
+        };
+        let config = match &settings.identity {
+            None => builder.with_no_client_auth(),
+            Some(identity) => {
+                let chain = CertificateDer::pem_slice_iter(&identity.certificates)
+                    .collect::<Result<_, _>>()
+                    .map_err(TlsError::Certificate)?;
+                let key = PrivateKeyDer::from_pem_slice(&identity.key).map_err(TlsError::Key)?;
+                builder
+                    .with_client_auth_cert(chain, key)
+                    .map_err(TlsError::Identity)?
+            }
+        };
+        let server_name = settings.server_name.as_ref().map(|name| {
+            ServerName::try_from(name.clone()).map_err(|_| TlsError::ServerName(name.clone()))
+        });
+        Ok(Self {
+            configs: Configs::of(config),
+            server_name: server_name.transpose()?,
+            is_verified: settings.authorities.is_some(),
+        })
+    }
+
+    /// The handshake, with the server on a host.
+    pub(super) async fn connect(
+        &self,
+        host: &Host,
+        protocol: Protocol,
+        connection: Connection,
+    ) -> io::Result<TlsConnection> {
+        let config = match protocol {
+            Protocol::Http1 => &self.configs.http1,
+            Protocol::Http2 => &self.configs.http2,
+        };
+        let name = match (&self.server_name, host) {
+            (Some(name), _) => name.clone(),
+            (None, Host::Ip(ip)) => ServerName::from(*ip),
+            (None, Host::Name(host)) => match ServerName::try_from(host.clone()) {
+                Ok(name) => name,
+                // An address is not sent.
+                Err(_) if !self.is_verified => {
+                    ServerName::from(IpAddr::from(Ipv4Addr::UNSPECIFIED))
+                }
+                Err(error) => return Err(io::Error::other(error)),
+            },
+        };
+        let connector = TlsConnector::from(config.clone());
+        let stream = connector.connect(name, connection).await?;
+        Ok(TlsConnection { stream })
+    }
+}
+
+type Builder = rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>;
+
+fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: LazyLock<Arc<CryptoProvider>> =
+        LazyLock::new(|| Arc::new(ring::default_provider()));
+    PROVIDER.clone()
+}
+
+fn builder() -> Builder {
+    ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .expect("ring has suites for TLS 1.2 and 1.3")
+}
+
+fn unverified() -> ClientConfig {
+    builder()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Unverified(provider())))
+        .with_no_client_auth()
+}
+
+fn authorities(pem: &[u8]) -> Result<RootCertStore, TlsError> {
+    let mut store = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(pem) {
+        let certificate = certificate.map_err(TlsError::Authorities)?;
+        store.add(certificate).map_err(TlsError::Authority)?;
+    }
+    if store.is_empty() {
+        return Err(TlsError::NoAuthority);
+    }
+    Ok(store)
+}
+
+/// Takes any certificate, also one that cannot be read.
+#[derive(Debug)]
+struct Unverified(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A connection with TLS. It tells the server of its end, which would else take it for an attack.
+#[derive(Debug)]
+pub(super) struct TlsConnection {
+    stream: TlsStream<Connection>,
+}
+
+impl Drop for TlsConnection {
+    fn drop(&mut self) {
+        let (connection, session) = self.stream.get_mut();
+        session.send_close_notify();
+        // As far as there is room: nobody waits for it.
+        let _ = session.write_tls(&mut Unwaiting(connection));
+    }
+}
+
+/// Writes into a connection what there is room for.
+struct Unwaiting<'a>(&'a Connection);
+
+impl io::Write for Unwaiting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsyncRead for TlsConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for TlsConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    /// Does nothing: dropping it closes it.
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

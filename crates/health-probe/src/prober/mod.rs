@@ -1,0 +1,329 @@
+//! The prober: makes the runs that a [`Manager`] asks for, and tells it what came of them.
+//!
+//! One task waits for the manager's next time and starts what is due; each run is a task of its own, for as long as it
+//! lasts. The manager stands behind a lock that nobody holds while anything is waited for, so pods are added and listed
+//! directly.
+
+mod attempt;
+mod stats;
+mod trial;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use health_net::netns::NetNs;
+use jiff::Timestamp;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep_until};
+
+use self::attempt::{Attempt, Commands};
+use crate::mechanism::exec::cri::Runtime;
+use crate::spec::{PodSpec, ProbeType};
+use crate::worker::restart::Kill;
+use crate::worker::{
+    Event, Finished, Manager, ManagerOptions, PodStatus, Report, ResultUpdate, Snapshot, Start,
+    WorkerView,
+};
+
+pub use self::stats::{DURATION_BOUNDS, Histogram, ProbeStats, Stats};
+pub use self::trial::{Trial, Tried};
+
+/// What the prober has to know of containers, beside their manifests.
+pub trait Containers: Send + Sync {
+    /// The network namespace of a pod.
+    fn netns(&self, pod: &PodSpec) -> Option<Arc<NetNs>>;
+
+    /// How commands are run in a container.
+    fn execution(&self, pod: &PodSpec, container_id: &str) -> Option<Execution>;
+}
+
+/// How commands are run in a container.
+#[derive(Clone, Debug)]
+pub enum Execution {
+    /// By this host itself, where a process of the container is.
+    Direct {
+        /// The process.
+        pid: u32,
+        /// When it was started, in ticks since boot, if known.
+        started: Option<u64>,
+    },
+    /// By the container runtime.
+    Runtime {
+        /// The runtime.
+        runtime: Runtime,
+        /// What the runtime calls the container.
+        container_id: String,
+        /// A process of the container, if known.
+        pid: Option<u32>,
+    },
+}
+
+/// What a prober begins with.
+pub struct ProberOptions {
+    /// What its manager begins with.
+    pub manager: ManagerOptions,
+    /// What it has to know of containers.
+    pub containers: Arc<dyn Containers>,
+    /// The folder of the certificates and keys that annotations name.
+    pub certificates: PathBuf,
+}
+
+/// What a prober tells, in the order in which it came to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    /// A result is new or has changed, and has its container killed in some cases.
+    Result(ResultUpdate, Option<Kill>),
+    /// A pod's status has changed.
+    Status(Arc<str>, PodStatus),
+    /// Something is to be told of a container.
+    Event {
+        /// The pod.
+        pod: Arc<PodSpec>,
+        /// The container's name.
+        container: Arc<str>,
+        /// The type of the probe.
+        kind: ProbeType,
+        /// What.
+        event: Event,
+    },
+}
+
+/// Probes containers. Clones share it; the probing ends with the last one.
+#[derive(Clone)]
+pub struct Prober(Arc<Shared>);
+
+struct Shared {
+    manager: Mutex<Manager>,
+    /// The manager's time zero.
+    began: Instant,
+    /// Told when there may be something to do before the manager's next time.
+    wake: Arc<Notify>,
+    containers: Arc<dyn Containers>,
+    certificates: PathBuf,
+    commands: Commands,
+    stats: Mutex<Stats>,
+    news: mpsc::UnboundedSender<News>,
+}
+
+impl Prober {
+    /// Begins to probe. Must be called inside a tokio runtime. Whoever has the receiver acts on what is told.
+    pub fn start(options: ProberOptions) -> (Self, mpsc::UnboundedReceiver<News>) {
+        let ProberOptions {
+            manager,
+            containers,
+            certificates,
+        } = options;
+        let (news, told) = mpsc::unbounded_channel();
+        let prober = Self(Arc::new(Shared {
+            manager: Mutex::new(Manager::new(manager)),
+            began: Instant::now(),
+            wake: Arc::default(),
+            containers,
+            certificates,
+            commands: Commands::default(),
+            stats: Mutex::default(),
+            news,
+        }));
+        let (shared, wake) = (Arc::downgrade(&prober.0), prober.0.wake.clone());
+        tokio::spawn(async move {
+            while let Some(shared) = shared.upgrade() {
+                let next = Self(shared).start_due();
+                let wait = async {
+                    match next {
+                        Some(next) => sleep_until(next).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    () = wait => {}
+                    () = wake.notified() => {}
+                }
+            }
+        });
+        (prober, told)
+    }
+
+    /// Starts what is due. Returns when there will be more.
+    fn start_due(&self) -> Option<Instant> {
+        let (starts, next) = {
+            let mut manager = self.manager();
+            let now = self.now();
+            let wall = Timestamp::now();
+            let starts: Vec<Start> = std::iter::from_fn(|| manager.poll(now, wall)).collect();
+            (starts, manager.next_wake())
+        };
+        self.tell();
+        for start in starts {
+            tokio::spawn(self.clone().run(start));
+        }
+        next.map(|next| self.0.began + next)
+    }
+
+    /// Makes a run: an attempt, and others if it errs.
+    async fn run(self, start: Start) {
+        let mut next = Some(start);
+        while let Some(start) = next.take() {
+            // Whatever happens to the attempt, the manager is answered.
+            let mut unanswered = Unanswered(&self, Some(start));
+            let Some(start) = &unanswered.1 else { break };
+            let begun = self.now();
+            let attempt = Attempt {
+                start,
+                containers: &*self.0.containers,
+                certificates: &self.0.certificates,
+                commands: &self.0.commands,
+            };
+            let report = attempt.make().await;
+            let took = self.now().saturating_sub(begun);
+            let late = begun.saturating_sub(start.due);
+            let Some(start) = unanswered.1.take() else {
+                break;
+            };
+            let finished = self.manager().finish(self.now(), start.worker, report);
+            match finished {
+                Finished::Again(again) => next = Some(again),
+                Finished::Done(judgement) => {
+                    self.stats().note(&start, judgement.counted, took, late);
+                    if let Some(event) = judgement.event {
+                        let told = News::Event {
+                            pod: start.pod.clone(),
+                            container: start.container.clone(),
+                            kind: start.kind,
+                            event,
+                        };
+                        // Nobody may want to know.
+                        let _ = self.0.news.send(told);
+                    }
+                }
+                Finished::Dropped => {}
+            }
+        }
+        self.tell();
+        self.0.wake.notify_one();
+    }
+
+    /// Passes on what has changed.
+    fn tell(&self) {
+        let mut manager = self.manager();
+        for update in manager.take_updates() {
+            let kill = manager.kill(&update);
+            let _ = self.0.news.send(News::Result(update, kill));
+        }
+        for uid in manager.take_status_changes() {
+            if let Some(status) = manager.status(&uid) {
+                let _ = self.0.news.send(News::Status(uid, status.clone()));
+            }
+        }
+    }
+
+    /// Changes something, and has what follows from it done and told.
+    fn change<T>(&self, change: impl FnOnce(&mut Manager, Duration) -> T) -> T {
+        let changed = change(&mut self.manager(), self.now());
+        self.tell();
+        self.0.wake.notify_one();
+        changed
+    }
+
+    /// Probes a pod as its spec says from now on.
+    pub fn add_pod(&self, spec: Arc<PodSpec>) {
+        self.change(|manager, now| manager.add_pod(now, spec));
+        self.forget_commands();
+    }
+
+    /// Tells what is known of a pod, see [`Manager::set_status`].
+    pub fn set_status(&self, uid: &str, status: PodStatus) {
+        self.change(|manager, now| manager.set_status(now, uid, status));
+    }
+
+    /// A pod is being ended, see [`Manager::stop_liveness_and_startup`].
+    pub fn stop_liveness_and_startup(&self, uid: &str) {
+        self.change(|manager, _| manager.stop_liveness_and_startup(uid));
+    }
+
+    /// Stops all probes of a pod and forgets it.
+    pub fn remove_pod(&self, uid: &str) {
+        self.change(|manager, _| manager.remove_pod(uid));
+        self.stats().retain_pods(|known| known != uid);
+        self.forget_commands();
+    }
+
+    /// Removes all pods but those that are desired.
+    pub fn cleanup_pods(&self, is_desired: impl Fn(&str) -> bool) {
+        self.change(|manager, _| manager.cleanup_pods(&is_desired));
+        self.stats().retain_pods(is_desired);
+        self.forget_commands();
+    }
+
+    /// What is known of a pod, with `ready` and `started` computed.
+    pub fn status(&self, uid: &str) -> Option<PodStatus> {
+        self.manager().status(uid).cloned()
+    }
+
+    /// All containers that are to be killed, see [`Manager::kills`].
+    pub fn kills(&self) -> Vec<Kill> {
+        self.manager().kills()
+    }
+
+    /// Looks at all workers, by `look`, which must not take long. Times count from the second argument on.
+    pub fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
+        let manager = self.manager();
+        manager.list().for_each(|worker| look(worker, self.0.began));
+    }
+
+    /// What the next agent is to know.
+    pub fn snapshot(&self) -> Snapshot {
+        self.manager().snapshot()
+    }
+
+    /// What probes came to, and how long they took.
+    pub fn statistics(&self) -> Stats {
+        self.stats().clone()
+    }
+
+    /// Those of workers that are gone.
+    fn forget_commands(&self) {
+        let manager = self.manager();
+        self.0.commands.retain(|worker| manager.has_worker(worker));
+    }
+
+    fn now(&self) -> Duration {
+        self.0.began.elapsed()
+    }
+
+    fn manager(&self) -> MutexGuard<'_, Manager> {
+        lock(&self.0.manager)
+    }
+
+    fn stats(&self) -> MutexGuard<'_, Stats> {
+        lock(&self.0.stats)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The task that waits ends with it.
+        self.wake.notify_one();
+    }
+}
+
+/// An attempt whose outcome the manager waits for. If it is dropped, as in a panic, it counts as not sent.
+struct Unanswered<'a>(&'a Prober, Option<Start>);
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if let Some(start) = self.1.take() {
+            let prober = self.0;
+            prober
+                .manager()
+                .finish(prober.now(), start.worker, Report::NotSent);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

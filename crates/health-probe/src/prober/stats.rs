@@ -1,0 +1,73 @@
+//! What probes came to, for metrics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::spec::{PodSpec, ProbeType};
+use crate::worker::{Counted, Start};
+
+/// Upper bounds of the buckets of durations, those of the kubelet and shorter ones, seconds.
+pub const DURATION_BOUNDS: [f64; 12] = [
+    0.000_5, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+];
+
+/// What all probes came to.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// By pod, container and type.
+    pub probes: BTreeMap<(Arc<str>, Arc<str>, ProbeType), ProbeStats>,
+    /// How late runs began, all together.
+    pub delays: Histogram,
+}
+
+/// What one probe of one container came to.
+#[derive(Clone, Debug)]
+pub struct ProbeStats {
+    /// The pod.
+    pub pod: Arc<PodSpec>,
+    /// How often it came to what, in the order of [`Counted::ALL`].
+    pub runs: [u64; Counted::ALL.len()],
+    /// How long runs took that were sent.
+    pub durations: Histogram,
+}
+
+/// How often a duration was within each of [`DURATION_BOUNDS`], and beyond the last.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// The buckets, each without those before it.
+    pub buckets: [u64; DURATION_BOUNDS.len() + 1],
+    /// The sum of all durations.
+    pub sum: Duration,
+}
+
+impl Histogram {
+    fn note(&mut self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = DURATION_BOUNDS.partition_point(|bound| *bound < seconds);
+        self.buckets[bucket] += 1;
+        self.sum += duration;
+    }
+}
+
+impl Stats {
+    pub(super) fn note(&mut self, start: &Start, counted: Counted, took: Duration, late: Duration) {
+        let key = (start.pod.uid.clone(), start.container.clone(), start.kind);
+        let stats = self.probes.entry(key).or_insert_with(|| ProbeStats {
+            pod: start.pod.clone(),
+            runs: Default::default(),
+            durations: Histogram::default(),
+        });
+        for (kind, count) in Counted::ALL.iter().zip(&mut stats.runs) {
+            *count += u64::from(*kind == counted);
+        }
+        if counted != Counted::NotSent {
+            stats.durations.note(took);
+        }
+        self.delays.note(late);
+    }
+
+    pub(super) fn retain_pods(&mut self, is_desired: impl Fn(&str) -> bool) {
+        self.probes.retain(|(uid, _, _), _| is_desired(uid));
+    }
+}

@@ -1,0 +1,128 @@
+//! The fields of a pod that matter for probes, as a text has them. Those of Kubernetes' own types that nobody looks at
+//! would take half a megabyte of code to read.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as k8s;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+/// A pod.
+#[derive(Deserialize)]
+#[serde(expecting = "a Pod")]
+pub(super) struct Pod {
+    metadata: Option<Metadata>,
+    spec: Option<Spec>,
+    status: Option<Status>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an ObjectMeta")]
+struct Metadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a PodSpec")]
+struct Spec {
+    restart_policy: Option<String>,
+    termination_grace_period_seconds: Option<i64>,
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a Container")]
+struct Container {
+    name: Option<String>,
+    image: Option<String>,
+    restart_policy: Option<String>,
+    env: Option<Vec<EnvVar>>,
+    ports: Option<Vec<k8s::ContainerPort>>,
+    startup_probe: Option<k8s::Probe>,
+    readiness_probe: Option<k8s::Probe>,
+    liveness_probe: Option<k8s::Probe>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "an EnvVar")]
+struct EnvVar {
+    name: Option<String>,
+    value: Option<String>,
+    value_from: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a PodStatus")]
+struct Status {
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<k8s::PodIP>>,
+}
+
+impl From<Pod> for k8s::Pod {
+    fn from(pod: Pod) -> Self {
+        let metadata = pod.metadata.unwrap_or_default();
+        Self {
+            metadata: ObjectMeta {
+                name: metadata.name,
+                namespace: metadata.namespace,
+                uid: metadata.uid,
+                annotations: metadata.annotations,
+                ..ObjectMeta::default()
+            },
+            spec: pod.spec.map(Into::into),
+            status: pod.status.map(|status| k8s::PodStatus {
+                pod_ip: status.pod_ip,
+                pod_ips: status.pod_ips,
+                ..k8s::PodStatus::default()
+            }),
+        }
+    }
+}
+
+impl From<Spec> for k8s::PodSpec {
+    fn from(spec: Spec) -> Self {
+        let all = |containers: Vec<Container>| containers.into_iter().map(Into::into).collect();
+        Self {
+            restart_policy: spec.restart_policy,
+            termination_grace_period_seconds: spec.termination_grace_period_seconds,
+            containers: spec.containers.map(all).unwrap_or_default(),
+            init_containers: spec.init_containers.map(all),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<Container> for k8s::Container {
+    fn from(container: Container) -> Self {
+        Self {
+            name: container.name.unwrap_or_default(),
+            image: container.image,
+            restart_policy: container.restart_policy,
+            env: container
+                .env
+                .map(|all| all.into_iter().map(Into::into).collect()),
+            ports: container.ports,
+            startup_probe: container.startup_probe,
+            readiness_probe: container.readiness_probe,
+            liveness_probe: container.liveness_probe,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<EnvVar> for k8s::EnvVar {
+    fn from(var: EnvVar) -> Self {
+        Self {
+            name: var.name.unwrap_or_default(),
+            value: var.value,
+            value_from: var.value_from.map(|_| k8s::EnvVarSource::default()),
+        }
+    }
+}

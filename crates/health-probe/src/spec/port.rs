@@ -1,0 +1,138 @@
+//! Ports by number and by name.
+
+use std::fmt;
+
+/// A port that a container lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPort {
+    /// Its name; may be empty.
+    pub name: String,
+    /// Its number.
+    pub port: u16,
+}
+
+/// A port as a probe has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// Its number.
+    Number(i32),
+    /// The name of one of the container's ports, or a number as text.
+    Name(String),
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+/// The probe has a port that does not exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    /// No port has the number.
+    #[error("there is no port {0}")]
+    OutOfRange(i64),
+    /// No port of the container has the name.
+    #[error("the container has no port {0:?}")]
+    Unknown(String),
+}
+
+impl Port {
+    /// Its number, by the ports of the container.
+    pub fn resolve(&self, ports: &[NamedPort]) -> Result<u16, PortError> {
+        let number = match self {
+            Self::Number(number) => i64::from(*number),
+            Self::Name(name) => {
+                let named = ports
+                    .iter()
+                    .find(|port| port.name == *name && !name.is_empty());
+                match named {
+                    Some(port) => i64::from(port.port),
+                    None => name.parse().map_err(|_| PortError::Unknown(name.clone()))?,
+                }
+            }
+        };
+        u16::try_from(number)
+            .ok()
+            .filter(|&port| port > 0)
+            .ok_or(PortError::OutOfRange(number))
+    }
+}
+
+/// What is wrong with the name of a port: at most 15 lower-case letters, digits and `-`, a letter among them, and `-`
+/// neither doubled nor at an end.
+pub(super) fn check_name(name: &str) -> Option<&'static str> {
+    const LENGTH_MAX: usize = 15;
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.len() > LENGTH_MAX {
+        Some("must be no more than 15 characters")
+    } else if !name.bytes().all(fits) {
+        Some("must contain only lower-case letters, digits and hyphens (-)")
+    } else if !name.bytes().any(|byte| byte.is_ascii_lowercase()) {
+        Some("must contain at least one letter (a-z)")
+    } else if name.contains("--") {
+        Some("must not contain consecutive hyphens")
+    } else if name.starts_with('-') || name.ends_with('-') {
+        Some("must not begin or end with a hyphen")
+    } else {
+        None
+    }
+}
+
+/// What Kubernetes says of a number that is no port.
+pub(super) const OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports() -> Vec<NamedPort> {
+        [("", 7), ("web", 93), ("80", 81)]
+            .map(|(name, port)| NamedPort {
+                name: name.to_owned(),
+                port,
+            })
+            .to_vec()
+    }
+
+    #[test]
+    fn p1_a_port_that_does_not_exist_is_an_error() {
+        let name = |name: &str| Port::Name(name.to_owned());
+        for (port, error) in [
+            (Port::Number(-1), PortError::OutOfRange(-1)),
+            (Port::Number(0), PortError::OutOfRange(0)),
+            (Port::Number(65_536), PortError::OutOfRange(65_536)),
+            (name(""), PortError::Unknown(String::new())),
+            (name("-1"), PortError::OutOfRange(-1)),
+            (name("other"), PortError::Unknown("other".to_owned())),
+        ] {
+            assert_eq!(port.resolve(&ports()), Err(error), "{port}");
+        }
+    }
+
+    #[test]
+    fn p2_a_port_is_found_by_name_by_number_and_by_a_number_as_text() {
+        for (port, number) in [
+            (Port::Name("web".to_owned()), 93),
+            (Port::Name("118".to_owned()), 118),
+            (Port::Name("80".to_owned()), 81),
+            (Port::Number(76), 76),
+        ] {
+            assert_eq!(port.resolve(&ports()), Ok(number), "{port}");
+        }
+    }
+
+    #[test]
+    fn names_of_ports_are_those_of_services() {
+        for good in ["web", "http-2", "a", "123456789012345a"] {
+            let is_long = good.len() > 15;
+            assert_eq!(check_name(good).is_some(), is_long, "{good}");
+        }
+        for bad in ["", "80", "Web", "-web", "web-", "we--b", "we_b", "wéb"] {
+            assert!(check_name(bad).is_some(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What a finished run is told as, and counted as.
+
+use crate::spec::ProbeType;
+use crate::worker::ProbeResult;
+use crate::{Outcome, RawResult};
+
+/// What a run counts as in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Counted {
+    /// The target is well.
+    Successful,
+    /// The target is not well.
+    Failed,
+    /// Nothing was found out about the target.
+    Errored,
+    /// The probe could not be sent in time.
+    NotSent,
+}
+
+impl Counted {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Successful, Self::Failed, Self::Errored, Self::NotSent];
+
+    /// The value of the label `result`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Successful => "successful",
+            Self::Failed => "failed",
+            Self::Errored => "errored",
+            Self::NotSent => "not_sent",
+        }
+    }
+}
+
+/// Something about a container that is to be told. All are warnings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// `Unhealthy` or `ProbeWarning`.
+    pub reason: &'static str,
+    /// What happened.
+    pub message: String,
+}
+
+/// What the last attempt of a run means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Judgement {
+    /// What it is for the thresholds; none if nothing is concluded.
+    pub result: Option<ProbeResult>,
+    /// What it counts as.
+    pub counted: Counted,
+    /// What is to be told.
+    pub event: Option<Event>,
+}
+
+/// Judges what a probe came to, before any threshold.
+pub fn judge(kind: ProbeType, outcome: &Outcome) -> Judgement {
+    let title = kind.title();
+    let message = &outcome.message;
+    let event = |reason, message| Some(Event { reason, message });
+    if outcome.errored {
+        let state = match outcome.result {
+            RawResult::Success => "success",
+            RawResult::Warning => "warning",
+            RawResult::Failure => "failure",
+            RawResult::Unknown => "unknown",
+        };
+        let message = format!("{title} probe errored and resulted in {state} state: {message}");
+        return Judgement {
+            result: None,
+            counted: Counted::Errored,
+            event: event("Unhealthy", message),
+        };
+    }
+    let (result, counted) = match outcome.result {
+        RawResult::Success | RawResult::Warning => (ProbeResult::Success, Counted::Successful),
+        RawResult::Failure | RawResult::Unknown => (ProbeResult::Failure, Counted::Failed),
+    };
+    let event = match outcome.result {
+        RawResult::Warning => event("ProbeWarning", format!("{title} probe warning: {message}")),
+        RawResult::Failure => event("Unhealthy", format!("{title} probe failed: {message}")),
+        RawResult::Success | RawResult::Unknown => None,
+    };
+    Judgement {
+        result: Some(result),
+        counted,
+        event,
+    }
+}

@@ -1,0 +1,51 @@
+//! What is shown of workers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Counted, ProbeResult, Waiting};
+use crate::spec::{PodSpec, Probe, ProbeType};
+
+/// What the last run of a worker came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastRun {
+    /// When it ended, since the agent began.
+    pub at: Duration,
+    /// What it counted as.
+    pub counted: Counted,
+    /// What its mechanism said.
+    pub message: String,
+}
+
+/// One probe of one container, as it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerView<'a> {
+    /// The pod.
+    pub pod: &'a Arc<PodSpec>,
+    /// The container's name.
+    pub container: &'a Arc<str>,
+    /// The container that is probed; none before there was one.
+    pub container_id: Option<&'a Arc<str>>,
+    /// The type of the probe.
+    pub kind: ProbeType,
+    /// The probe.
+    pub probe: &'a Arc<Probe>,
+    /// Its result; none before there was a container.
+    pub result: Option<ProbeResult>,
+    /// What its last run came to that told something.
+    pub last: Option<ProbeResult>,
+    /// How many in a row came to that.
+    pub run: u32,
+    /// How many in a row it takes to be the result.
+    pub threshold: u32,
+    /// Whether it is not probed until there is a new container.
+    pub on_hold: bool,
+    /// Why it was not probed when it last could have been; none if it was.
+    pub waiting: Option<Waiting>,
+    /// Whether a run is under way.
+    pub in_flight: bool,
+    /// When it is looked at next, since the agent began; none while a run is under way.
+    pub next: Option<Duration>,
+    /// Its last run.
+    pub last_run: Option<&'a LastRun>,
+}

@@ -1,0 +1,193 @@
+//! What a failed probe and an ended container mean: kill, restart, and when.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ProbeResult, ResultUpdate};
+use crate::spec::{ContainerSpec, PodSpec, Probe, ProbeType, RestartPolicy, Role};
+
+/// The wait before the second restart in a row; the first one waits for nothing.
+pub const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// The longest wait.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
+/// A container that ends so long after its restart waits as if it had never been restarted.
+pub const RESET_AFTER: Duration = Duration::from_secs(600);
+
+/// A container that must be killed because a probe failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// The pod's UID.
+    pub pod_uid: Arc<str>,
+    /// The container's name.
+    pub container: Arc<str>,
+    /// The container.
+    pub container_id: Arc<str>,
+    /// The type of the probe that failed.
+    pub kind: ProbeType,
+    /// How long it may take to end by itself.
+    pub grace: Duration,
+    /// Whether it is started again then.
+    pub restart: bool,
+}
+
+impl Kill {
+    /// What the event says of it, which has the reason `Killing`.
+    pub fn message(&self) -> String {
+        let Self {
+            container, kind, ..
+        } = self;
+        let then = match self.restart {
+            true => "will be restarted",
+            false => "will not be restarted",
+        };
+        format!("Container {container} failed {kind} probe, {then}")
+    }
+}
+
+/// What a result means for its container, which runs.
+pub fn decide(pod: &PodSpec, update: &ResultUpdate) -> Option<Kill> {
+    if update.result != ProbeResult::Failure || update.kind == ProbeType::Readiness {
+        return None;
+    }
+    let container = pod.container(&update.container)?;
+    let probe = container.probe(update.kind)?;
+    let (grace, restart) = consequence(pod, container, probe);
+    Some(Kill {
+        pod_uid: update.pod_uid.clone(),
+        container: update.container.clone(),
+        container_id: update.container_id.clone(),
+        kind: update.kind,
+        grace,
+        restart,
+    })
+}
+
+/// How long a container may take to end when its liveness or startup probe has it killed, and whether it is started
+/// again then.
+pub fn consequence(pod: &PodSpec, container: &ContainerSpec, probe: &Probe) -> (Duration, bool) {
+    let grace = probe.termination_grace.unwrap_or(pod.termination_grace);
+    let restart = policy(pod, container.role) != RestartPolicy::Never;
+    (grace, restart)
+}
+
+/// Whether a container that ended by itself is started again. One that was killed is as its [`Kill`] says.
+pub fn restarts(pod: &PodSpec, role: Role, exit_code: i32) -> bool {
+    match policy(pod, role) {
+        RestartPolicy::Always => true,
+        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::Never => false,
+    }
+}
+
+fn policy(pod: &PodSpec, role: Role) -> RestartPolicy {
+    match (role, pod.restart_policy) {
+        (Role::Sidecar, _) => RestartPolicy::Always,
+        // It has done its part if it ended well.
+        (Role::Init, RestartPolicy::Always) => RestartPolicy::OnFailure,
+        (_, policy) => policy,
+    }
+}
+
+/// How long containers wait for their restarts: 10 s, and twice as long each time, up to 5 min.
+#[derive(Clone, Debug, Default)]
+pub struct Backoffs {
+    /// By pod and container.
+    pods: HashMap<Arc<str>, HashMap<Arc<str>, Backoff>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Backoff {
+    wait: Duration,
+    /// When the container was restarted last, and how long before the agent's beginning that was if it was before.
+    restarted: Duration,
+    before: Duration,
+}
+
+impl Backoff {
+    /// Whether a container that ended then has run for long.
+    fn is_over(&self, ended: Duration) -> bool {
+        (ended + self.before).saturating_sub(self.restarted) > RESET_AFTER
+    }
+}
+
+/// The state of one container's restarts, for a [`Snapshot`](super::Snapshot).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedBackoff {
+    /// The pod's UID.
+    pub pod_uid: String,
+    /// The container's name.
+    pub container: String,
+    /// Its next wait.
+    #[serde(with = "health_model::duration::nanoseconds", rename = "wait_ns")]
+    pub wait: Duration,
+    /// How long ago it was restarted when this was saved.
+    #[serde(with = "health_model::duration::nanoseconds", rename = "age_ns")]
+    pub age: Duration,
+}
+
+impl Backoffs {
+    /// From when on a container that ended at `ended` may be started.
+    pub fn ready(&self, pod_uid: &str, container: &str, ended: Duration) -> Duration {
+        let backoff = self.pods.get(pod_uid).and_then(|pod| pod.get(container));
+        let backoff = backoff.filter(|backoff| !backoff.is_over(ended));
+        ended + backoff.map_or(Duration::ZERO, |backoff| backoff.wait)
+    }
+
+    /// A container that ended at `ended` is started again `now`.
+    pub fn restarted(
+        &mut self,
+        pod_uid: &Arc<str>,
+        container: &Arc<str>,
+        ended: Duration,
+        now: Duration,
+    ) {
+        let pod = self.pods.entry(pod_uid.clone()).or_default();
+        let backoff = pod.get(container).filter(|backoff| !backoff.is_over(ended));
+        let wait = backoff.map_or(FIRST_WAIT, |backoff| (backoff.wait * 2).min(LONGEST_WAIT));
+        let backoff = Backoff {
+            wait,
+            restarted: now,
+            before: Duration::ZERO,
+        };
+        pod.insert(container.clone(), backoff);
+    }
+
+    /// Forgets a pod.
+    pub fn remove_pod(&mut self, pod_uid: &str) {
+        self.pods.remove(pod_uid);
+    }
+
+    /// What the next agent is to know.
+    pub fn save(&self, now: Duration) -> Vec<SavedBackoff> {
+        let mut saved = Vec::new();
+        for (pod_uid, containers) in &self.pods {
+            for (container, backoff) in containers {
+                saved.push(SavedBackoff {
+                    pod_uid: pod_uid.to_string(),
+                    container: container.to_string(),
+                    wait: backoff.wait,
+                    age: (now + backoff.before).saturating_sub(backoff.restarted),
+                });
+            }
+        }
+        saved
+    }
+
+    /// What an earlier agent knew, `since` when it saved it.
+    pub fn restore(saved: Vec<SavedBackoff>, since: Duration) -> Self {
+        let mut backoffs = Self::default();
+        for one in saved {
+            let pod = backoffs.pods.entry(one.pod_uid.into()).or_default();
+            let backoff = Backoff {
+                wait: one.wait.min(LONGEST_WAIT),
+                restarted: Duration::ZERO,
+                before: one.age.saturating_add(since),
+            };
+            pod.insert(one.container.into(), backoff);
+        }
+        backoffs
+    }
+}

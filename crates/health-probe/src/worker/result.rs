@@ -1,0 +1,79 @@
+//! Results and their changes.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::ProbeType;
+
+/// What is known of a container by one of its probes, thresholds considered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeResult {
+    /// Nothing yet.
+    Unknown,
+    /// It is well.
+    Success,
+    /// It is not.
+    Failure,
+}
+
+impl ProbeResult {
+    /// What is taken for true of a container that was not probed yet.
+    pub const fn initial(kind: ProbeType) -> Self {
+        match kind {
+            ProbeType::Startup => Self::Unknown,
+            ProbeType::Readiness => Self::Failure,
+            ProbeType::Liveness => Self::Success,
+        }
+    }
+}
+
+/// The last result of one probe, and the container that it is about.
+#[derive(Clone, Debug, Default)]
+pub struct Cache {
+    entry: Option<(Arc<str>, ProbeResult)>,
+}
+
+impl Cache {
+    /// The result of the container with this ID.
+    pub fn get(&self, container_id: &str) -> Option<ProbeResult> {
+        let (_, result) = self
+            .entry
+            .as_ref()
+            .filter(|(id, _)| **id == *container_id)?;
+        Some(*result)
+    }
+
+    /// The result, whichever container it is about.
+    pub fn result(&self) -> Option<ProbeResult> {
+        self.entry.as_ref().map(|(_, result)| *result)
+    }
+
+    /// Remembers the result of a container. Returns whether it is new or changed, which is when an update is due.
+    pub fn set(&mut self, container_id: &Arc<str>, result: ProbeResult) -> bool {
+        let is_news = self.get(container_id) != Some(result);
+        self.entry = Some((container_id.clone(), result));
+        is_news
+    }
+
+    /// Forgets it.
+    pub fn remove(&mut self) {
+        self.entry = None;
+    }
+}
+
+/// A result that is new or has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResultUpdate {
+    /// The pod's UID.
+    pub pod_uid: Arc<str>,
+    /// The container's name.
+    pub container: Arc<str>,
+    /// The type of the probe.
+    pub kind: ProbeType,
+    /// The container that the result is about.
+    pub container_id: Arc<str>,
+    /// The result.
+    pub result: ProbeResult,
+}

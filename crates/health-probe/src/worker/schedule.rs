@@ -1,0 +1,285 @@
+//! When the workers of a manager look at their containers and probe them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_model::pace::{fraction, phase};
+use jiff::Timestamp;
+
+use super::manager::{Finished, Manager, Start, WorkerId};
+use super::{
+    Conclusion, Decision, JITTER_MAX, LastRun, Report, Situation, TimerId, Waiting, Worker,
+};
+use crate::spec::Probe;
+
+/// Shortest time from one tick to the next.
+const PERIOD_MIN: Duration = Duration::from_millis(1);
+
+/// A worker and its times.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) pod_uid: Arc<str>,
+    pub(super) container: Arc<str>,
+    pub(super) worker: Worker,
+    pub(super) state: State,
+    /// The tick that it is at or waits for. Ticks are a period apart.
+    tick: Duration,
+    /// When it is due: at the tick, or later if it was busy then.
+    pub(super) due: Duration,
+    /// Whether it has looked at its container yet, from which on it has ticks.
+    has_begun: bool,
+    /// Whether it goes when its run ends.
+    pub(super) is_stopped: bool,
+    pub(super) waiting: Option<Waiting>,
+    pub(super) last_run: Option<LastRun>,
+}
+
+/// What a worker is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It waits for its time.
+    Timed(TimerId),
+    /// It is due, and waits for the limits.
+    Queued,
+    /// A run is under way.
+    InFlight,
+}
+
+impl Manager {
+    /// When to call [`poll`](Self::poll) next, unless a run ends or something changes before.
+    pub fn next_wake(&self) -> Option<Duration> {
+        let queued = self.queue.front().and_then(|_| self.usage.ready());
+        self.wheel.next().into_iter().chain(queued).min()
+    }
+
+    /// A run that is to be made now. Call it until there is none.
+    pub fn poll(&mut self, now: Duration, wall: Timestamp) -> Option<Start> {
+        loop {
+            while let Some(id) = self.wheel.pop(now) {
+                if self.look(now, wall, id) {
+                    self.queue.push_back(id);
+                }
+            }
+            if !self.usage.allows(now) {
+                return None;
+            }
+            let id = self.queue.pop_front()?;
+            // Things may have changed while it waited.
+            if self.look(now, wall, id) {
+                return self.start(now, id);
+            }
+        }
+    }
+
+    /// Has a worker decide. If it is to probe it counts as queued from now on, and this returns true; else it waits for
+    /// its next tick or is gone.
+    fn look(&mut self, now: Duration, wall: Timestamp, id: WorkerId) -> bool {
+        let slot = &mut self.slots[id];
+        let Some(pod) = self.pods.get(&slot.pod_uid) else {
+            self.stop(id);
+            return false;
+        };
+        let situation = Situation {
+            status: pod.status.as_ref(),
+            container: &slot.container,
+            restart_policy: pod.spec.restart_policy,
+            now,
+            wall,
+            agent_start: self.agent_start,
+        };
+        let mut news = Vec::new();
+        let decision = slot.worker.decide(&situation, &mut news);
+        slot.waiting = match decision {
+            Decision::Wait(waiting) => Some(waiting),
+            Decision::Run | Decision::Exit(_) => None,
+        };
+        if decision == Decision::Run {
+            slot.state = State::Queued;
+        } else {
+            self.schedule(now, id);
+        }
+        self.publish(now, id, news);
+        if let Decision::Exit(_) = decision {
+            self.stop(id);
+        }
+        decision == Decision::Run
+    }
+
+    fn start(&mut self, now: Duration, id: WorkerId) -> Option<Start> {
+        self.usage.begin(now);
+        let slot = &mut self.slots[id];
+        slot.state = State::InFlight;
+        if !slot.has_begun {
+            // Its ticks count from here: those that began together stay as far apart as the limits put them.
+            slot.has_begun = true;
+            slot.tick = now;
+        }
+        self.attempt(id, 1)
+    }
+
+    fn attempt(&self, id: WorkerId, attempt: u32) -> Option<Start> {
+        let slot = self.slots.get(id)?;
+        Some(Start {
+            worker: id,
+            pod: self.pods.get(&slot.pod_uid)?.spec.clone(),
+            container: slot.container.clone(),
+            container_id: slot.worker.container_id()?.clone(),
+            kind: slot.worker.kind(),
+            probe: slot.worker.probe().clone(),
+            attempt,
+            due: slot.due,
+        })
+    }
+
+    /// Tells what came of an attempt. Each [`Start`] must be answered by one call, whatever happens.
+    pub fn finish(&mut self, now: Duration, id: WorkerId, report: Report) -> Finished {
+        let Some(slot) = self.slots.get_mut(id) else {
+            return Finished::Dropped;
+        };
+        if slot.state != State::InFlight {
+            return Finished::Dropped;
+        }
+        if slot.is_stopped {
+            self.usage.end();
+            self.slots.remove(id);
+            return Finished::Dropped;
+        }
+        let mut news = Vec::new();
+        let judgement = match slot.worker.conclude(&report, &mut news) {
+            Conclusion::Done(judgement) => judgement,
+            Conclusion::Again { attempt } => {
+                slot.due = now;
+                self.usage.repeat(now);
+                // The pod of a worker that is not stopped is there.
+                return self
+                    .attempt(id, attempt)
+                    .map_or(Finished::Dropped, Finished::Again);
+            }
+        };
+        slot.last_run = Some(LastRun {
+            at: now,
+            counted: judgement.counted,
+            message: match report {
+                Report::Outcome(outcome) => outcome.message,
+                Report::NotSent => String::new(),
+            },
+        });
+        self.usage.end();
+        self.schedule(now, id);
+        self.publish(now, id, news);
+        Finished::Done(judgement)
+    }
+
+    /// Runs under way.
+    pub fn in_flight(&self) -> usize {
+        self.usage.in_flight()
+    }
+
+    /// Runs that are due and wait for the limits.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Adds a worker, which looks at its container at once, or soon after a restart of the agent.
+    pub(super) fn insert(
+        &mut self,
+        now: Duration,
+        pod_uid: Arc<str>,
+        container: Arc<str>,
+        worker: Worker,
+        is_restart: bool,
+    ) -> WorkerId {
+        let span = worker.period().min(JITTER_MAX);
+        let key = (&pod_uid, &container, worker.kind());
+        let jitter = match is_restart && worker.period() > now {
+            true => fraction(span, phase(key)),
+            false => Duration::ZERO,
+        };
+        let due = now + jitter;
+        let Self { slots, wheel, .. } = self;
+        slots.insert_with_key(|id| Slot {
+            pod_uid,
+            container,
+            worker,
+            state: State::Timed(wheel.insert(due, id)),
+            tick: due,
+            due,
+            has_begun: false,
+            is_stopped: false,
+            waiting: None,
+            last_run: None,
+        })
+    }
+
+    /// Changes the probe of a worker.
+    pub(super) fn set_probe(&mut self, now: Duration, id: WorkerId, probe: &Arc<Probe>) {
+        if let Some(slot) = self.slots.get_mut(id)
+            && slot.worker.probe() != probe
+        {
+            slot.worker.set_probe(probe.clone());
+            self.trigger(now, id);
+        }
+    }
+
+    /// Has a worker look at its container now, and from now on a period after the other. One that is about to do so, or
+    /// is at it, does not do it twice.
+    pub(super) fn trigger(&mut self, now: Duration, id: WorkerId) {
+        if let Some(slot) = self.slots.get_mut(id)
+            && let State::Timed(timer) = slot.state
+            && slot.has_begun
+        {
+            self.wheel.cancel(timer);
+            slot.tick = now;
+            slot.due = now;
+            slot.state = State::Timed(self.wheel.insert(now, id));
+        }
+    }
+
+    /// Sets a worker's next time: its next tick, or now if that is over. Ticks that it missed are one.
+    fn schedule(&mut self, now: Duration, id: WorkerId) {
+        let slot = &mut self.slots[id];
+        let period = match slot.waiting {
+            // Nothing is waited for in haste.
+            Some(Waiting::Started) => slot.worker.probe().period,
+            _ => slot.worker.period(),
+        };
+        let period = period.max(PERIOD_MIN);
+        slot.has_begun = true;
+        let next = slot.tick + period;
+        if next > now {
+            slot.tick = next;
+            slot.due = next;
+        } else {
+            let late = now.saturating_sub(slot.tick).as_nanos() % period.as_nanos();
+            let late = Duration::from_nanos(u64::try_from(late).unwrap_or(0));
+            slot.tick = now - late;
+            slot.due = now;
+        }
+        if let State::Timed(timer) = slot.state {
+            self.wheel.cancel(timer);
+        }
+        slot.state = State::Timed(self.wheel.insert(slot.due, id));
+    }
+
+    /// Ends a worker: at once, or when its run ends.
+    pub(super) fn stop(&mut self, id: WorkerId) {
+        let Some(slot) = self.slots.get_mut(id) else {
+            return;
+        };
+        slot.is_stopped = true;
+        if let Some(pod) = self.pods.get_mut(&slot.pod_uid) {
+            pod.workers.retain(|_, known| *known != id);
+        }
+        match slot.state {
+            State::InFlight => {}
+            State::Timed(timer) => {
+                self.wheel.cancel(timer);
+                self.slots.remove(id);
+            }
+            State::Queued => {
+                self.queue.retain(|queued| *queued != id);
+                self.slots.remove(id);
+            }
+        }
+    }
+}

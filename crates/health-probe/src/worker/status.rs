@@ -1,0 +1,142 @@
+//! What is known of a pod and its containers while they run.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1 as k8s;
+
+/// How far a pod is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// Not all of its containers have been started.
+    #[default]
+    Pending,
+    /// It runs.
+    Running,
+    /// All its containers have ended well, for good.
+    Succeeded,
+    /// All its containers have ended, for good, and not all well.
+    Failed,
+    /// It cannot be told.
+    Unknown,
+}
+
+impl Phase {
+    /// Whether nothing of it will run again.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// What is known of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodStatus {
+    /// How far it is.
+    pub phase: Phase,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether it was last told to be ready as a whole, by an earlier agent too.
+    pub ready: bool,
+    /// Its regular containers.
+    pub containers: Vec<ContainerStatus>,
+    /// Its init containers.
+    pub init_containers: Vec<ContainerStatus>,
+}
+
+/// What is known of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerStatus {
+    /// Its name in the pod.
+    pub name: Arc<str>,
+    /// The ID that the runtime gave it, which each restart changes; none if there is no container.
+    pub id: Option<Arc<str>>,
+    /// Whether it runs.
+    pub state: ContainerState,
+    /// Whether it can serve. The manager computes it.
+    pub ready: bool,
+    /// Whether its startup probe has succeeded, if it has one. The manager computes it.
+    pub started: Option<bool>,
+}
+
+/// Whether a container runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContainerState {
+    /// Not yet, or not again yet.
+    #[default]
+    Waiting,
+    /// It does.
+    Running {
+        /// Since when, if it is known.
+        started_at: Option<Timestamp>,
+    },
+    /// It has ended.
+    Terminated {
+        /// With this code.
+        exit_code: i32,
+    },
+}
+
+impl ContainerState {
+    /// Whether it runs.
+    pub const fn is_running(self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
+}
+
+impl PodStatus {
+    /// The container of this name, if there is one with an ID, regular ones first.
+    pub(super) fn container(&self, name: &str) -> Option<(&ContainerStatus, &Arc<str>)> {
+        let mut all = self.containers.iter().chain(&self.init_containers);
+        let container = all.find(|container| *container.name == *name)?;
+        let id = container.id.as_ref().filter(|id| !id.is_empty())?;
+        Some((container, id))
+    }
+
+    /// What the Kubernetes API says of a pod; none if it has no status.
+    pub fn from_pod(pod: &k8s::Pod) -> Option<Self> {
+        let status = pod.status.as_ref()?;
+        let phase = match status.phase.as_deref().unwrap_or_default() {
+            "Running" => Phase::Running,
+            "Succeeded" => Phase::Succeeded,
+            "Failed" => Phase::Failed,
+            "Unknown" => Phase::Unknown,
+            _ => Phase::Pending,
+        };
+        let is_ready = |condition: &k8s::PodCondition| {
+            condition.type_ == "Ready" && condition.status == "True"
+        };
+        let containers = |all: &Option<Vec<k8s::ContainerStatus>>| {
+            all.iter().flatten().map(container_status).collect()
+        };
+        Some(Self {
+            phase,
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            ready: status.conditions.iter().flatten().any(is_ready),
+            containers: containers(&status.container_statuses),
+            init_containers: containers(&status.init_container_statuses),
+        })
+    }
+}
+
+fn container_status(status: &k8s::ContainerStatus) -> ContainerStatus {
+    let id = status.container_id.as_deref().filter(|id| !id.is_empty());
+    let state = status.state.as_ref();
+    let running = state.and_then(|state| state.running.as_ref());
+    let terminated = state.and_then(|state| state.terminated.as_ref());
+    let state = match (running, terminated) {
+        (Some(running), _) => ContainerState::Running {
+            started_at: running.started_at.as_ref().map(|time| time.0),
+        },
+        (None, Some(terminated)) => ContainerState::Terminated {
+            exit_code: terminated.exit_code,
+        },
+        (None, None) => ContainerState::Waiting,
+    };
+    ContainerStatus {
+        name: Arc::from(status.name.as_str()),
+        id: id.map(Arc::from),
+        state,
+        ready: status.ready,
+        started: status.started,
+    }
+}

@@ -1,0 +1,80 @@
+//! What results make of a pod's status: `ready` and `started` of its containers.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::machine::has_survived;
+use super::{ContainerState, ContainerStatus, PodStatus, ProbeResult};
+use crate::spec::{PodSpec, ProbeType, Role};
+
+/// What is known of a container by one of its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It has no such probe, or it is not probed any more.
+    Unprobed,
+    /// It was not probed yet.
+    Pending,
+    /// It has this result.
+    Result(ProbeResult),
+}
+
+/// Computes `ready` and `started` of each container, and returns those whose readiness is to be probed at once.
+///
+/// `known` tells a probe's result of a container by its name, the type and its ID.
+pub(super) fn compute(
+    pod: &PodSpec,
+    status: &mut PodStatus,
+    before: Option<&PodStatus>,
+    agent_start: Timestamp,
+    known: impl Fn(&Arc<str>, ProbeType, &str) -> Known,
+) -> Vec<Arc<str>> {
+    let mut to_probe = Vec::new();
+    let is_pod_ready = status.ready;
+    let all = status
+        .containers
+        .iter_mut()
+        .chain(&mut status.init_containers);
+    for container in all {
+        let role = pod.container(&container.name).map(|spec| spec.role);
+        let is_running = container.state.is_running();
+        let id = container.id.as_deref().unwrap_or_default();
+        let known = |kind| known(&container.name, kind, id);
+        let is_started = is_running
+            && match known(ProbeType::Startup) {
+                Known::Result(result) => result == ProbeResult::Success,
+                _ if was_started(before, container) => true,
+                Known::Pending => false,
+                Known::Unprobed => true,
+            };
+        container.started = Some(is_started);
+        if role == Some(Role::Init) {
+            container.ready = container.state == ContainerState::Terminated { exit_code: 0 };
+            continue;
+        }
+        if !is_started {
+            // What does not run is not ready, whatever was said of it before.
+            container.ready &= is_running;
+            continue;
+        }
+        let readiness = known(ProbeType::Readiness);
+        container.ready = match readiness {
+            Known::Result(ProbeResult::Success) | Known::Unprobed => true,
+            Known::Pending => is_pod_ready && has_survived(container.state, agent_start),
+            Known::Result(_) => false,
+        };
+        if !matches!(
+            readiness,
+            Known::Result(ProbeResult::Success) | Known::Unprobed
+        ) {
+            to_probe.push(container.name.clone());
+        }
+    }
+    to_probe
+}
+
+/// Whether the same container has been told to have started.
+fn was_started(before: Option<&PodStatus>, container: &ContainerStatus) -> bool {
+    let told = before.and_then(|status| status.container(&container.name));
+    told.is_some_and(|(told, _)| told.id == container.id && told.started == Some(true))
+}

@@ -1,0 +1,188 @@
+//! What a restart of the agent does to what is known.
+
+use super::*;
+
+fn limits() -> Limits {
+    Limits {
+        per_second: 1_000_000,
+        concurrent: 1_000_000,
+    }
+}
+
+/// The next agent, with what this one leaves in writing.
+fn next(bed: &Bed) -> Bed {
+    let text = serde_json::to_string(&bed.manager.snapshot()).unwrap();
+    Bed::after(limits(), Some(serde_json::from_str(&text).unwrap()))
+}
+
+/// One that began so long before the agent.
+fn older(id: &str, age: u64) -> ContainerStatus {
+    let mut container = running("app", id);
+    container.state = ContainerState::Running {
+        started_at: Some(agent_start() - jiff::SignedDuration::try_from(secs(age)).unwrap()),
+    };
+    container
+}
+
+fn app(kind: ProbeType) -> PodSpec {
+    let probe = thresholds(1, 3);
+    pod("a", vec![container("app", Role::Regular, &[(kind, probe)])])
+}
+
+fn results(bed: &mut Bed) -> Vec<ProbeResult> {
+    let updates = bed.manager.take_updates();
+    updates.into_iter().map(|update| update.result).collect()
+}
+
+#[test]
+fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
+    let mut bed = Bed::new();
+    bed.add(app(Readiness));
+    bed.set_status("a", status(vec![running("app", "id-1")]));
+    bed.run_until(secs(5), |_| success());
+    bed.run_until(secs(25), |_| failure());
+    assert_eq!(bed.told("a"), (Some(true), true));
+    let mut bed = next(&bed);
+    bed.add(app(Readiness));
+    // Too young for what is said of older containers.
+    bed.set_status("a", status(vec![older("id-1", 5)]));
+    assert_eq!(bed.told("a"), (Some(true), true));
+    // A second restart before anything was probed loses nothing.
+    let mut bed = next(&bed);
+    assert_eq!(next(&bed).manager.snapshot(), bed.manager.snapshot());
+    bed.add(app(Readiness));
+    bed.set_status("a", status(vec![older("id-1", 5)]));
+    let mut ready = Vec::new();
+    while ready.len() < 2 {
+        bed.now = bed.now.max(bed.manager.next_wake().unwrap());
+        if let Some(start) = bed.poll() {
+            let (_, before) = bed.told("a");
+            bed.finish(start.worker, failure());
+            ready.push((before, bed.told("a").1));
+        }
+    }
+    // Two failures were counted before, and the third is one.
+    assert_eq!(ready[0], (true, false));
+    assert_eq!(results(&mut bed), [Success, Failure]);
+}
+
+#[test]
+fn a_failure_that_nobody_acted_on_is_told_again() {
+    for kind in [Liveness, Startup] {
+        let mut bed = Bed::new();
+        bed.add(app(kind));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        bed.run_until(secs(25), |_| failure());
+        let kills = bed.manager.kills();
+        assert_eq!(kills.len(), 1);
+        let mut bed = next(&bed);
+        bed.add(app(kind));
+        bed.set_status("a", status(vec![older("id-1", 30)]));
+        let runs = bed.run_until(secs(60), |_| success());
+        assert_eq!(runs.len(), 0, "it is on hold");
+        assert_eq!(results(&mut bed), [Failure]);
+        assert_eq!(bed.manager.kills(), kills);
+    }
+}
+
+#[test]
+fn a_container_that_is_new_is_judged_anew() {
+    let mut bed = Bed::new();
+    bed.add(app(Readiness));
+    bed.set_status("a", status(vec![running("app", "id-1")]));
+    bed.run_until(secs(5), |_| success());
+    let mut bed = next(&bed);
+    bed.add(app(Readiness));
+    bed.set_status("a", status(vec![older("id-2", 3)]));
+    assert_eq!(bed.told("a"), (Some(true), false));
+    bed.run_until(secs(10), |_| failure());
+    assert_eq!(results(&mut bed), [Failure]);
+}
+
+#[test]
+fn nothing_known_of_an_old_container_is_not_failure() {
+    // Nothing was saved: the pod's last word counts.
+    for (was_ready, age, ready) in [(true, 11, true), (false, 11, false), (true, 10, false)] {
+        let mut bed = Bed::new();
+        bed.add(app(Readiness));
+        let told = PodStatus {
+            ready: was_ready,
+            ..status(vec![older("id-1", age)])
+        };
+        bed.set_status("a", told);
+        assert_eq!(bed.told("a"), (Some(true), ready), "{was_ready} {age}");
+        let start = bed.poll().unwrap();
+        assert_eq!(
+            results(&mut bed),
+            if age > 10 { vec![] } else { vec![Failure] }
+        );
+        bed.finish(start.worker, failure());
+        assert_eq!(bed.told("a"), (Some(true), ready), "one failure of three");
+        bed.run_until(secs(30), |_| failure());
+        assert_eq!(bed.told("a"), (Some(true), false));
+    }
+    let mut bed = Bed::new();
+    bed.add(app(Liveness));
+    bed.set_status("a", status(vec![older("id-1", 11)]));
+    assert_eq!(bed.told("a"), (Some(true), true));
+}
+
+#[test]
+fn what_was_told_to_have_started_has_started() {
+    let probes = [(Startup, probe()), (Liveness, probe())];
+    let spec = pod("a", vec![container("app", Role::Regular, &probes)]);
+    let mut bed = Bed::new();
+    bed.add(spec.clone());
+    let mut told = older("id-1", 100);
+    told.started = Some(true);
+    bed.set_status("a", status(vec![told.clone()]));
+    assert_eq!(bed.told("a").0, Some(true));
+    let runs = bed.run_until(secs(5), |_| success());
+    assert_eq!(runs.len(), 1);
+    assert_eq!(runs[0].2, Liveness);
+    // Not so the container after it, whatever is told.
+    told.id = Some("id-2".into());
+    bed.set_status("a", status(vec![told.clone()]));
+    assert_eq!(bed.told("a").0, Some(false));
+    // What results say counts more.
+    let mut bed = Bed::new();
+    bed.add(spec);
+    told.started = None;
+    bed.set_status("a", status(vec![told.clone()]));
+    assert_eq!(bed.told("a").0, Some(false));
+    bed.run_until(secs(1), |_| success());
+    assert_eq!(bed.told("a").0, Some(true));
+}
+
+#[test]
+fn a_sidecar_that_has_started_is_not_started_again() {
+    let sidecar = container("app", Role::Sidecar, &[(Startup, probe())]);
+    let mut bed = Bed::new();
+    bed.add(pod("a", vec![sidecar]));
+    let mut told = older("id-1", 3);
+    told.started = Some(true);
+    bed.set_status(
+        "a",
+        PodStatus {
+            init_containers: vec![told],
+            ..status(Vec::new())
+        },
+    );
+    assert_eq!(bed.run_until(secs(20), |_| failure()).len(), 0);
+    assert_eq!(results(&mut bed), [Success]);
+    assert_eq!(bed.told("a"), (Some(true), true));
+}
+
+#[test]
+fn what_was_saved_of_pods_that_are_gone_is_forgotten() {
+    let mut bed = Bed::new();
+    bed.add(app(Readiness));
+    bed.set_status("a", status(vec![running("app", "id-1")]));
+    bed.run_until(secs(5), |_| success());
+    let mut bed = next(&bed);
+    assert_eq!(bed.manager.snapshot().workers.len(), 1);
+    bed.manager.cleanup_pods(|uid| uid == "a");
+    assert_eq!(bed.manager.snapshot().workers.len(), 1);
+    bed.manager.cleanup_pods(|_| false);
+    assert_eq!(bed.manager.snapshot().workers.len(), 0);
+}

@@ -1,0 +1,305 @@
+//! Real containers: containerd, driven by its CRI as the kubelet does it.
+
+mod messages;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use hyper::http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+use tower::service_fn;
+
+use self::messages::{
+    ContainerConfig, ContainerMetadata, ContainerSecurity, CreateRequest, Id, Image, KeyValue,
+    LinuxContainer, LinuxPod, NETWORK_OF_NODE, Namespaces, Nothing, PROCESSES_OF_CONTAINER,
+    PodConfig, PodMetadata, PodSecurity, RunPodRequest, StatusAnswer, StatusRequest, StopRequest,
+    UserId,
+};
+use crate::process::{Running, run, tell};
+use crate::{PATIENCE, wait_for};
+
+/// The one image, also of what holds a pod's namespaces.
+const IMAGE: &str = "health.test/busybox:1";
+/// Programs in the containers.
+const APPLETS: [&str; 9] = [
+    "sh", "sleep", "id", "cat", "echo", "setsid", "yes", "head", "ls",
+];
+
+/// A containerd of its own: its images and containers are in a folder that goes with it.
+#[derive(Debug)]
+pub struct Containerd {
+    // Fields are dropped in this order.
+    pods: Vec<Container>,
+    runtime: Runtime,
+    channel: Channel,
+    _server: Running,
+    dir: TempDir,
+}
+
+/// A container, the only one in its pod.
+#[derive(Clone, Debug)]
+pub struct Container {
+    /// What the runtime calls it.
+    pub id: String,
+    /// Its first process.
+    pub pid: u32,
+    pod: String,
+}
+
+impl Containerd {
+    /// Starts one, and waits until it serves and has its image.
+    pub fn start() -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new()
+            .prefix("hctrd-")
+            .tempdir()
+            .context("cannot make a folder for containerd")?;
+        let config = dir.path().join("config.toml");
+        fs::write(&config, configuration(dir.path()))?;
+        let mut server = Command::new("setpriv");
+        // It must not outlive the test that it serves.
+        server
+            .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
+            .arg("--config")
+            .arg(config);
+        let server = Running::start(&mut server)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        let socket = socket(dir.path());
+        let connect = move || UnixStream::connect(socket.clone());
+        let channel = runtime.block_on(async {
+            let endpoint = Endpoint::from_static("http://localhost");
+            endpoint.connect_with_connector_lazy(service_fn(move |_| {
+                let connecting = connect();
+                async move { connecting.await.map(TokioIo::new) }
+            }))
+        });
+        let containerd = Self {
+            pods: Vec::new(),
+            runtime,
+            channel,
+            _server: server,
+            dir,
+        };
+        wait_for("containerd to serve", PATIENCE, || {
+            containerd.call::<_, Nothing>("Version", Nothing {})?;
+            Ok(Some(()))
+        })?;
+        containerd.import().context("cannot make an image")?;
+        Ok(containerd)
+    }
+
+    /// The socket that it listens on.
+    pub fn socket(&self) -> PathBuf {
+        socket(self.dir.path())
+    }
+
+    /// Runs a container: these words, as this user, with these variables in its environment.
+    pub fn run(
+        &mut self,
+        name: &str,
+        command: &[&str],
+        user: Option<u32>,
+        environment: &[(&str, &str)],
+    ) -> anyhow::Result<Container> {
+        let namespaces = || {
+            Some(Namespaces {
+                network: NETWORK_OF_NODE,
+                processes: PROCESSES_OF_CONTAINER,
+            })
+        };
+        let pod_config = PodConfig {
+            metadata: Some(PodMetadata {
+                name: name.to_owned(),
+                uid: format!("uid-{name}"),
+                namespace: "default".to_owned(),
+            }),
+            linux: Some(LinuxPod {
+                security: Some(PodSecurity {
+                    namespaces: namespaces(),
+                }),
+            }),
+        };
+        let request = RunPodRequest {
+            config: Some(pod_config.clone()),
+        };
+        let pod: Id = self.call("RunPodSandbox", request)?;
+        let mut container = Container {
+            id: String::new(),
+            pid: 0,
+            pod: pod.id.clone(),
+        };
+        self.pods.push(container.clone());
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: name.to_owned(),
+            }),
+            image: Some(Image {
+                image: IMAGE.to_owned(),
+            }),
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+            environment: environment
+                .iter()
+                .map(|&(key, value)| KeyValue {
+                    key: key.to_owned(),
+                    value: value.to_owned(),
+                })
+                .collect(),
+            linux: Some(LinuxContainer {
+                security: Some(ContainerSecurity {
+                    namespaces: namespaces(),
+                    user: user.map(|user| UserId { value: user.into() }),
+                }),
+            }),
+        };
+        let request = CreateRequest {
+            pod: pod.id,
+            config: Some(config),
+            pod_config: Some(pod_config),
+        };
+        let id: Id = self.call("CreateContainer", request)?;
+        let _: Nothing = self.call("StartContainer", id.clone())?;
+        container.id = id.id;
+        let status: StatusAnswer = self.call(
+            "ContainerStatus",
+            StatusRequest {
+                id: container.id.clone(),
+                verbose: true,
+            },
+        )?;
+        let info = status.info.get("info").context("no details of it")?;
+        let info: Value = serde_json::from_str(info)?;
+        let pid = info["pid"].as_u64().context("its process is not told")?;
+        container.pid = pid.try_into()?;
+        Ok(container)
+    }
+
+    /// Kills a container.
+    pub fn stop(&self, container: &Container) -> anyhow::Result<()> {
+        let request = StopRequest {
+            id: container.id.clone(),
+            timeout: 0,
+        };
+        self.call::<_, Nothing>("StopContainer", request).map(drop)
+    }
+
+    fn call<Q, A>(&self, method: &str, request: Q) -> anyhow::Result<A>
+    where
+        Q: Message + Default + 'static,
+        A: Message + Default + 'static,
+    {
+        let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}"))?;
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        let answer = self.runtime.block_on(async {
+            client.ready().await.context("containerd is away")?;
+            let codec = tonic_prost::ProstCodec::<Q, A>::default();
+            let answer = client.unary(tonic::Request::new(request), path, codec);
+            answer
+                .await
+                .with_context(|| format!("containerd: {method}"))
+        })?;
+        Ok(answer.into_inner())
+    }
+
+    /// An archive as of docker, with busybox in it.
+    fn import(&self) -> anyhow::Result<()> {
+        let path = |name: &str| self.dir.path().join(name);
+        let rootfs = path("rootfs");
+        for folder in ["bin", "proc", "sys", "dev", "etc", "tmp", "run"] {
+            fs::create_dir_all(rootfs.join(folder))?;
+        }
+        // Static, so that it needs nothing else in there.
+        fs::copy("/bin/busybox", rootfs.join("bin/busybox"))?;
+        for applet in APPLETS {
+            symlink("busybox", rootfs.join("bin").join(applet))?;
+        }
+        fs::create_dir(path("image"))?;
+        let layer = path("image/layer.tar");
+        tar(&layer, &rootfs, ".")?;
+        let sum = run(Command::new("sha256sum").arg(&layer))?.success()?;
+        let sum = sum.split(' ').next().context("no sum")?;
+        let config = json!({
+            "architecture": if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" },
+            "os": "linux",
+            "config": { "Entrypoint": ["/bin/sleep", "1000000"], "Env": ["PATH=/bin"] },
+            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{sum}")] },
+        });
+        let manifest = json!([{
+            "Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"],
+        }]);
+        fs::write(path("image/config.json"), config.to_string())?;
+        fs::write(path("image/manifest.json"), manifest.to_string())?;
+        let archive = path("image.tar");
+        tar(&archive, &path("image"), ".")?;
+        let mut import = Command::new("ctr");
+        import
+            .arg("--address")
+            .arg(self.socket())
+            .args(["--namespace", "k8s.io", "images", "import"])
+            .args(["--snapshotter", "native"])
+            .arg(&archive);
+        let imported = run(&mut import)?.success()?;
+        ensure!(imported.contains(IMAGE), "not imported: {imported}");
+        wait_for("the image to be known", PATIENCE, || {
+            let listed = run(Command::new("ctr")
+                .arg("--address")
+                .arg(self.socket())
+                .args(["--namespace", "k8s.io", "images", "ls", "--quiet"]))?;
+            Ok(listed.success()?.contains(IMAGE).then_some(()))
+        })
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        for container in std::mem::take(&mut self.pods) {
+            for method in ["StopPodSandbox", "RemovePodSandbox"] {
+                let pod = Id {
+                    id: container.pod.clone(),
+                };
+                if let Err(error) = self.call::<_, Nothing>(method, pod) {
+                    tell(format_args!("cannot remove a pod: {error:#}"));
+                }
+            }
+        }
+    }
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("socket")
+}
+
+fn tar(archive: &Path, folder: &Path, name: &str) -> anyhow::Result<()> {
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(archive).arg("-C").arg(folder);
+    run(tar.arg(name))?.success().map(drop)
+}
+
+fn configuration(dir: &Path) -> String {
+    let dir = dir.display();
+    format!(
+        r#"version = 2
+root = "{dir}/root"
+state = "{dir}/state"
+[grpc]
+  address = "{dir}/socket"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{IMAGE}"
+  # What CI's machines allow.
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+"#
+    )
+}
