@@ -8,6 +8,7 @@ mod history;
 mod nodes;
 mod path;
 mod policy;
+mod probe;
 mod status;
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,10 @@ pub use self::path::{
     PathStatus, Protocol, Reachability, RttSource,
 };
 pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
+pub use self::probe::{
+    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeSummary, PodProblem,
+    ProbeRun, ProbeVerdict, ProbedContainer, ProbedPod,
+};
 pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,
 };
