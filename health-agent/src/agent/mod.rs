@@ -1,6 +1,7 @@
 //! Builds everything, supervises the tasks, shuts down in order.
 
 mod cleanup;
+pub(crate) mod containers;
 mod endpoints;
 mod folders;
 mod node;
@@ -45,6 +46,7 @@ use health_registry::config::{Config, GcInterval};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
 
+use self::containers::ContainerProbes;
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::{AgentSource, Part};
@@ -142,6 +144,8 @@ struct Agent {
     registry: Box<dyn Registry>,
     own: Node,
     endpoints: Manager,
+    /// `None` if this agent probes no containers.
+    containers: Option<ContainerProbes>,
     /// Endpoints whose programs could not be attached when they were looked at last.
     without_programs: BTreeSet<u16>,
     health_addresses: Receiver<Vec<IpAddr>>,
@@ -240,12 +244,17 @@ impl Agent {
         source.set_identities(identities.identities());
         let (route_reporter, routes) = activity::channel();
         let (policy_reporter, policy) = activity::channel();
+        let containers = containers::start(config, &own, endpoints.clone());
+        if let Some(containers) = &containers {
+            source.set_containers(containers.supervisor.clone());
+        }
         source.set_parts(parts(
             relaying,
             collector.activity(),
             routes,
             policy,
             identities.activities(),
+            containers.as_ref(),
         ));
         source.set_mesh(mesh);
         registry.publish(own::with_health_addresses(
@@ -273,6 +282,7 @@ impl Agent {
             registry,
             own,
             endpoints,
+            containers,
             without_programs: BTreeSet::new(),
             host_responder,
             _collector: collector,
@@ -377,6 +387,9 @@ impl Agent {
         self.events.close();
         self.relay.abort();
         self.telling.abort();
+        if let Some(containers) = &self.containers {
+            containers.supervisor.shutdown().await;
+        }
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }
@@ -478,6 +491,7 @@ fn parts(
     routes: Activity,
     policy: Activity,
     identities: IdentityActivities,
+    containers: Option<&ContainerProbes>,
 ) -> Vec<Part> {
     let part = |check, activity| Part {
         check,
@@ -489,14 +503,17 @@ fn parts(
         is_optional: true,
         ..part(check, activity)
     };
-    vec![
+    let containers = containers.map(|probes| probes.supervisor.activity());
+    let mut parts = vec![
         part("events", relay),
         part("conntrack", collector),
         part("routes", routes),
         part("policy", policy),
         optional("identity-store", identities.store),
         optional("identity-collector", identities.collector),
-    ]
+    ];
+    parts.extend(containers.map(|activity| part("container-probes", activity)));
+    parts
 }
 
 /// Says which keys are in force. One that everybody knows is worth a warning.

@@ -22,6 +22,7 @@ use health_model::api::{
 };
 use health_model::duration::go_duration;
 use health_model::events::EventFilter;
+use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
 use health_registry::identity::Identities;
 use jiff::Timestamp;
@@ -51,6 +52,7 @@ pub(super) struct AgentSource {
     collections: OnceLock<SharedCounts>,
     events: OnceLock<Arc<Hub>>,
     manager: OnceLock<Manager>,
+    containers: OnceLock<Supervisor>,
     enforcer: OnceLock<Enforcer>,
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
@@ -88,6 +90,7 @@ impl AgentSource {
             events: OnceLock::new(),
             identities: OnceLock::new(),
             manager: OnceLock::new(),
+            containers: OnceLock::new(),
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
@@ -222,6 +225,11 @@ impl AgentSource {
         // As there is one mesh.
         let _ = self.enforcer.set(enforcer);
         let _ = self.manager.set(manager);
+    }
+
+    pub(super) fn set_containers(&self, supervisor: Supervisor) {
+        // As there is one mesh.
+        let _ = self.containers.set(supervisor);
     }
 
     /// A look at the endpoint and the datapath begins.
@@ -415,6 +423,10 @@ impl Source for AgentSource {
             .unwrap_or_default();
         all.sort_unstable_by_key(|endpoint| endpoint.id);
         all
+    }
+
+    fn containers(&self) -> Option<&Supervisor> {
+        self.containers.get()
     }
 
     fn repairs(&self) -> BTreeMap<String, u64> {

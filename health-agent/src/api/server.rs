@@ -32,6 +32,7 @@ use health_model::api::{
 use health_model::duration::duration_text;
 use health_model::events::EventFilter;
 use health_model::identity::{Identity, ParseIdentityError};
+use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
@@ -133,6 +134,10 @@ pub trait Source: Send + Sync + 'static {
     }
     /// What manages the others; `None` before they are restored.
     fn manager(&self) -> Option<&Manager> {
+        None
+    }
+    /// What probes containers; `None` if this agent does not.
+    fn containers(&self) -> Option<&Supervisor> {
         None
     }
     /// All security identities, by number.

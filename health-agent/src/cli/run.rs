@@ -13,8 +13,8 @@ use health_model::ipam::AddressRange;
 use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
 use health_registry::config::{
-    Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradePorts,
-    MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
+    Config, ConntrackTimeouts, ContainerProbing, GcInterval, Interval, ListenAddress,
+    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
 };
 use health_registry::identity;
 use ipnet::IpNet;
@@ -36,6 +36,7 @@ Examples:
   health-agent run --identity-store file:/var/lib/health-agent/identities.json
   health-agent run --probe http=30s --probe endpoint-icmp=off --probe-rate 200
   health-agent run --native-routing-cidr 10.0.0.0/8 --masquerade-exclude 192.0.2.0/24
+  health-agent run --pod-manifests /etc/health-agent/pods --runtime-endpoint /run/containerd/containerd.sock
   health-agent run --log-format json --log-level debug
   health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
@@ -177,6 +178,9 @@ pub struct RunArgs {
     /// Measure the delay of each direction; the clocks of all nodes must be synchronised
     #[arg(long)]
     one_way: bool,
+    /// Container probes.
+    #[command(flatten)]
+    container_probing: ContainerProbing,
     /// Group that may use the agent's socket [default: the agent's own]
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
@@ -252,6 +256,7 @@ impl RunArgs {
             nat_any_max_entries: self.nat_any_max_entries,
             mesh_key_file: self.mesh_key_file,
             one_way: self.one_way,
+            container_probing: self.container_probing,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,
             metrics_per_target: self.metrics_per_target,

@@ -149,3 +149,24 @@ pub(super) struct StatusAnswer {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Nothing {}
+
+/// `ExecSyncRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ExecRequest {
+    #[prost(string, tag = "1")]
+    pub(super) id: String,
+    #[prost(string, repeated, tag = "2")]
+    pub(super) command: Vec<String>,
+    /// In seconds; 0 for no limit.
+    #[prost(int64, tag = "3")]
+    pub(super) timeout: i64,
+}
+
+/// `ExecSyncResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct ExecAnswer {
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) stderr: Vec<u8>,
+    #[prost(int32, tag = "3")]
+    pub(super) exit_code: i32,
+}

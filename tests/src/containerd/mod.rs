@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use hyper::http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
+use nix::sys::signal::{Signal, kill};
 use prost::Message;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -19,19 +20,20 @@ use tonic::transport::{Channel, Endpoint};
 use tower::service_fn;
 
 use self::messages::{
-    ContainerConfig, ContainerMetadata, ContainerSecurity, CreateRequest, Id, Image, KeyValue,
-    LinuxContainer, LinuxPod, NETWORK_OF_NODE, Namespaces, Nothing, PROCESSES_OF_CONTAINER,
-    PodConfig, PodMetadata, PodSecurity, RunPodRequest, StatusAnswer, StatusRequest, StopRequest,
-    UserId,
+    ContainerConfig, ContainerMetadata, ContainerSecurity, CreateRequest, ExecAnswer, ExecRequest,
+    Id, Image, KeyValue, LinuxContainer, LinuxPod, NETWORK_OF_NODE, Namespaces, Nothing,
+    PROCESSES_OF_CONTAINER, PodConfig, PodMetadata, PodSecurity, RunPodRequest, StatusAnswer,
+    StatusRequest, StopRequest, UserId,
 };
 use crate::process::{Running, run, tell};
-use crate::{PATIENCE, wait_for};
+use crate::{Node, PATIENCE, wait_for};
 
 /// The one image, also of what holds a pod's namespaces.
 const IMAGE: &str = "health.test/busybox:1";
 /// Programs in the containers.
-const APPLETS: [&str; 9] = [
-    "sh", "sleep", "id", "cat", "echo", "setsid", "yes", "head", "ls",
+const APPLETS: [&str; 14] = [
+    "sh", "sleep", "id", "cat", "echo", "setsid", "yes", "head", "ls", "httpd", "kill", "rm",
+    "test", "touch",
 ];
 
 /// A containerd of its own: its images and containers are in a folder that goes with it.
@@ -41,7 +43,7 @@ pub struct Containerd {
     pods: Vec<Container>,
     runtime: Runtime,
     channel: Channel,
-    _server: Running,
+    server: Running,
     dir: TempDir,
 }
 
@@ -58,13 +60,22 @@ pub struct Container {
 impl Containerd {
     /// Starts one, and waits until it serves and has its image.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_by(Command::new("setpriv"))
+    }
+
+    /// As [`start`](Self::start), on a node: its containers use the node's network.
+    pub fn start_on(node: &Node) -> anyhow::Result<Self> {
+        Self::start_by(node.command("setpriv"))
+    }
+
+    /// `server` is setpriv, wherever it runs.
+    fn start_by(mut server: Command) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("hctrd-")
             .tempdir()
             .context("cannot make a folder for containerd")?;
         let config = dir.path().join("config.toml");
         fs::write(&config, configuration(dir.path()))?;
-        let mut server = Command::new("setpriv");
         // It must not outlive the test that it serves.
         server
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
@@ -88,7 +99,7 @@ impl Containerd {
             pods: Vec::new(),
             runtime,
             channel,
-            _server: server,
+            server,
             dir,
         };
         wait_for("containerd to serve", PATIENCE, || {
@@ -182,6 +193,37 @@ impl Containerd {
         let pid = info["pid"].as_u64().context("its process is not told")?;
         container.pid = pid.try_into()?;
         Ok(container)
+    }
+
+    /// Runs a command in a container, which must succeed.
+    pub fn exec(&self, container_id: &str, command: &[&str]) -> anyhow::Result<()> {
+        let request = ExecRequest {
+            id: container_id.to_owned(),
+            command: command.iter().map(|&word| word.to_owned()).collect(),
+            timeout: 0,
+        };
+        let answer: ExecAnswer = self.call("ExecSync", request)?;
+        let output = String::from_utf8_lossy(&answer.stderr);
+        ensure!(answer.exit_code == 0, "{command:?}: {output}");
+        Ok(())
+    }
+
+    /// Kills and removes a container.
+    pub fn remove(&self, container_id: &str) -> anyhow::Result<()> {
+        let id = || Id {
+            id: container_id.to_owned(),
+        };
+        let request = StopRequest {
+            id: id().id,
+            timeout: 0,
+        };
+        self.call::<_, Nothing>("StopContainer", request)?;
+        self.call::<_, Nothing>("RemoveContainer", id()).map(drop)
+    }
+
+    /// Kills the server. Its containers go on until the machine ends.
+    pub fn end(&self) -> anyhow::Result<()> {
+        kill(self.server.pid(), Signal::SIGKILL).context("cannot kill containerd")
     }
 
     /// Kills a container.

@@ -38,6 +38,7 @@ mod policy_frames;
 mod policy_room;
 mod policy_traffic;
 mod probe_commands;
+mod probe_containers;
 mod probe_servers;
 mod probe_try;
 mod probing;

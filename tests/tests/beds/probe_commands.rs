@@ -7,9 +7,10 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use health_probe::mechanism::exec::cri::{self, CriExec, Runtime};
+use health_probe::mechanism::exec::cri::{self, CriExec};
 use health_probe::mechanism::exec::direct::{self, DirectExec};
 use health_probe::mechanism::{Deadline, OUTPUT_LIMIT};
+use health_probe::runtime::Runtime;
 use health_probe::{Outcome, RawResult};
 use tests::bed::agent_binary;
 use tests::containerd::{Container, Containerd};

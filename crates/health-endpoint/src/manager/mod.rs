@@ -223,6 +223,22 @@ impl Manager {
         self.0.work.notify_one();
     }
 
+    /// Takes note of whether all containers behind an endpoint can serve; `None` if none is probed. Without effect for one
+    /// that is not there.
+    pub fn set_ready(&self, id: u16, ready: Option<bool>) {
+        let set = self.with(id, |entry, _| {
+            let is_news = entry.ready != ready;
+            if is_news {
+                entry.ready = ready;
+                entry.touch();
+            }
+            is_news
+        });
+        if set.unwrap_or_default() {
+            self.note_change();
+        }
+    }
+
     /// The endpoints that are being deleted and are not built any more, and why that failed where it did.
     pub fn leaving(&self) -> BTreeMap<u16, Option<String>> {
         self.table().leaving()

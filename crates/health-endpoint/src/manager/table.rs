@@ -61,6 +61,8 @@ pub(super) struct Entry {
     pub(super) device_problem: Option<String>,
     /// What was put right at them, by cause.
     pub(super) repairs: BTreeMap<String, u64>,
+    /// Whether all containers behind it can serve; `None` where none is probed.
+    pub(super) ready: Option<bool>,
     /// Whether somebody asks for its identity.
     pub(super) is_resolving: bool,
     /// Whether its labels have another identity than the one that was acquired last.
@@ -87,6 +89,7 @@ impl Entry {
             is_up: true,
             device_problem: None,
             repairs: BTreeMap::new(),
+            ready: None,
             is_resolving: false,
             is_renumbered: false,
             held: Vec::new(),
@@ -153,6 +156,7 @@ impl Entry {
             gateway4: self.gateways[0].filter(|_| saved.ipv4.is_some()),
             gateway6: self.gateways[1].filter(|_| saved.ipv6.is_some()),
             state: self.state().text().to_owned(),
+            ready: self.ready,
             interface: saved.device.clone(),
             ifindex: saved.ifindex.unwrap_or_default(),
             inner_interface: saved.ifname.clone(),

@@ -35,6 +35,8 @@ pub struct Endpoint {
     pub gateway6: Option<IpAddr>,
     /// Lifecycle state.
     pub state: String,
+    /// Whether all containers behind it can serve, as their probes say; `None` where none is probed.
+    pub ready: Option<bool>,
     /// Host side of its veth pair.
     pub interface: String,
     /// Index of that interface.

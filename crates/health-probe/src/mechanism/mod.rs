@@ -142,7 +142,7 @@ fn outcome(result: RawResult, message: impl Into<String>, errored: bool) -> Outc
 }
 
 /// An error and what caused it, in one line. Each cause is told once.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use self::attempt::{Attempt, Commands};
-use crate::mechanism::exec::cri::Runtime;
+use crate::runtime::Runtime;
 use crate::spec::{PodSpec, ProbeType};
 use crate::worker::restart::Kill;
 use crate::worker::{

@@ -1,6 +1,7 @@
 //! Texts with pods in them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use health_model::document;
 use serde_json::Value;
@@ -8,6 +9,7 @@ use serde_path_to_error::Segment;
 
 use super::error::{Problem, SpecError};
 use super::{PodSpec, ProbeType, object};
+use crate::worker::PodStatus;
 
 /// Most wrong types of one pod that are told.
 const WRONG_TYPES_MAX: usize = 32;
@@ -43,8 +45,12 @@ const FIELDS: [(&str, &[&str]); 5] = [
 pub struct Manifest {
     /// The pods, in the order of the text. No two have one UID.
     pub pods: Vec<PodSpec>,
+    /// What the text says of their containers, by UID, where it says something.
+    pub statuses: BTreeMap<Arc<str>, PodStatus>,
     /// All that is wrong.
     pub errors: Vec<SpecError>,
+    /// Those of the pods.
+    uids: BTreeSet<Arc<str>>,
 }
 
 /// Reads the pods of a text in YAML, which may hold several documents, or JSON: objects of kind `Pod`, `PodList` or
@@ -116,11 +122,17 @@ impl Manifest {
             return;
         }
         match read_pod(object) {
-            Ok(pod) if self.pods.iter().any(|known| known.uid == pod.uid) => {
+            Ok((pod, _)) if self.uids.contains(&pod.uid) => {
                 let uid = Problem::Duplicate(pod.uid.to_string());
                 self.add_error(&format!("{prefix}metadata.uid"), uid);
             }
-            Ok(pod) => self.pods.push(pod),
+            Ok((pod, status)) => {
+                self.uids.insert(pod.uid.clone());
+                if let Some(status) = status {
+                    self.statuses.insert(pod.uid.clone(), status);
+                }
+                self.pods.push(pod);
+            }
             Err(errors) => self
                 .errors
                 .extend(errors.into_iter().map(|error| SpecError {
@@ -145,7 +157,7 @@ impl Manifest {
 }
 
 /// A pod, or all that is wrong with it. What has a wrong type is told and taken out, so that the rest is looked at too.
-fn read_pod(mut object: Value) -> Result<PodSpec, Vec<SpecError>> {
+fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
     let mut problems = unknown_fields(&object);
     let mut removed = BTreeSet::new();
     let pod: object::Pod = loop {
@@ -172,8 +184,15 @@ fn read_pod(mut object: Value) -> Result<PodSpec, Vec<SpecError>> {
         }
         removed.insert(path(&segments[..depth]));
     };
-    match PodSpec::from_pod(&pod.into()) {
-        Ok(pod) if problems.is_empty() => Ok(pod),
+    let pod = pod.into();
+    match PodSpec::from_pod(&pod) {
+        Ok(spec) if problems.is_empty() => {
+            let status = PodStatus::from_pod(&pod);
+            let says_something = |status: &PodStatus| {
+                !status.containers.is_empty() || !status.init_containers.is_empty()
+            };
+            Ok((spec, status.filter(says_something)))
+        }
         Ok(_) => Err(in_pod(&object, problems)),
         Err(errors) => {
             let mut all = in_pod(&object, problems);

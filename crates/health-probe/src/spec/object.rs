@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as k8s;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -24,6 +24,8 @@ struct Metadata {
     namespace: Option<String>,
     uid: Option<String>,
     annotations: Option<BTreeMap<String, String>>,
+    #[serde(rename = "deletionTimestamp")]
+    deletion_timestamp: Option<Time>,
 }
 
 #[derive(Deserialize)]
@@ -57,12 +59,54 @@ struct EnvVar {
 }
 
 #[derive(Deserialize)]
-#[serde(expecting = "a PodStatus")]
+#[serde(rename_all = "camelCase", expecting = "a PodStatus")]
 struct Status {
+    phase: Option<String>,
     #[serde(rename = "podIP")]
     pod_ip: Option<String>,
     #[serde(rename = "podIPs")]
     pod_ips: Option<Vec<k8s::PodIP>>,
+    conditions: Option<Vec<Condition>>,
+    container_statuses: Option<Vec<ContainerStatus>>,
+    init_container_statuses: Option<Vec<ContainerStatus>>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a PodCondition")]
+struct Condition {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    status: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a ContainerStatus")]
+struct ContainerStatus {
+    name: Option<String>,
+    #[serde(rename = "containerID")]
+    container_id: Option<String>,
+    ready: Option<bool>,
+    started: Option<bool>,
+    state: Option<State>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a ContainerState")]
+struct State {
+    running: Option<Running>,
+    terminated: Option<Terminated>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a ContainerStateRunning")]
+struct Running {
+    started_at: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", expecting = "a ContainerStateTerminated")]
+struct Terminated {
+    exit_code: Option<i32>,
 }
 
 impl From<Pod> for k8s::Pod {
@@ -74,14 +118,59 @@ impl From<Pod> for k8s::Pod {
                 namespace: metadata.namespace,
                 uid: metadata.uid,
                 annotations: metadata.annotations,
+                deletion_timestamp: metadata.deletion_timestamp,
                 ..ObjectMeta::default()
             },
             spec: pod.spec.map(Into::into),
-            status: pod.status.map(|status| k8s::PodStatus {
-                pod_ip: status.pod_ip,
-                pod_ips: status.pod_ips,
-                ..k8s::PodStatus::default()
+            status: pod.status.map(Into::into),
+        }
+    }
+}
+
+impl From<Status> for k8s::PodStatus {
+    fn from(status: Status) -> Self {
+        let all = |containers: Vec<ContainerStatus>| containers.into_iter().map(Into::into);
+        Self {
+            phase: status.phase,
+            pod_ip: status.pod_ip,
+            pod_ips: status.pod_ips,
+            conditions: status.conditions.map(|conditions| {
+                let condition = |one: Condition| k8s::PodCondition {
+                    type_: one.kind.unwrap_or_default(),
+                    status: one.status.unwrap_or_default(),
+                    ..k8s::PodCondition::default()
+                };
+                conditions.into_iter().map(condition).collect()
             }),
+            container_statuses: status.container_statuses.map(|list| all(list).collect()),
+            init_container_statuses: status
+                .init_container_statuses
+                .map(|list| all(list).collect()),
+            ..Self::default()
+        }
+    }
+}
+
+impl From<ContainerStatus> for k8s::ContainerStatus {
+    fn from(status: ContainerStatus) -> Self {
+        let running = |running: Running| k8s::ContainerStateRunning {
+            started_at: running.started_at,
+        };
+        let terminated = |terminated: Terminated| k8s::ContainerStateTerminated {
+            exit_code: terminated.exit_code.unwrap_or_default(),
+            ..k8s::ContainerStateTerminated::default()
+        };
+        Self {
+            name: status.name.unwrap_or_default(),
+            container_id: status.container_id,
+            ready: status.ready.unwrap_or_default(),
+            started: status.started,
+            state: status.state.map(|state| k8s::ContainerState {
+                running: state.running.map(running),
+                terminated: state.terminated.map(terminated),
+                waiting: None,
+            }),
+            ..Self::default()
         }
     }
 }

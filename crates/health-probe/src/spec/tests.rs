@@ -26,7 +26,9 @@ fn probed(field: &str, probe: Value) -> String {
 }
 
 fn pod(text: &str) -> PodSpec {
-    let Manifest { mut pods, errors } = read(text);
+    let Manifest {
+        mut pods, errors, ..
+    } = read(text);
     assert_eq!(errors, [], "{text}");
     assert_eq!(pods.len(), 1);
     pods.remove(0)

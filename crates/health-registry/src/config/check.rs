@@ -38,6 +38,7 @@ impl Config {
         self.check_cluster()?;
         self.check_endpoints()?;
         self.check_probing()?;
+        self.container_probing.check()?;
         self.check_conntrack()?;
         self.check_monitoring()?;
         Ok(Self { location, ..self })

@@ -2,6 +2,7 @@
 
 mod check;
 mod conntrack;
+mod containers;
 mod listen;
 mod masquerade;
 mod probing;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
 };
+pub use self::containers::ContainerProbing;
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
     MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,
@@ -123,6 +125,9 @@ pub struct Config {
     pub mesh_key_file: Option<PathBuf>,
     /// Whether delays of each direction are measured, which takes clocks that are in step.
     pub one_way: bool,
+    /// Container probes.
+    #[serde(flatten)]
+    pub container_probing: ContainerProbing,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -192,6 +197,7 @@ mod tests {
             nat_any_max_entries: 32_768,
             mesh_key_file: None,
             one_way: false,
+            container_probing: ContainerProbing::default(),
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
@@ -211,7 +217,16 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 47] = [
+        let cases: [(&str, &str, Change); 50] = [
+            ("--pod-manifests", "pods", |c| {
+                c.container_probing.pod_manifests = Some("pods".into());
+            }),
+            ("--container-probe-rate", "0", |c| {
+                c.container_probing.container_probe_rate = 0;
+            }),
+            ("--container-probe-concurrency", "100001", |c| {
+                c.container_probing.container_probe_concurrency = 100_001;
+            }),
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
                 c.location.instance = "Node".into()

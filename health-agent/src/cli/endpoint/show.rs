@@ -89,6 +89,7 @@ mod tests {
             policy_egress: Enforcement::Unknown,
             ipv4: Some("10.244.1.7".parse().unwrap()),
             ipv6: None,
+            ready: None,
             gateway4: None,
             gateway6: None,
             state: "ready".into(),

@@ -1,29 +1,19 @@
 //! Commands that the container runtime runs: `ExecSync` of the CRI, on the runtime's socket.
 
-use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::http::uri::PathAndQuery;
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
-use tonic_prost::ProstCodec;
-use tower::service_fn;
+use tonic::{Code, Status};
 
 use super::tree::Search;
 use super::{judge, timed_out};
 use crate::Outcome;
-use crate::mechanism::{Deadline, chain, failure, own_error};
+use crate::mechanism::{Deadline, failure, own_error};
+use crate::runtime::Runtime;
 
-/// Most bytes of an answer. Runtimes hold back what is more than 16 MiB, as the kubelet takes no more.
-const ANSWER_LIMIT: usize = 17 << 20;
 /// How long the processes of a command that took too long are looked for and killed.
 const CLEAN_UP: Duration = Duration::from_secs(10);
 /// Between two looks for processes that were started while others were killed.
@@ -50,59 +40,6 @@ struct ExecSyncResponse {
     stderr: Vec<u8>,
     #[prost(int32, tag = "3")]
     exit_code: i32,
-}
-
-/// A container runtime. It is connected to when it is needed, and again whenever it is back.
-#[derive(Clone)]
-pub struct Runtime {
-    channel: Channel,
-    socket: Arc<Path>,
-}
-
-impl fmt::Debug for Runtime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Runtime")
-            .field("socket", &self.socket)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Runtime {
-    /// The one that listens on a socket, such as `/run/containerd/containerd.sock`. Must be called inside a tokio
-    /// runtime.
-    pub fn at(socket: &Path) -> Self {
-        let path: Arc<Path> = socket.into();
-        let connect = {
-            let path = path.clone();
-            move || {
-                let path = path.clone();
-                async move { UnixStream::connect(path).await.map(TokioIo::new) }
-            }
-        };
-        // The authority of requests. Nothing is resolved.
-        let endpoint = Endpoint::from_static("http://localhost");
-        Self {
-            channel: endpoint.connect_with_connector_lazy(service_fn(move |_| connect())),
-            socket: path,
-        }
-    }
-
-    /// The socket.
-    pub fn socket(&self) -> &Path {
-        &self.socket
-    }
-
-    async fn exec_sync(&self, request: ExecSyncRequest) -> Result<ExecSyncResponse, Status> {
-        let mut client = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_LIMIT);
-        client
-            .ready()
-            .await
-            .map_err(|error| Status::unavailable(chain(&error)))?;
-        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/ExecSync");
-        let codec = ProstCodec::<ExecSyncRequest, ExecSyncResponse>::default();
-        let answer = client.unary(Request::new(request), path, codec).await?;
-        Ok(answer.into_inner())
-    }
 }
 
 /// A command for the runtime to run. Its clones are the same probe.
@@ -161,7 +98,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     // It goes on while the processes are killed: a runtime may not care for those of a client that went away.
     let mut call = tokio::spawn(async move {
         let _held = held;
-        runtime.exec_sync(request).await
+        runtime.unary("ExecSync", request).await
     });
     let answer = match deadline.bound(&mut call).await {
         Some(Ok(answer)) => answer,
@@ -179,7 +116,7 @@ pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
         }
         Err(status) => own_error(format!(
             "the runtime at {} did not run the command: {}: {}",
-            probe.runtime.socket.display(),
+            probe.runtime.socket().display(),
             status.code(),
             status.message()
         )),
@@ -204,7 +141,7 @@ async fn late(
     }
     own_error(format!(
         "the runtime at {} did not start the command within {:?}",
-        probe.runtime.socket.display(),
+        probe.runtime.socket().display(),
         deadline.timeout()
     ))
 }

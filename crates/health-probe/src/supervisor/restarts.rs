@@ -1,0 +1,185 @@
+//! Containers that are ended and started again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::runtime::{Runtime, RuntimeError};
+use crate::worker::restart::Kill;
+
+/// The wait after the first try that failed; twice as long after each further one, up to the longest.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+/// A container that has ended and is to be started again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Restart {
+    /// The pod's UID.
+    pub(super) pod_uid: Arc<str>,
+    /// The container's name.
+    pub(super) container: Arc<str>,
+    /// The container that has ended.
+    pub(super) container_id: Arc<str>,
+    /// When it ended, since the agent began.
+    pub(super) ended: Duration,
+}
+
+/// What came of an action.
+pub(super) enum Acted {
+    /// A container was to be ended.
+    Killed(Kill, Result<(), RuntimeError>),
+    /// A container was to be started again. The ID of the new one.
+    Restarted(Restart, Result<String, RuntimeError>),
+}
+
+/// How far something is that is done to a container.
+#[derive(Clone, Copy, Debug)]
+enum Progress {
+    /// It is to be done then.
+    Waiting(Instant),
+    /// It is under way.
+    UnderWay,
+    /// It is done.
+    Done,
+}
+
+#[derive(Debug)]
+struct Action<T> {
+    what: T,
+    progress: Progress,
+    failures: u32,
+}
+
+/// What is done to containers, by the ID of the container: each thing once, and again when it failed.
+#[derive(Default)]
+pub(super) struct Actions {
+    kills: HashMap<Arc<str>, Action<Kill>>,
+    restarts: HashMap<Arc<str>, Action<Restart>>,
+    running: JoinSet<Acted>,
+}
+
+impl Actions {
+    /// Has a container killed. Returns whether this is news.
+    pub(super) fn kill(&mut self, kill: &Kill, now: Instant) -> bool {
+        add(&mut self.kills, &kill.container_id, now, || kill.clone())
+    }
+
+    /// Whether a container was killed here, and what was to follow.
+    pub(super) fn killed(&self, container_id: &str) -> Option<&Kill> {
+        self.kills.get(container_id).map(|action| &action.what)
+    }
+
+    /// Has a container started again at a time. Returns whether this is news.
+    pub(super) fn restart(&mut self, restart: Restart, at: Instant) -> bool {
+        let id = restart.container_id.clone();
+        add(&mut self.restarts, &id, at, || restart)
+    }
+
+    /// Begins what is due.
+    pub(super) fn begin(&mut self, runtime: &Runtime, now: Instant) {
+        for action in self.kills.values_mut().filter(|action| action.is_due(now)) {
+            action.progress = Progress::UnderWay;
+            let (runtime, kill) = (runtime.clone(), action.what.clone());
+            self.running.spawn(async move {
+                let stopped = runtime.stop(&kill.container_id, kill.grace).await;
+                Acted::Killed(kill, stopped)
+            });
+        }
+        let due = self.restarts.values_mut();
+        for action in due.filter(|action| action.is_due(now)) {
+            action.progress = Progress::UnderWay;
+            let (runtime, restart) = (runtime.clone(), action.what.clone());
+            self.running.spawn(async move {
+                let started = runtime.restart(&restart.container_id).await;
+                Acted::Restarted(restart, started)
+            });
+        }
+    }
+
+    /// When something is due next.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let kills = self.kills.values().filter_map(Action::due);
+        kills
+            .chain(self.restarts.values().filter_map(Action::due))
+            .min()
+    }
+
+    /// Waits for the next action to end; forever while there is none.
+    pub(super) async fn acted(&mut self) -> Acted {
+        loop {
+            match self.running.join_next().await {
+                Some(Ok(acted)) => break self.note(acted),
+                // It panicked: the container is looked at again.
+                Some(Err(_)) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    fn note(&mut self, acted: Acted) -> Acted {
+        match &acted {
+            Acted::Killed(kill, result) => {
+                if let Some(action) = self.kills.get_mut(&kill.container_id) {
+                    action.end(result.is_ok());
+                }
+            }
+            Acted::Restarted(restart, result) => {
+                if let Some(action) = self.restarts.get_mut(&restart.container_id) {
+                    action.end(result.is_ok());
+                }
+            }
+        }
+        acted
+    }
+
+    /// Forgets what was to be done to containers that are no more.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.kills.retain(|id, _| is_there(id));
+        self.restarts.retain(|id, _| is_there(id));
+    }
+}
+
+fn add<T>(
+    actions: &mut HashMap<Arc<str>, Action<T>>,
+    id: &Arc<str>,
+    at: Instant,
+    what: impl FnOnce() -> T,
+) -> bool {
+    if actions.contains_key(id) {
+        return false;
+    }
+    let action = Action {
+        what: what(),
+        progress: Progress::Waiting(at),
+        failures: 0,
+    };
+    actions.insert(id.clone(), action);
+    true
+}
+
+impl<T> Action<T> {
+    fn due(&self) -> Option<Instant> {
+        match self.progress {
+            Progress::Waiting(at) => Some(at),
+            Progress::UnderWay | Progress::Done => None,
+        }
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due().is_some_and(|at| at <= now)
+    }
+
+    fn end(&mut self, is_done: bool) {
+        self.progress = match is_done {
+            true => Progress::Done,
+            false => {
+                let wait = FIRST_RETRY * 2_u32.saturating_pow(self.failures.min(10));
+                self.failures += 1;
+                Progress::Waiting(Instant::now() + wait.min(LONGEST_RETRY))
+            }
+        };
+    }
+}

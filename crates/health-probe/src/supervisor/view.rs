@@ -1,0 +1,95 @@
+//! Probes as the API shows them.
+
+use std::time::Duration;
+
+use health_model::api::{ContainerProbe, ContainerProbeSummary, ProbeRun, ProbeVerdict};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::prober::Prober;
+use crate::worker::{Counted, ProbeResult, WorkerView};
+
+/// All probes, by pod, container and type.
+pub(super) fn probes(prober: &Prober) -> Vec<ContainerProbe> {
+    let (wall, clock) = (Timestamp::now(), Instant::now());
+    let mut probes = Vec::new();
+    prober.each_worker(|view, began| {
+        // Without a step of the wall clock in between, the same run has the same time whenever it is shown.
+        let at = |since_began: Duration| {
+            let elapsed = clock.saturating_duration_since(began);
+            let time = match elapsed.checked_sub(since_began) {
+                Some(ago) => wall.checked_sub(ago),
+                None => wall.checked_add(since_began - elapsed),
+            };
+            time.unwrap_or(wall)
+        };
+        probes.push((
+            (view.pod.clone(), view.container.clone(), view.kind),
+            show(&view, at),
+        ));
+    });
+    probes.sort_by(|((pod, container, kind), _), ((other, beside, type_), _)| {
+        let key = (&pod.namespace, &pod.name, &pod.uid, container, kind);
+        key.cmp(&(&other.namespace, &other.name, &other.uid, beside, type_))
+    });
+    probes.into_iter().map(|(_, shown)| shown).collect()
+}
+
+fn show(view: &WorkerView<'_>, at: impl Fn(Duration) -> Timestamp) -> ContainerProbe {
+    let WorkerView { pod, probe, .. } = view;
+    let container = pod.container(view.container);
+    let target = container.map(|container| probe.target(pod, container));
+    ContainerProbe {
+        pod: format!("{}/{}", pod.namespace, pod.name),
+        pod_uid: pod.uid.to_string(),
+        container: view.container.to_string(),
+        container_id: view.container_id.map(|id| id.to_string()),
+        kind: view.kind.name().to_owned(),
+        target: match target {
+            Some(Ok(target)) => target.action.to_string(),
+            _ => probe.handler.name().to_owned(),
+        },
+        result: view.result.map(verdict),
+        last: view.last.map(verdict),
+        run: view.run,
+        threshold: view.threshold,
+        on_hold: view.on_hold,
+        waiting: view.waiting.map(|why| why.text().to_owned()),
+        in_flight: view.in_flight,
+        period_ns: nanoseconds(probe.period),
+        timeout_ns: nanoseconds(probe.timeout),
+        next: view.next.map(&at),
+        last_run: view.last_run.map(|run| ProbeRun {
+            at: at(run.at),
+            counted: run.counted.name().to_owned(),
+            message: run.message.clone(),
+        }),
+    }
+}
+
+/// How many there are, and how they do.
+pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
+    let mut summary = ContainerProbeSummary {
+        enabled: true,
+        ..ContainerProbeSummary::default()
+    };
+    prober.each_worker(|view, _| {
+        let errored = |counted| matches!(counted, Counted::Errored | Counted::NotSent);
+        summary.probes += 1;
+        summary.failing += u64::from(view.result == Some(ProbeResult::Failure));
+        summary.errored += u64::from(view.last_run.is_some_and(|run| errored(run.counted)));
+    });
+    summary
+}
+
+fn verdict(result: ProbeResult) -> ProbeVerdict {
+    match result {
+        ProbeResult::Success => ProbeVerdict::Success,
+        ProbeResult::Failure => ProbeVerdict::Failure,
+        ProbeResult::Unknown => ProbeVerdict::Unknown,
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,233 @@
+//! Containers under containerd that an agent probes: readiness, kills, restarts, events, and an agent that is killed
+//! meanwhile.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+use tests::containerd::Containerd;
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// An agent, a containerd on its node, and a folder of manifests.
+struct Stand {
+    containerd: Containerd,
+    bed: Bed,
+    manifests: TempDir,
+}
+
+impl Stand {
+    /// The flags of the agent come after its start: the containerd is on its node.
+    fn start() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(1).without_agents().start()?;
+        let containerd = Containerd::start_on(bed.node(1))?;
+        Ok(Self {
+            containerd,
+            bed,
+            manifests: tempfile::tempdir()?,
+        })
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    fn start_agent(&self) -> anyhow::Result<()> {
+        self.node().start_agent_with(&format!(
+            "--pod-manifests {} --runtime-endpoint {}",
+            self.manifests.path().display(),
+            self.containerd.socket().display()
+        ))
+    }
+
+    /// Runs a container of a script, and has it probed.
+    fn run(&mut self, name: &str, script: &str, probes: &str) -> anyhow::Result<String> {
+        let container = self
+            .containerd
+            .run(name, &["/bin/sh", "-c", script], None, &[])?;
+        self.probe(name, probes)?;
+        Ok(container.id)
+    }
+
+    /// Has a container probed.
+    fn probe(&self, name: &str, probes: &str) -> anyhow::Result<()> {
+        let manifest = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: uid-{name}}}\n\
+             spec:\n  terminationGracePeriodSeconds: 1\n  containers:\n  - name: {name}\n{probes}"
+        );
+        fs::write(self.manifest(name), manifest)?;
+        Ok(())
+    }
+
+    fn manifest(&self, name: &str) -> PathBuf {
+        self.manifests.path().join(format!("{name}.yaml"))
+    }
+
+    fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
+        let listed = self.node().listing("probe pods -o json")?;
+        let pods: Vec<ProbedPod> = serde_json::from_value(listed)?;
+        Ok(pods
+            .into_iter()
+            .find(|pod| pod.pod == format!("default/{name}")))
+    }
+
+    /// Waits until the only container of a pod is as it should be.
+    fn wait(
+        &self,
+        what: &str,
+        name: &str,
+        is_so: impl Fn(&ProbedContainer) -> bool,
+    ) -> anyhow::Result<ProbedContainer> {
+        wait_for(what, PATIENCE, || {
+            let pod = self.pod(name)?;
+            let container = pod.and_then(|pod| pod.containers.into_iter().next());
+            Ok(container.filter(|container| is_so(container)))
+        })
+        .with_context(|| format!("{:?}", self.events(name)))
+    }
+
+    fn events(&self, name: &str) -> anyhow::Result<Vec<ContainerEvent>> {
+        let listed = self.node().listing("probe events -o json")?;
+        let mut events: Vec<ContainerEvent> = serde_json::from_value(listed)?;
+        events.retain(|event| event.container == name);
+        Ok(events)
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_that_fails_its_liveness_probe_is_ended_and_started_again() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let first = stand.run(
+        "hangs",
+        "touch /tmp/alive; sleep 1000000",
+        "    livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 2}\n",
+    )?;
+    stand.start_agent()?;
+    let running = stand.wait("it to run", "hangs", |one| one.ready)?;
+    assert_eq!(running.id.as_deref(), Some(&*first));
+
+    stand.containerd.exec(&first, &["rm", "/tmp/alive"])?;
+    let again = stand.wait("it to be started again", "hangs", |one| {
+        one.ready && one.restarts == 1 && one.id.as_deref() != Some(&*first)
+    })?;
+    assert_eq!(again.state, "running");
+    let reasons: Vec<_> = stand.events("hangs")?;
+    let told: Vec<_> = reasons
+        .iter()
+        .map(|event| (event.reason.as_str(), event.message.as_str()))
+        .collect();
+    let failed = "Liveness probe failed: exit code 1";
+    let killing = "Container hangs failed liveness probe, will be restarted";
+    assert!(
+        told.iter()
+            .any(|(reason, text)| *reason == "Unhealthy" && text.starts_with(failed)),
+        "{told:?}"
+    );
+    assert!(told.contains(&("Killing", killing)), "{told:?}");
+    assert!(
+        told.contains(&("Started", "Started container hangs")),
+        "{told:?}"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_that_ends_is_started_again_and_waits_longer_each_time() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    stand.run(
+        "ends",
+        "sleep 1; exit 3",
+        "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n",
+    )?;
+    stand.start_agent()?;
+    let waiting = stand.wait("its second restart to wait", "ends", |one| {
+        one.restarts == 1 && one.restart_at.is_some()
+    })?;
+    assert_eq!(
+        (waiting.state.as_str(), waiting.exit_code),
+        ("terminated", Some(3))
+    );
+    assert!(!waiting.ready);
+    let events = stand.events("ends")?;
+    assert!(
+        events.iter().any(|event| event.reason == "BackOff"),
+        "{events:?}"
+    );
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_that_is_killed_loses_no_readiness_and_restarts_nothing() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let id = stand.run(
+        "serves",
+        "touch /tmp/ready; sleep 1000000",
+        "    readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1, timeoutSeconds: 60}\n    \
+         livenessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n",
+    )?;
+    stand.start_agent()?;
+    stand.wait("it to be ready", "serves", |one| one.ready)?;
+    let state = stand.node().runtime_dir().join("state/probes.json");
+    wait_for("that to be written down", PATIENCE, || {
+        let text = fs::read_to_string(&state).unwrap_or_default();
+        Ok(text.contains(&id).then_some(()))
+    })?;
+    for _ in 0..3 {
+        stand.node().kill_agent(Signal::SIGKILL)?;
+        stand.start_agent()?;
+        // From the first answer that knows the pod, it is ready.
+        let pod = wait_for("the pod to be known", PATIENCE, || stand.pod("serves"))?;
+        assert!(pod.ready, "{pod:?}");
+        let container = stand.wait("its container to be known", "serves", |one| {
+            one.id.is_some()
+        })?;
+        assert_eq!(container.id.as_deref(), Some(&*id));
+        assert!(container.ready, "{container:?}");
+    }
+    assert_eq!(stand.events("serves")?, []);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
+    stand.run("stays", "sleep 1000000", probe)?;
+    let gone = stand.run("goes", "sleep 1000000", probe)?;
+    fs::write(
+        stand.manifest("bad"),
+        "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec: {containers: [{name: app, livenessProbe: {tcpSocket: {port: 0}}}]}\n",
+    )?;
+    stand.start_agent()?;
+    for name in ["stays", "goes"] {
+        stand.wait("it to be ready", name, |one| one.ready)?;
+    }
+    let listed = stand.node().cli("probe list")?;
+    let field = "pod default/bad, container app: spec.containers[0].livenessProbe.tcpSocket.port: Invalid value: 0";
+    assert!(listed.stderr.contains(field), "{}", listed.stderr);
+
+    stand.containerd.remove(&gone)?;
+    stand.wait("its end to be seen", "goes", |one| {
+        !one.ready && one.id.is_none()
+    })?;
+    assert!(stand.wait("the other", "stays", |one| one.ready)?.ready);
+
+    stand.containerd.end()?;
+    wait_for("the runtime's end to be told", PATIENCE, || {
+        let listed = stand.node().cli("probe list")?;
+        let socket = stand.containerd.socket().display().to_string();
+        Ok(listed.stderr.contains(&format!("{socket}: ")).then_some(()))
+    })?;
+    let still = stand.wait("what is known to stay", "stays", |one| one.id.is_some())?;
+    assert!(
+        still.ready,
+        "what is not known is not 'not ready': {still:?}"
+    );
+    Ok(())
+}
