@@ -19,6 +19,7 @@ pub mod ping;
 pub mod plugin;
 pub mod podman;
 pub mod policy;
+pub mod probed;
 pub mod process;
 pub mod relay;
 pub mod snapshot;

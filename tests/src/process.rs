@@ -109,10 +109,19 @@ pub struct Running(Child);
 impl Running {
     /// Starts it, with no input; what it prints on standard output is thrown away.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts it, with no input; it prints where this program does.
+    pub fn start_printing(command: &mut Command) -> anyhow::Result<Self> {
+        Self::start_with(command, Stdio::inherit())
+    }
+
+    fn start_with(command: &mut Command, stdout: Stdio) -> anyhow::Result<Self> {
         let shown = shown(command);
         command
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(stdout)
             .stderr(Stdio::inherit())
             .spawn()
             .map(Self)

@@ -39,6 +39,15 @@ pub(crate) const BUILD: &[Tool] = &[
 /// What a bed needs.
 pub(crate) const BED: &[Tool] = &[tool("ip", "iproute2"), tool("nsenter", "util-linux")];
 
+/// What a bed with containers needs.
+pub(crate) const CONTAINERS: &[Tool] = &[
+    tool("setpriv", "util-linux"),
+    tool("busybox", "busybox-static"),
+    tool("runc", "runc"),
+    tool("containerd", "containerd"),
+    tool("ctr", "containerd"),
+];
+
 /// What the tests need.
 pub(crate) const TESTS: &[Tool] = &[
     tool("ip", "iproute2"),

@@ -22,6 +22,9 @@ pub(crate) struct Args {
     /// Print the first node's status as JSON
     #[arg(long)]
     json: bool,
+    /// Run containers under containerd on the first node, and show how they are probed
+    #[arg(long)]
+    probes: bool,
     #[command(flatten)]
     vm: vm::Choice,
 }
@@ -34,6 +37,7 @@ impl Args {
             (self.once, "--once"),
             (self.ipv6, "--ipv6"),
             (self.json, "--json"),
+            (self.probes, "--probes"),
         ] {
             if wanted {
                 flags.push(flag.to_owned());
@@ -49,6 +53,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     }
     setup::setup(workspace)?;
     packages::require(packages::BED)?;
+    if args.probes {
+        packages::require(packages::CONTAINERS)?;
+    }
     run_command(workspace.cargo()?.args([
         "build",
         "--package=health-agent",

@@ -58,6 +58,7 @@ pub struct Builder {
     ipv6: bool,
     mtu: u32,
     agent_args: Vec<String>,
+    first_agent_args: String,
     registry: fn(u8) -> String,
     own_clocks: bool,
     start_agents: bool,
@@ -86,6 +87,12 @@ impl Builder {
     pub fn agent_args(mut self, words: &str) -> Self {
         self.agent_args
             .extend(words.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// More flags for the first node's agent alone, words separated by blanks.
+    pub fn first_agent_args(mut self, words: &str) -> Self {
+        self.first_agent_args = words.to_owned();
         self
     }
 
@@ -141,6 +148,11 @@ impl Builder {
         let shifted_clock = self.own_clocks.then(agent::shifted_clock).transpose()?;
         let nodes = (1..=self.nodes)
             .map(|index| {
+                let mut extra = extra.clone();
+                if index == 1 {
+                    let words = self.first_agent_args.split_whitespace();
+                    extra.extend(words.map(str::to_owned));
+                }
                 let spec = AgentSpec {
                     binary: binary.clone(),
                     name: fabric::node_name(index),
@@ -148,7 +160,7 @@ impl Builder {
                         .split_whitespace()
                         .map(str::to_owned)
                         .collect(),
-                    extra: extra.clone(),
+                    extra,
                     shifted_clock: shifted_clock.clone(),
                 };
                 Node::new(index, self.ipv6, spec)
@@ -194,6 +206,7 @@ impl Bed {
             ipv6: false,
             mtu: 1500,
             agent_args: Vec::new(),
+            first_agent_args: String::new(),
             registry: |_| format!("--nodes-file {NODES_FILE}"),
             own_clocks: false,
             start_agents: true,

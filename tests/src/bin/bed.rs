@@ -6,10 +6,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
+use health_model::api::ContainerProbe;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, WaitOutcome};
-use tests::process::{shown, tell};
+use tests::probed::ProbedContainers;
+use tests::process::{Running, shown, tell};
+use tests::{PATIENCE, wait_for};
 
 #[derive(Parser)]
 #[command(name = "bed", about = "A cluster of real agents on this machine")]
@@ -26,6 +29,9 @@ struct Cli {
     /// Print the first node's status as JSON
     #[arg(long)]
     json: bool,
+    /// Run containers on the first node, and show how they are probed
+    #[arg(long)]
+    probes: bool,
     /// How long the first answers of all probes may take
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
@@ -46,10 +52,12 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let lock = BedLock::acquire()?;
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).context("cannot catch signals")?;
     let start = Instant::now();
-    let bed = Bed::builder()
-        .nodes(cli.nodes)
-        .ipv6(cli.ipv6)
-        .start_with(lock)?;
+    let mut builder = Bed::builder().nodes(cli.nodes).ipv6(cli.ipv6);
+    let containers = cli.probes.then(ProbedContainers::new).transpose()?;
+    if let Some(containers) = &containers {
+        builder = builder.first_agent_args(&containers.agent_args());
+    }
+    let bed = builder.start_with(lock)?;
     let patience = Duration::from_secs(cli.patience);
     let waited = bed.wait_reachable_or(patience, || signals.pending().next().is_some())?;
     let result = match waited {
@@ -76,6 +84,15 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     };
 
     print_status(bed.node(1), cli.json)?;
+    let _containerd = match &containers {
+        Some(containers) => {
+            tell("starting containers");
+            let containerd = containers.start(bed.node(1))?;
+            wait_until_probed(bed.node(1))?;
+            Some(containerd)
+        }
+        None => None,
+    };
     if cli.once {
         return result;
     }
@@ -83,6 +100,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         tell(format_args!("warning: {error:#}"));
     }
     print_guide(&bed);
+    let _watch = containers.map(|_| watch_probes(bed.node(1))).transpose()?;
     signals.forever().next();
     tell("removing the cluster");
     Ok(())
@@ -96,6 +114,27 @@ fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
     io::stdout()
         .write_all(ran.stdout.as_bytes())
         .context("cannot print the status")
+}
+
+/// Waits until every probe of the node has a result, and prints them.
+fn wait_until_probed(node: &Node) -> anyhow::Result<()> {
+    wait_for("the containers to be probed", PATIENCE, || {
+        let listed: Vec<ContainerProbe> =
+            serde_json::from_value(node.listing("probe list -o json")?)?;
+        let is_probed = |probe: &ContainerProbe| probe.result.is_some();
+        Ok((!listed.is_empty() && listed.iter().all(is_probed)).then_some(()))
+    })?;
+    let listed = node.cli("probe list")?;
+    io::stdout()
+        .write_all(listed.stdout.as_bytes())
+        .context("cannot print the probes")
+}
+
+/// Prints what becomes of the probes from now on.
+fn watch_probes(node: &Node) -> anyhow::Result<Running> {
+    tell("");
+    let mut watch = node.cli_command();
+    Running::start_printing(watch.args(["probe", "list", "--watch"]))
 }
 
 fn print_guide(bed: &Bed) {

@@ -44,6 +44,7 @@ pub struct Containerd {
     runtime: Runtime,
     channel: Channel,
     server: Running,
+    socket: PathBuf,
     dir: TempDir,
 }
 
@@ -60,22 +61,24 @@ pub struct Container {
 impl Containerd {
     /// Starts one, and waits until it serves and has its image.
     pub fn start() -> anyhow::Result<Self> {
-        Self::start_by(Command::new("setpriv"))
+        Self::start_by(Command::new("setpriv"), None)
     }
 
-    /// As [`start`](Self::start), on a node: its containers use the node's network.
-    pub fn start_on(node: &Node) -> anyhow::Result<Self> {
-        Self::start_by(node.command("setpriv"))
+    /// As [`start`](Self::start), on a node: its containers use the node's network. It listens on `socket` if one is
+    /// given.
+    pub fn start_on(node: &Node, socket: Option<PathBuf>) -> anyhow::Result<Self> {
+        Self::start_by(node.command("setpriv"), socket)
     }
 
     /// `server` is setpriv, wherever it runs.
-    fn start_by(mut server: Command) -> anyhow::Result<Self> {
+    fn start_by(mut server: Command, socket: Option<PathBuf>) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new()
             .prefix("hctrd-")
             .tempdir()
             .context("cannot make a folder for containerd")?;
         let config = dir.path().join("config.toml");
-        fs::write(&config, configuration(dir.path()))?;
+        let socket = socket.unwrap_or_else(|| dir.path().join("socket"));
+        fs::write(&config, configuration(dir.path(), &socket))?;
         // It must not outlive the test that it serves.
         server
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
@@ -86,8 +89,10 @@ impl Containerd {
             .worker_threads(1)
             .enable_all()
             .build()?;
-        let socket = socket(dir.path());
-        let connect = move || UnixStream::connect(socket.clone());
+        let connect = {
+            let socket = socket.clone();
+            move || UnixStream::connect(socket.clone())
+        };
         let channel = runtime.block_on(async {
             let endpoint = Endpoint::from_static("http://localhost");
             endpoint.connect_with_connector_lazy(service_fn(move |_| {
@@ -100,6 +105,7 @@ impl Containerd {
             runtime,
             channel,
             server,
+            socket,
             dir,
         };
         wait_for("containerd to serve", PATIENCE, || {
@@ -111,8 +117,8 @@ impl Containerd {
     }
 
     /// The socket that it listens on.
-    pub fn socket(&self) -> PathBuf {
-        socket(self.dir.path())
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// Runs a container: these words, as this user, with these variables in its environment.
@@ -317,24 +323,20 @@ impl Drop for Containerd {
     }
 }
 
-fn socket(dir: &Path) -> PathBuf {
-    dir.join("socket")
-}
-
 fn tar(archive: &Path, folder: &Path, name: &str) -> anyhow::Result<()> {
     let mut tar = Command::new("tar");
     tar.arg("-cf").arg(archive).arg("-C").arg(folder);
     run(tar.arg(name))?.success().map(drop)
 }
 
-fn configuration(dir: &Path) -> String {
-    let dir = dir.display();
+fn configuration(dir: &Path, socket: &Path) -> String {
+    let (dir, socket) = (dir.display(), socket.display());
     format!(
         r#"version = 2
 root = "{dir}/root"
 state = "{dir}/state"
 [grpc]
-  address = "{dir}/socket"
+  address = "{socket}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{IMAGE}"
   # What CI's machines allow.

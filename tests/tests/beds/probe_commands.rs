@@ -52,7 +52,7 @@ impl Stand {
 
     fn cri(&self, container: &Container, script: &str, timeout: Duration) -> Outcome {
         let _entered = self.runtime.enter();
-        let runtime = Runtime::at(&self.containerd.socket());
+        let runtime = Runtime::at(self.containerd.socket());
         let probe = CriExec::new(
             runtime,
             container.id.as_str(),

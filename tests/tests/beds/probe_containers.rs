@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 use tests::containerd::Containerd;
 use tests::{Bed, Node, PATIENCE, wait_for};
@@ -22,7 +23,7 @@ impl Stand {
     /// The flags of the agent come after its start: the containerd is on its node.
     fn start() -> anyhow::Result<Self> {
         let bed = Bed::builder().nodes(1).without_agents().start()?;
-        let containerd = Containerd::start_on(bed.node(1))?;
+        let containerd = Containerd::start_on(bed.node(1), None)?;
         Ok(Self {
             containerd,
             bed,
@@ -65,12 +66,14 @@ impl Stand {
         self.manifests.path().join(format!("{name}.yaml"))
     }
 
+    /// What the agent knows of a pod, if it knows one of this name.
     fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
-        let listed = self.node().listing("probe pods -o json")?;
-        let pods: Vec<ProbedPod> = serde_json::from_value(listed)?;
-        Ok(pods
-            .into_iter()
-            .find(|pod| pod.pod == format!("default/{name}")))
+        let told = self.node().cli(&format!("probe get {name} -o json"))?;
+        if told.code != Some(0) {
+            return Ok(None);
+        }
+        let mut details: Value = serde_json::from_str(&told.stdout)?;
+        Ok(Some(serde_json::from_value(details["pod"].take())?))
     }
 
     /// Waits until the only container of a pod is as it should be.
