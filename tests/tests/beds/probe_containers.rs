@@ -1,6 +1,8 @@
 //! Containers under containerd that an agent probes: readiness, kills, restarts, events, and an agent that is killed
 //! meanwhile.
 
+mod lives;
+
 use std::fs;
 use std::path::PathBuf;
 
@@ -9,7 +11,7 @@ use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use tests::containerd::Containerd;
+use tests::containerd::{Container, Containerd};
 use tests::{Bed, Node, PATIENCE, wait_for};
 
 /// An agent, a containerd on its node, and a folder of manifests.
@@ -44,12 +46,12 @@ impl Stand {
     }
 
     /// Runs a container of a script, and has it probed.
-    fn run(&mut self, name: &str, script: &str, probes: &str) -> anyhow::Result<String> {
+    fn run(&mut self, name: &str, script: &str, probes: &str) -> anyhow::Result<Container> {
         let container = self
             .containerd
             .run(name, &["/bin/sh", "-c", script], None, &[])?;
         self.probe(name, probes)?;
-        Ok(container.id)
+        Ok(container)
     }
 
     /// Has a container probed.
@@ -91,6 +93,16 @@ impl Stand {
         .with_context(|| format!("{:?}", self.events(name)))
     }
 
+    /// Waits until what is known of these containers is written down.
+    fn wait_saved<'a>(&self, ids: impl IntoIterator<Item = &'a str>) -> anyhow::Result<()> {
+        let ids: Vec<&str> = ids.into_iter().collect();
+        let state = self.node().runtime_dir().join("state/probes.json");
+        wait_for("what is known to be written down", PATIENCE, || {
+            let text = fs::read_to_string(&state).unwrap_or_default();
+            Ok(ids.iter().all(|id| text.contains(id)).then_some(()))
+        })
+    }
+
     fn events(&self, name: &str) -> anyhow::Result<Vec<ContainerEvent>> {
         let listed = self.node().listing("probe events -o json")?;
         let mut events: Vec<ContainerEvent> = serde_json::from_value(listed)?;
@@ -108,6 +120,7 @@ fn a_container_that_fails_its_liveness_probe_is_ended_and_started_again() -> any
         "touch /tmp/alive; sleep 1000000",
         "    livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 2}\n",
     )?;
+    let first = first.id;
     stand.start_agent()?;
     let running = stand.wait("it to run", "hangs", |one| one.ready)?;
     assert_eq!(running.id.as_deref(), Some(&*first));
@@ -167,19 +180,16 @@ fn a_container_that_ends_is_started_again_and_waits_longer_each_time() -> anyhow
 #[ignore = "needs root"]
 fn an_agent_that_is_killed_loses_no_readiness_and_restarts_nothing() -> anyhow::Result<()> {
     let mut stand = Stand::start()?;
-    let id = stand.run(
+    let first = stand.run(
         "serves",
         "touch /tmp/ready; sleep 1000000",
         "    readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1, timeoutSeconds: 60}\n    \
          livenessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n",
     )?;
     stand.start_agent()?;
+    let id = first.id;
     stand.wait("it to be ready", "serves", |one| one.ready)?;
-    let state = stand.node().runtime_dir().join("state/probes.json");
-    wait_for("that to be written down", PATIENCE, || {
-        let text = fs::read_to_string(&state).unwrap_or_default();
-        Ok(text.contains(&id).then_some(()))
-    })?;
+    stand.wait_saved([id.as_str()])?;
     for _ in 0..3 {
         stand.node().kill_agent(Signal::SIGKILL)?;
         stand.start_agent()?;
@@ -202,7 +212,7 @@ fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow:
     let mut stand = Stand::start()?;
     let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
     stand.run("stays", "sleep 1000000", probe)?;
-    let gone = stand.run("goes", "sleep 1000000", probe)?;
+    let gone = stand.run("goes", "sleep 1000000", probe)?.id;
     fs::write(
         stand.manifest("bad"),
         "kind: Pod\napiVersion: v1\nmetadata: {name: bad}\nspec: {containers: [{name: app, livenessProbe: {tcpSocket: {port: 0}}}]}\n",
