@@ -198,7 +198,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
         .block_on(direct::probe(&probe, Deadline::after(PATIENCE)));
     let by_runtime = {
         let _entered = stand.runtime.enter();
-        let runtime = Runtime::at(&stand.containerd.socket());
+        let runtime = Runtime::at(stand.containerd.socket());
         let probe = CriExec::new(runtime, container.id.as_str(), None, probe.command.clone());
         stand
             .runtime

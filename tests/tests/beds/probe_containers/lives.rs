@@ -8,6 +8,7 @@ use health_model::api::{ContainerEvent, ProbedContainer};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tests::containerd::Container;
+use tests::is_long;
 
 use super::Stand;
 
@@ -80,11 +81,7 @@ impl Living {
 #[ignore = "needs root"]
 fn many_containers_live_as_the_specification_says_while_the_agent_is_killed() -> anyhow::Result<()>
 {
-    let count = if std::env::var_os("HEALTH_AGENT_LONG").is_some() {
-        100
-    } else {
-        8
-    };
+    let count = if is_long() { 100 } else { 8 };
     let mut stand = Stand::start()?;
     stand.start_agent()?;
     let mut all = Vec::new();
