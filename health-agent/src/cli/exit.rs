@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use health_model::settings::InvalidSetting;
 
+use super::output::printable;
 use crate::causes::with_causes;
 
 /// A failure.
@@ -46,7 +47,8 @@ pub fn usage(error: &clap::Error) -> ExitCode {
 }
 
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    printable(&line).into_owned()
 }
 
 #[cfg(test)]
@@ -65,6 +67,7 @@ mod tests {
     fn a_failure_is_one_line() {
         let failure = Failure::from(anyhow!("line 3:\n   bad indent")).to_string();
         assert_eq!(one_line(&failure), "line 3: bad indent");
+        assert_eq!(one_line("no pod \u{1b}[1m"), "no pod \\u{1b}[1m");
     }
 
     #[test]

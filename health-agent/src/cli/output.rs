@@ -1,5 +1,6 @@
 //! What commands print: tables without borders, JSON, JSON lines, YAML.
 
+use std::borrow::Cow;
 use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 
@@ -165,12 +166,35 @@ fn write_row(out: &mut impl Write, cells: impl IntoIterator<Item: AsRef<str>>) -
                 if place > 0 {
                     out.write_all(b" ")?;
                 }
-                out.write_all(word.as_bytes())?;
+                out.write_all(printable(word).as_bytes())?;
             }
         }
         out.write_all(b"\n")?;
     }
     Ok(())
+}
+
+/// The text with what would control a terminal written out, such as `\u{1b}`, line ends included: names and messages come
+/// from others. Cells of a [`table`] need it not, nor does the one line of a failure.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            c if is_control(c) => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Whether a terminal does something else than to show it: control characters, and those that turn the direction
+/// of what follows.
+fn is_control(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// What a cell says that has nothing to say.
@@ -219,6 +243,19 @@ mod tests {
              a b    µs\n       世界   x\n"
         );
         assert_eq!(table(["ONE"], [["1"], [""], ["333"]]), "ONE\n1\n\n333\n");
+    }
+
+    #[test]
+    fn nothing_in_a_cell_reaches_the_terminal_as_a_command() {
+        let rows = [["\u{1b}[2Jgone", "a\rb\u{9b}1m", "\u{202e}txt\nµs"]];
+        assert_eq!(
+            table(["ONE", "TWO", "THREE"], rows),
+            "ONE              TWO            THREE\n\
+             \\u{1b}[2Jgone   a\\rb\\u{9b}1m   \\u{202e}txt\n\
+             \u{20}                               µs\n"
+        );
+        assert_eq!(printable("two\nlines\t\u{7f}"), "two\\nlines\\t\\u{7f}");
+        assert!(matches!(printable("Grüße"), Cow::Borrowed("Grüße")));
     }
 
     #[test]
