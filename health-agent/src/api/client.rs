@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use health_model::api::{EndpointEvent, ErrorBody, ProbeEvent};
+use health_model::api::{ErrorBody, ProbeEvent};
 use health_model::events::{EventFilter, MonitorLine};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
@@ -225,13 +225,12 @@ impl Client {
         self.send(Method::DELETE, path, CHANGE_TIMEOUT).await
     }
 
-    /// Calls `each` with the endpoints there are, and with each that changes, until it breaks or the agent
-    /// ends.
-    pub async fn watch_endpoints(
+    /// Calls `each` with every line of an answer that goes on, until it breaks. However long nothing happens.
+    pub async fn watch<T: DeserializeOwned>(
         &self,
-        mut each: impl FnMut(EndpointEvent) -> ControlFlow<()>,
+        path: &str,
+        mut each: impl FnMut(T) -> ControlFlow<()>,
     ) -> Result<(), ClientError> {
-        let path = "/v1/endpoints?watch=true";
         let name = format!("{} {path}", Method::GET);
         self.exchange(Method::GET, path, &name, READ_TIMEOUT, async |response| {
             let mut lines = Lines::of(response);

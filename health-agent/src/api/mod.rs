@@ -7,6 +7,7 @@ pub mod monitor;
 mod node_feed;
 mod places;
 mod policies;
+mod probes;
 pub mod rtt;
 pub mod rtt_summary;
 mod serve;

@@ -41,7 +41,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::node_feed::{self, NodeFeed};
 use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
-use super::{endpoints, policies, streamed};
+use super::{endpoints, policies, probes, streamed};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -53,7 +53,7 @@ const LIMITS: Limits = Limits {
 };
 /// Requests to probe all nodes that are served at a time; each takes as long as the probes.
 const PROBE_REQUESTS: usize = 16;
-/// Clients that watch endpoints at a time.
+/// Clients that watch endpoints at a time, and as many that watch container probes.
 const WATCHES: usize = 16;
 /// Most events that are written at once.
 const EVENT_BATCH: usize = 256;
@@ -179,6 +179,8 @@ pub(super) struct Api<S> {
     probes: Places,
     /// For requests that end when the client goes.
     pub(super) watches: Places,
+    /// The same for container probes.
+    pub(super) container_watches: Places,
 }
 
 pub(super) type Shared<S> = State<Arc<Api<Arc<S>>>>;
@@ -190,6 +192,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
         feed: Mutex::new(NodeFeed::new(node_feed::random_generation())),
         probes: Places::new(PROBE_REQUESTS, "requests to probe nodes"),
         watches: Places::new(WATCHES, "watches of endpoints"),
+        container_watches: Places::new(WATCHES, "watches of container probes"),
     };
     routes()
         .into_iter()
@@ -205,7 +208,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 22] {
+fn routes<S: Source>() -> [Route<S>; 27] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -243,6 +246,11 @@ fn routes<S: Source>() -> [Route<S>; 22] {
                 .delete(policies::delete),
         ),
         ("/v1/policies/trace", post(policies::trace)),
+        ("/v1/probes", get(probes::list)),
+        ("/v1/probes/summary", get(probes::summary)),
+        ("/v1/pods", get(probes::pods)),
+        ("/v1/pods/events", get(probes::events)),
+        ("/v1/pods/problems", get(probes::problems)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]

@@ -229,7 +229,7 @@ async fn watch(client: &Client) -> anyhow::Result<()> {
     // Told once the first ones are there, so that they come in one piece.
     let mut first = BTreeMap::new();
     let mut is_listed = false;
-    let watched = client.watch_endpoints(|event| {
+    let watched = client.watch("/v1/endpoints?watch=true", |event| {
         match event {
             EndpointEvent::Updated { endpoint } if !is_listed => {
                 first.insert(endpoint.id, endpoint);

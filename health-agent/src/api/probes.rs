@@ -1,0 +1,378 @@
+//! The paths under `/v1/probes` and `/v1/pods`: container probes, and the pods that they are of.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::str::FromStr as _;
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use futures_util::stream;
+use health_model::api::{ContainerEvent, ContainerProbe, ContainerProbeEvent};
+use health_probe::spec::ProbeType;
+use health_probe::supervisor::Supervisor;
+use serde::Deserialize;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+
+use super::serve::Client;
+use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
+
+/// Least time between two looks for a client that watches.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListQuery {
+    #[serde(default)]
+    watch: bool,
+    pod: Option<String>,
+    container: Option<String>,
+    #[serde(rename = "type")]
+    kind: Option<String>,
+}
+
+/// What a client wants to know of.
+#[derive(Clone, Debug, Default)]
+struct Selection {
+    pod: Option<String>,
+    container: Option<String>,
+    kind: Option<ProbeType>,
+}
+
+impl Selection {
+    fn of(query: ListQuery) -> Result<Self, Refusal> {
+        let parse = |text: String| {
+            ProbeType::from_str(&text).map_err(|error| {
+                Refusal(StatusCode::BAD_REQUEST, format!("type: {text:?}: {error}"))
+            })
+        };
+        Ok(Self {
+            pod: query.pod,
+            container: query.container,
+            kind: query.kind.map(parse).transpose()?,
+        })
+    }
+
+    fn has_container(&self, pod: &str, container: &str) -> bool {
+        let is_pod = |wanted: &String| {
+            let name = pod.rsplit_once('/').map_or(pod, |(_, name)| name);
+            *wanted == pod || *wanted == name
+        };
+        self.pod.as_ref().is_none_or(is_pod)
+            && self.container.as_ref().is_none_or(|one| *one == container)
+    }
+
+    fn has(&self, probe: &ContainerProbe) -> bool {
+        self.has_container(&probe.pod, &probe.container)
+            && self.kind.is_none_or(|kind| kind.name() == probe.kind)
+    }
+
+    fn probes(&self, supervisor: &Supervisor) -> Vec<ContainerProbe> {
+        let mut probes = supervisor.probes();
+        probes.retain(|probe| self.has(probe));
+        probes
+    }
+}
+
+pub(super) async fn list<S: Source>(
+    State(api): Shared<S>,
+    Extension(client): Extension<Client>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(query) = query?;
+    let is_watched = query.watch;
+    let selection = Selection::of(query)?;
+    if !is_watched {
+        return answer(move || Ok(of(&*api.source, |all| selection.probes(all)))).await;
+    }
+    let supervisor = api.source.containers().cloned().ok_or_else(|| {
+        Refusal(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "this agent probes no containers".to_owned(),
+        )
+    })?;
+    let place = api.container_watches.take()?;
+    client.stay();
+    Ok(lines(Watch {
+        changes: supervisor.changes(),
+        supervisor,
+        view: ClientView::new(selection),
+        next_look: None,
+        _place: place,
+    }))
+}
+
+/// What a client that watches is told, a line each.
+fn lines(watch: Watch) -> Response {
+    as_lines(stream::try_unfold(watch, async |mut watch| {
+        let events = watch.next().await?;
+        if events.is_empty() {
+            return Ok::<_, io::Error>(None);
+        }
+        Ok(Some((write_lines(&events)?, watch)))
+    }))
+}
+
+/// A client that watches.
+struct Watch {
+    supervisor: Supervisor,
+    changes: watch::Receiver<u64>,
+    view: ClientView,
+    /// `None` before the first.
+    next_look: Option<Instant>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Watch {
+    /// At first all there is; then what has changed, as soon as something has. Nothing when the agent ends.
+    async fn next(&mut self) -> io::Result<Vec<ContainerProbeEvent>> {
+        loop {
+            let is_first = self.next_look.is_none();
+            if let Some(at) = self.next_look {
+                if self.changes.changed().await.is_err() {
+                    return Ok(Vec::new());
+                }
+                tokio::time::sleep_until(at).await;
+            }
+            self.next_look = Some(Instant::now() + LOOK_PERIOD);
+            // What changes from here on is looked at next time.
+            self.changes.mark_unchanged();
+            let (supervisor, mut view) = (self.supervisor.clone(), std::mem::take(&mut self.view));
+            let look = move || {
+                let events = if is_first {
+                    view.first(&supervisor)
+                } else {
+                    view.since(&supervisor)
+                };
+                (view, events)
+            };
+            let (view, events) = spawn_blocking(look).await?;
+            self.view = view;
+            if !events.is_empty() {
+                return Ok(events);
+            }
+        }
+    }
+}
+
+/// UID, container and type.
+type ProbeKey = (String, String, String);
+
+/// The probes as a client knows them.
+#[derive(Default)]
+struct ClientView {
+    selection: Selection,
+    probes: BTreeMap<ProbeKey, ContainerProbe>,
+    /// Number of the last event that is told, or older than the watch.
+    last_event: u64,
+}
+
+impl ClientView {
+    fn new(selection: Selection) -> Self {
+        Self {
+            selection,
+            ..Self::default()
+        }
+    }
+
+    fn first(&mut self, supervisor: &Supervisor) -> Vec<ContainerProbeEvent> {
+        let newest = supervisor.events_since(0).into_iter().next_back();
+        self.last_event = newest.map_or(0, |event| event.number);
+        let mut events = self.update(self.selection.probes(supervisor));
+        events.push(ContainerProbeEvent::Listed);
+        events
+    }
+
+    fn since(&mut self, supervisor: &Supervisor) -> Vec<ContainerProbeEvent> {
+        let happened = supervisor.events_since(self.last_event);
+        let mut events = self.update(self.selection.probes(supervisor));
+        events.extend(self.happened(happened));
+        events
+    }
+
+    fn happened(&mut self, events: Vec<ContainerEvent>) -> Vec<ContainerProbeEvent> {
+        if let Some(newest) = events.last() {
+            self.last_event = newest.number;
+        }
+        let wanted = events
+            .into_iter()
+            .filter(|event| self.selection.has_container(&event.pod, &event.container));
+        let told = wanted.map(|event| ContainerProbeEvent::Happened {
+            happened: Box::new(event),
+        });
+        told.collect()
+    }
+
+    fn update(&mut self, probes: Vec<ContainerProbe>) -> Vec<ContainerProbeEvent> {
+        let key = |probe: &ContainerProbe| {
+            let ContainerProbe {
+                pod_uid,
+                container,
+                kind,
+                ..
+            } = probe;
+            (pod_uid.clone(), container.clone(), kind.clone())
+        };
+        let now: BTreeMap<_, _> = probes.iter().map(|probe| (key(probe), probe)).collect();
+        let gone = self
+            .probes
+            .iter()
+            .filter(|(key, _)| !now.contains_key(*key));
+        let gone = gone.map(|(_, probe)| ContainerProbeEvent::Deleted {
+            pod: probe.pod.clone(),
+            pod_uid: probe.pod_uid.clone(),
+            container: probe.container.clone(),
+            kind: probe.kind.clone(),
+        });
+        let is_told = |key: &ProbeKey, probe: &ContainerProbe| {
+            let told = self.probes.get(key);
+            told.is_some_and(|told| told.is_like(probe))
+        };
+        // In the order of the listing.
+        let changed = probes.iter().filter(|probe| !is_told(&key(probe), probe));
+        let changed = changed.map(|probe| ContainerProbeEvent::Updated {
+            probe: Box::new(probe.clone()),
+        });
+        let events = gone.chain(changed).collect();
+        self.probes = probes
+            .into_iter()
+            .map(|probe| (key(&probe), probe))
+            .collect();
+        events
+    }
+}
+
+/// What a supervisor tells; nothing where there is none.
+fn of<S: Source, T: Default>(source: &S, tell: impl FnOnce(&Supervisor) -> T) -> T {
+    source.containers().map(tell).unwrap_or_default()
+}
+
+pub(super) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(of(&*api.source, Supervisor::summary))).await
+}
+
+pub(super) async fn pods<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(of(&*api.source, Supervisor::pods))).await
+}
+
+pub(super) async fn events<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(of(&*api.source, |all| all.events_since(0)))).await
+}
+
+pub(super) async fn problems<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || Ok(of(&*api.source, Supervisor::problems))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use health_model::api::{ProbeRun, ProbeVerdict};
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn probe(container: &str) -> ContainerProbe {
+        ContainerProbe {
+            pod: "shop/web".into(),
+            pod_uid: "u-1".into(),
+            container: container.into(),
+            container_id: Some("3f2a".into()),
+            kind: "liveness".into(),
+            target: "tcp://10.244.1.7:8080".into(),
+            result: Some(ProbeVerdict::Success),
+            last: Some(ProbeVerdict::Success),
+            run: 1,
+            threshold: 1,
+            on_hold: false,
+            waiting: None,
+            in_flight: false,
+            period_ns: 10_000_000_000,
+            timeout_ns: 1_000_000_000,
+            next: None,
+            last_run: Some(ProbeRun {
+                at: Timestamp::UNIX_EPOCH,
+                counted: "successful".into(),
+                message: "connected".into(),
+            }),
+        }
+    }
+
+    fn names(events: &[ContainerProbeEvent]) -> Vec<String> {
+        let name = |event: &ContainerProbeEvent| match event {
+            ContainerProbeEvent::Updated { probe } => format!("+{}", probe.container),
+            ContainerProbeEvent::Deleted { container, .. } => format!("-{container}"),
+            ContainerProbeEvent::Happened { happened } => happened.message.clone(),
+            ContainerProbeEvent::Listed => "listed".to_owned(),
+        };
+        events.iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_watch_tells_what_came_changed_and_went_but_not_each_run() {
+        let mut view = ClientView::default();
+        let told = view.update(vec![probe("b"), probe("a")]);
+        assert_eq!(names(&told), ["+b", "+a"], "in the order of the listing");
+        let again = ContainerProbe {
+            run: 2,
+            next: Some(Timestamp::UNIX_EPOCH),
+            in_flight: true,
+            ..probe("a")
+        };
+        assert_eq!(names(&view.update(vec![probe("b"), again])), [""; 0]);
+        let held = ContainerProbe {
+            on_hold: true,
+            ..probe("a")
+        };
+        assert_eq!(names(&view.update(vec![held])), ["-b", "+a"]);
+    }
+
+    #[test]
+    fn events_are_told_once_and_only_of_what_is_watched() {
+        let event = |number, pod: &str| ContainerEvent {
+            number,
+            first: Timestamp::UNIX_EPOCH,
+            last: Timestamp::UNIX_EPOCH,
+            count: 1,
+            kind: "Normal".into(),
+            reason: "Killing".into(),
+            pod: pod.into(),
+            container: "app".into(),
+            message: format!("{number} {pod}"),
+        };
+        let mut view = ClientView::new(Selection {
+            pod: Some("web".into()),
+            ..Selection::default()
+        });
+        let told = view.happened(vec![event(3, "shop/web"), event(4, "shop/db")]);
+        assert_eq!(names(&told), ["3 shop/web"]);
+        assert_eq!(view.last_event, 4);
+        assert_eq!(names(&view.happened(Vec::new())), [""; 0]);
+        assert_eq!(view.last_event, 4);
+    }
+
+    #[test]
+    fn a_pod_is_meant_by_its_name_with_or_without_its_namespace() {
+        let wants = |pod: &str| {
+            let pod = Some(pod.to_owned());
+            Selection {
+                pod,
+                ..Selection::default()
+            }
+            .has(&probe("app"))
+        };
+        assert!(wants("web") && wants("shop/web"));
+        assert!(!wants("shop") && !wants("default/web") && !wants("eb"));
+        let of_type = |kind| {
+            let kind = Some(kind);
+            Selection {
+                kind,
+                ..Selection::default()
+            }
+            .has(&probe("app"))
+        };
+        assert!(of_type(ProbeType::Liveness) && !of_type(ProbeType::Startup));
+    }
+}
