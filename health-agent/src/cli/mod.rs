@@ -137,7 +137,7 @@ pub enum Command {
     /// Manage and trace network policy
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Try container probes
+    /// Show the probes of containers, and try those of a manifest
     #[command(subcommand)]
     Probe(probe::ProbeCommand),
     /// Show the pinned maps and programs, with or without an agent
@@ -167,7 +167,7 @@ impl Command {
             Self::Endpoint(command) => command.execute(&client).await?,
             Self::Identity(command) => command.execute(&client).await?,
             Self::Policy(command) => command.execute(&client).await?,
-            Self::Probe(command) => return Ok(command.execute(&location).await?),
+            Self::Probe(command) => return Ok(command.execute(&client, &location).await?),
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,

@@ -1,4 +1,4 @@
-//! `health-agent probe`: container probes.
+//! `health-agent probe try`: the probes of a manifest, run once without an agent.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use clap::{Args, Subcommand};
+use clap::Args;
 use futures_util::future::join_all;
 use health_model::duration::{duration_text, short_duration};
 use health_model::settings::Location;
@@ -19,14 +19,10 @@ use health_probe::worker::{ProbeResult, restart};
 use health_probe::{Outcome, RawResult};
 use serde::Serialize;
 
-use super::exit::UNREACHABLE;
-use super::output::{OutputArgs, table};
+use crate::cli::exit::UNREACHABLE;
+use crate::cli::output::{OutputArgs, table};
 
 const EXAMPLES: &str = "\
-Examples:
-  health-agent probe try pod.yaml --address 10.244.1.7";
-
-const TRY_EXAMPLES: &str = "\
 Exit codes: 0 if all probes succeed, 3 if one does not, 1 if the manifest cannot be used.
 
 Examples:
@@ -34,17 +30,9 @@ Examples:
   health-agent probe try pod.yaml --address 10.244.1.7 --container app
   health-agent probe try pod.yaml --pid 4711 -o json | jq -r '.[].event.message'";
 
-/// Commands of `probe`.
-#[derive(Debug, Subcommand)]
-#[command(after_help = EXAMPLES)]
-pub enum ProbeCommand {
-    /// Run the probes of a manifest once, without an agent, and tell what the kubelet would make of each
-    #[command(after_help = TRY_EXAMPLES)]
-    Try(TryArgs),
-}
-
 /// Flags of `probe try`.
 #[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
 pub struct TryArgs {
     /// Manifest with pods, in YAML or JSON; - is stdin
     #[arg(value_name = "FILE")]
@@ -71,16 +59,8 @@ pub struct TryArgs {
     output: OutputArgs,
 }
 
-impl ProbeCommand {
-    pub(super) async fn execute(self, location: &Location) -> anyhow::Result<ExitCode> {
-        match self {
-            Self::Try(args) => args.execute(location).await,
-        }
-    }
-}
-
 impl TryArgs {
-    async fn execute(self, location: &Location) -> anyhow::Result<ExitCode> {
+    pub(super) async fn execute(self, location: &Location) -> anyhow::Result<ExitCode> {
         let trials = self.trials()?;
         let process = Process::open(self.pid)?;
         let certificates = match &self.certificates {
