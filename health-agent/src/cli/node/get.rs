@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use health_model::api::{
-    HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState, TargetHistory,
+    ContainerProbeSummary, HealthStatus, NodeEntry, NodeList, NodeStatus, RegistryState,
+    TargetHistory,
 };
 use health_model::settings::Location;
 use jiff::Timestamp;
@@ -65,6 +66,7 @@ pub(super) async fn print(
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
             path_mtus,
+            containers: ContainerProbeSummary::default(),
         };
         text(details, &status, figures, Timestamp::now())
     })
@@ -178,6 +180,7 @@ mod tests {
             history: BTreeMap::from([(details.name.clone(), details.history.clone())]),
             last_results: LAST_RESULTS,
             path_mtus: BTreeMap::new(),
+            containers: ContainerProbeSummary::default(),
         };
         let now = "2026-11-21T03:00:10Z".parse().unwrap();
         text(details, &HealthStatus::default(), figures, now)

@@ -9,7 +9,8 @@ use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_HTTP, PROTOCOL_ICMP, RttKey, RttRow};
 use health_datapath::dump::Pinned;
 use health_model::api::{
-    HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol, TargetHistory,
+    ContainerProbeSummary, HistoryWindow, PathKind, PathMtuEntry, PathMtuStatus, Protocol,
+    TargetHistory,
 };
 use health_model::duration::{go_duration, short_duration};
 use health_model::settings::Location;
@@ -33,6 +34,8 @@ pub(crate) struct Figures {
     pub(crate) last_results: usize,
     /// How large packets to nodes' addresses may be.
     pub(crate) path_mtus: BTreeMap<IpAddr, PathMtuStatus>,
+    /// How container probes do; not enabled where the agent probes none.
+    pub(crate) containers: ContainerProbeSummary,
 }
 
 impl Figures {
@@ -47,6 +50,7 @@ impl Figures {
             history,
             last_results: 0,
             path_mtus: read_path_mtus(client).await?,
+            containers: read_containers(client).await?,
         })
     }
 
@@ -89,6 +93,16 @@ pub(crate) async fn read_history(client: &Client) -> Result<Vec<TargetHistory>, 
     match client.get("/v1/history").await {
         Err(ClientError::Refused { code, .. }) if code == StatusCode::NOT_FOUND => Ok(Vec::new()),
         history => history,
+    }
+}
+
+/// How container probes do. Agents that know of none say nothing of them.
+async fn read_containers(client: &Client) -> Result<ContainerProbeSummary, ClientError> {
+    match client.get("/v1/probes/summary").await {
+        Err(ClientError::Refused { code, .. }) if code == StatusCode::NOT_FOUND => {
+            Ok(ContainerProbeSummary::default())
+        }
+        summary => summary,
     }
 }
 

@@ -1,6 +1,10 @@
 //! What the report says of the agent that answers, a line each where there is something to say.
 
-use health_model::api::{AgentProblem, FullMap, HealthStatus, PolicyLag};
+use health_model::api::{
+    AgentProblem, ContainerProbeSummary, FullMap, HealthStatus, PodProblem, PolicyLag,
+};
+
+use crate::cli::output::printable;
 
 /// All those lines.
 pub(super) fn lines(status: &HealthStatus) -> String {
@@ -69,6 +73,37 @@ fn agent_problems(status: &HealthStatus) -> String {
     lines.collect()
 }
 
+/// `Container probes:   12 pods, 11 ready; 30 probes, 1 failing`, and a line for each problem, where containers are
+/// probed.
+pub(super) fn containers(summary: &ContainerProbeSummary) -> String {
+    let ContainerProbeSummary {
+        enabled,
+        pods,
+        ready_pods,
+        probes,
+        failing,
+        errored,
+        problems,
+    } = summary;
+    if !enabled {
+        return String::new();
+    }
+    let plural = |count: &u64| if *count == 1 { "" } else { "s" };
+    let mut text = format!(
+        "Container probes:   {pods} pod{}, {ready_pods} ready; {probes} probe{}, {failing} failing",
+        plural(pods),
+        plural(probes)
+    );
+    if *errored > 0 {
+        text += &format!(", {errored} errored");
+    }
+    text.push('\n');
+    for PodProblem { subject, problem } in problems {
+        text += &format!("  - {}: {}\n", printable(subject), printable(problem));
+    }
+    text
+}
+
 fn full_map(full: &FullMap) -> String {
     let FullMap {
         map,
@@ -76,4 +111,40 @@ fn full_map(full: &FullMap) -> String {
         capacity,
     } = full;
     format!("{map} ({entries} of {capacity} entries)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn container_probes_are_summed_up_where_there_are_any() {
+        assert_eq!(containers(&ContainerProbeSummary::default()), "");
+        let summary = ContainerProbeSummary {
+            enabled: true,
+            pods: 12,
+            ready_pods: 11,
+            probes: 30,
+            failing: 1,
+            ..ContainerProbeSummary::default()
+        };
+        assert_eq!(
+            containers(&summary),
+            "Container probes:   12 pods, 11 ready; 30 probes, 1 failing\n"
+        );
+        let troubled = ContainerProbeSummary {
+            pods: 1,
+            errored: 2,
+            problems: vec![PodProblem {
+                subject: "pods/\u{1b}web.yaml".into(),
+                problem: "pod shop/web: spec.containers: Required value".into(),
+            }],
+            ..summary
+        };
+        assert_eq!(
+            containers(&troubled),
+            "Container probes:   1 pod, 11 ready; 30 probes, 1 failing, 2 errored\n  \
+             - pods/\\u{1b}web.yaml: pod shop/web: spec.containers: Required value\n"
+        );
+    }
 }

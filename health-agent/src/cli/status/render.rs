@@ -148,6 +148,9 @@ impl Report<'_> {
             self.evidence(2, diagnosis)?;
         }
         self.out.push_str(&local::lines(status));
+        if let Detail::Verbose(figures) = self.detail {
+            self.out.push_str(&local::containers(&figures.containers));
+        }
         if let Detail::Verbose(Figures {
             rtt: Err(reason), ..
         }) = self.detail

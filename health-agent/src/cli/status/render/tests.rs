@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use health_common::probe::Path;
 use health_common::rtt::{PROTOCOL_ICMP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
-use health_model::api::{AgentProblem, FullMap, HistoryWindow, PolicyLag, TargetHistory};
+use health_model::api::{
+    AgentProblem, ContainerProbeSummary, FullMap, HistoryWindow, PolicyLag, TargetHistory,
+};
 
 use super::*;
 use crate::cli::status::figures::RttRows;
@@ -31,6 +33,7 @@ fn figures() -> Figures {
         history: BTreeMap::new(),
         last_results: 0,
         path_mtus: BTreeMap::new(),
+        containers: ContainerProbeSummary::default(),
     }
 }
 
@@ -229,6 +232,14 @@ fn verbose_adds_times_sources_and_statistics() {
             ),
         ]
         .into(),
+        containers: ContainerProbeSummary {
+            enabled: true,
+            pods: 12,
+            ready_pods: 11,
+            probes: 30,
+            failing: 1,
+            ..ContainerProbeSummary::default()
+        },
     };
     let text = full(&all(&status), &Detail::Verbose(figures_of_one), None);
     assert_eq!(
@@ -236,6 +247,7 @@ fn verbose_adds_times_sources_and_statistics() {
             "\
 Probe time:   2026-11-21T03:00:00Z
 Cluster health:   0/1 reachable   (Probe interval: 10s)
+Container probes:   12 pods, 11 ready; 30 probes, 1 failing
 Nodes:
   default/hnode2 (localhost):
     Host connectivity to 172.30.0.2:
