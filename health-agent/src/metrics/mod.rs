@@ -1,9 +1,10 @@
 //! Prometheus metrics, built for each scrape from the state of the agent and its maps.
 //!
 //! Metrics that Cilium also exports have Cilium's names and labels, with `health_agent_` instead of
-//! `cilium_`: a host may run both, and two exporters with the same names would be added up.
+//! `cilium_`: a host may run both, and two exporters with the same names would be added up. So have those of the kubelet.
 
 mod collections;
+mod containers;
 mod endpoints;
 mod events;
 mod format;
@@ -32,6 +33,7 @@ use health_endpoint::enforcement::Enforcer;
 use health_endpoint::manager::Manager;
 use health_model::settings::Location;
 
+use self::containers::Sample;
 use self::histogram::Histogram;
 use self::recent::TotalsHistory;
 use self::render::Snapshot;
@@ -149,6 +151,7 @@ impl<S: Source, M: Maps> Exporter<S, M> {
             endpoints: self.source.manager().map(Manager::counts),
             policy_lag: self.source.enforcer().and_then(Enforcer::lag),
             events: self.source.events(),
+            containers: self.source.containers().map(Sample::from),
             now: Timestamp::now(),
             uptime: self.source.uptime(),
             maps_readable,

@@ -1,6 +1,8 @@
 //! What the tests of this folder show.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use health_common::probe::Path;
@@ -10,12 +12,15 @@ use health_datapath::dump::{DumpError, MetricRow};
 use health_endpoint::lifecycle::State;
 use health_endpoint::manager::DURATION_BOUNDS;
 use health_model::api::{
-    AddressGroupStatus, ConnectivityStatus, Diagnosis, HealthStatus, NodeStatus, PathStatus,
-    SelfStatus,
+    AddressGroupStatus, ConnectivityStatus, ContainerProbeSummary, Diagnosis, HealthStatus,
+    NodeStatus, PathStatus, PodProblem, SelfStatus,
 };
+use health_probe::prober::{Histogram, ProbeStats, Stats};
+use health_probe::spec::{self, ProbeType};
 use jiff::Timestamp;
 
 use super::Maps;
+use super::containers::Sample;
 use super::summary::Summary;
 
 /// Maps that hold these rows.
@@ -29,6 +34,47 @@ impl Maps for Rows {
 
     fn counters(&self) -> Result<Vec<MetricRow>, DumpError> {
         Ok(Vec::new())
+    }
+}
+
+/// A pod, with a liveness probe that failed twice and was answered once, and a container that was started again.
+pub(super) fn containers() -> Sample {
+    let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop, uid: u-1}, \
+                spec: {containers: [{name: app}]}}";
+    let pod = Arc::new(spec::read(text).pods.remove(0));
+    let mut durations = Histogram {
+        sum: Duration::from_millis(1_012),
+        ..Histogram::default()
+    };
+    durations.buckets[3] = 2;
+    durations.buckets[9] = 1;
+    let app: Arc<str> = "app".into();
+    let liveness = ProbeStats {
+        pod: pod.clone(),
+        runs: [1, 2, 0, 4],
+        durations: durations.clone(),
+    };
+    Sample {
+        statistics: Stats {
+            probes: BTreeMap::from([(
+                (pod.uid.clone(), app.clone(), ProbeType::Liveness),
+                liveness,
+            )]),
+            delays: durations,
+        },
+        restarts: vec![(pod, app, 3)],
+        summary: ContainerProbeSummary {
+            enabled: true,
+            pods: 12,
+            ready_pods: 11,
+            probes: 30,
+            failing: 1,
+            errored: 2,
+            problems: vec![PodProblem {
+                subject: "pods/db.yaml".into(),
+                problem: "no object".into(),
+            }],
+        },
     }
 }
 

@@ -24,12 +24,13 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use prost::Message as _;
 
+use crate::metrics::containers::Sample;
 use crate::metrics::format::{ClassicWriter, Format};
 use crate::metrics::histogram::Histogram;
 use crate::metrics::summaries::SummaryFamily;
 use crate::metrics::summary::{Address, Peer, Summary, Target};
 use crate::metrics::totals::{Class, Probes};
-use crate::metrics::{collections, endpoints, events};
+use crate::metrics::{collections, containers, endpoints, events};
 
 const PREFIX: &str = "health_agent";
 
@@ -56,6 +57,8 @@ pub(super) struct Snapshot {
     pub(super) endpoints: Option<health_endpoint::manager::Counts>,
     pub(super) policy_lag: Option<health_model::api::PolicyLag>,
     pub(super) events: health_datapath::events::Counts,
+    /// `None` where no containers are probed.
+    pub(super) containers: Option<Sample>,
     pub(super) now: Timestamp,
     pub(super) uptime: Duration,
     pub(super) maps_readable: bool,
@@ -142,7 +145,11 @@ impl Collector for Snapshot {
             endpoints::encode(counts, encoder)?;
             endpoints::encode_lag(self.policy_lag.as_ref(), encoder)?;
         }
-        events::encode(&self.events, encoder)
+        events::encode(&self.events, encoder)?;
+        match &self.containers {
+            Some(sample) => containers::encode(sample, encoder),
+            None => Ok(()),
+        }
     }
 }
 

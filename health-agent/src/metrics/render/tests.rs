@@ -68,6 +68,7 @@ fn snapshot(report: &HealthStatus, per_target: bool) -> Snapshot {
         endpoints: Some(samples::endpoints()),
         policy_lag: None,
         events: samples::events(),
+        containers: Some(samples::containers()),
         now: Timestamp::from_second(130).unwrap(),
         uptime: Duration::from_millis(1_500),
         maps_readable: true,
@@ -237,6 +238,42 @@ fn every_metric_is_shown_with_its_labels() {
     }
     assert!(!text.contains("Event lost"), "no packet: {text}");
     assert!(text.ends_with("# EOF\n"), "{text}");
+}
+
+#[test]
+fn container_probes_are_shown_as_the_kubelet_does() {
+    let text = shown(|_| {});
+    let of = "container=\"app\",pod=\"web\",namespace=\"shop\",pod_uid=\"u-1\"";
+    let runs = |result, count| {
+        format!(
+            "health_agent_prober_probe_total{{probe_type=\"Liveness\",result=\"{result}\",{of}}} {count}"
+        )
+    };
+    let duration = "health_agent_prober_probe_duration_seconds";
+    for line in [
+        runs("successful", 1),
+        runs("failed", 2),
+        runs("errored", 0),
+        runs("not_sent", 4),
+        format!("{duration}_sum{{probe_type=\"Liveness\",{of}}} 1.012"),
+        format!("{duration}_count{{probe_type=\"Liveness\",{of}}} 3"),
+        format!("{duration}_bucket{{le=\"0.01\",probe_type=\"Liveness\",{of}}} 2"),
+        format!("{duration}_bucket{{le=\"+Inf\",probe_type=\"Liveness\",{of}}} 3"),
+        "health_agent_prober_start_delay_seconds_bucket{le=\"1.0\"} 3".to_owned(),
+        "health_agent_container_restarts_total{namespace=\"shop\",pod=\"web\",pod_uid=\"u-1\",\
+             container=\"app\"} 3"
+            .to_owned(),
+        "health_agent_probed_pods 12".to_owned(),
+        "health_agent_ready_pods 11".to_owned(),
+        "health_agent_container_probes 30".to_owned(),
+        "health_agent_failing_container_probes 1".to_owned(),
+        "health_agent_errored_container_probes 2".to_owned(),
+        "health_agent_pod_problems 1".to_owned(),
+    ] {
+        assert!(text.lines().any(|l| l == line), "no {line} in:\n{text}");
+    }
+    let without = shown(|snapshot| snapshot.containers = None);
+    assert!(!without.contains("_prober_"), "{without}");
 }
 
 /// Lines that begin with one of these names and speak of a target.
