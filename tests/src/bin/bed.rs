@@ -119,8 +119,7 @@ fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
 /// Waits until every probe of the node has a result, and prints them.
 fn wait_until_probed(node: &Node) -> anyhow::Result<()> {
     wait_for("the containers to be probed", PATIENCE, || {
-        let listed: Vec<ContainerProbe> =
-            serde_json::from_value(node.listing("probe list -o json")?)?;
+        let listed: Vec<ContainerProbe> = serde_json::from_value(node.listing("probe list")?)?;
         let is_probed = |probe: &ContainerProbe| probe.result.is_some();
         Ok((!listed.is_empty() && listed.iter().all(is_probed)).then_some(()))
     })?;

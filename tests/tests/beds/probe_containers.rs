@@ -104,7 +104,7 @@ impl Stand {
     }
 
     fn events(&self, name: &str) -> anyhow::Result<Vec<ContainerEvent>> {
-        let listed = self.node().listing("probe events -o json")?;
+        let listed = self.node().listing("probe events")?;
         let mut events: Vec<ContainerEvent> = serde_json::from_value(listed)?;
         events.retain(|event| event.container == name);
         Ok(events)
