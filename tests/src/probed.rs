@@ -20,8 +20,7 @@ const LIVES: [Life; 4] = [
     Life {
         name: "web",
         script: "touch /tmp/index.html; exec httpd -f -p 8081 -h /tmp",
-        probes: "\
-    ports: [{name: http, containerPort: 8081}]
+        probes: "    ports: [{name: http, containerPort: 8081}]
     readinessProbe: {httpGet: {port: http}, periodSeconds: 1}
     livenessProbe: {tcpSocket: {port: http}, periodSeconds: 1}
 ",
@@ -29,23 +28,20 @@ const LIVES: [Life; 4] = [
     Life {
         name: "slow",
         script: "sleep 8; touch /tmp/started; sleep 1000000",
-        probes: "\
-    startupProbe: {exec: {command: [test, -e, /tmp/started]}, periodSeconds: 1, failureThreshold: 30}
+        probes: "    startupProbe: {exec: {command: [test, -e, /tmp/started]}, periodSeconds: 1, failureThreshold: 30}
     readinessProbe: {exec: {command: [test, -e, /tmp/started]}, periodSeconds: 2}
 ",
     },
     Life {
         name: "hangs",
         script: "touch /tmp/index.html; httpd -f -p 8082 -h /tmp & sleep 10; kill -STOP $!; sleep 1000000",
-        probes: "\
-    livenessProbe: {httpGet: {port: 8082}, periodSeconds: 1, terminationGracePeriodSeconds: 1}
+        probes: "    livenessProbe: {httpGet: {port: 8082}, periodSeconds: 1, terminationGracePeriodSeconds: 1}
 ",
     },
     Life {
         name: "flaps",
         script: "while :; do touch /tmp/ready; sleep 5; rm /tmp/ready; sleep 5; done",
-        probes: "\
-    readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1, failureThreshold: 2}
+        probes: "    readinessProbe: {exec: {command: [test, -e, /tmp/ready]}, periodSeconds: 1, failureThreshold: 2}
 ",
     },
 ];

@@ -1,6 +1,7 @@
 //! Running the tools that the bed and the tests call, to their end.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -109,20 +110,25 @@ pub struct Running(Child);
 impl Running {
     /// Starts it, with no input; what it prints on standard output is thrown away.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
-        Self::start_with(command, Stdio::null())
+        Self::start_with(command, Stdio::null(), Stdio::inherit())
+    }
+
+    /// Starts it, with no input; what it says on standard error goes to a file.
+    pub fn start_logging(command: &mut Command, log: File) -> anyhow::Result<Self> {
+        Self::start_with(command, Stdio::null(), log.into())
     }
 
     /// Starts it, with no input; it prints where this program does.
     pub fn start_printing(command: &mut Command) -> anyhow::Result<Self> {
-        Self::start_with(command, Stdio::inherit())
+        Self::start_with(command, Stdio::inherit(), Stdio::inherit())
     }
 
-    fn start_with(command: &mut Command, stdout: Stdio) -> anyhow::Result<Self> {
+    fn start_with(command: &mut Command, stdout: Stdio, stderr: Stdio) -> anyhow::Result<Self> {
         let shown = shown(command);
         command
             .stdin(Stdio::null())
             .stdout(stdout)
-            .stderr(Stdio::inherit())
+            .stderr(stderr)
             .spawn()
             .map(Self)
             .with_context(|| format!("cannot run {shown}"))

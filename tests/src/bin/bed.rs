@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use health_model::api::ContainerProbe;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -88,7 +88,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         Some(containers) => {
             tell("starting containers");
             let containerd = containers.start(bed.node(1))?;
-            wait_until_probed(bed.node(1))?;
+            wait_until_probed(bed.node(1), || signals.pending().next().is_some())?;
             Some(containerd)
         }
         None => None,
@@ -117,12 +117,16 @@ fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
 }
 
 /// Waits until every probe of the node has a result, and prints them.
-fn wait_until_probed(node: &Node) -> anyhow::Result<()> {
-    wait_for("the containers to be probed", PATIENCE, || {
+fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<()> {
+    let is_probed = wait_for("the containers to be probed", PATIENCE, || {
+        if is_stopped() {
+            return Ok(Some(false));
+        }
         let listed: Vec<ContainerProbe> = serde_json::from_value(node.listing("probe list")?)?;
         let is_probed = |probe: &ContainerProbe| probe.result.is_some();
-        Ok((!listed.is_empty() && listed.iter().all(is_probed)).then_some(()))
+        Ok((!listed.is_empty() && listed.iter().all(is_probed)).then_some(true))
     })?;
+    ensure!(is_probed, "interrupted before every container was probed");
     let listed = node.cli("probe list")?;
     io::stdout()
         .write_all(listed.stdout.as_bytes())

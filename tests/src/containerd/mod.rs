@@ -2,8 +2,9 @@
 
 mod messages;
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -84,7 +85,11 @@ impl Containerd {
             .args(["--pdeathsig", "KILL", "containerd", "--log-level", "error"])
             .arg("--config")
             .arg(config);
-        let server = Running::start(&mut server)?;
+        // Ctrl-C in a terminal is for who started it, who removes the containers first.
+        server.process_group(0);
+        let log = dir.path().join("log");
+        let file = File::create(&log).with_context(|| format!("cannot make {}", log.display()))?;
+        let server = Running::start_logging(&mut server, file)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -111,7 +116,8 @@ impl Containerd {
         wait_for("containerd to serve", PATIENCE, || {
             containerd.call::<_, Nothing>("Version", Nothing {})?;
             Ok(Some(()))
-        })?;
+        })
+        .with_context(|| fs::read_to_string(&log).unwrap_or_default())?;
         containerd.import().context("cannot make an image")?;
         Ok(containerd)
     }
