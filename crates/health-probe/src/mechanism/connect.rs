@@ -21,6 +21,10 @@ use crate::Outcome;
 const LOOKUPS: usize = 16;
 /// Most addresses of a name that are tried.
 const ADDRESSES: usize = 8;
+/// Most of a handshake of TLS, bytes.
+pub(super) const HANDSHAKE_MAX: usize = 64 * 1024;
+/// Most that is read without a pause, bytes. A server that never stops must not hold up the probes of others.
+const READ_AT_ONCE: usize = 8 * 1024;
 
 static LOOKUP: Semaphore = Semaphore::const_new(LOOKUPS);
 
@@ -99,14 +103,14 @@ impl ConnectError {
 /// Connects to a target, by each of its addresses in turn.
 pub(super) async fn connect(
     target: &Target,
-    ending: Ending,
+    usage: Usage,
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
     let netns = target.netns.as_deref();
     let name = match &target.host {
         Host::Ip(ip) => {
             let address = SocketAddr::new(*ip, target.port);
-            return attempt(address, netns, ending, deadline.at()).await;
+            return attempt(address, netns, usage, deadline.at()).await;
         }
         Host::Name(name) => name,
     };
@@ -116,7 +120,7 @@ pub(super) async fn connect(
     for address in addresses {
         // A silent one leaves time for the others.
         let share = deadline.at().saturating_duration_since(Instant::now()) / left;
-        match attempt(address, netns, ending, Instant::now() + share).await {
+        match attempt(address, netns, usage, Instant::now() + share).await {
             Ok(connection) => return Ok(connection),
             Err(error) => last = error,
         }
@@ -157,7 +161,7 @@ async fn resolve(
 async fn attempt(
     address: SocketAddr,
     netns: Option<&NetNs>,
-    ending: Ending,
+    usage: Usage,
     until: Instant,
 ) -> Result<Connection, ConnectError> {
     let open = || match address {
@@ -175,7 +179,16 @@ async fn attempt(
         .await
         .map_err(|_| ConnectError::TimedOut)?
         .map_err(ConnectError::new)?;
-    Connection::new(stream, ending).map_err(ConnectError::new)
+    Connection::new(stream, usage).map_err(ConnectError::new)
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Usage {
+    /// How it ends.
+    pub(super) ending: Ending,
+    /// Most that is read from it, bytes. What comes after that is an error.
+    pub(super) read_max: usize,
 }
 
 /// How a connection ends, without leaving TIME_WAIT on either side: 60 s of a port and a conntrack entry for each probe.
@@ -194,17 +207,27 @@ pub(super) enum Ending {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
+    /// Most that is read, bytes, and how much of it was.
+    read_max: usize,
+    read: usize,
+    /// What was read since the last pause, bytes.
+    read_at_once: usize,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, ending: Ending) -> io::Result<Self> {
-        match ending {
+    fn new(stream: TcpStream, usage: Usage) -> io::Result<Self> {
+        match usage.ending {
             Ending::Fin => forget_after_fin(&stream)?,
             Ending::Reset => stream.set_zero_linger()?,
         }
         // What is written in pieces, as by HTTP/2, must not wait for the other side's delayed acknowledgement.
         stream.set_nodelay(true)?;
-        Ok(Self { stream })
+        Ok(Self {
+            stream,
+            read_max: usage.read_max,
+            read: 0,
+            read_at_once: 0,
+        })
     }
 
     /// Writes what there is room for, without waiting.
@@ -219,7 +242,24 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        if self.read >= self.read_max {
+            let error = format!("more than {} KiB came", self.read_max / 1024);
+            return Poll::Ready(Err(io::Error::other(error)));
+        }
+        if self.read_at_once >= READ_AT_ONCE {
+            self.read_at_once = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let read = buf.filled().len() - before;
+        self.read += read;
+        self.read_at_once = match polled {
+            Poll::Ready(_) => self.read_at_once + read,
+            Poll::Pending => 0,
+        };
+        polled
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Code, Status};
 
-use super::connect::{ConnectError, Ending, connect};
+use super::connect::{ConnectError, Ending, HANDSHAKE_MAX, Usage, connect};
 use super::tls::{Protocol, TlsClient};
 use super::{Deadline, Target, chain, drive, failure, success};
 use crate::Outcome;
@@ -30,6 +30,8 @@ const PATH: &str = "/grpc.health.v1.Health/Check";
 const REPLY_LIMIT: usize = 4096;
 /// Most bytes of an answer's headers, unpacked.
 const HEADERS_LIMIT: u32 = 16 * 1024;
+/// Most bytes that a server may send, TLS besides: more than headers and a reply.
+const READ_MAX: usize = 32 * 1024;
 /// What stands in front of a message: whether it is compressed, and its length in four bytes.
 const PREFIX_LEN: usize = 5;
 /// Pause before the next attempt to connect, where somebody refuses.
@@ -112,7 +114,14 @@ fn dial_timed_out(target: &Target, deadline: Deadline, because: impl fmt::Displa
 async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, String> {
     let target = &probe.target;
     let timeout = deadline.timeout();
-    let connection = match connect(target, Ending::Fin, deadline).await {
+    let usage = Usage {
+        ending: Ending::Fin,
+        read_max: match probe.tls {
+            None => READ_MAX,
+            Some(_) => READ_MAX + HANDSHAKE_MAX,
+        },
+    };
+    let connection = match connect(target, usage, deadline).await {
         Ok(connection) => connection,
         Err(ConnectError::Refused(error)) => return Err(error.to_string()),
         Err(ConnectError::TimedOut) => {

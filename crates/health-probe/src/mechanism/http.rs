@@ -14,7 +14,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::connect::{ConnectError, Ending, connect};
+use super::connect::{ConnectError, Ending, HANDSHAKE_MAX, Usage, connect};
 use super::tls::{Protocol, TlsClient};
 pub use super::url::Scheme;
 use super::url::{BadLocation, Redirect, Url, target};
@@ -25,6 +25,9 @@ use crate::{Outcome, RawResult};
 const REQUESTS: usize = 10;
 /// Most bytes of an answer's head.
 const HEAD_LIMIT: usize = 64 * 1024;
+/// Most bytes that a server may send, TLS besides: the head, and as much of the body as is read even if it comes in
+/// chunks of a byte.
+const READ_MAX: usize = 2 * HEAD_LIMIT + OUTPUT_LIMIT;
 
 /// What to ask, and whom.
 #[derive(Clone, Debug)]
@@ -183,12 +186,20 @@ async fn send(
         port: url.port,
         netns: probe.target.netns.clone(),
     };
-    let connection = connect(&target, Ending::Reset, deadline)
-        .await
-        .map_err(|error| HttpError::Connect {
-            error,
-            url: url.clone(),
-        })?;
+    let usage = Usage {
+        ending: Ending::Reset,
+        read_max: match url.scheme {
+            Scheme::Http => READ_MAX,
+            Scheme::Https => READ_MAX + HANDSHAKE_MAX,
+        },
+    };
+    let connection =
+        connect(&target, usage, deadline)
+            .await
+            .map_err(|error| HttpError::Connect {
+                error,
+                url: url.clone(),
+            })?;
     match url.scheme {
         Scheme::Http => exchange(connection, request, first, url, deadline).await,
         Scheme::Https => {

@@ -1,12 +1,16 @@
 //! Probes by TCP: whether somebody accepts a connection.
 
-use super::connect::{Ending, connect};
+use super::connect::{Ending, Usage, connect};
 use super::{Deadline, Target, success};
 use crate::Outcome;
 
 /// Connects to a target, and closes the connection at once.
 pub async fn probe(target: &Target, deadline: Deadline) -> Outcome {
-    match connect(target, Ending::Fin, deadline).await {
+    let usage = Usage {
+        ending: Ending::Fin,
+        read_max: 0,
+    };
+    match connect(target, usage, deadline).await {
         Ok(_) => success("connected"),
         Err(error) => error.outcome(target, deadline),
     }

@@ -178,6 +178,26 @@ async fn resets_and_garbage_are_failures() {
     }
 }
 
+#[tokio::test]
+async fn pings_without_an_end_are_a_failure() {
+    let server = Server::new(|mut stream| async move {
+        let _ = stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await;
+        let ping = [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let (mut from, mut to) = stream.split();
+        let pings = ping.repeat(100);
+        let write = async { while to.write_all(&pings).await.is_ok() {} };
+        // The client waits for its answers to be taken.
+        let mut sink = tokio::io::sink();
+        let (_, _) = tokio::join!(write, tokio::io::copy(&mut from, &mut sink));
+    })
+    .await;
+    let outcome = probe(&grpc(server.address, ""), patience()).await;
+    assert!(
+        failed(&outcome).contains("more than 32 KiB came"),
+        "{outcome:?}"
+    );
+}
+
 #[test]
 fn replies_are_read() {
     let frame = |bytes: &[u8]| {

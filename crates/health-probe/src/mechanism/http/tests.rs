@@ -436,6 +436,25 @@ async fn resets_at_each_stage_are_failures() {
 }
 
 #[tokio::test]
+async fn announcements_without_an_end_are_a_failure() {
+    let server = Server::new(|mut stream| async move {
+        read_head(&mut stream).await;
+        let interim = b"HTTP/1.1 100 Continue\r\n\r\n".repeat(100);
+        write_forever(&mut stream, &interim, Duration::ZERO).await;
+    })
+    .await;
+    let outcome = probe(&http(&server), patience()).await;
+    assert_eq!(
+        (outcome.result, outcome.errored),
+        (RawResult::Failure, false)
+    );
+    assert!(
+        outcome.message.contains("more than 138 KiB came"),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
 async fn what_is_no_http_and_no_tls_is_a_failure() {
     let garbage = Server::new(|mut stream| async move {
         write_forever(&mut stream, &[0x16, 3, 1, 0xff, 0xff, 0x80], Duration::ZERO).await;
