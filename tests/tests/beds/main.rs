@@ -39,6 +39,7 @@ mod policy_room;
 mod policy_traffic;
 mod probe_commands;
 mod probe_containers;
+mod probe_hostile;
 mod probe_servers;
 mod probe_try;
 mod probing;

@@ -15,7 +15,7 @@ use health_probe::{Outcome, RawResult};
 use tests::bed::agent_binary;
 use tests::containerd::{Container, Containerd};
 use tests::process::Running;
-use tests::{PATIENCE, wait_for};
+use tests::{PATIENCE, processes, wait_for};
 
 /// For commands that do not end.
 const SHORT: Duration = Duration::from_secs(2);
@@ -108,47 +108,14 @@ fn outcome(result: RawResult, message: &str) -> Outcome {
     }
 }
 
-/// Processes that have this word on their command line, zombies not among them.
-fn processes(word: &str) -> usize {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
-    lines
-        .filter(|line| {
-            line.split(|byte| *byte == 0)
-                .any(|own| own == word.as_bytes())
-        })
-        .count()
-}
-
-/// Processes that have ended and that nobody has taken note of.
-fn zombies() -> usize {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let stats = entries.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
-    stats
-        .filter(|stat| {
-            stat.rsplit(')')
-                .next()
-                .is_some_and(|rest| rest.starts_with(" Z"))
-        })
-        .count()
-}
-
 /// Control groups of this test's runs.
-fn groups(folder: &Path) -> usize {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.path().is_dir())
-        .map(|entry| {
-            let name = entry.file_name();
-            let is_run = name.to_string_lossy().contains(run_names());
-            usize::from(is_run) + groups(&entry.path())
-        })
-        .sum()
+fn groups() -> usize {
+    processes::control_groups(Path::new("/sys/fs/cgroup"), run_names())
 }
 
 fn wait_gone(word: &str) -> anyhow::Result<()> {
     wait_for("the command's processes to be gone", PATIENCE, || {
-        let left = processes(word);
+        let left = processes::with_word(word);
         anyhow::ensure!(left == 0, "{left} of {word:?} are left");
         Ok(Some(()))
     })
@@ -236,7 +203,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
             "{gone:?}"
         );
     }
-    assert_eq!(groups(Path::new("/sys/fs/cgroup")), 0);
+    assert_eq!(groups(), 0);
     Ok(())
 }
 
@@ -246,7 +213,7 @@ fn e2_commands_that_cannot_be_run_are_errors() -> anyhow::Result<()> {
 fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
     let mut stand = Stand::start()?;
     let container = stand.container("stuck")?;
-    let zombies_before = zombies();
+    let zombies_before = processes::zombies();
     for (probe, word) in [(Stand::direct as Probe, "777771"), (Stand::cri, "777772")] {
         let script = format!(
             "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep {word}; sleep {word}' & \
@@ -269,12 +236,15 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
         );
     }
     wait_for("nothing to be left of the runs", PATIENCE, || {
-        Ok((groups(Path::new("/sys/fs/cgroup")) == 0).then_some(()))
+        Ok((groups() == 0).then_some(()))
     })?;
     // The container is as before; its first process takes no note of orphans, but those of the runtime are the
     // runtime's.
-    assert!(processes("1000000") > 0);
-    println!("zombies: {zombies_before} before, {} after", zombies());
+    assert!(processes::with_word("1000000") > 0);
+    println!(
+        "zombies: {zombies_before} before, {} after",
+        processes::zombies()
+    );
     Ok(())
 }
 
@@ -283,7 +253,7 @@ fn e4_a_timeout_ends_all_processes_of_a_command() -> anyhow::Result<()> {
 fn a_direct_run_leaves_no_zombies_and_no_background() -> anyhow::Result<()> {
     let mut stand = Stand::start()?;
     let container = stand.container("background")?;
-    let before = zombies();
+    let before = processes::zombies();
     for _ in 0..5 {
         let script = "setsid sh -c 'sleep 777773; sleep 777773' & sleep 777773 & exit 0";
         let outcome = stand.direct(&container, script, PATIENCE);
@@ -291,9 +261,9 @@ fn a_direct_run_leaves_no_zombies_and_no_background() -> anyhow::Result<()> {
         wait_gone("777773")?;
     }
     wait_for("no zombies", PATIENCE, || {
-        Ok((zombies() <= before).then_some(()))
+        Ok((processes::zombies() <= before).then_some(()))
     })?;
-    assert_eq!(groups(Path::new("/sys/fs/cgroup")), 0);
+    assert_eq!(groups(), 0);
     Ok(())
 }
 
@@ -308,7 +278,7 @@ fn a_run_ends_an_earlier_one_first() -> anyhow::Result<()> {
         .runtime
         .spawn(async move { direct::probe(&probe, Deadline::after(PATIENCE)).await });
     wait_for("the command to run", PATIENCE, || {
-        Ok((processes("777774") > 0).then_some(()))
+        Ok((processes::with_word("777774") > 0).then_some(()))
     })?;
     let script = "cat /proc/[0-9]*/cmdline; exit 5";
     let shown = stand.direct(&container, script, PATIENCE);

@@ -1,0 +1,69 @@
+//! Servers that misbehave, each in its own way and on a port of its own, in one process: `hostile`.
+
+mod behaviour;
+mod grpc;
+mod http;
+mod tcp;
+mod tls;
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context as _;
+
+pub use self::behaviour::Behaviour;
+pub use self::tcp::listen;
+use crate::process::tell;
+
+/// A process of all servers that misbehave, on the loopback address. It ends with its value, or with this process.
+#[derive(Debug)]
+pub struct Hostile {
+    process: Child,
+    ports: HashMap<Behaviour, u16>,
+}
+
+impl Hostile {
+    /// Starts `program`, which is `hostile`, and waits until all of them listen.
+    pub fn start(program: &str) -> anyhow::Result<Self> {
+        let process = Command::new(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot run {program}"))?;
+        let mut hostile = Self {
+            process,
+            ports: HashMap::new(),
+        };
+        let told = hostile.process.stdout.take().context("no output")?;
+        for line in BufReader::new(told).lines().take(Behaviour::ALL.len()) {
+            let line = line.context("cannot read ports")?;
+            let (name, port) = line.split_once(' ').context("no port")?;
+            let behaviour = Behaviour::from_name(name).context("no such behaviour")?;
+            hostile.ports.insert(behaviour, port.parse()?);
+        }
+        Ok(hostile)
+    }
+
+    /// The port of those that behave so; 0 if they never came to listen.
+    pub fn port(&self, behaviour: Behaviour) -> u16 {
+        self.ports.get(&behaviour).copied().unwrap_or_default()
+    }
+
+    /// All ports.
+    pub fn ports(&self) -> Vec<u16> {
+        self.ports.values().copied().collect()
+    }
+}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        if let Err(error) = self
+            .process
+            .kill()
+            .and_then(|()| self.process.wait().map(drop))
+        {
+            tell(format_args!("cannot end the hostile servers: {error}"));
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What servers of all protocols do.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream as StdStream};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use socket2::{Domain, Socket, Type};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::Behaviour;
+
+const BACKLOG: i32 = 4096;
+/// What waits in the kernel of what never ends, bytes: little, as the clients' processors are to be busy, not this one's.
+const SEND_BUFFER: usize = 16 * 1024;
+/// For a byte of what comes slowly.
+const SLOW: Duration = Duration::from_secs(1);
+/// After that a connection on loopback is one that nobody takes.
+const UNTAKEN: Duration = Duration::from_secs(1);
+
+/// Serves on a port of the loopback address for as long as this process runs, and returns the port. Must be called
+/// inside a tokio runtime.
+pub fn listen(behaviour: Behaviour) -> anyhow::Result<u16> {
+    if behaviour == Behaviour::HalfOpen {
+        return half_open();
+    }
+    let (socket, address) = bind(BACKLOG)?;
+    let listener = TcpListener::from_std(socket.into())?;
+    tokio::spawn(async move {
+        loop {
+            // An error is of one connection, which has gone.
+            if let Ok((stream, _)) = listener.accept().await {
+                // What is written in pieces arrives in pieces, without a pause of the kernel's.
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(behaviour.serve(stream));
+            }
+        }
+    });
+    Ok(address.port())
+}
+
+fn bind(backlog: i32) -> anyhow::Result<(Socket, SocketAddr)> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    // Connections that it accepts have the same.
+    socket.set_send_buffer_size(SEND_BUFFER)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+    socket.listen(backlog)?;
+    let address = socket.local_addr()?.as_socket();
+    let address = address.context("a socket has no address")?;
+    Ok((socket, address))
+}
+
+/// A listener whose queue is full.
+fn half_open() -> anyhow::Result<u16> {
+    let (socket, address) = bind(0)?;
+    let mut queued = Vec::new();
+    while let Ok(stream) = StdStream::connect_timeout(&address, UNTAKEN) {
+        queued.push(stream);
+    }
+    // They are closed when this process ends.
+    std::mem::forget((socket, queued));
+    Ok(address.port())
+}
+
+/// Has the connection end with a reset. That is an error, so that nothing is waited for any more.
+pub(super) fn reset(stream: &TcpStream) -> io::Result<()> {
+    stream.set_zero_linger()?;
+    Err(io::ErrorKind::ConnectionReset.into())
+}
+
+/// Writes the same again and again, until the client goes. What the client says meanwhile is read.
+pub(super) async fn write_forever(stream: &mut TcpStream, piece: &[u8]) -> io::Result<()> {
+    let (mut from, mut to) = stream.split();
+    let write = async {
+        loop {
+            to.write_all(piece).await?;
+        }
+    };
+    tokio::select! {
+        failed = write => failed,
+        () = wait_for_end(&mut from) => Ok(()),
+    }
+}
+
+/// Writes a byte each second, until the client goes or there is none left.
+pub(super) async fn write_slowly(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    for byte in bytes {
+        stream.write_all(&[*byte]).await?;
+        if timeout(SLOW, wait_for_end(stream)).await.is_ok() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads until the client goes.
+pub(super) async fn wait_for_end(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut piece = [0; 4096];
+    while matches!(stream.read(&mut piece).await, Ok(1..)) {}
+}

@@ -1,0 +1,123 @@
+//! Processes of this machine, and what this process holds.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context as _;
+
+/// Processes that have this word on their command line, zombies not among them.
+pub fn with_word(word: &str) -> usize {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lines = entries.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    lines
+        .filter(|line| {
+            line.split(|byte| *byte == 0)
+                .any(|own| own == word.as_bytes())
+        })
+        .count()
+}
+
+/// Processes that have ended and that nobody has taken note of.
+pub fn zombies() -> usize {
+    stats()
+        .filter(|stat| stat.first().is_some_and(|state| state == "Z"))
+        .count()
+}
+
+/// Children of this process, zombies among them.
+pub fn children() -> usize {
+    let own = std::process::id().to_string();
+    stats().filter(|stat| stat.get(1) == Some(&own)).count()
+}
+
+/// Of each process what `/proc/PID/stat` says behind its name: state, parent and more.
+fn stats() -> impl Iterator<Item = Vec<String>> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        let (_, rest) = stat.rsplit_once(')')?;
+        Some(rest.split_whitespace().map(str::to_owned).collect())
+    })
+}
+
+/// Control groups below this folder with this in their names.
+pub fn control_groups(folder: &Path, name: &str) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| {
+            let is_one = entry.file_name().to_string_lossy().contains(name);
+            usize::from(is_one) + control_groups(&entry.path(), name)
+        })
+        .sum()
+}
+
+/// What this process holds, and what its network namespace does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Open files.
+    pub files: usize,
+    /// Child processes.
+    pub children: usize,
+    /// TCP sockets by side and state; those of no process as well, as in TIME_WAIT.
+    pub sockets: BTreeMap<(Side, u8), usize>,
+}
+
+/// Which side of a connection a socket is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The one that connects.
+    Client,
+    /// The one that is connected to, or listens.
+    Server,
+}
+
+impl Held {
+    /// Looks. Sockets are servers' that are on these ports.
+    pub fn now(servers: &[u16]) -> anyhow::Result<Self> {
+        Ok(Self {
+            files: fs::read_dir("/proc/self/fd")?.count(),
+            children: children(),
+            sockets: sockets(servers)?,
+        })
+    }
+}
+
+fn sockets(servers: &[u16]) -> anyhow::Result<BTreeMap<(Side, u8), usize>> {
+    let mut sockets = BTreeMap::new();
+    for path in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        // Nor is there the second where there is no IPv6.
+        let table = fs::read_to_string(path).unwrap_or_default();
+        for line in table.lines().skip(1) {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let (Some(local), Some(state)) = (fields.get(1), fields.get(3)) else {
+                continue;
+            };
+            let (_, port) = local.split_once(':').context("no port")?;
+            let side = match servers.contains(&u16::from_str_radix(port, 16)?) {
+                true => Side::Server,
+                false => Side::Client,
+            };
+            let state = u8::from_str_radix(state, 16)?;
+            *sockets.entry((side, state)).or_default() += 1;
+        }
+    }
+    Ok(sockets)
+}
+
+/// Forgets how much memory this process had at most.
+pub fn forget_peak() -> anyhow::Result<()> {
+    fs::write("/proc/self/clear_refs", "5").context("cannot forget the peak of memory")
+}
+
+/// Memory of this process, KiB: now, and at most since that was last forgotten.
+pub fn memory() -> anyhow::Result<(u64, u64)> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        anyhow::Ok(number.context("no size of memory")?.parse()?)
+    };
+    Ok((field("VmRSS:")?, field("VmHWM:")?))
+}
