@@ -75,7 +75,7 @@ fn encode_durations(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fmt
             duration,
             ..
         } = counts.of(of);
-        let bounds = DURATION_BOUNDS.into_iter().chain([f64::MAX]);
+        let bounds = DURATION_BOUNDS.into_iter().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(by_bound.iter().copied()).collect();
         durations
             .encode_family(&[("family", of.name()), ("status", "completed")])?

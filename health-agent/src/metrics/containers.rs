@@ -133,7 +133,7 @@ fn of_container<'a>(pod: &'a PodSpec, container: &'a str) -> [Label<'a>; 4] {
 }
 
 fn encode_histogram(histogram: &Histogram, encoder: &mut MetricEncoder<'_>) -> fmt::Result {
-    let bounds = DURATION_BOUNDS.into_iter().chain([f64::MAX]);
+    let bounds = DURATION_BOUNDS.into_iter().chain([f64::INFINITY]);
     let buckets: Vec<(f64, u64)> = bounds.zip(histogram.buckets).collect();
     encoder.encode_histogram::<NoLabelSet>(
         histogram.sum.as_secs_f64(),

@@ -37,7 +37,7 @@ pub(super) fn encode(counts: &Counts, encoder: &mut DescriptorEncoder<'_>) -> fm
     for (outcome, count) in [("success", counts.succeeded), ("fail", counts.failed)] {
         counter(&mut regenerations, &[("outcome", outcome)], count)?;
     }
-    let bounds = DURATION_BOUNDS.into_iter().chain([f64::MAX]);
+    let bounds = DURATION_BOUNDS.into_iter().chain([f64::INFINITY]);
     let buckets: Vec<(f64, u64)> = bounds.zip(counts.durations).collect();
     encoder
         .encode_descriptor(

@@ -182,6 +182,11 @@ fn every_metric_is_shown_with_its_labels() {
             "1",
         ),
         collection(
+            "duration_seconds_bucket",
+            "{le=\"+Inf\",family=\"ipv4\",status=\"completed\"}",
+            "1",
+        ),
+        collection(
             "duration_seconds_sum",
             "{family=\"ipv4\",status=\"completed\"}",
             "0.005",
