@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their test")]
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod common;
 
 use std::fs::{self, File};

@@ -250,9 +250,9 @@ mod tests {
         let rows = [["\u{1b}[2Jgone", "a\rb\u{9b}1m", "\u{202e}txt\nµs"]];
         assert_eq!(
             table(["ONE", "TWO", "THREE"], rows),
-            "ONE              TWO            THREE\n\
+            "ONE             TWO            THREE\n\
              \\u{1b}[2Jgone   a\\rb\\u{9b}1m   \\u{202e}txt\n\
-             \u{20}                               µs\n"
+             \u{20}                              µs\n"
         );
         assert_eq!(printable("two\nlines\t\u{7f}"), "two\\nlines\\t\\u{7f}");
         assert!(matches!(printable("Grüße"), Cow::Borrowed("Grüße")));

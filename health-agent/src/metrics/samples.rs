@@ -39,8 +39,8 @@ impl Maps for Rows {
 
 /// A pod, with a liveness probe that failed twice and was answered once, and a container that was started again.
 pub(super) fn containers() -> Sample {
-    let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop, uid: u-1}, \
-                spec: {containers: [{name: app}]}}";
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, namespace: shop, uid: u-1}\n\
+                spec: {containers: [{name: app}]}";
     let pod = Arc::new(spec::read(text).pods.remove(0));
     let mut durations = Histogram {
         sum: Duration::from_millis(1_012),

@@ -1,5 +1,6 @@
 //! An agent's API without an agent: a real server on a socket of its own, over fixed data.
 
+mod containers;
 mod endpoints;
 
 use std::collections::BTreeMap;
@@ -27,13 +28,15 @@ use health_model::api::{
 use health_model::events::EventFilter;
 use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
+use health_probe::source::PodSet;
+use health_probe::supervisor::Supervisor;
 use health_registry::config::{
     Config, ConntrackTimeouts, GcInterval, Interval, ListenAddress, MasqueradeSettings,
     RegistrySpec,
 };
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// What the server tells. Two nodes; the second one is as `peer` says.
 #[derive(Clone)]
@@ -49,8 +52,11 @@ pub(crate) struct Fixture {
     /// Whether the report holds everything that one can hold: diagnoses, protocols switched off, a
     /// degraded path and an interval that the probe rate does not allow.
     pub(crate) is_troubled: bool,
+    /// Whether it probes the containers of [`containers::MANIFEST`].
+    pub(crate) probes_containers: bool,
     location: Location,
     manager: Option<Manager>,
+    containers: Option<Supervisor>,
 }
 
 impl Fixture {
@@ -301,6 +307,10 @@ impl Source for Fixture {
         self.manager.as_ref()
     }
 
+    fn containers(&self) -> Option<&Supervisor> {
+        self.containers.as_ref()
+    }
+
     fn identities(&self) -> Vec<IdentityEntry> {
         vec![
             IdentityEntry {
@@ -445,6 +455,7 @@ impl Ring for CannedRing {
 /// Serves a [`Fixture`] until it is dropped.
 pub(crate) struct Agent {
     dir: TempDir,
+    pods: watch::Sender<Arc<PodSet>>,
     _runtime: Runtime,
 }
 
@@ -458,6 +469,7 @@ impl Agent {
             peer_when_probed: Some(""),
             registered: 1,
             is_troubled: false,
+            probes_containers: false,
             location: Location {
                 instance: "default".into(),
                 runtime_dir: dir.path().to_owned(),
@@ -465,6 +477,7 @@ impl Agent {
                 bpf_root: dir.path().to_owned(),
             },
             manager: None,
+            containers: None,
         };
         change(&mut fixture);
         let runtime = Builder::new_multi_thread()
@@ -473,6 +486,11 @@ impl Agent {
             .build()
             .unwrap();
         fixture.manager = Some(runtime.block_on(endpoints::manager(dir.path())));
+        let pods = containers::pods();
+        if fixture.probes_containers {
+            let supervisor = containers::supervisor(dir.path(), pods.subscribe());
+            fixture.containers = Some(runtime.block_on(supervisor));
+        }
         let socket = fixture.location.socket();
         let listener = {
             let _inside = runtime.enter();
@@ -485,8 +503,14 @@ impl Agent {
         ));
         Self {
             dir,
+            pods,
             _runtime: runtime,
         }
+    }
+
+    /// Takes the pods away whose containers it probes.
+    pub(crate) fn remove_pods(&self) {
+        self.pods.send_replace(Arc::new(containers::no_pods()));
     }
 
     /// Its runtime, state and bpffs folder in one.

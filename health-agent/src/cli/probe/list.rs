@@ -99,7 +99,7 @@ impl ListArgs {
 /// Says on stderr what makes a listing of probes incomplete.
 pub(super) fn warn(summary: &ContainerProbeSummary) {
     if !summary.enabled {
-        eprintln!("warning: this agent probes no containers");
+        eprintln!("warning: this agent probes no containers; see run --pod-manifests");
     }
     for problem in &summary.problems {
         let text = format!("{}: {}", problem.subject, problem.problem);
@@ -173,12 +173,14 @@ pub(super) fn result(probe: &ContainerProbe) -> &'static str {
 
 /// What the last runs said, such as `failure 2/3`.
 pub(super) fn run(probe: &ContainerProbe) -> Option<String> {
-    let verdict = probe.last?.text();
+    let last = probe.last?;
     let threshold = probe.threshold;
-    Some(format!(
-        "{verdict} {}/{threshold}",
-        probe.run.min(threshold)
-    ))
+    let run = match probe.run {
+        // A probe that goes on hold has reached the threshold, and counts anew then.
+        0 if probe.result == probe.last => threshold,
+        run => run.min(threshold),
+    };
+    Some(format!("{} {run}/{threshold}", last.text()))
 }
 
 /// Whether and when it is probed.
@@ -233,7 +235,7 @@ mod tests {
     fn each_probe_says_what_holds_and_what_comes_next() {
         let held = ContainerProbe {
             result: Some(ProbeVerdict::Failure),
-            run: 9,
+            run: 0,
             on_hold: true,
             last_run: probe().last_run.map(|run| ProbeRun {
                 message: format!("exit code 1: \u{1b}[31m{}\nsecond line", "x".repeat(60)),
@@ -252,6 +254,7 @@ mod tests {
         };
         let well = ContainerProbe {
             last: Some(ProbeVerdict::Success),
+            run: 9,
             threshold: 1,
             in_flight: true,
             last_run: probe().last_run.map(|run| ProbeRun {

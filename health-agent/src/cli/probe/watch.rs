@@ -224,7 +224,7 @@ mod tests {
         };
         let held = ContainerProbe {
             result: Some(ProbeVerdict::Failure),
-            run: 3,
+            run: 0,
             on_hold: true,
             ..probe()
         };

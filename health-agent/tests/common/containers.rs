@@ -1,0 +1,97 @@
+//! Probes of a container behind whose port nobody listens.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use health_model::api::PodProblem;
+use health_probe::source::{PodSet, SourcedPod};
+use health_probe::spec::{self, PodSpec};
+use health_probe::supervisor::{Endpoints, LocalEndpoint, Supervisor, SupervisorOptions};
+use health_probe::worker::Limits;
+use tokio::sync::watch;
+
+/// Both probes fail at once; the liveness probe is on hold then.
+const MANIFEST: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: web, namespace: shop, uid: u-1}
+spec:
+  containers:
+  - name: app
+    readinessProbe: {tcpSocket: {port: 1}, failureThreshold: 1}
+    livenessProbe: {tcpSocket: {port: 1}, failureThreshold: 1}
+status:
+  phase: Running
+  podIP: 127.0.0.1
+  containerStatuses:
+  - {name: app, containerID: 'test://3f2a', ready: false, state: {running: {}}}
+";
+
+/// The pod, and one that cannot be used.
+pub(super) fn pods() -> watch::Sender<Arc<PodSet>> {
+    let manifest = spec::read(MANIFEST);
+    let sourced = |pod: PodSpec| SourcedPod {
+        status: manifest.statuses.get(&pod.uid).cloned(),
+        spec: Arc::new(pod),
+        source: "pods/web.yaml".into(),
+    };
+    let pods = manifest.pods.clone().into_iter().map(sourced).collect();
+    watch::Sender::new(Arc::new(PodSet { pods, ..no_pods() }))
+}
+
+/// Nothing but what is wrong.
+pub(super) fn no_pods() -> PodSet {
+    PodSet {
+        pods: Vec::new(),
+        problems: vec![PodProblem {
+            subject: "pods/db.yaml".into(),
+            problem: "pod shop/db: \u{1b}[1m".into(),
+        }],
+        is_complete: true,
+    }
+}
+
+/// Waits until its probes have failed, and it is told what follows.
+pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSet>>) -> Supervisor {
+    let supervisor = Supervisor::start(SupervisorOptions {
+        sources: vec![pods],
+        runtime: None,
+        restarts: true,
+        endpoints: Arc::new(NoEndpoints),
+        node_addresses: vec![IpAddr::from([127, 0, 0, 1])],
+        limits: Limits {
+            per_second: 1000,
+            concurrent: 10,
+        },
+        certificates: state_dir.join("certificates"),
+        state_file: state_dir.join("probes.json"),
+    });
+    let mut changes = supervisor.changes();
+    let is_over = || {
+        let probes = supervisor.probes();
+        let events = supervisor.events_since(0);
+        probes.len() == 2
+            && probes.iter().all(|probe| probe.last_run.is_some())
+            && probes.iter().any(|probe| probe.on_hold)
+            && events
+                .iter()
+                .any(|event| event.reason == "FailedKillContainer")
+    };
+    while !is_over() {
+        changes.changed().await.unwrap();
+    }
+    supervisor
+}
+
+struct NoEndpoints;
+
+impl Endpoints for NoEndpoints {
+    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
+        None
+    }
+    fn set_ready(&self, _: u16, _: Option<bool>) {}
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+}
