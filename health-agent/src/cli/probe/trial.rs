@@ -19,6 +19,7 @@ use health_probe::worker::{ProbeResult, restart};
 use health_probe::{Outcome, RawResult};
 use serde::Serialize;
 
+use crate::agent::containers::CERTIFICATES;
 use crate::cli::exit::UNREACHABLE;
 use crate::cli::output::{OutputArgs, table};
 
@@ -65,7 +66,7 @@ impl TryArgs {
         let process = Process::open(self.pid)?;
         let certificates = match &self.certificates {
             Some(folder) => folder.clone(),
-            None => location.state_dir.join("certificates"),
+            None => location.state_dir.join(CERTIFICATES),
         };
         let runs = trials
             .into_iter()
