@@ -86,6 +86,7 @@ pub struct Supervisor(Arc<Shared>);
 /// What the task and those who read have in common.
 struct Shared {
     prober: Prober,
+    beginning: view::Beginning,
     state: Mutex<State>,
     changed: watch::Sender<u64>,
     stop: watch::Sender<bool>,
@@ -130,6 +131,7 @@ impl Supervisor {
         let (reporter, activity) = activity::channel();
         let shared = Arc::new(Shared {
             prober,
+            beginning: view::Beginning::default(),
             state: Mutex::default(),
             changed: watch::Sender::new(0),
             stop: watch::Sender::new(false),
@@ -158,7 +160,7 @@ impl Supervisor {
 
     /// All probes, by pod, container and type.
     pub fn probes(&self) -> Vec<ContainerProbe> {
-        view::probes(&self.0.prober)
+        view::probes(&self.0.prober, &self.0.beginning)
     }
 
     /// All pods, by name.

@@ -1,5 +1,6 @@
 //! Probes as the API shows them.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use health_model::api::{ContainerProbe, ContainerProbeSummary, ProbeRun, ProbeVerdict};
@@ -9,20 +10,33 @@ use tokio::time::Instant;
 use crate::prober::Prober;
 use crate::worker::{Counted, ProbeResult, WorkerView};
 
+/// By how much the wall clock must be off what it was to be believed.
+const STEP: Duration = Duration::from_millis(100);
+
+/// When the prober began, by the wall clock: the same run has the same time whenever it is shown, unless the clock
+/// was set meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Beginning(Mutex<Option<Timestamp>>);
+
+impl Beginning {
+    fn wall(&self, began: Instant) -> Timestamp {
+        let now = Timestamp::now();
+        let wall = now.checked_sub(began.elapsed()).unwrap_or(now);
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *known {
+            Some(known) if known.duration_since(wall).unsigned_abs() < STEP => known,
+            _ => *known.insert(wall),
+        }
+    }
+}
+
 /// All probes, by pod, container and type.
-pub(super) fn probes(prober: &Prober) -> Vec<ContainerProbe> {
-    let (wall, clock) = (Timestamp::now(), Instant::now());
+pub(super) fn probes(prober: &Prober, beginning: &Beginning) -> Vec<ContainerProbe> {
+    let mut wall = None;
     let mut probes = Vec::new();
     prober.each_worker(|view, began| {
-        // Without a step of the wall clock in between, the same run has the same time whenever it is shown.
-        let at = |since_began: Duration| {
-            let elapsed = clock.saturating_duration_since(began);
-            let time = match elapsed.checked_sub(since_began) {
-                Some(ago) => wall.checked_sub(ago),
-                None => wall.checked_add(since_began - elapsed),
-            };
-            time.unwrap_or(wall)
-        };
+        let wall = *wall.get_or_insert_with(|| beginning.wall(began));
+        let at = |since_began: Duration| wall.checked_add(since_began).unwrap_or(wall);
         probes.push((
             (view.pod.clone(), view.container.clone(), view.kind),
             show(&view, at),

@@ -51,6 +51,9 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
     printed
 }
 
+/// So many characters of a container's ID tell it from others.
+const SHORT_ID: usize = 12;
+
 /// UID, container and type.
 type ProbeKey = (String, String, String);
 
@@ -91,6 +94,9 @@ impl Lines {
                 );
                 let before = self.known.insert(key, ContainerProbe::clone(&probe));
                 let changes = changes(before.as_ref(), &probe).join(", ");
+                if changes.is_empty() {
+                    return None;
+                }
                 let ran = |probe: &ContainerProbe| probe.last_run.as_ref().map(|run| run.at);
                 let at = match before.is_some_and(|before| ran(&before) != ran(&probe)) {
                     true => ran(&probe).unwrap_or(now),
@@ -108,6 +114,8 @@ impl Lines {
                 self.known.remove(&(pod_uid, container, kind));
                 Some(line)
             }
+            // Its probe's own line says it.
+            ContainerProbeEvent::Happened { happened } if happened.reason == "Unhealthy" => None,
             ContainerProbeEvent::Happened { happened } => {
                 let at = happened.last;
                 let cells = [&*happened.pod, &happened.container, NONE];
@@ -145,6 +153,7 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
     if let Some(before) = before {
         if before.container_id != now.container_id {
             let id = now.container_id.as_deref().unwrap_or("none");
+            let id: String = id.chars().take(SHORT_ID).collect();
             changes.push(format!("container {id}"));
         }
         if before.target != now.target {
@@ -177,9 +186,6 @@ fn changes(before: Option<&ContainerProbe>, now: &ContainerProbe) -> Vec<String>
             Some(why) => format!("waits: {why}"),
             None => "waits no longer".to_owned(),
         });
-    }
-    if changes.is_empty() {
-        changes.push("changed".to_owned());
     }
     changes
 }
