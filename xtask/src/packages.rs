@@ -141,6 +141,7 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("taskset", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("fping", "fping"),
+    tool("prometheus-blackbox-exporter", "prometheus-blackbox-exporter"),
     tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
     tool("tcpdump", "tcpdump"),

@@ -33,7 +33,7 @@ struct Cli {
     /// Probes that `rtt` accounts for
     #[arg(long, value_name = "N")]
     probes: Option<u64>,
-    /// Part of `ct`, `endpoints` or `rtt` to run, all without; may be repeated
+    /// Part of `ct`, `endpoints`, `probe` or `rtt` to run, all without; may be repeated
     #[arg(long, value_name = "NAME")]
     part: Vec<String>,
 }

@@ -8,8 +8,8 @@ use crate::spec::{PodSpec, ProbeType};
 use crate::worker::{Counted, Start};
 
 /// Upper bounds of the buckets of durations, those of the kubelet and shorter ones, seconds.
-pub const DURATION_BOUNDS: [f64; 12] = [
-    0.000_5, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+pub const DURATION_BOUNDS: [f64; 14] = [
+    0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
 /// What all probes came to.

@@ -1,0 +1,374 @@
+//! Container probes of one agent: what very many cost, how late they begin, what they leave behind, and what a probe
+//! costs beside the blackbox exporter.
+
+mod exporter;
+mod targets;
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_model::api::ContainerProbeSummary;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use self::exporter::Exporter;
+use self::targets::Targets;
+use super::usage::{ResidentMemory, cpu_time};
+use super::{Figure, MIB, Options, Report, Target};
+use crate::bed::ip;
+use crate::http::{self, METRICS_PORT};
+use crate::{Bed, Node, PATIENCE, wait_for};
+
+/// What is probed is in this prefix, on the second node.
+const PREFIX: &str = "10.99.0.0/16";
+/// What is measured is measured for so long.
+const WINDOW: Duration = Duration::from_secs(20);
+/// Limits: CPU in percent of a core, memory, and the delay of the latest start but for one in a hundred.
+const CPU_LIMIT: f64 = 60.0;
+const MEMORY_LIMIT_MIB: f64 = 128.0;
+const DELAY_LIMIT_MS: f64 = 20.0;
+/// Our CPU for a probe against the exporter's.
+const EXPORTER_RATIO: f64 = 1.0 / 3.0;
+/// Probes of one mechanism beside the exporter, a second.
+const BESIDE: u32 = 1000;
+
+/// What a container is probed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mechanism {
+    Http,
+    Tcp,
+    Grpc,
+}
+
+impl Mechanism {
+    const ALL: [Self; 3] = [Self::Http, Self::Tcp, Self::Grpc];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "HTTP",
+            Self::Tcp => "TCP",
+            Self::Grpc => "gRPC",
+        }
+    }
+
+    const fn port(self) -> u16 {
+        match self {
+            Self::Http => 8080,
+            Self::Tcp => 8081,
+            Self::Grpc => 8082,
+        }
+    }
+
+    fn handler(self) -> (&'static str, Value) {
+        let port = self.port();
+        match self {
+            Self::Http => ("httpGet", json!({ "port": port })),
+            Self::Tcp => ("tcpSocket", json!({ "port": port })),
+            Self::Grpc => ("grpc", json!({ "port": port })),
+        }
+    }
+}
+
+pub(super) fn run(options: &Options) -> anyhow::Result<Report> {
+    let wanted =
+        |part: &str| options.parts.is_empty() || options.parts.iter().any(|one| one == part);
+    let mut figures = Vec::new();
+    if wanted("many") {
+        many(
+            "10,000 at 1 s",
+            10_000,
+            Duration::from_secs(1),
+            &mut figures,
+        )?;
+    }
+    if wanted("fast") {
+        many(
+            "1,000 at 50 ms",
+            1000,
+            Duration::from_millis(50),
+            &mut figures,
+        )?;
+    }
+    if wanted("exporter") {
+        for mechanism in Mechanism::ALL {
+            let figure = beside_exporter(mechanism)?;
+            figure.tell();
+            figures.push(figure);
+        }
+    }
+    ensure!(
+        !figures.is_empty(),
+        "there are the parts many, fast and exporter"
+    );
+    Report::new(figures, 1)
+}
+
+/// An agent on the first node, and what it probes on the second.
+struct Stand {
+    bed: Bed,
+    _targets: Targets,
+    manifests: TempDir,
+}
+
+impl Stand {
+    fn new() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(2).without_agents().start()?;
+        let (prober, probed) = (bed.node(1), bed.node(2));
+        ip(probed.name(), &format!("route add local {PREFIX} dev lo"))?;
+        let gateway = probed.ipv4();
+        ip(prober.name(), &format!("route add {PREFIX} via {gateway}"))?;
+        Ok(Self {
+            _targets: Targets::start(probed)?,
+            manifests: tempfile::tempdir().context("cannot make a folder for manifests")?,
+            bed,
+        })
+    }
+
+    fn prober(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    /// Has so many containers probed with this period, by these mechanisms in turn, and waits until all have answered.
+    fn probe(&self, count: u32, period: Duration, mechanisms: &[Mechanism]) -> anyhow::Result<()> {
+        let kinds = mechanisms.iter().cycle();
+        let pods: Vec<Value> = (0..count)
+            .zip(kinds)
+            .map(|(i, kind)| pod(i, period, *kind))
+            .collect();
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": pods });
+        let path = self.manifests.path().join("pods.json");
+        fs::write(&path, list.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let node = self.prober();
+        node.start_agent_with(&format!(
+            "--pod-manifests {} --container-probe-rate 1000000 --container-probe-concurrency 4000",
+            self.manifests.path().display()
+        ))?;
+        wait_for("all containers to have answered", PATIENCE, || {
+            let summary = self.summary()?;
+            Ok((summary.ready_pods == u64::from(count)).then_some(()))
+        })
+    }
+
+    fn summary(&self) -> anyhow::Result<ContainerProbeSummary> {
+        let samples = self.samples("health_agent_")?;
+        let value = |name: &str| {
+            let name = format!("health_agent_{name} ");
+            let line = samples.iter().find_map(|line| line.strip_prefix(&name));
+            line.and_then(|value| value.parse::<f64>().ok())
+        };
+        Ok(ContainerProbeSummary {
+            pods: value("probed_pods").unwrap_or_default() as u64,
+            ready_pods: value("ready_pods").unwrap_or_default() as u64,
+            ..ContainerProbeSummary::default()
+        })
+    }
+
+    /// The metrics that begin thus, a line each.
+    fn samples(&self, start: &str) -> anyhow::Result<Vec<String>> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
+        let (code, body) = http::get(self.prober(), address, "/metrics")?;
+        ensure!(code == 200, "GET /metrics: {code}");
+        let lines = body.lines().filter(|line| line.starts_with(start));
+        Ok(lines.map(str::to_owned).collect())
+    }
+
+    /// How many runs there were, and how many of them began within which delay, seconds.
+    fn runs(&self) -> anyhow::Result<Runs> {
+        let mut runs = Runs::default();
+        for line in self.samples("health_agent_prober_")? {
+            let Some((name, value)) = line.rsplit_once(' ') else {
+                continue;
+            };
+            let value: f64 = value.parse().with_context(|| line.clone())?;
+            if name.starts_with("health_agent_prober_probe_total{") {
+                match name.contains("result=\"successful\"") {
+                    true => runs.successful += value,
+                    false => runs.others += value,
+                }
+            }
+            let bound = name.strip_prefix("health_agent_prober_start_delay_seconds_bucket{le=\"");
+            if let Some(bound) = bound.and_then(|bound| bound.strip_suffix("\"}")) {
+                let bound = match bound {
+                    "+Inf" => f64::INFINITY,
+                    bound => bound.parse()?,
+                };
+                runs.within.push((bound, value));
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Connections in TIME_WAIT on both nodes.
+    fn time_wait(&self) -> anyhow::Result<u64> {
+        let of = |node: &Node| -> anyhow::Result<u64> {
+            let text = node.run_in(|| fs::read_to_string("/proc/thread-self/net/sockstat"))??;
+            let mut words = text.lines().find_map(|line| line.strip_prefix("TCP: "));
+            let mut words = words.take().context("no TCP in sockstat")?.split(' ');
+            words
+                .find(|word| *word == "tw")
+                .context("no tw in sockstat")?;
+            Ok(words.next().context("no tw in sockstat")?.parse()?)
+        };
+        Ok(of(self.bed.node(1))? + of(self.bed.node(2))?)
+    }
+}
+
+/// Runs of probes since the agent began.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    successful: f64,
+    others: f64,
+    /// How many began within a delay, seconds, those of smaller bounds among them.
+    within: Vec<(f64, f64)>,
+}
+
+impl Runs {
+    /// The delay, in ms, within which all but one in a hundred of the runs began that came after `before`: the upper
+    /// bound of its bucket.
+    fn delay_p99(&self, before: &Self) -> anyhow::Result<f64> {
+        let rows = self.within.iter().zip(&before.within);
+        let rows: Vec<_> = rows
+            .map(|((bound, now), (_, then))| (*bound, now - then))
+            .collect();
+        let (_, all) = *rows.last().context("no delays in the metrics")?;
+        let found = rows.iter().find(|(_, count)| *count >= all * 0.99);
+        Ok(found.context("no delays in the metrics")?.0 * 1e3)
+    }
+}
+
+fn pod(i: u32, period: Duration, mechanism: Mechanism) -> Value {
+    let [_, _, high, low] = i.to_be_bytes();
+    let (handler, target) = mechanism.handler();
+    let period = period.as_millis();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": format!("pod-{i}"),
+            "uid": format!("uid-{i}"),
+            "annotations": { "probe.health-agent.io/app.readiness.period": format!("{period}ms") },
+        },
+        "spec": { "containers": [{ "name": "app", "readinessProbe": { handler: target, "timeoutSeconds": 5 } }] },
+        "status": {
+            "phase": "Running",
+            "podIP": format!("10.99.{high}.{low}"),
+            "containerStatuses": [{
+                "name": "app",
+                "containerID": format!("id-{i}"),
+                "state": { "running": { "startedAt": "2026-01-01T00:00:00Z" } },
+            }],
+        },
+    })
+}
+
+/// Very many probes.
+fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> anyhow::Result<()> {
+    let stand = Stand::new()?;
+    stand.probe(count, period, &Mechanism::ALL)?;
+    let pid = stand.prober().agent_pid()?;
+    let before = (stand.runs()?, stand.time_wait()?);
+    let used = cpu_time(pid)?;
+    // The figures are those of this window; there is nothing to wait for but its end.
+    thread::sleep(WINDOW);
+    let used = (cpu_time(pid)? - used).as_secs_f64();
+    let after = (stand.runs()?, stand.time_wait()?);
+    let sent = after.0.successful - before.0.successful;
+    let others = after.0.others - before.0.others;
+    let wanted = f64::from(count) * WINDOW.as_secs_f64() / period.as_secs_f64();
+    let row = |what: &str, unit, ours, other, target| Figure {
+        name: format!("{name}: {what}"),
+        unit,
+        ours,
+        other,
+        target,
+    };
+    let limited = Some(Target::RatioAtMost(1.0));
+    let rows = [
+        row(
+            "probes that succeeded (other: as many as were due)",
+            "",
+            sent,
+            Some(wanted),
+            Some(Target::RatioAtLeast(0.98)),
+        ),
+        row(
+            "probes that did not",
+            "",
+            others,
+            Some(0.0),
+            Some(Target::Equal),
+        ),
+        row(
+            "CPU (other: what it may be)",
+            "% of a core",
+            used / WINDOW.as_secs_f64() * 100.0,
+            Some(CPU_LIMIT),
+            limited,
+        ),
+        row(
+            "CPU a probe",
+            "us",
+            used * 1e6 / (sent + others),
+            None,
+            None,
+        ),
+        row(
+            "resident memory",
+            MIB,
+            ResidentMemory::of(pid)?.now,
+            None,
+            Some(Target::MibAtMost(MEMORY_LIMIT_MIB)),
+        ),
+        row(
+            "delay of a start, p99 (other: what it may be)",
+            "ms",
+            after.0.delay_p99(&before.0)?,
+            Some(DELAY_LIMIT_MS),
+            limited,
+        ),
+        row(
+            "connections in TIME_WAIT (other: before)",
+            "",
+            after.1 as f64,
+            Some(before.1 as f64),
+            Some(Target::Equal),
+        ),
+    ];
+    for row in rows {
+        row.tell();
+        figures.push(row);
+    }
+    Ok(())
+}
+
+/// A probe by the agent, and by the exporter.
+fn beside_exporter(mechanism: Mechanism) -> anyhow::Result<Figure> {
+    let stand = Stand::new()?;
+    stand.probe(BESIDE, Duration::from_secs(1), &[mechanism])?;
+    let pid = stand.prober().agent_pid()?;
+    let (runs, used) = (stand.runs()?, cpu_time(pid)?);
+    // As above.
+    thread::sleep(WINDOW);
+    let (used, after) = (cpu_time(pid)? - used, stand.runs()?);
+    let ours = used.as_secs_f64() * 1e6 / (after.successful - runs.successful);
+    stand
+        .prober()
+        .kill_agent(nix::sys::signal::Signal::SIGTERM)?;
+
+    let exporter = Exporter::start(stand.prober())?;
+    let theirs = exporter.cost(mechanism, BESIDE, WINDOW)?;
+    Ok(Figure {
+        name: format!(
+            "CPU a probe by {} (other: blackbox exporter)",
+            mechanism.name()
+        ),
+        unit: "us",
+        ours,
+        other: Some(theirs),
+        target: Some(Target::RatioAtMost(EXPORTER_RATIO)),
+    })
+}

@@ -1,0 +1,177 @@
+//! What is probed: servers of HTTP, TCP and gRPC on every address of a node, as cheap as a process can have them, so that
+//! what is measured is the side that asks.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::thread::{self, JoinHandle};
+
+use anyhow::Context as _;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use super::Mechanism;
+use crate::Node;
+
+const BACKLOG: i32 = 4096;
+const HTTP_ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+const PREFACE: usize = 24;
+/// Frames of HTTP/2 (RFC 9113, 4.1 and 6): length, type, flags, stream.
+const FRAME_HEAD: usize = 9;
+const DATA: u8 = 0;
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+const SETTINGS_TAKEN: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
+const END_STREAM: u8 = 1;
+
+/// The servers, on a thread. They end when this is dropped.
+#[derive(Debug)]
+pub(super) struct Targets {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Targets {
+    pub(super) fn start(node: &Node) -> anyhow::Result<Self> {
+        let listeners: Vec<(Mechanism, TcpListener)> = Mechanism::ALL
+            .into_iter()
+            .map(|mechanism| {
+                let listener = node
+                    .run_in(|| listen(mechanism.port()))?
+                    .with_context(|| format!("cannot listen on port {}", mechanism.port()))?;
+                Ok((mechanism, listener))
+            })
+            .collect::<anyhow::Result<_>>()?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (stop, stopped) = oneshot::channel();
+        let serve = move || {
+            runtime.block_on(async move {
+                for (mechanism, listener) in listeners {
+                    tokio::spawn(serve(mechanism, listener));
+                }
+                // It ends when the sender goes.
+                let _ = stopped.await;
+            });
+        };
+        let thread = thread::Builder::new().name("targets".to_owned());
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread.spawn(serve)?),
+        })
+    }
+}
+
+impl Drop for Targets {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was told.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen(port: u16) -> std::io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+async fn serve(mechanism: Mechanism, listener: TcpListener) {
+    let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
+        return;
+    };
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        tokio::spawn(async move {
+            // A client that goes away has its reasons.
+            let _ = match mechanism {
+                Mechanism::Http => answer_http(stream).await,
+                Mechanism::Tcp => wait_for_end(stream).await,
+                Mechanism::Grpc => answer_grpc(stream).await,
+            };
+        });
+    }
+}
+
+async fn answer_http(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut request = Vec::with_capacity(1024);
+    while !request.ends_with(b"\r\n\r\n") {
+        if stream.read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    stream.write_all(HTTP_ANSWER).await?;
+    stream.shutdown().await
+}
+
+async fn wait_for_end(mut stream: TcpStream) -> std::io::Result<()> {
+    let mut buffer = [0; 64];
+    while stream.read(&mut buffer).await? > 0 {}
+    Ok(())
+}
+
+/// Says SERVING to the first call of a connection.
+async fn answer_grpc(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.write_all(&SETTINGS).await?;
+    let mut request = Vec::with_capacity(1024);
+    let mut answered = false;
+    while stream.read_buf(&mut request).await? > 0 {
+        if !answered && let Some(id) = called(&request) {
+            stream.write_all(&grpc_answer(id)).await?;
+            answered = true;
+        }
+    }
+    Ok(())
+}
+
+/// The stream whose request is there as a whole.
+fn called(request: &[u8]) -> Option<[u8; 4]> {
+    let mut rest = request.get(PREFACE..)?;
+    loop {
+        let head = rest.get(..FRAME_HEAD)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let end = FRAME_HEAD + usize::try_from(length).ok()?;
+        rest.get(..end)?;
+        if head[3] == DATA && head[4] & END_STREAM != 0 {
+            return Some([head[5], head[6], head[7], head[8]]);
+        }
+        rest = &rest[end..];
+    }
+}
+
+/// Headers, a `HealthCheckResponse` that says SERVING, and trailers. Fields are literals without indexing (RFC 7541,
+/// 6.2.2), but for `:status: 200`, which has a number.
+fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
+    let literal = |name: &str, value: &str| {
+        let mut field = vec![0, name.len() as u8];
+        field.extend(name.as_bytes());
+        field.push(value.len() as u8);
+        field.extend(value.as_bytes());
+        field
+    };
+    let frame = |kind: u8, flags: u8, body: &[u8]| {
+        let mut frame = vec![0, 0, body.len() as u8, kind, flags];
+        frame.extend(id);
+        frame.extend(body);
+        frame
+    };
+    const HEADERS: u8 = 1;
+    const END_HEADERS: u8 = 4;
+    let mut headers = vec![0x88];
+    headers.extend(literal("content-type", "application/grpc"));
+    let mut answer = SETTINGS_TAKEN.to_vec();
+    answer.extend(frame(HEADERS, END_HEADERS, &headers));
+    answer.extend(frame(DATA, 0, &[0, 0, 0, 0, 2, 8, 1]));
+    let trailers = literal("grpc-status", "0");
+    answer.extend(frame(HEADERS, END_HEADERS | END_STREAM, &trailers));
+    answer
+}
