@@ -141,7 +141,10 @@ pub(crate) const BENCHES: &[Tool] = &[
     tool("taskset", "util-linux"),
     tool("ping", "iputils-ping"),
     tool("fping", "fping"),
-    tool("prometheus-blackbox-exporter", "prometheus-blackbox-exporter"),
+    tool(
+        "prometheus-blackbox-exporter",
+        "prometheus-blackbox-exporter",
+    ),
     tool("iperf3", "iperf3"),
     tool("nft", "nftables"),
     tool("tcpdump", "tcpdump"),

@@ -61,6 +61,7 @@ pub(super) fn containers() -> Sample {
                 liveness,
             )]),
             delays: durations,
+            ..Stats::default()
         },
         restarts: vec![(pod, app, 3)],
         summary: ContainerProbeSummary {
@@ -74,6 +75,7 @@ pub(super) fn containers() -> Sample {
                 subject: "pods/db.yaml".into(),
                 problem: "no object".into(),
             }],
+            ..ContainerProbeSummary::default()
         },
     }
 }

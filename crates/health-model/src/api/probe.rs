@@ -1,5 +1,6 @@
 //! Container probes of this node.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -228,6 +229,20 @@ pub struct ContainerProbeSummary {
     pub failing: u64,
     /// Those whose last run erred.
     pub errored: u64,
+    /// Runs that are over, by what they came to.
+    pub runs: BTreeMap<String, u64>,
+    /// How late runs began.
+    pub start_delays: Vec<DelayBucket>,
     /// What keeps pods from being probed.
     pub problems: Vec<PodProblem>,
+}
+
+/// Runs that began late by at most so much, and by more than the bucket before says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct DelayBucket {
+    /// The bound, ns; `None` for none.
+    pub at_most_ns: Option<u64>,
+    /// How many.
+    pub count: u64,
 }

@@ -9,6 +9,7 @@ mod stats;
 mod trial;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -97,8 +98,10 @@ struct Shared {
     manager: Mutex<Manager>,
     /// The manager's time zero.
     began: Instant,
-    /// Told when there may be something to do before the manager's next time.
+    /// Told when there is something to do before the time in `awake_at`.
     wake: Arc<Notify>,
+    /// When the task that starts runs looks again, ns since the beginning; `u64::MAX` for never.
+    awake_at: AtomicU64,
     containers: Arc<dyn Containers>,
     certificates: PathBuf,
     commands: Commands,
@@ -119,6 +122,7 @@ impl Prober {
             manager: Mutex::new(Manager::new(manager)),
             began: Instant::now(),
             wake: Arc::default(),
+            awake_at: AtomicU64::new(0),
             containers,
             certificates,
             commands: Commands::default(),
@@ -151,7 +155,10 @@ impl Prober {
             let now = self.now();
             let wall = Timestamp::now();
             let starts: Vec<Start> = std::iter::from_fn(|| manager.poll(now, wall)).collect();
-            (starts, manager.next_wake())
+            let next = manager.next_wake();
+            // Under the lock, so that whoever changes the manager after this sees it.
+            self.0.awake_at.store(nanoseconds(next), Ordering::Relaxed);
+            (starts, next)
         };
         self.tell();
         for start in starts {
@@ -200,7 +207,15 @@ impl Prober {
             }
         }
         self.tell();
-        self.0.wake.notify_one();
+        self.wake_in_time();
+    }
+
+    /// Wakes the task that starts runs if it would look too late.
+    fn wake_in_time(&self) {
+        let next = nanoseconds(self.manager().next_wake());
+        if next < self.0.awake_at.load(Ordering::Relaxed) {
+            self.0.wake.notify_one();
+        }
     }
 
     /// Passes on what has changed.
@@ -221,7 +236,7 @@ impl Prober {
     fn change<T>(&self, change: impl FnOnce(&mut Manager, Duration) -> T) -> T {
         let changed = change(&mut self.manager(), self.now());
         self.tell();
-        self.0.wake.notify_one();
+        self.wake_in_time();
         changed
     }
 
@@ -281,6 +296,11 @@ impl Prober {
         self.stats().clone()
     }
 
+    /// Looks at what probes came to, by `look`, which must not take long.
+    pub(crate) fn look_at_statistics<T>(&self, look: impl FnOnce(&Stats) -> T) -> T {
+        look(&self.stats())
+    }
+
     /// Those of workers that are gone.
     fn forget_commands(&self) {
         let manager = self.manager();
@@ -319,6 +339,12 @@ impl Drop for Unanswered<'_> {
                 .finish(prober.now(), start.worker, Report::NotSent);
         }
     }
+}
+
+fn nanoseconds(next: Option<Duration>) -> u64 {
+    next.map_or(u64::MAX, |next| {
+        u64::try_from(next.as_nanos()).unwrap_or(u64::MAX)
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

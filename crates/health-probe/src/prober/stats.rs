@@ -19,6 +19,8 @@ pub struct Stats {
     pub probes: BTreeMap<(Arc<str>, Arc<str>, ProbeType), ProbeStats>,
     /// How late runs began, all together.
     pub delays: Histogram,
+    /// What those of pods that are gone came to, as in [`ProbeStats::runs`].
+    past: [u64; Counted::ALL.len()],
 }
 
 /// What one probe of one container came to.
@@ -51,6 +53,17 @@ impl Histogram {
 }
 
 impl Stats {
+    /// How often all probes together came to each of [`Counted::ALL`].
+    pub(crate) fn totals(&self) -> [u64; Counted::ALL.len()] {
+        let mut totals = self.past;
+        for stats in self.probes.values() {
+            for (total, count) in totals.iter_mut().zip(stats.runs) {
+                *total += count;
+            }
+        }
+        totals
+    }
+
     pub(super) fn note(&mut self, start: &Start, counted: Counted, took: Duration, late: Duration) {
         let key = (start.pod.uid.clone(), start.container.clone(), start.kind);
         let stats = self.probes.entry(key).or_insert_with(|| ProbeStats {
@@ -68,6 +81,15 @@ impl Stats {
     }
 
     pub(super) fn retain_pods(&mut self, is_desired: impl Fn(&str) -> bool) {
-        self.probes.retain(|(uid, _, _), _| is_desired(uid));
+        let past = &mut self.past;
+        self.probes.retain(|(uid, _, _), stats| {
+            let is_kept = is_desired(uid);
+            if !is_kept {
+                for (total, count) in past.iter_mut().zip(stats.runs) {
+                    *total += count;
+                }
+            }
+            is_kept
+        });
     }
 }

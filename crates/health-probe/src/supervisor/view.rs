@@ -3,11 +3,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use health_model::api::{ContainerProbe, ContainerProbeSummary, ProbeRun, ProbeVerdict};
+use health_model::api::{
+    ContainerProbe, ContainerProbeSummary, DelayBucket, ProbeRun, ProbeVerdict,
+};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use crate::prober::Prober;
+use crate::prober::{DURATION_BOUNDS, Prober};
 use crate::worker::{Counted, ProbeResult, WorkerView};
 
 /// By how much the wall clock must be off what it was to be believed.
@@ -92,6 +94,19 @@ pub(super) fn summary(prober: &Prober) -> ContainerProbeSummary {
         summary.probes += 1;
         summary.failing += u64::from(view.result == Some(ProbeResult::Failure));
         summary.errored += u64::from(view.last_run.is_some_and(|run| errored(run.counted)));
+    });
+    prober.look_at_statistics(|statistics| {
+        let runs = Counted::ALL.iter().zip(statistics.totals());
+        summary.runs = runs
+            .map(|(counted, count)| (counted.name().to_owned(), count))
+            .collect();
+        let bounds = DURATION_BOUNDS
+            .iter()
+            .map(|bound| Some(nanoseconds(Duration::from_secs_f64(*bound))));
+        let delays = bounds.chain([None]).zip(statistics.delays.buckets);
+        summary.start_delays = delays
+            .map(|(at_most_ns, count)| DelayBucket { at_most_ns, count })
+            .collect();
     });
     summary
 }

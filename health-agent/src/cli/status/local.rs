@@ -84,6 +84,7 @@ pub(super) fn containers(summary: &ContainerProbeSummary) -> String {
         failing,
         errored,
         problems,
+        ..
     } = summary;
     if !enabled {
         return String::new();

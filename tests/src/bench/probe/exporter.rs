@@ -127,12 +127,27 @@ fn get(stream: &mut TcpStream, module: &str, target: &str) -> anyhow::Result<Str
             let length = line.strip_prefix("Content-Length: ")?;
             length.parse::<usize>().ok()
         });
-        let is_whole = match length {
-            Some(length) => body.len() >= length,
-            None => body.ends_with("\r\n0\r\n\r\n"),
-        };
-        if is_whole {
-            return Ok(body.to_owned());
+        match length {
+            Some(length) if body.len() >= length => return Ok(body.to_owned()),
+            None if body.ends_with("\r\n0\r\n\r\n") => return Ok(joined(body)),
+            _ => {}
         }
     }
+}
+
+/// The chunks of a body (RFC 9112, 7.1) in one piece.
+fn joined(body: &str) -> String {
+    let mut joined = String::new();
+    let mut rest = body;
+    while let Some((size, chunk)) = rest.split_once("\r\n") {
+        let Ok(size) = usize::from_str_radix(size, 16) else {
+            break;
+        };
+        let Some(piece) = chunk.get(..size) else {
+            break;
+        };
+        joined.push_str(piece);
+        rest = chunk.get(size + 2..).unwrap_or_default();
+    }
+    joined
 }

@@ -5,11 +5,12 @@ mod exporter;
 mod targets;
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use health_model::api::ContainerProbeSummary;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -19,7 +20,6 @@ use self::targets::Targets;
 use super::usage::{ResidentMemory, cpu_time};
 use super::{Figure, MIB, Options, Report, Target};
 use crate::bed::ip;
-use crate::http::{self, METRICS_PORT};
 use crate::{Bed, Node, PATIENCE, wait_for};
 
 /// What is probed is in this prefix, on the second node.
@@ -32,6 +32,8 @@ const MEMORY_LIMIT_MIB: f64 = 128.0;
 const DELAY_LIMIT_MS: f64 = 20.0;
 /// Our CPU for a probe against the exporter's.
 const EXPORTER_RATIO: f64 = 1.0 / 3.0;
+/// What the agent may send against what is due.
+const SPARE_RATE: f64 = 1.1;
 /// Probes of one mechanism beside the exporter, a second.
 const BESIDE: u32 = 1000;
 
@@ -144,8 +146,10 @@ impl Stand {
             .with_context(|| format!("cannot write {}", path.display()))?;
         let node = self.prober();
         node.start_agent_with(&format!(
-            "--pod-manifests {} --container-probe-rate 1000000 --container-probe-concurrency 4000",
-            self.manifests.path().display()
+            "--pod-manifests {} --container-probe-rate {:.0}",
+            self.manifests.path().display(),
+            // The agent spreads what begins at a time over nearly a period.
+            f64::from(count) / period.as_secs_f64() * SPARE_RATE,
         ))?;
         wait_for("all containers to have answered", PATIENCE, || {
             let summary = self.summary()?;
@@ -153,53 +157,15 @@ impl Stand {
         })
     }
 
+    /// All in all, as the agent tells it.
     fn summary(&self) -> anyhow::Result<ContainerProbeSummary> {
-        let samples = self.samples("health_agent_")?;
-        let value = |name: &str| {
-            let name = format!("health_agent_{name} ");
-            let line = samples.iter().find_map(|line| line.strip_prefix(&name));
-            line.and_then(|value| value.parse::<f64>().ok())
-        };
-        Ok(ContainerProbeSummary {
-            pods: value("probed_pods").unwrap_or_default() as u64,
-            ready_pods: value("ready_pods").unwrap_or_default() as u64,
-            ..ContainerProbeSummary::default()
-        })
-    }
-
-    /// The metrics that begin thus, a line each.
-    fn samples(&self, start: &str) -> anyhow::Result<Vec<String>> {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT));
-        let (code, body) = http::get(self.prober(), address, "/metrics")?;
-        ensure!(code == 200, "GET /metrics: {code}");
-        let lines = body.lines().filter(|line| line.starts_with(start));
-        Ok(lines.map(str::to_owned).collect())
-    }
-
-    /// How many runs there were, and how many of them began within which delay, seconds.
-    fn runs(&self) -> anyhow::Result<Runs> {
-        let mut runs = Runs::default();
-        for line in self.samples("health_agent_prober_")? {
-            let Some((name, value)) = line.rsplit_once(' ') else {
-                continue;
-            };
-            let value: f64 = value.parse().with_context(|| line.clone())?;
-            if name.starts_with("health_agent_prober_probe_total{") {
-                match name.contains("result=\"successful\"") {
-                    true => runs.successful += value,
-                    false => runs.others += value,
-                }
-            }
-            let bound = name.strip_prefix("health_agent_prober_start_delay_seconds_bucket{le=\"");
-            if let Some(bound) = bound.and_then(|bound| bound.strip_suffix("\"}")) {
-                let bound = match bound {
-                    "+Inf" => f64::INFINITY,
-                    bound => bound.parse()?,
-                };
-                runs.within.push((bound, value));
-            }
-        }
-        Ok(runs)
+        let mut stream = UnixStream::connect(self.prober().socket())?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /v1/probes/summary HTTP/1.0\r\nHost: agent\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").context("no HTTP")?;
+        serde_json::from_str(body).with_context(|| body.to_owned())
     }
 
     /// Connections in TIME_WAIT on both nodes.
@@ -217,26 +183,42 @@ impl Stand {
     }
 }
 
-/// Runs of probes since the agent began.
-#[derive(Clone, Debug, Default)]
-struct Runs {
-    successful: f64,
-    others: f64,
-    /// How many began within a delay, seconds, those of smaller bounds among them.
-    within: Vec<(f64, f64)>,
+/// What came in between two summaries.
+struct Between<'a> {
+    before: &'a ContainerProbeSummary,
+    after: &'a ContainerProbeSummary,
 }
 
-impl Runs {
-    /// The delay, in ms, within which all but one in a hundred of the runs began that came after `before`: the upper
-    /// bound of its bucket.
-    fn delay_p99(&self, before: &Self) -> anyhow::Result<f64> {
-        let rows = self.within.iter().zip(&before.within);
-        let rows: Vec<_> = rows
-            .map(|((bound, now), (_, then))| (*bound, now - then))
+impl Between<'_> {
+    fn successful(&self) -> f64 {
+        let of = |summary: &ContainerProbeSummary| summary.runs.get("successful").copied();
+        (of(self.after).unwrap_or_default() - of(self.before).unwrap_or_default()) as f64
+    }
+
+    fn others(&self) -> f64 {
+        let of = |summary: &ContainerProbeSummary| summary.runs.values().sum::<u64>();
+        (of(self.after) - of(self.before)) as f64 - self.successful()
+    }
+
+    /// The delay, in ms, within which all but one in a hundred of the runs began: the upper bound of its bucket.
+    fn delay_p99(&self) -> anyhow::Result<f64> {
+        let rows = self
+            .after
+            .start_delays
+            .iter()
+            .zip(&self.before.start_delays);
+        let rows: Vec<(Option<u64>, u64)> = rows
+            .map(|(now, then)| (now.at_most_ns, now.count - then.count))
             .collect();
-        let (_, all) = *rows.last().context("no delays in the metrics")?;
-        let found = rows.iter().find(|(_, count)| *count >= all * 0.99);
-        Ok(found.context("no delays in the metrics")?.0 * 1e3)
+        let all: u64 = rows.iter().map(|(_, count)| count).sum();
+        let mut within = 0;
+        for (bound, count) in rows {
+            within += count;
+            if within * 100 >= all * 99 {
+                return Ok(bound.map_or(f64::INFINITY, |bound| bound as f64 / 1e6));
+            }
+        }
+        bail!("the agent tells of no delays")
     }
 }
 
@@ -270,14 +252,17 @@ fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> 
     let stand = Stand::new()?;
     stand.probe(count, period, &Mechanism::ALL)?;
     let pid = stand.prober().agent_pid()?;
-    let before = (stand.runs()?, stand.time_wait()?);
+    let before = (stand.summary()?, stand.time_wait()?);
     let used = cpu_time(pid)?;
     // The figures are those of this window; there is nothing to wait for but its end.
     thread::sleep(WINDOW);
     let used = (cpu_time(pid)? - used).as_secs_f64();
-    let after = (stand.runs()?, stand.time_wait()?);
-    let sent = after.0.successful - before.0.successful;
-    let others = after.0.others - before.0.others;
+    let after = (stand.summary()?, stand.time_wait()?);
+    let between = Between {
+        before: &before.0,
+        after: &after.0,
+    };
+    let (sent, others) = (between.successful(), between.others());
     let wanted = f64::from(count) * WINDOW.as_secs_f64() / period.as_secs_f64();
     let row = |what: &str, unit, ours, other, target| Figure {
         name: format!("{name}: {what}"),
@@ -326,15 +311,15 @@ fn many(name: &str, count: u32, period: Duration, figures: &mut Vec<Figure>) -> 
         row(
             "delay of a start, p99 (other: what it may be)",
             "ms",
-            after.0.delay_p99(&before.0)?,
+            between.delay_p99()?,
             Some(DELAY_LIMIT_MS),
             limited,
         ),
         row(
-            "connections in TIME_WAIT (other: before)",
+            "connections that came into TIME_WAIT",
             "",
-            after.1 as f64,
-            Some(before.1 as f64),
+            after.1 as f64 - before.1 as f64,
+            Some(0.0),
             Some(Target::Equal),
         ),
     ];
@@ -350,11 +335,15 @@ fn beside_exporter(mechanism: Mechanism) -> anyhow::Result<Figure> {
     let stand = Stand::new()?;
     stand.probe(BESIDE, Duration::from_secs(1), &[mechanism])?;
     let pid = stand.prober().agent_pid()?;
-    let (runs, used) = (stand.runs()?, cpu_time(pid)?);
+    let (before, used) = (stand.summary()?, cpu_time(pid)?);
     // As above.
     thread::sleep(WINDOW);
-    let (used, after) = (cpu_time(pid)? - used, stand.runs()?);
-    let ours = used.as_secs_f64() * 1e6 / (after.successful - runs.successful);
+    let (used, after) = (cpu_time(pid)? - used, stand.summary()?);
+    let between = Between {
+        before: &before,
+        after: &after,
+    };
+    let ours = used.as_secs_f64() * 1e6 / between.successful();
     stand
         .prober()
         .kill_agent(nix::sys::signal::Signal::SIGTERM)?;
