@@ -53,6 +53,9 @@ pub struct ProbedContainers {
 }
 
 impl ProbedContainers {
+    /// How many there are.
+    pub const COUNT: usize = LIVES.len();
+
     /// Makes the folder.
     pub fn new() -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("hprobes-").tempdir();

@@ -61,9 +61,7 @@ impl Endpoints for LocalEndpoints {
                 return addresses(endpoint).any(|address| pod.ips.contains(&address));
             }
             let name = endpoint.name.as_deref();
-            name.is_some_and(|name| {
-                name == pod.name || name == format!("{}/{}", pod.namespace, pod.name)
-            })
+            name.is_some_and(|name| name == format!("{}/{}", pod.namespace, pod.name))
         };
         let endpoints = self.0.endpoints();
         let mut living = endpoints

@@ -1,5 +1,6 @@
 //! Runs a cluster of real agents on this machine until Ctrl-C, or until all probes were answered.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use health_model::api::ContainerProbe;
+use nix::sys::signal::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, WaitOutcome};
@@ -100,9 +102,17 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         tell(format_args!("warning: {error:#}"));
     }
     print_guide(&bed);
-    let _watch = containers.map(|_| watch_probes(bed.node(1))).transpose()?;
+    let watch = match &containers {
+        Some(_) => Some(watch_probes(bed.node(1))?),
+        None => None,
+    };
     signals.forever().next();
     tell("removing the cluster");
+    drop(watch);
+    if containers.is_some() {
+        // It would start containers again that are being removed.
+        bed.node(1).kill_agent(Signal::SIGTERM)?;
+    }
     Ok(())
 }
 
@@ -124,7 +134,9 @@ fn wait_until_probed(node: &Node, mut is_stopped: impl FnMut() -> bool) -> anyho
         }
         let listed: Vec<ContainerProbe> = serde_json::from_value(node.listing("probe list")?)?;
         let is_probed = |probe: &ContainerProbe| probe.result.is_some();
-        Ok((!listed.is_empty() && listed.iter().all(is_probed)).then_some(true))
+        let pods: BTreeSet<&str> = listed.iter().map(|probe| &*probe.pod).collect();
+        let are_all = pods.len() == ProbedContainers::COUNT;
+        Ok((are_all && listed.iter().all(is_probed)).then_some(true))
     })?;
     ensure!(is_probed, "interrupted before every container was probed");
     let listed = node.cli("probe list")?;

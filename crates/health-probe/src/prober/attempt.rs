@@ -22,7 +22,9 @@ use crate::worker::{Report, Start, WorkerId};
 use crate::{Outcome, RawResult};
 
 /// An attempt that failed by so much after its deadline was not watched: the answer may have come in time.
+/// That is for long timeouts; for short ones it is a quarter of the timeout, and at least the other.
 const UNWATCHED: Duration = Duration::from_millis(100);
+const UNWATCHED_MIN: Duration = Duration::from_millis(5);
 
 /// An attempt to make.
 pub(super) struct Attempt<'a> {
@@ -48,7 +50,8 @@ impl Attempt<'_> {
     pub(super) async fn make(&self) -> Report {
         let deadline = Deadline::after(self.start.probe.timeout);
         let outcome = self.outcome(deadline).await;
-        let is_late = Instant::now() > deadline.at() + UNWATCHED;
+        let unwatched = UNWATCHED.min((self.start.probe.timeout / 4).max(UNWATCHED_MIN));
+        let is_late = Instant::now() > deadline.at() + unwatched;
         if outcome.result == RawResult::Failure && !outcome.errored && is_late {
             return Report::NotSent;
         }

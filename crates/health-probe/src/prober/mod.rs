@@ -280,6 +280,11 @@ impl Prober {
         self.manager().kills()
     }
 
+    /// What follows from a failed probe of a container, whether it runs any more or not, see [`Manager::condemned`].
+    pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
+        self.manager().condemned(pod_uid, container_id)
+    }
+
     /// Looks at all workers, by `look`, which must not take long. Times count from the second argument on.
     pub fn each_worker(&self, mut look: impl FnMut(WorkerView<'_>, Instant)) {
         let manager = self.manager();

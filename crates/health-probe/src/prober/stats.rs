@@ -20,7 +20,7 @@ pub struct Stats {
     /// How late runs began, all together.
     pub delays: Histogram,
     /// What those of pods that are gone came to, as in [`ProbeStats::runs`].
-    past: [u64; Counted::ALL.len()],
+    pub past: [u64; Counted::ALL.len()],
 }
 
 /// What one probe of one container came to.

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 
 use super::config::{ContainerConfig, ContainerMetadata, PodSandboxConfig, PodSandboxMetadata};
 
-/// A container that was made and not started (`ContainerState`).
-pub(super) const CREATED: i32 = 0;
-/// One that runs.
+/// A container that runs (`ContainerState`).
 pub(super) const RUNNING: i32 = 1;
 /// One that has ended.
 pub(super) const EXITED: i32 = 2;
@@ -74,6 +72,8 @@ pub(super) struct PodSandboxStatusResponse {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct PodSandboxStatus {
+    #[prost(int32, tag = "3")]
+    pub(super) state: i32,
     #[prost(message, optional, tag = "5")]
     pub(super) network: Option<PodNetwork>,
 }

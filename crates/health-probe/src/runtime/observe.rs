@@ -11,12 +11,13 @@ use super::messages::{
     Container, ContainerList, ContainerStatusResponse, EXITED, Nothing, PodSandbox, PodSandboxList,
     PodSandboxStatusResponse, READY, RUNNING, StatusRequest,
 };
-use super::{Observation, PATIENCE, Runtime, RuntimeContainer, RuntimeError, RuntimePod};
+use super::{Observation, PATIENCE, Reason, Runtime, RuntimeContainer, RuntimeError, RuntimePod};
 use crate::worker::ContainerState;
 
 impl Runtime {
     /// All pods and containers. Details are asked for only of what is not in the same state in `known`, so that a node
-    /// where nothing changes costs two calls. What vanishes meanwhile is left out.
+    /// where nothing changes costs two calls. What vanishes meanwhile is left out;
+    /// what cannot be told stays as it was, and is a problem of the observation.
     pub async fn observe(&self, known: &Observation) -> Result<Observation, RuntimeError> {
         let pods: PodSandboxList = self
             .call("ListPodSandbox", "", Nothing {}, PATIENCE)
@@ -28,15 +29,18 @@ impl Runtime {
         let mut observation = Observation::default();
         for (uid, pod) in newest(pods.items) {
             let before = known.pods.iter().find(|one| one.sandbox_id == pod.id);
-            let Some(mut observed) = self.pod(uid, &pod, before).await? else {
+            let observed = self.pod(uid, &pod, before).await;
+            let Some(mut observed) = observation.or_before(observed, before)? else {
                 continue;
             };
+            observed.containers.clear();
             for container in last_attempts.remove(&pod.id).unwrap_or_default() {
                 let before = before.and_then(|pod| {
                     let mut containers = pod.containers.iter();
                     containers.find(|one| one.id == container.id)
                 });
-                let container = self.container(container, before).await?;
+                let container = self.container(container, before).await;
+                let container = observation.or_before(container, before)?;
                 observed.containers.extend(container);
             }
             observation.pods.push(observed);
@@ -122,6 +126,24 @@ impl Runtime {
             pid: pid(&answer.info).filter(|_| status.state == RUNNING),
             finished_at: timestamp(status.finished_at),
         }))
+    }
+}
+
+impl Observation {
+    /// What was told, or else what was known before. Fails if the runtime is away, which is not about this one alone.
+    fn or_before<T: Clone>(
+        &mut self,
+        told: Result<Option<T>, RuntimeError>,
+        before: Option<&T>,
+    ) -> Result<Option<T>, RuntimeError> {
+        match told {
+            Err(error) if matches!(error.reason(), Reason::Away(_)) => Err(error),
+            Err(error) => {
+                self.problems.push(error);
+                Ok(before.cloned())
+            }
+            told => told,
+        }
     }
 }
 

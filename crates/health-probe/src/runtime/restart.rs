@@ -2,51 +2,59 @@
 
 use super::config::{ContainerConfig, ContainerMetadata, Info, PodSandboxConfig};
 use super::messages::{
-    CREATED, Container, ContainerId, ContainerList, ContainerStatusResponse,
-    CreateContainerRequest, Nothing, PodSandboxStatusResponse, StatusRequest,
+    Container, ContainerId, ContainerList, ContainerStatusResponse, CreateContainerRequest, EXITED,
+    Nothing, PodSandboxStatusResponse, READY, RUNNING, StatusRequest,
 };
 use super::{LONG_PATIENCE, PATIENCE, Reason, Runtime, RuntimeError};
 
 impl Runtime {
-    /// Makes the next container from the configuration of one that has ended, in the same pod, starts it, and removes the
-    /// one that has ended. If there is a later attempt already, because an agent was killed on its way, that one is
-    /// started unless it was. Returns the ID of the later one.
+    /// Has a container that has ended run again: makes the next one from its configuration, in the same pod, starts it,
+    /// and removes the attempts before it. If there is a later attempt already, because an agent was killed on its way,
+    /// that one is started unless it was; one that was made and never started is started itself. Returns the ID of the
+    /// container that runs then; `None` if the container runs, so that nothing was done.
     ///
-    /// Configuration is what the runtime tells in the details of a container. What is not of CRI 1.33 or earlier is not
-    /// taken over.
-    pub async fn restart(&self, container_id: &str) -> Result<String, RuntimeError> {
+    /// The configuration is what the runtime tells in the details of a container. Fields that CRI 1.33 does not have are
+    /// not taken over.
+    pub async fn restart(&self, container_id: &str) -> Result<Option<String>, RuntimeError> {
         let containers: ContainerList = self
             .call("ListContainers", container_id, Nothing {}, PATIENCE)
             .await?;
-        let is_ended = |one: &&Container| one.id == container_id;
-        let Some(ended) = containers.containers.iter().find(is_ended) else {
+        let is_meant = |one: &&Container| one.id == container_id;
+        let Some(ended) = containers.containers.iter().find(is_meant) else {
             let reason = Reason::Unusable("there is no such container any more".to_owned());
             return Err(self.error("ListContainers", container_id, reason));
         };
-        let later = later_attempt(ended, &containers.containers);
-        let id = match later {
-            Some(later) => later.id.clone(),
-            None => self.make_next(ended).await?,
+        let last = last_attempt(ended, &containers.containers);
+        let id = match last.state {
+            RUNNING => return Ok(None),
+            EXITED => self.make_next(last).await?,
+            _ => last.id.clone(),
         };
-        if later.is_none_or(|later| later.state == CREATED) {
-            let request = ContainerId {
-                container_id: id.clone(),
-            };
-            self.call::<_, Nothing>("StartContainer", &id, request, LONG_PATIENCE)
-                .await?;
+        let request = ContainerId {
+            container_id: id.clone(),
+        };
+        let started = self.call::<_, Nothing>("StartContainer", &id, request, LONG_PATIENCE);
+        let started = started.await;
+        // Also if that failed: each try would leave one more.
+        let attempts = containers.containers.iter();
+        for earlier in attempts.filter(|one| key(one) == key(ended) && one.state == EXITED) {
+            self.remove(&earlier.id).await;
         }
+        started.map(|_| Some(id))
+    }
+
+    /// Removes a container that has ended. Its successor runs by now, and whoever runs pods collects what is left.
+    async fn remove(&self, container_id: &str) {
         let request = ContainerId {
             container_id: container_id.to_owned(),
         };
         let removed = self.call::<_, Nothing>("RemoveContainer", container_id, request, PATIENCE);
         match removed.await {
             Err(error) if !error.is_not_found() => {
-                // Its successor runs, and whoever runs pods collects what is left.
                 tracing::warn!(%error, "an ended container stays");
             }
             _ => {}
         }
-        Ok(id)
     }
 
     async fn make_next(&self, ended: &Container) -> Result<String, RuntimeError> {
@@ -70,6 +78,9 @@ impl Runtime {
         let method = "PodSandboxStatus";
         let status: PodSandboxStatusResponse =
             self.call(method, pod, request(pod), PATIENCE).await?;
+        if status.status.as_ref().is_none_or(|pod| pod.state != READY) {
+            return Err(unusable(method, pod, "the pod is ending".to_owned()));
+        }
         let info = Info::<PodSandboxConfig>::read(&status.info)
             .map_err(|why| unusable(method, pod, why))?;
         let pod_config = info.config.ok_or_else(|| {
@@ -103,16 +114,17 @@ fn next(mut config: ContainerConfig) -> Option<ContainerConfig> {
     Some(config)
 }
 
-/// The last attempt of the same container, if it is a later one.
-fn later_attempt<'a>(ended: &Container, all: &'a [Container]) -> Option<&'a Container> {
-    let key = |one: &Container| {
-        let metadata = one.metadata.clone().unwrap_or_default();
-        (one.pod_sandbox_id.clone(), metadata.name)
-    };
+/// Pod and name.
+fn key(container: &Container) -> (&str, &str) {
+    let name = container.metadata.as_ref().map(|metadata| &*metadata.name);
+    (&container.pod_sandbox_id, name.unwrap_or_default())
+}
+
+/// The last attempt of the same container.
+fn last_attempt<'a>(one: &'a Container, all: &'a [Container]) -> &'a Container {
     let attempt = |one: &Container| one.metadata.as_ref().map(|metadata| metadata.attempt);
-    let same = all.iter().filter(|one| key(one) == key(ended));
-    let later = same.filter(|one| attempt(one) > attempt(ended));
-    later.max_by_key(|one| attempt(one))
+    let same = all.iter().filter(|other| key(other) == key(one));
+    same.max_by_key(|one| attempt(one)).unwrap_or(one)
 }
 
 #[cfg(test)]
@@ -152,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_attempt_is_one_of_the_same_name() {
+    fn the_last_attempt_is_one_of_the_same_name() {
         let all = [
             attempt("a", "app", 1),
             attempt("b", "app", 3),
             attempt("c", "log", 9),
         ];
-        assert_eq!(later_attempt(&all[0], &all).unwrap().id, "b");
-        assert_eq!(later_attempt(&all[1], &all), None);
-        assert_eq!(later_attempt(&all[2], &all), None);
+        for (of, last) in [(0, "b"), (1, "b"), (2, "c")] {
+            assert_eq!(last_attempt(&all[of], &all).id, last);
+        }
     }
 }

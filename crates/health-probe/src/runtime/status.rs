@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 
+use super::RuntimeError;
 use crate::spec::{PodSpec, RestartPolicy, Role};
 use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 
@@ -12,6 +13,8 @@ use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 pub struct Observation {
     /// Its pods; of several with one UID, the newest.
     pub pods: Vec<RuntimePod>,
+    /// What it did not tell.
+    pub problems: Vec<RuntimeError>,
 }
 
 /// A pod.

@@ -45,16 +45,16 @@ fn the_phase_of_a_pod_is_that_of_the_kubelet() {
         ("Never", Some(WELL), Some(WELL), Phase::Succeeded),
     ] {
         let text = format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {{restartPolicy: {policy}, containers: [{{name: x}}, {{name: y}}], initContainers: [{{name: z}}]}}"
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {{restartPolicy: {policy}, containers: [{{name: app}}, {{name: log}}], initContainers: [{{name: init}}]}}"
         );
         let spec = spec::read(&text).pods.remove(0);
-        let states = [("x", first), ("y", second)];
+        let states = [("app", first), ("log", second)];
         let states = states
             .into_iter()
             .filter_map(|(name, state)| Some((name, state?)));
         let status = pod(&states.collect::<Vec<_>>()).status(&spec);
         assert_eq!(status.phase, phase, "{policy} {first:?} {second:?}");
-        assert_eq!(status.containers[0].id.as_deref(), Some("id-x"));
+        assert_eq!(status.containers[0].id.as_deref(), Some("id-app"));
         assert_eq!(status.containers[1].id.is_some(), second.is_some());
         assert_eq!(status.init_containers[0].state, ContainerState::Waiting);
     }

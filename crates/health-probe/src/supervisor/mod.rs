@@ -5,9 +5,11 @@
 //! runtime; one that has ended is started again, by the pod's restart policy and the kubelet's back-off. Readiness goes to
 //! the pod's endpoint. What is known survives a restart of the agent in a file.
 
+mod acting;
 mod containers;
 mod events;
 mod pods;
+mod refresh;
 mod restarts;
 mod saved;
 mod task;

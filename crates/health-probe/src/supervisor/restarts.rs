@@ -31,8 +31,8 @@ pub(super) struct Restart {
 pub(super) enum Acted {
     /// A container was to be ended.
     Killed(Kill, Result<(), RuntimeError>),
-    /// A container was to be started again. The ID of the new one.
-    Restarted(Restart, Result<String, RuntimeError>),
+    /// A container was to be started again. The ID of the one that was started.
+    Restarted(Restart, Result<Option<String>, RuntimeError>),
 }
 
 /// How far something is that is done to a container.
@@ -42,8 +42,8 @@ enum Progress {
     Waiting(Instant),
     /// It is under way.
     UnderWay,
-    /// It is done.
-    Done,
+    /// It was done then.
+    Done(Instant),
 }
 
 #[derive(Debug)]
@@ -64,6 +64,13 @@ pub(super) struct Actions {
 impl Actions {
     /// Has a container killed. Returns whether this is news.
     pub(super) fn kill(&mut self, kill: &Kill, now: Instant) -> bool {
+        if let Some(action) = self.kills.get_mut(&kill.container_id)
+            && let Progress::Done(at) = action.progress
+            && now >= at + LONGEST_RETRY
+        {
+            // It should be gone by now.
+            action.progress = Progress::Waiting(now);
+        }
         add(&mut self.kills, &kill.container_id, now, || kill.clone())
     }
 
@@ -135,6 +142,15 @@ impl Actions {
         acted
     }
 
+    /// Gives up what waits to be done to the containers of a pod.
+    pub(super) fn forget_pod(&mut self, uid: &str) {
+        let waits = |progress| matches!(progress, Progress::Waiting(_));
+        self.kills
+            .retain(|_, kill| *kill.what.pod_uid != *uid || !waits(kill.progress));
+        self.restarts
+            .retain(|_, restart| *restart.what.pod_uid != *uid || !waits(restart.progress));
+    }
+
     /// Forgets what was to be done to containers that are no more.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.kills.retain(|id, _| is_there(id));
@@ -164,7 +180,7 @@ impl<T> Action<T> {
     fn due(&self) -> Option<Instant> {
         match self.progress {
             Progress::Waiting(at) => Some(at),
-            Progress::UnderWay | Progress::Done => None,
+            Progress::UnderWay | Progress::Done(_) => None,
         }
     }
 
@@ -174,7 +190,7 @@ impl<T> Action<T> {
 
     fn end(&mut self, is_done: bool) {
         self.progress = match is_done {
-            true => Progress::Done,
+            true => Progress::Done(Instant::now()),
             false => {
                 let wait = FIRST_RETRY * 2_u32.saturating_pow(self.failures.min(10));
                 self.failures += 1;

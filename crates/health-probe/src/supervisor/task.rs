@@ -8,26 +8,24 @@ use std::time::Duration;
 
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PodProblem;
-use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
-use super::containers::{Known, KnownContainers};
+use super::containers::KnownContainers;
 use super::events::Level;
 use super::pods::TrackedPod;
-use super::restarts::{Acted, Actions, Restart};
-use super::{Endpoints, LocalEndpoint, Shared, saved};
+use super::restarts::Actions;
+use super::{Endpoints, Shared, saved};
 use crate::prober::News;
-use crate::runtime::{Observation, Runtime, RuntimeContainer, RuntimeError, RuntimePod};
+use crate::runtime::{Observation, Runtime, RuntimeError};
 use crate::source::{PodSet, SourcedPod};
-use crate::spec::{PodSpec, Role};
-use crate::worker::restart::{Backoffs, Kill, restarts};
-use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
+use crate::spec::PodSpec;
+use crate::worker::restart::Backoffs;
 
 /// How often the runtime is asked, as the kubelet does.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+pub(super) const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// What changed is written down after so long, with all that changed meanwhile.
 const SAVE_DELAY: Duration = Duration::from_millis(500);
 /// Counts that no result came of are written down this often.
@@ -48,20 +46,20 @@ pub(super) struct Parts {
 }
 
 pub(super) struct Task {
-    shared: Arc<Shared>,
-    parts: Parts,
-    began: Instant,
-    observation: Arc<Observation>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) parts: Parts,
+    pub(super) began: Instant,
+    pub(super) observation: Arc<Observation>,
     /// Whether the runtime has answered yet.
-    is_observed: bool,
+    pub(super) is_observed: bool,
     runtime_problem: Option<String>,
     save_problem: Option<String>,
     observing: Option<JoinHandle<Result<Observation, RuntimeError>>>,
-    next_look: Instant,
+    pub(super) next_look: Instant,
     next_save: Instant,
     /// Whether sources have told all that they had at first.
     is_complete: bool,
-    actions: Actions,
+    pub(super) actions: Actions,
 }
 
 impl Task {
@@ -140,7 +138,10 @@ impl Task {
     }
 
     fn observed(&mut self, observed: Result<Observation, String>) {
-        let problem = observed.as_ref().err().cloned();
+        let problem = match &observed {
+            Ok(observation) => told_as_one(&observation.problems),
+            Err(problem) => Some(problem.clone()),
+        };
         if self.runtime_problem != problem {
             if let Some(problem) = &problem {
                 warn!(
@@ -229,160 +230,11 @@ impl Task {
     fn remove(&mut self, uid: &str) {
         self.shared.prober.remove_pod(uid);
         self.parts.backoffs.remove_pod(uid);
+        self.actions.forget_pod(uid);
         let removed = self.shared.state().pods.remove(uid);
         if let Some(endpoint) = removed.and_then(|pod| pod.endpoint) {
             self.parts.endpoints.set_ready(endpoint, None);
         }
-    }
-
-    fn refresh_all(&mut self) {
-        let uids = self.shared.state().pods.uids();
-        for uid in uids {
-            self.refresh(&uid, false);
-        }
-        self.shared.note_change();
-    }
-
-    /// Brings what is probed of a pod, and what is told of its containers, in line with what is known.
-    fn refresh(&mut self, uid: &Arc<str>, is_changed: bool) {
-        let Some((sourced, spec, told, was_ready)) = self.shared.state().pods.get(uid).map(|pod| {
-            let was_ready = pod.ready().unwrap_or(pod.was_ready);
-            (
-                pod.sourced.clone(),
-                pod.spec.clone(),
-                pod.told.clone(),
-                was_ready,
-            )
-        }) else {
-            return;
-        };
-        let observation = self.observation.clone();
-        let running = observed_pod(&observation, &sourced.spec);
-        let endpoint = self.endpoint(&sourced.spec, running);
-        let ips = self.addresses(&sourced.spec, running, endpoint.as_ref());
-        let wanted = match ips == sourced.spec.ips {
-            true => sourced.spec.clone(),
-            false => Arc::new(PodSpec {
-                ips,
-                ..PodSpec::clone(&sourced.spec)
-            }),
-        };
-        let mut known = running.map(Known::of).unwrap_or_default();
-        known.netns = endpoint.as_ref().map(|endpoint| endpoint.netns.clone());
-        self.parts.containers.set(uid, known);
-        if is_changed || *wanted != *spec {
-            self.shared.prober.add_pod(wanted.clone());
-        }
-        let mut status = self.status(&sourced, running, endpoint.as_ref());
-        if let Some(status) = &mut status {
-            status.ready = was_ready;
-        }
-        let is_like = |told: &PodStatus, now: &PodStatus| {
-            PodStatus {
-                ready: now.ready,
-                ..told.clone()
-            } == *now
-        };
-        let is_news = match (&told, &status) {
-            (Some(told), Some(status)) => !is_like(told, status),
-            (None, Some(_)) => true,
-            // Nothing is known any more: what was known stays.
-            (_, None) => false,
-        };
-        let former = {
-            let mut state = self.shared.state();
-            let Some(pod) = state.pods.get_mut(uid) else {
-                return;
-            };
-            pod.spec = wanted;
-            if is_news {
-                pod.told.clone_from(&status);
-            }
-            std::mem::replace(&mut pod.endpoint, endpoint.as_ref().map(|one| one.id))
-        };
-        if let Some(status) = status.filter(|_| is_news) {
-            self.shared.prober.set_status(uid, status);
-        }
-        let now = endpoint.map(|endpoint| endpoint.id);
-        if let Some(former) = former.filter(|former| now != Some(*former)) {
-            self.parts.endpoints.set_ready(former, None);
-        }
-        self.tell_endpoint(uid);
-    }
-
-    /// Tells a pod's endpoint whether it can serve.
-    fn tell_endpoint(&self, uid: &str) {
-        let told = {
-            let state = self.shared.state();
-            let pod = state.pods.get(uid);
-            pod.and_then(|pod| Some((pod.endpoint?, pod.ready().unwrap_or(pod.was_ready))))
-        };
-        if let Some((endpoint, ready)) = told {
-            self.parts.endpoints.set_ready(endpoint, Some(ready));
-        }
-    }
-
-    fn endpoint(&self, spec: &PodSpec, running: Option<&RuntimePod>) -> Option<LocalEndpoint> {
-        let with_addresses = running.filter(|_| spec.ips.is_empty());
-        match with_addresses {
-            Some(running) => self.parts.endpoints.find(&PodSpec {
-                ips: running.ips.clone(),
-                ..spec.clone()
-            }),
-            None => self.parts.endpoints.find(spec),
-        }
-    }
-
-    /// What the runtime says comes first: a manifest may be older than the pod.
-    fn addresses(
-        &self,
-        spec: &PodSpec,
-        running: Option<&RuntimePod>,
-        endpoint: Option<&LocalEndpoint>,
-    ) -> Vec<IpAddr> {
-        match (running, endpoint) {
-            (Some(running), _) if !running.ips.is_empty() => running.ips.clone(),
-            _ if !spec.ips.is_empty() => spec.ips.clone(),
-            (_, Some(endpoint)) => endpoint.ips.clone(),
-            // It has none of its own: it uses the host's network.
-            (Some(_), None) => self.parts.node_addresses.clone(),
-            (None, None) => Vec::new(),
-        }
-    }
-
-    /// How the containers do; `None` if nobody says it.
-    fn status(
-        &self,
-        sourced: &SourcedPod,
-        running: Option<&RuntimePod>,
-        endpoint: Option<&LocalEndpoint>,
-    ) -> Option<PodStatus> {
-        if self.parts.runtime.is_some() {
-            return match running {
-                Some(running) => Some(running.status(&sourced.spec)),
-                None => self.is_observed.then(PodStatus::default),
-            };
-        }
-        if let Some(status) = &sourced.status {
-            return Some(status.clone());
-        }
-        // All that is known is that there is an endpoint: then its containers run.
-        let endpoint = endpoint?;
-        let containers = sourced.spec.containers.iter();
-        let regular = containers.filter(|container| container.role == Role::Regular);
-        Some(PodStatus {
-            phase: Phase::Running,
-            containers: regular
-                .map(|container| ContainerStatus {
-                    name: container.name.clone(),
-                    id: Some(Arc::from(format!("endpoint:{}", endpoint.id))),
-                    state: ContainerState::Running { started_at: None },
-                    ready: false,
-                    started: None,
-                })
-                .collect(),
-            ..PodStatus::default()
-        })
     }
 
     fn take(&mut self, news: News) {
@@ -415,142 +267,7 @@ impl Task {
         }
     }
 
-    fn kill(&mut self, kill: &Kill) {
-        if !self.actions.kill(kill, Instant::now()) {
-            return;
-        }
-        let Some(pod) = self.spec(&kill.pod_uid) else {
-            return;
-        };
-        let container = &kill.container;
-        let obstacle = match (&self.parts.runtime, self.parts.restarts) {
-            (Some(_), true) => None,
-            (Some(_), false) => Some("this agent does not restart containers"),
-            (None, _) => Some("this agent knows no container runtime"),
-        };
-        match obstacle {
-            None => self.note_event(&pod, container, Level::Normal, "Killing", kill.message()),
-            Some(why) => {
-                let message = format!("{}: {why}", kill.message());
-                self.note_event(
-                    &pod,
-                    container,
-                    Level::Warning,
-                    "FailedKillContainer",
-                    message,
-                );
-            }
-        }
-    }
-
-    /// Has containers started again that have ended.
-    fn find_ended(&mut self) {
-        if self.parts.runtime.is_none() || !self.parts.restarts || !self.is_observed {
-            return;
-        }
-        let observation = self.observation.clone();
-        let uids = self.shared.state().pods.uids();
-        for uid in uids {
-            let Some(spec) = self.spec(&uid) else {
-                continue;
-            };
-            let Some(running) = observed_pod(&observation, &spec).filter(|pod| pod.is_ready) else {
-                continue;
-            };
-            for container in &running.containers {
-                self.consider(&spec, container);
-            }
-        }
-    }
-
-    /// Has a container started again if it has ended and is to run.
-    fn consider(&mut self, pod: &Arc<PodSpec>, ended: &RuntimeContainer) {
-        let ContainerState::Terminated { exit_code } = ended.state else {
-            return;
-        };
-        let Some(spec) = pod.container(&ended.name) else {
-            return;
-        };
-        let is_wanted = match self.actions.killed(&ended.id) {
-            Some(kill) => kill.restart,
-            None => spec.role != Role::Init && restarts(pod, spec.role, exit_code),
-        };
-        if !is_wanted {
-            return;
-        }
-        let now = self.began.elapsed();
-        let ago = ended
-            .finished_at
-            .and_then(|at| Duration::try_from(Timestamp::now().duration_since(at)).ok());
-        let at = now.saturating_sub(ago.unwrap_or_default());
-        let ready = self.parts.backoffs.ready(&pod.uid, &ended.name, at);
-        let restart = Restart {
-            pod_uid: pod.uid.clone(),
-            container: spec.name.clone(),
-            container_id: Arc::from(&*ended.id),
-            ended: at,
-        };
-        let is_news = self.actions.restart(restart, self.began + ready);
-        if !is_news || ready <= now {
-            return;
-        }
-        let wait = ready - now;
-        if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
-            let at = Timestamp::now().checked_add(wait);
-            tracked
-                .restart_at
-                .insert(spec.name.clone(), at.unwrap_or(Timestamp::MAX));
-        }
-        let message = format!(
-            "Back-off {} restarting failed container {}",
-            health_model::duration::duration_text(Duration::from_secs(
-                wait.as_secs_f64().ceil() as u64
-            )),
-            spec.name
-        );
-        self.note_event(pod, &spec.name, Level::Warning, "BackOff", message);
-        self.shared.note_change();
-    }
-
-    fn acted(&mut self, acted: Acted) {
-        // What came of it is to be seen at once.
-        self.next_look = Instant::now();
-        match acted {
-            Acted::Killed(_, Ok(())) => {}
-            Acted::Killed(kill, Err(error)) => {
-                if let Some(pod) = self.spec(&kill.pod_uid) {
-                    let message = format!("cannot end container {}: {error}", kill.container);
-                    let reason = "FailedKillContainer";
-                    self.note_event(&pod, &kill.container, Level::Warning, reason, message);
-                }
-            }
-            Acted::Restarted(restart, result) => {
-                let Some(pod) = self.spec(&restart.pod_uid) else {
-                    return;
-                };
-                let name = &restart.container;
-                if let Err(error) = result {
-                    let message = format!("cannot start container {name} again: {error}");
-                    self.note_event(&pod, name, Level::Warning, "FailedRestart", message);
-                    return;
-                }
-                let now = self.began.elapsed();
-                self.parts
-                    .backoffs
-                    .restarted(&pod.uid, name, restart.ended, now);
-                if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
-                    *tracked.restarts.entry(name.clone()).or_default() += 1;
-                    tracked.restart_at.remove(name);
-                }
-                let message = format!("Started container {name}");
-                self.note_event(&pod, name, Level::Normal, "Started", message);
-                self.save_soon();
-            }
-        }
-        self.shared.note_change();
-    }
-
-    fn note_event(
+    pub(super) fn note_event(
         &self,
         pod: &PodSpec,
         container: &Arc<str>,
@@ -562,7 +279,7 @@ impl Task {
         state.events.note(pod, container, level, reason, message);
     }
 
-    fn spec(&self, uid: &str) -> Option<Arc<PodSpec>> {
+    pub(super) fn spec(&self, uid: &str) -> Option<Arc<PodSpec>> {
         Some(self.shared.state().pods.get(uid)?.spec.clone())
     }
 
@@ -588,7 +305,7 @@ impl Task {
         self.shared.note_change();
     }
 
-    fn save_soon(&mut self) {
+    pub(super) fn save_soon(&mut self) {
         self.next_save = self.next_save.min(Instant::now() + SAVE_DELAY);
     }
 
@@ -622,6 +339,15 @@ impl Task {
             self.note_problems();
         }
     }
+}
+
+/// The first of them, and how many others there are.
+fn told_as_one(problems: &[RuntimeError]) -> Option<String> {
+    let (first, others) = problems.split_first()?;
+    Some(match others.len() {
+        0 => first.to_string(),
+        others => format!("{first}; and {others} more"),
+    })
 }
 
 /// Waits until a source changes. A source that has ended says nothing more.
@@ -661,17 +387,4 @@ async fn observed(
         Ok(answer) => answer.map_err(|error| error.to_string()),
         Err(broken_off) => Err(broken_off.to_string()),
     }
-}
-
-/// The pod as the runtime has it: by UID, or by name where the manifest has no UID of its own.
-fn observed_pod<'a>(observation: &'a Observation, spec: &PodSpec) -> Option<&'a RuntimePod> {
-    let mut pods = observation.pods.iter();
-    let by_uid = pods.clone().find(|pod| *pod.uid == *spec.uid);
-    by_uid.or_else(|| {
-        pods.find(|pod| {
-            *spec.uid == format!("{}/{}", spec.namespace, spec.name)
-                && pod.namespace == spec.namespace
-                && pod.name == spec.name
-        })
-    })
 }

@@ -350,6 +350,26 @@ impl Manager {
         .collect()
     }
 
+    /// What follows from a failed liveness or startup probe of a container, whether it runs any more or not.
+    pub fn condemned(&self, pod_uid: &str, container_id: &str) -> Option<Kill> {
+        let pod = self.pods.get(pod_uid)?;
+        let slots = pod.workers.values().filter_map(|id| self.slots.get(*id));
+        let mut held = slots.filter(|slot| {
+            let id = slot.worker.container_id();
+            slot.worker.is_on_hold() && id.is_some_and(|id| **id == *container_id)
+        });
+        held.find_map(|slot| {
+            let update = ResultUpdate {
+                pod_uid: slot.pod_uid.clone(),
+                container: slot.container.clone(),
+                kind: slot.worker.kind(),
+                container_id: slot.worker.container_id()?.clone(),
+                result: slot.worker.result()?,
+            };
+            restart::decide(&pod.spec, &update)
+        })
+    }
+
     /// All workers, those of one pod together, by container and type.
     pub fn list(&self) -> impl Iterator<Item = WorkerView<'_>> {
         self.pods.values().flat_map(|pod| {

@@ -24,6 +24,10 @@ const NONE_FAILING: &str = "none is failing";
 const CHANGED: char = '*';
 
 /// How much the full report says.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a command makes one, and passes it by reference"
+)]
 pub(crate) enum Detail {
     /// Primary addresses, and whatever is unhealthy.
     Normal,

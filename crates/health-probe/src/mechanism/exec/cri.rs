@@ -1,6 +1,7 @@
 //! Commands that the container runtime runs: `ExecSync` of the CRI, on the runtime's socket.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -51,6 +52,8 @@ pub struct CriExec {
     command: Vec<String>,
     /// Held for as long as anything of a run is left.
     running: Arc<Mutex<()>>,
+    /// Whether the runtime has not even started the command of the run that holds it, as far as can be told.
+    is_unstarted: Arc<AtomicBool>,
 }
 
 impl CriExec {
@@ -69,6 +72,7 @@ impl CriExec {
             pid,
             command,
             running: Arc::default(),
+            is_unstarted: Arc::default(),
         }
     }
 }
@@ -79,11 +83,15 @@ type Answer = Result<ExecSyncResponse, Status>;
 /// Has the command run once.
 pub async fn probe(probe: &CriExec, deadline: Deadline) -> Outcome {
     let Some(alone) = deadline.bound(probe.running.clone().lock_owned()).await else {
+        if probe.is_unstarted.load(Ordering::Relaxed) {
+            return not_started(probe, deadline);
+        }
         return failure(format!(
             "timeout: an earlier run did not end within {:?}",
             deadline.timeout()
         ));
     };
+    probe.is_unstarted.store(false, Ordering::Relaxed);
     let alone = Arc::new(alone);
     let search = probe.pid.map(|pid| Search::new(pid, &probe.command));
     // The runtime counts in seconds. It only has to end what this side did not.
@@ -135,15 +143,28 @@ async fn late(
         None => (None, true),
         Some(search) => kill(search).await,
     };
+    // Among the processes of the host, those of the command cannot be told.
+    let was_started = was_started || probe.pid.is_some_and(shares_processes);
+    probe.is_unstarted.store(!was_started, Ordering::Relaxed);
     tokio::spawn(clean_up(search, call, alone));
     if was_started {
         return timed_out(&probe.command, deadline.timeout());
     }
+    not_started(probe, deadline)
+}
+
+fn not_started(probe: &CriExec, deadline: Deadline) -> Outcome {
     own_error(format!(
         "the runtime at {} did not start the command within {:?}",
         probe.runtime.socket().display(),
         deadline.timeout()
     ))
+}
+
+/// Whether a process sees this host's processes.
+fn shares_processes(pid: u32) -> bool {
+    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    namespace(&pid.to_string()) == namespace("self")
 }
 
 /// Kills what there is of a command. Returns whether there was anything.

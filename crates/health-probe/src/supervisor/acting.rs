@@ -1,0 +1,195 @@
+//! What is done to containers: those whose probes fail are ended, and those that have ended are started again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_model::duration::duration_text;
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use super::events::Level;
+use super::refresh::observed_pod;
+use super::restarts::{Acted, Restart};
+use super::task::{LOOK_PERIOD, Task};
+use crate::runtime::{RuntimeContainer, RuntimePod};
+use crate::spec::{PodSpec, Role};
+use crate::worker::ContainerState;
+use crate::worker::restart::{Kill, restarts};
+
+/// A container that was made again is to be started within so long.
+const UNSTARTED_PATIENCE: Duration = Duration::from_secs(10);
+
+impl Task {
+    /// Has a container ended whose probe failed, unless that is under way; tells why where it cannot be.
+    pub(super) fn kill(&mut self, kill: &Kill) {
+        if !self.actions.kill(kill, Instant::now()) {
+            return;
+        }
+        let Some(pod) = self.spec(&kill.pod_uid) else {
+            return;
+        };
+        let container = &kill.container;
+        let obstacle = match (&self.parts.runtime, self.parts.restarts) {
+            (Some(_), true) => None,
+            (Some(_), false) => Some("this agent does not restart containers"),
+            (None, _) => Some("this agent knows no container runtime"),
+        };
+        match obstacle {
+            None => self.note_event(&pod, container, Level::Normal, "Killing", kill.message()),
+            Some(why) => {
+                let message = format!("{}: {why}", kill.message());
+                self.note_event(
+                    &pod,
+                    container,
+                    Level::Warning,
+                    "FailedKillContainer",
+                    message,
+                );
+            }
+        }
+    }
+
+    /// Has containers started again that have ended.
+    pub(super) fn find_ended(&mut self) {
+        if self.parts.runtime.is_none() || !self.parts.restarts || !self.is_observed {
+            return;
+        }
+        let observation = self.observation.clone();
+        let uids = self.shared.state().pods.uids();
+        for uid in uids {
+            let Some(spec) = self.spec(&uid) else {
+                continue;
+            };
+            let is_kept = |pod: &&RuntimePod| pod.is_ready && !pod.status(&spec).phase.is_final();
+            let Some(running) = observed_pod(&observation, &spec).filter(is_kept) else {
+                continue;
+            };
+            for container in &running.containers {
+                self.consider(&spec, container);
+            }
+        }
+    }
+
+    /// Has a container started again if it has ended and is to run.
+    fn consider(&mut self, pod: &Arc<PodSpec>, ended: &RuntimeContainer) {
+        let Some(spec) = pod.container(&ended.name) else {
+            return;
+        };
+        let exit_code = match ended.state {
+            ContainerState::Terminated { exit_code } => exit_code,
+            ContainerState::Waiting => return self.start_unstarted(pod, &spec.name, ended),
+            ContainerState::Running { .. } => {
+                if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
+                    tracked.restart_at.remove(&spec.name);
+                }
+                return;
+            }
+        };
+        let killed = self.actions.killed(&ended.id).cloned();
+        // An agent before this one may have killed it.
+        let killed = killed.or_else(|| self.shared.prober.condemned(&pod.uid, &ended.id));
+        let is_wanted = match &killed {
+            Some(kill) => kill.restart,
+            None => spec.role != Role::Init && restarts(pod, spec.role, exit_code),
+        };
+        if !is_wanted {
+            return;
+        }
+        let now = self.began.elapsed();
+        let ago = ended
+            .finished_at
+            .and_then(|at| Duration::try_from(Timestamp::now().duration_since(at)).ok());
+        let at = now.saturating_sub(ago.unwrap_or_default());
+        let mut ready = self.parts.backoffs.ready(&pod.uid, &ended.name, at);
+        if killed.is_none() {
+            // Its pod may be about to end, which the next look shows.
+            ready = ready.max(now + LOOK_PERIOD);
+        }
+        let restart = Restart {
+            pod_uid: pod.uid.clone(),
+            container: spec.name.clone(),
+            container_id: Arc::from(&*ended.id),
+            ended: at,
+        };
+        let is_news = self.actions.restart(restart, self.began + ready);
+        if !is_news || ready <= now + LOOK_PERIOD {
+            return;
+        }
+        let wait = ready - now;
+        if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
+            let at = Timestamp::now().checked_add(wait);
+            tracked
+                .restart_at
+                .insert(spec.name.clone(), at.unwrap_or(Timestamp::MAX));
+        }
+        let message = format!(
+            "Back-off {} restarting failed container {}",
+            duration_text(Duration::from_secs(wait.as_secs_f64().ceil() as u64)),
+            spec.name
+        );
+        self.note_event(pod, &spec.name, Level::Warning, "BackOff", message);
+        self.shared.note_change();
+    }
+
+    /// Has a container started that was made and not started for a while: an agent was killed in between.
+    fn start_unstarted(&mut self, pod: &PodSpec, name: &Arc<str>, container: &RuntimeContainer) {
+        if container.attempt == 0 {
+            // Whoever makes the pod starts it.
+            return;
+        }
+        let now = Instant::now();
+        let restart = Restart {
+            pod_uid: pod.uid.clone(),
+            container: name.clone(),
+            container_id: Arc::from(&*container.id),
+            ended: self.began.elapsed(),
+        };
+        self.actions.restart(restart, now + UNSTARTED_PATIENCE);
+    }
+
+    /// Takes note of what came of an action.
+    pub(super) fn acted(&mut self, acted: Acted) {
+        // What came of it is to be seen at once.
+        self.next_look = Instant::now();
+        match acted {
+            Acted::Killed(_, Ok(())) => {}
+            Acted::Killed(kill, Err(error)) => {
+                if let Some(pod) = self.spec(&kill.pod_uid) {
+                    let message = format!("cannot end container {}: {error}", kill.container);
+                    let reason = "FailedKillContainer";
+                    self.note_event(&pod, &kill.container, Level::Warning, reason, message);
+                }
+            }
+            Acted::Restarted(restart, result) => {
+                let Some(pod) = self.spec(&restart.pod_uid) else {
+                    return;
+                };
+                let name = &restart.container;
+                if !matches!(result, Ok(None)) {
+                    // Whatever came of it: the next one waits.
+                    let now = self.began.elapsed();
+                    self.parts
+                        .backoffs
+                        .restarted(&pod.uid, name, restart.ended, now);
+                }
+                match result {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return,
+                    Err(error) => {
+                        let message = format!("cannot start container {name} again: {error}");
+                        self.note_event(&pod, name, Level::Warning, "FailedRestart", message);
+                        return;
+                    }
+                }
+                if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
+                    *tracked.restarts.entry(name.clone()).or_default() += 1;
+                    tracked.restart_at.remove(name);
+                }
+                let message = format!("Started container {name}");
+                self.note_event(&pod, name, Level::Normal, "Started", message);
+                self.save_soon();
+            }
+        }
+        self.shared.note_change();
+    }
+}

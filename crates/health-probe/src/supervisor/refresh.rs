@@ -1,0 +1,176 @@
+//! What is known of a pod, brought together: its addresses, its endpoint, and how its containers do.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::LocalEndpoint;
+use super::containers::Known;
+use super::task::Task;
+use crate::runtime::{Observation, RuntimePod};
+use crate::source::SourcedPod;
+use crate::spec::{PodSpec, Role};
+use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
+
+impl Task {
+    pub(super) fn refresh_all(&mut self) {
+        let uids = self.shared.state().pods.uids();
+        for uid in uids {
+            self.refresh(&uid, false);
+        }
+        self.shared.note_change();
+    }
+
+    /// Brings what is probed of a pod, and what is told of its containers, in line with what is known.
+    pub(super) fn refresh(&mut self, uid: &Arc<str>, is_changed: bool) {
+        let Some((sourced, spec, told, was_ready)) = self.shared.state().pods.get(uid).map(|pod| {
+            let was_ready = pod.ready().unwrap_or(pod.was_ready);
+            (
+                pod.sourced.clone(),
+                pod.spec.clone(),
+                pod.told.clone(),
+                was_ready,
+            )
+        }) else {
+            return;
+        };
+        let observation = self.observation.clone();
+        let running = observed_pod(&observation, &sourced.spec);
+        let endpoint = self.endpoint(&sourced.spec, running);
+        let ips = self.addresses(&sourced.spec, running, endpoint.as_ref());
+        let wanted = match ips == sourced.spec.ips {
+            true => sourced.spec.clone(),
+            false => Arc::new(PodSpec {
+                ips,
+                ..PodSpec::clone(&sourced.spec)
+            }),
+        };
+        let mut known = running.map(Known::of).unwrap_or_default();
+        known.netns = endpoint.as_ref().map(|endpoint| endpoint.netns.clone());
+        self.parts.containers.set(uid, known);
+        if is_changed || *wanted != *spec {
+            self.shared.prober.add_pod(wanted.clone());
+        }
+        let mut status = self.status(&sourced, running, endpoint.as_ref());
+        if let Some(status) = &mut status {
+            status.ready = was_ready;
+        }
+        let is_like = |told: &PodStatus, now: &PodStatus| {
+            PodStatus {
+                ready: now.ready,
+                ..told.clone()
+            } == *now
+        };
+        let is_news = match (&told, &status) {
+            (Some(told), Some(status)) => !is_like(told, status),
+            (None, Some(_)) => true,
+            // Nothing is known any more: what was known stays.
+            (_, None) => false,
+        };
+        let former = {
+            let mut state = self.shared.state();
+            let Some(pod) = state.pods.get_mut(uid) else {
+                return;
+            };
+            pod.spec = wanted;
+            if is_news {
+                pod.told.clone_from(&status);
+            }
+            std::mem::replace(&mut pod.endpoint, endpoint.as_ref().map(|one| one.id))
+        };
+        if let Some(status) = status.filter(|_| is_news) {
+            self.shared.prober.set_status(uid, status);
+        }
+        let now = endpoint.map(|endpoint| endpoint.id);
+        if let Some(former) = former.filter(|former| now != Some(*former)) {
+            self.parts.endpoints.set_ready(former, None);
+        }
+        self.tell_endpoint(uid);
+    }
+
+    /// Tells a pod's endpoint whether it can serve.
+    pub(super) fn tell_endpoint(&self, uid: &str) {
+        let told = {
+            let state = self.shared.state();
+            let pod = state.pods.get(uid);
+            // What is not known is not "not ready".
+            pod.and_then(|pod| Some((pod.endpoint?, pod.ready().or(pod.was_ready.then_some(true)))))
+        };
+        if let Some((endpoint, ready)) = told {
+            self.parts.endpoints.set_ready(endpoint, ready);
+        }
+    }
+
+    fn endpoint(&self, spec: &PodSpec, running: Option<&RuntimePod>) -> Option<LocalEndpoint> {
+        let with_addresses = running.filter(|_| spec.ips.is_empty());
+        match with_addresses {
+            Some(running) => self.parts.endpoints.find(&PodSpec {
+                ips: running.ips.clone(),
+                ..spec.clone()
+            }),
+            None => self.parts.endpoints.find(spec),
+        }
+    }
+
+    /// What the runtime says comes first: a manifest may be older than the pod.
+    fn addresses(
+        &self,
+        spec: &PodSpec,
+        running: Option<&RuntimePod>,
+        endpoint: Option<&LocalEndpoint>,
+    ) -> Vec<IpAddr> {
+        match (running, endpoint) {
+            (Some(running), _) if !running.ips.is_empty() => running.ips.clone(),
+            _ if !spec.ips.is_empty() => spec.ips.clone(),
+            (_, Some(endpoint)) => endpoint.ips.clone(),
+            // It has none of its own: it uses the host's network.
+            (Some(_), None) => self.parts.node_addresses.clone(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// How the containers do; `None` if nobody says it.
+    fn status(
+        &self,
+        sourced: &SourcedPod,
+        running: Option<&RuntimePod>,
+        endpoint: Option<&LocalEndpoint>,
+    ) -> Option<PodStatus> {
+        if self.parts.runtime.is_some() {
+            return match running {
+                Some(running) => Some(running.status(&sourced.spec)),
+                None => self.is_observed.then(PodStatus::default),
+            };
+        }
+        if let Some(status) = &sourced.status {
+            return Some(status.clone());
+        }
+        // All that is known is that there is an endpoint: then its containers run.
+        let endpoint = endpoint?;
+        let containers = sourced.spec.containers.iter();
+        let regular = containers.filter(|container| container.role == Role::Regular);
+        Some(PodStatus {
+            phase: Phase::Running,
+            containers: regular
+                .map(|container| ContainerStatus {
+                    name: container.name.clone(),
+                    id: Some(Arc::from(format!("endpoint:{}", endpoint.id))),
+                    state: ContainerState::Running { started_at: None },
+                    ready: false,
+                    started: None,
+                })
+                .collect(),
+            ..PodStatus::default()
+        })
+    }
+}
+
+/// The pod as the runtime has it, of this name: the one with its UID, or any where the manifest has no UID of its own.
+pub(super) fn observed_pod<'a>(
+    observation: &'a Observation,
+    spec: &PodSpec,
+) -> Option<&'a RuntimePod> {
+    let is_named = |pod: &&RuntimePod| pod.namespace == spec.namespace && pod.name == spec.name;
+    let has_own_uid = *spec.uid != format!("{}/{}", spec.namespace, spec.name);
+    let mut pods = observation.pods.iter().filter(is_named);
+    pods.find(|pod| !has_own_uid || *pod.uid == *spec.uid)
+}
