@@ -244,3 +244,56 @@ fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow:
     );
     Ok(())
 }
+
+#[test]
+#[ignore = "needs root"]
+fn a_container_that_was_being_killed_is_started_again_by_the_next_agent() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    // It ends well, so its policy alone would leave it.
+    let first = stand.run(
+        "lingers",
+        "trap 'sleep 5; exit 0' TERM; touch /tmp/alive; while :; do sleep 1; done",
+        "    livenessProbe: {exec: {command: [test, -e, /tmp/alive]}, periodSeconds: 1, timeoutSeconds: 60, \
+         failureThreshold: 1, terminationGracePeriodSeconds: 100}\n  restartPolicy: OnFailure\n",
+    )?;
+    stand.start_agent()?;
+    stand.wait("it to run", "lingers", |one| one.ready)?;
+    stand.containerd.exec(&first.id, &["rm", "/tmp/alive"])?;
+    let state = stand.node().runtime_dir().join("state/probes.json");
+    wait_for("its end to be decided", PATIENCE, || {
+        let text = fs::read_to_string(&state)?;
+        Ok(text.contains("\"on_hold\":true").then_some(()))
+    })?;
+    stand.node().kill_agent(Signal::SIGKILL)?;
+    stand.start_agent()?;
+    let again = stand.wait("it to be started again", "lingers", |one| {
+        one.id.is_some() && one.id.as_deref() != Some(&*first.id) && one.state == "running"
+    })?;
+    assert!(again.exit_code.is_none(), "{again:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_manifest_does_not_get_at_the_containers_of_a_pod_of_another_name() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let sleep = ["/bin/sh", "-c", "sleep 1000000"];
+    let victim = stand.containerd.run("victim", &sleep, None, &[])?;
+    let probe = "    livenessProbe: {exec: {command: [touch, /tmp/found]}, periodSeconds: 1}\n";
+    stand.probe("evil", probe)?;
+    let path = stand.manifest("evil");
+    let manifest = fs::read_to_string(&path)?.replace("uid-evil", "uid-victim");
+    fs::write(&path, manifest.replace("name: evil\n", "name: victim\n"))?;
+    stand.run("witness", "sleep 1000000", probe)?;
+    stand.start_agent()?;
+    stand.wait("another one to be probed", "witness", |one| {
+        one.ready && one.started == Some(true)
+    })?;
+    let evil = stand.wait("what is known of it", "evil", |one| one.state == "waiting")?;
+    assert_eq!(evil.id, None);
+    let found = stand
+        .containerd
+        .exec(&victim.id, &["test", "-e", "/tmp/found"]);
+    assert!(found.is_err(), "a command ran in the victim");
+    Ok(())
+}

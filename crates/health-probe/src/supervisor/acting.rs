@@ -60,7 +60,9 @@ impl Task {
             let Some(spec) = self.spec(&uid) else {
                 continue;
             };
-            let is_kept = |pod: &&RuntimePod| pod.is_ready && !pod.status(&spec).phase.is_final();
+            let is_kept = |pod: &&RuntimePod| {
+                pod.is_ready && !self.observed_status(&spec, pod).phase.is_final()
+            };
             let Some(running) = observed_pod(&observation, &spec).filter(is_kept) else {
                 continue;
             };
@@ -85,9 +87,7 @@ impl Task {
                 return;
             }
         };
-        let killed = self.actions.killed(&ended.id).cloned();
-        // An agent before this one may have killed it.
-        let killed = killed.or_else(|| self.shared.prober.condemned(&pod.uid, &ended.id));
+        let killed = self.killed(pod, &ended.id);
         let is_wanted = match &killed {
             Some(kill) => kill.restart,
             None => spec.role != Role::Init && restarts(pod, spec.role, exit_code),
@@ -129,6 +129,12 @@ impl Task {
         );
         self.note_event(pod, &spec.name, Level::Warning, "BackOff", message);
         self.shared.note_change();
+    }
+
+    /// What was to follow where a container was killed because a probe failed, by an agent before this one too.
+    pub(super) fn killed(&self, pod: &PodSpec, container_id: &str) -> Option<Kill> {
+        let killed = self.actions.killed(container_id).cloned();
+        killed.or_else(|| self.shared.prober.condemned(&pod.uid, container_id))
     }
 
     /// Has a container started that was made and not started for a while: an agent was killed in between.

@@ -128,6 +128,17 @@ impl Task {
         }
     }
 
+    /// What the runtime says of a pod. One whose container was killed to be started again is not at its end, however that
+    /// container ended.
+    pub(super) fn observed_status(&self, spec: &PodSpec, running: &RuntimePod) -> PodStatus {
+        let mut status = running.status(spec);
+        let is_restarted = |id: &str| self.killed(spec, id).is_some_and(|kill| kill.restart);
+        if status.phase.is_final() && running.containers.iter().any(|one| is_restarted(&one.id)) {
+            status.phase = Phase::Running;
+        }
+        status
+    }
+
     /// How the containers do; `None` if nobody says it.
     fn status(
         &self,
@@ -137,7 +148,7 @@ impl Task {
     ) -> Option<PodStatus> {
         if self.parts.runtime.is_some() {
             return match running {
-                Some(running) => Some(running.status(&sourced.spec)),
+                Some(running) => Some(self.observed_status(&sourced.spec, running)),
                 None => self.is_observed.then(PodStatus::default),
             };
         }
