@@ -233,9 +233,9 @@ impl Containerd {
         self.call::<_, Nothing>("RemoveContainer", id()).map(drop)
     }
 
-    /// Kills the server. Its containers go on until the machine ends.
-    pub fn end(&self) -> anyhow::Result<()> {
-        kill(self.server.pid(), Signal::SIGKILL).context("cannot kill containerd")
+    /// Has the server hang until this is dropped. Its containers go on.
+    pub fn hang(&self) -> anyhow::Result<()> {
+        kill(self.server.pid(), Signal::SIGSTOP).context("cannot stop containerd")
     }
 
     /// Kills a container.
@@ -316,6 +316,9 @@ impl Containerd {
 
 impl Drop for Containerd {
     fn drop(&mut self) {
+        if let Err(error) = kill(self.server.pid(), Signal::SIGCONT) {
+            tell(format_args!("cannot have containerd go on: {error}"));
+        }
         for container in std::mem::take(&mut self.pods) {
             for method in ["StopPodSandbox", "RemovePodSandbox"] {
                 let pod = Id {

@@ -231,8 +231,8 @@ fn a_bad_manifest_and_a_container_that_goes_leave_the_others_probed() -> anyhow:
     })?;
     assert!(stand.wait("the other", "stays", |one| one.ready)?.ready);
 
-    stand.containerd.end()?;
-    wait_for("the runtime's end to be told", PATIENCE, || {
+    stand.containerd.hang()?;
+    wait_for("the runtime's silence to be told", PATIENCE, || {
         let listed = stand.node().cli("probe list")?;
         let socket = stand.containerd.socket().display().to_string();
         Ok(listed.stderr.contains(&format!("{socket}: ")).then_some(()))
