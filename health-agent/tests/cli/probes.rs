@@ -59,7 +59,7 @@ fn everything_about_a_pods_probes_is_in_one_place() {
         "{text}"
     );
     assert!(!text.contains("readiness:   "), "{text}");
-    assert!(text.contains("FailedKillContainer"), "{text}");
+    assert!(text.contains("NotKilled"), "{text}");
     let details: Value = serde_json::from_str(&printed(&agent, "probe get u-1 -o json")).unwrap();
     assert_eq!(details["pod"]["uid"], "u-1");
     assert_eq!(details["probes"].as_array().map(Vec::len), Some(2));

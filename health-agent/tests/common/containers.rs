@@ -74,9 +74,7 @@ pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSe
         probes.len() == 2
             && probes.iter().all(|probe| probe.last_run.is_some())
             && probes.iter().any(|probe| probe.on_hold)
-            && events
-                .iter()
-                .any(|event| event.reason == "FailedKillContainer")
+            && events.iter().any(|event| event.reason == "NotKilled")
     };
     while !is_over() {
         changes.changed().await.unwrap();

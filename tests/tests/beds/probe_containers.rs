@@ -38,8 +38,12 @@ impl Stand {
     }
 
     fn start_agent(&self) -> anyhow::Result<()> {
+        self.start_agent_with("")
+    }
+
+    fn start_agent_with(&self, flags: &str) -> anyhow::Result<()> {
         self.node().start_agent_with(&format!(
-            "--pod-manifests {} --runtime-endpoint {}",
+            "--pod-manifests {} --runtime-endpoint unix://{} {flags}",
             self.manifests.path().display(),
             self.containerd.socket().display()
         ))
@@ -295,5 +299,36 @@ fn a_manifest_does_not_get_at_the_containers_of_a_pod_of_another_name() -> anyho
         .containerd
         .exec(&victim.id, &["test", "-e", "/tmp/found"]);
     assert!(found.is_err(), "a command ran in the victim");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_agent_that_must_not_restart_containers_only_says_what_should_be() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let first = stand.run(
+        "spared",
+        "sleep 1000000",
+        "    livenessProbe: {exec: {command: [test, -e, /none]}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}\n",
+    )?;
+    stand.start_agent_with("--container-restarts false")?;
+    let events = wait_for("its failure to be told", PATIENCE, || {
+        let events = stand.events("spared")?;
+        let is_told = |event: &ContainerEvent| event.reason == "NotKilled";
+        Ok(events.iter().any(is_told).then_some(events))
+    })?;
+    assert!(
+        events.iter().all(|event| event.reason != "Killing"),
+        "{events:?}"
+    );
+    // Looks at the runtime have come and gone by the time that a second container is ready.
+    let probe = "    readinessProbe: {exec: {command: [test, -e, /]}, periodSeconds: 1, timeoutSeconds: 60}\n";
+    stand.run("witness", "sleep 1000000", probe)?;
+    stand.wait("another one to be ready", "witness", |one| one.ready)?;
+    let spared = stand.wait("it to be known", "spared", |one| one.id.is_some())?;
+    assert_eq!(
+        (spared.id.as_deref(), spared.state.as_str()),
+        (Some(&*first.id), "running")
+    );
     Ok(())
 }

@@ -157,12 +157,13 @@ pub struct ContainerEvent {
     pub first: Timestamp,
     /// When it happened last.
     pub last: Timestamp,
-    /// How often in a row.
+    /// How often it happened.
     pub count: u64,
     /// `Normal` or `Warning`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// `Unhealthy`, `ProbeWarning`, `Killing`, `Started`, `BackOff`, `FailedKillContainer`, `FailedRestart`.
+    /// `Unhealthy`, `ProbeWarning`, `Killing`, `NotKilled`, `Started`, `BackOff`, `FailedKillContainer`,
+    /// `FailedRestart`.
     pub reason: String,
     /// The pod, `NAMESPACE/NAME`.
     pub pod: String,
@@ -227,7 +228,7 @@ pub struct ContainerProbeSummary {
     pub probes: u64,
     /// Those whose result is a failure.
     pub failing: u64,
-    /// Those whose last run erred.
+    /// Those whose last run erred, or was not sent in time.
     pub errored: u64,
     /// Runs that are over, by what they came to.
     pub runs: BTreeMap<String, u64>,

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_model::duration::duration_text;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -20,32 +19,27 @@ use crate::worker::restart::{Kill, restarts};
 const UNSTARTED_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// Has a container ended whose probe failed, unless that is under way; tells why where it cannot be.
+    /// Has a container ended whose probe failed, unless that is under way; tells why where it is not to be.
     pub(super) fn kill(&mut self, kill: &Kill) {
-        if !self.actions.kill(kill, Instant::now()) {
-            return;
-        }
         let Some(pod) = self.spec(&kill.pod_uid) else {
             return;
         };
         let container = &kill.container;
-        let obstacle = match (&self.parts.runtime, self.parts.restarts) {
-            (Some(_), true) => None,
-            (Some(_), false) => Some("this agent does not restart containers"),
-            (None, _) => Some("this agent knows no container runtime"),
-        };
-        match obstacle {
-            None => self.note_event(&pod, container, Level::Normal, "Killing", kill.message()),
-            Some(why) => {
-                let message = format!("{}: {why}", kill.message());
-                self.note_event(
-                    &pod,
-                    container,
-                    Level::Warning,
-                    "FailedKillContainer",
-                    message,
-                );
+        let (level, why) = match (&self.parts.runtime, self.parts.restarts) {
+            (Some(_), true) => {
+                if self.actions.kill(kill, Instant::now()) {
+                    self.note_event(&pod, container, Level::Normal, "Killing", kill.message());
+                }
+                return;
             }
+            // Somebody else does it.
+            (Some(_), false) => (Level::Normal, "--container-restarts is off"),
+            (None, _) => (Level::Warning, "this agent has no container runtime"),
+        };
+        if self.actions.spare(kill) {
+            let kind = kill.kind;
+            let message = format!("Container {container} failed {kind} probe; not killed: {why}");
+            self.note_event(&pod, container, level, "NotKilled", message);
         }
     }
 
@@ -122,11 +116,7 @@ impl Task {
                 .restart_at
                 .insert(spec.name.clone(), at.unwrap_or(Timestamp::MAX));
         }
-        let message = format!(
-            "Back-off {} restarting failed container {}",
-            duration_text(Duration::from_secs(wait.as_secs_f64().ceil() as u64)),
-            spec.name
-        );
+        let message = format!("Back-off restarting failed container {}", spec.name);
         self.note_event(pod, &spec.name, Level::Warning, "BackOff", message);
         self.shared.note_change();
     }

@@ -101,13 +101,12 @@ impl Task {
     }
 
     fn endpoint(&self, spec: &PodSpec, running: Option<&RuntimePod>) -> Option<LocalEndpoint> {
-        let with_addresses = running.filter(|_| spec.ips.is_empty());
-        match with_addresses {
-            Some(running) => self.parts.endpoints.find(&PodSpec {
-                ips: running.ips.clone(),
+        match running.map(|running| &running.ips) {
+            Some(ips) if !ips.is_empty() => self.parts.endpoints.find(&PodSpec {
+                ips: ips.clone(),
                 ..spec.clone()
             }),
-            None => self.parts.endpoints.find(spec),
+            _ => self.parts.endpoints.find(spec),
         }
     }
 
@@ -123,8 +122,8 @@ impl Task {
             _ if !spec.ips.is_empty() => spec.ips.clone(),
             (_, Some(endpoint)) => endpoint.ips.clone(),
             // It has none of its own: it uses the host's network.
-            (Some(_), None) => self.parts.node_addresses.clone(),
-            (None, None) => Vec::new(),
+            (Some(running), None) if running.is_ready => self.parts.node_addresses.clone(),
+            (_, None) => Vec::new(),
         }
     }
 

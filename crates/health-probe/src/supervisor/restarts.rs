@@ -58,6 +58,8 @@ struct Action<T> {
 pub(super) struct Actions {
     kills: HashMap<Arc<str>, Action<Kill>>,
     restarts: HashMap<Arc<str>, Action<Restart>>,
+    /// Those that should be killed and are not, and the UIDs of their pods.
+    spared: HashMap<Arc<str>, Arc<str>>,
     running: JoinSet<Acted>,
 }
 
@@ -72,6 +74,12 @@ impl Actions {
             action.progress = Progress::Waiting(now);
         }
         add(&mut self.kills, &kill.container_id, now, || kill.clone())
+    }
+
+    /// Takes note of a container that should be killed and is not. Returns whether this is news.
+    pub(super) fn spare(&mut self, kill: &Kill) -> bool {
+        let uid = kill.pod_uid.clone();
+        self.spared.insert(kill.container_id.clone(), uid).is_none()
     }
 
     /// Whether a container was killed here, and what was to follow.
@@ -149,12 +157,14 @@ impl Actions {
             .retain(|_, kill| *kill.what.pod_uid != *uid || !waits(kill.progress));
         self.restarts
             .retain(|_, restart| *restart.what.pod_uid != *uid || !waits(restart.progress));
+        self.spared.retain(|_, pod| **pod != *uid);
     }
 
     /// Forgets what was to be done to containers that are no more.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.kills.retain(|id, _| is_there(id));
         self.restarts.retain(|id, _| is_there(id));
+        self.spared.retain(|id, _| is_there(id));
     }
 }
 
@@ -197,5 +207,45 @@ impl<T> Action<T> {
                 Progress::Waiting(Instant::now() + wait.min(LONGEST_RETRY))
             }
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::ProbeType;
+
+    fn kill() -> Kill {
+        Kill {
+            pod_uid: Arc::from("u"),
+            container: Arc::from("app"),
+            container_id: Arc::from("c1"),
+            kind: ProbeType::Liveness,
+            grace: Duration::ZERO,
+            restart: true,
+        }
+    }
+
+    #[test]
+    fn a_container_that_is_spared_is_told_once_and_wakes_nobody() {
+        let mut actions = Actions::default();
+        assert!(actions.spare(&kill()));
+        assert!(!actions.spare(&kill()));
+        assert_eq!(actions.next(), None);
+        actions.forget_pod("u");
+        assert!(actions.spare(&kill()));
+    }
+
+    #[test]
+    fn what_waits_for_a_pod_that_is_gone_is_given_up() {
+        let mut actions = Actions::default();
+        let now = Instant::now();
+        assert!(actions.kill(&kill(), now));
+        assert!(!actions.kill(&kill(), now));
+        assert_eq!(actions.next(), Some(now));
+        actions.forget_pod("another");
+        assert_eq!(actions.next(), Some(now));
+        actions.forget_pod("u");
+        assert_eq!(actions.next(), None);
     }
 }

@@ -1,5 +1,6 @@
 //! Which containers are probed, and how much.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -18,8 +19,9 @@ pub struct ContainerProbing {
     /// they change
     #[arg(long, value_name = "DIR")]
     pub pod_manifests: Option<PathBuf>,
-    /// Socket of the container runtime (CRI) that runs these pods, such as /run/containerd/containerd.sock
-    #[arg(long, value_name = "SOCKET", requires = "pod_manifests")]
+    /// Socket of the container runtime (CRI) that runs these pods, such as /run/containerd/containerd.sock; needs
+    /// --pod-manifests
+    #[arg(long, value_name = "SOCKET", requires = "pod_manifests", value_parser = socket)]
     pub runtime_endpoint: Option<PathBuf>,
     /// End containers whose liveness or startup probe fails, and start containers again that have ended; off where a
     /// kubelet does it
@@ -31,6 +33,11 @@ pub struct ContainerProbing {
     /// Maximum number of container probes at a time
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub container_probe_concurrency: u32,
+}
+
+/// The path, which tools of the CRI write with `unix://` in front.
+fn socket(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(text)))
 }
 
 impl Default for ContainerProbing {
