@@ -10,6 +10,7 @@ pub mod document;
 pub mod durable;
 pub mod duration;
 pub mod events;
+pub mod file;
 pub mod flow;
 pub mod identity;
 pub mod ipam;

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use health_model::api::PodProblem;
+use health_model::file::FileIdentity;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::MissedTickBehavior;
@@ -60,23 +61,13 @@ impl Drop for Folder {
     }
 }
 
-/// Tells one content of a file from the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileIdentity {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
 /// A file that was seen.
 #[derive(Debug, Default)]
 struct Seen {
-    /// What it was at the last look.
-    last: Option<FileIdentity>,
-    /// What it was when it was read.
-    read: Option<FileIdentity>,
+    /// What it was at the last look, or why that could not be told.
+    last: Option<Result<FileIdentity, ErrorKind>>,
+    /// The same when it was read.
+    read: Option<Result<FileIdentity, ErrorKind>>,
     pods: Vec<SourcedPod>,
     problems: Vec<String>,
 }
@@ -130,7 +121,7 @@ impl Looker {
         is_news |= self.files.len() != known;
         let mut settled = true;
         for path in names {
-            let now = identity(&path);
+            let now = Some(FileIdentity::of(&path).map_err(|error| error.kind()));
             let seen = self.files.entry(path.clone()).or_default();
             let is_settled = seen.last == now;
             seen.last = now;
@@ -249,17 +240,6 @@ fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
         }
     }
     Ok(found)
-}
-
-fn identity(path: &Path) -> Option<FileIdentity> {
-    let metadata = fs::metadata(path).ok()?;
-    Some(FileIdentity {
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        size: metadata.size(),
-        modified: (metadata.mtime(), metadata.mtime_nsec()),
-        changed: (metadata.ctime(), metadata.ctime_nsec()),
-    })
 }
 
 /// The text of a file. Waits for nobody, as it would at a named pipe.

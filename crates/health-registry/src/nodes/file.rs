@@ -1,11 +1,11 @@
 //! The registry in a YAML file, reloaded when the file changes.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::file::FileIdentity;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
@@ -84,17 +84,6 @@ impl Registry for FileRegistry {
     fn publish(&self, _own: Node) {}
 }
 
-/// Tells one content of the path from the next, links followed: a file that is edited, replaced by
-/// a rename, or reached through another link differs in at least one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileIdentity {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
 struct RegistryFile {
     path: PathBuf,
     default_cluster: String,
@@ -106,14 +95,7 @@ struct RegistryFile {
 
 impl RegistryFile {
     fn identity(&self) -> Option<FileIdentity> {
-        let metadata = std::fs::metadata(&self.path).ok()?;
-        Some(FileIdentity {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
+        FileIdentity::of(&self.path).ok()
     }
 
     fn read(&self) -> Result<Vec<Node>, FileError> {

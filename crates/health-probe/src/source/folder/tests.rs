@@ -90,6 +90,35 @@ async fn a_pod_with_an_error_stays_as_it_was_and_the_others_go_on() {
 }
 
 #[tokio::test]
+async fn a_link_to_nothing_is_named_until_there_is_something() {
+    let mut watched = Watched::new();
+    let link = watched.dir.path().join("pods.yaml");
+    std::os::unix::fs::symlink("elsewhere", &link).unwrap();
+    std::os::unix::fs::symlink("loop.yml", watched.dir.path().join("loop.yml")).unwrap();
+    let set = watched.until(|set| set.problems.len() == 2).await;
+    let told = |of: usize| (&*set.problems[of].subject, &*set.problems[of].problem);
+    let (subject, problem) = told(0);
+    assert!(subject.ends_with("loop.yml"), "{set:?}");
+    assert!(
+        problem.starts_with("cannot be read: Too many levels"),
+        "{set:?}"
+    );
+    let (subject, problem) = told(1);
+    assert!(subject.ends_with("pods.yaml"), "{set:?}");
+    assert!(
+        problem.starts_with("cannot be read: No such file"),
+        "{set:?}"
+    );
+
+    watched.write("elsewhere", &manifest("a", 80));
+    let set = watched.until_pods(&["a"]).await;
+    assert_eq!(set.problems.len(), 1, "{set:?}");
+    fs::remove_file(watched.dir.path().join("elsewhere")).unwrap();
+    let set = watched.until(|set| set.problems.len() == 2).await;
+    assert_eq!(set.pods.len(), 1, "its last pods stay");
+}
+
+#[tokio::test]
 async fn two_files_with_one_pod_are_told_and_the_first_counts() {
     let mut watched = Watched::new();
     watched.write("1.yaml", &manifest("a", 80));
