@@ -18,6 +18,7 @@ pub mod netlink;
 pub mod netns;
 pub mod rawsock;
 pub mod route;
+pub mod stdout;
 pub mod sysctl;
 pub mod tc;
 pub mod tcp;

@@ -1,10 +1,12 @@
 //! How the program ends: its exit codes, and the one line that says why.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use health_model::settings::InvalidSetting;
+use health_net::stdout::stdout;
 
-use super::output::printable;
+use super::output::{finish, printable};
 use crate::causes::with_causes;
 
 /// A failure.
@@ -39,10 +41,18 @@ impl Failure {
 /// Prints what clap has to say instead of running a command: the help that was asked for, or what is
 /// wrong with the command line.
 pub fn usage(error: &clap::Error) -> ExitCode {
-    let code = if error.use_stderr() { USAGE } else { 0 };
-    match error.print() {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => ExitCode::from(FAILED),
-        _ => ExitCode::from(code),
+    if error.use_stderr() {
+        // Where stderr is closed, the code is all that can be told.
+        let _ = error.print();
+        return ExitCode::from(USAGE);
+    }
+    let printed = stdout().and_then(|mut out| {
+        error.print()?;
+        out.flush()
+    });
+    match finish(printed) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(failure) => Failure::from(failure).report(),
     }
 }
 

@@ -6,10 +6,13 @@ use std::ops::ControlFlow;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use health_net::stdout::stdout;
 use serde::Serialize;
 use serde_saphyr::SerializeError;
 use tabwriter::TabWriter;
 
+/// What a failed write to stdout is told as.
+pub(super) const UNWRITABLE: &str = "cannot write to standard output";
 /// Spaces between two columns.
 const COLUMN_GAP: usize = 3;
 
@@ -114,16 +117,21 @@ pub(super) fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> any
 pub(super) fn print_more(
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> anyhow::Result<ControlFlow<()>> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    match write(&mut out).and_then(|()| out.flush()) {
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {
-            // What is left in the buffer is for nobody.
-            let _ = out.into_parts();
-            Ok(ControlFlow::Break(()))
-        }
-        result => result
-            .map(ControlFlow::Continue)
-            .context("cannot write to standard output"),
+    let written = stdout().and_then(|out| {
+        let mut out = BufWriter::new(out.lock());
+        let written = write(&mut out).and_then(|()| out.flush());
+        // After a failure, what is left in the buffer is for nobody.
+        let _ = out.into_parts();
+        written
+    });
+    finish(written)
+}
+
+/// What becomes of a command that wrote to stdout: breaks when nobody reads any more.
+pub(super) fn finish(written: io::Result<()>) -> anyhow::Result<ControlFlow<()>> {
+    match written {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        result => result.map(ControlFlow::Continue).context(UNWRITABLE),
     }
 }
 

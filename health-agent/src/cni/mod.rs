@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use health_endpoint::lifecycle::State;
 use health_model::api::{Deleted, Endpoint, EndpointRequest, TakenAddress};
 use health_model::settings::Location;
+use health_net::stdout::stdout;
 use hyper::StatusCode;
 use serde::Serialize;
 use tracing::debug;
@@ -57,7 +58,7 @@ pub async fn run(default: &Location) -> ExitCode {
 fn print(answer: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(answer)?;
     line.push(b'\n');
-    io::stdout().lock().write_all(&line)
+    stdout()?.lock().write_all(&line)
 }
 
 /// What the runtime asks for, as far as it can be read.

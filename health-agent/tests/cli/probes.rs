@@ -1,7 +1,7 @@
 //! Commands that show container probes.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Output, Stdio};
 
 use health_model::api::ContainerProbe;
 use serde_json::Value;
@@ -123,4 +123,55 @@ fn a_watch_of_container_probes_prints_lines_until_the_agent_ends() {
     let agent = probing();
     let line = failure(program_in(agent.dir(), "probe list --watch -o yaml"));
     assert!(line.contains("-o jsonl"), "{line}");
+}
+
+/// A listing of probes, and other commands that print, with stdout as a shell redirects it.
+fn redirected(agent: &Agent, redirection: &str) -> Vec<(&'static str, Output)> {
+    let commands = [
+        "probe list",
+        "probe list -o jsonl",
+        "probe list --watch",
+        "node list -o yaml",
+        "status",
+        "completion bash",
+        "--help",
+    ];
+    commands
+        .into_iter()
+        .map(|arguments| {
+            let listing = program_in(agent.dir(), arguments);
+            let mut shell = Command::new("sh");
+            shell.arg("-c").arg(format!("\"$0\" \"$@\" {redirection}"));
+            shell.arg(listing.get_program()).args(listing.get_args());
+            (arguments, shell.output().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let agent = probing();
+    for (redirection, why) in [
+        (">&-", "Bad file descriptor (os error 9)"),
+        ("1</dev/null", "Bad file descriptor (os error 9)"),
+        (">/dev/full", "No space left on device (os error 28)"),
+    ] {
+        for (arguments, output) in redirected(&agent, redirection) {
+            let told = stderr(&output).lines().last().unwrap_or_default();
+            let error = format!("error: cannot write to standard output: {why}");
+            assert_eq!(told, error, "{arguments} {redirection}: {output:?}");
+            assert_eq!(output.status.code(), Some(1), "{arguments}: {output:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let agent = probing();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut listing = program_in(agent.dir(), "probe list");
+    let output = listing.stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(!stderr(&output).contains("error"), "{output:?}");
 }

@@ -4,12 +4,12 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::Context as _;
 use health_datapath::dump::{Batch, DumpError, Rows};
+use health_net::stdout::stdout;
 use serde::Serialize;
 
 use super::parallel::on_all_cpus;
-use crate::cli::output::{Format, write_yaml};
+use crate::cli::output::{self, Format, write_yaml};
 
 /// Why writing ended early.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,11 @@ pub(super) fn print<T, U: Display + Serialize>(
     maps: &[Rows<T>],
     show: impl Fn(T) -> Option<U> + Sync,
 ) -> anyhow::Result<()> {
-    finish(write(&mut io::stdout(), format, maps, show))
+    finish(
+        stdout()
+            .map_err(StreamError::from)
+            .and_then(|mut out| write(&mut out, format, maps, show)),
+    )
 }
 
 /// As [`print`], of rows that are handed over one by one.
@@ -34,15 +38,16 @@ pub(super) fn print_each<U: Display + Serialize>(
     format: Format,
     read: impl FnOnce(&mut dyn FnMut(&U)) -> Result<(), DumpError>,
 ) -> anyhow::Result<()> {
-    let mut stdout = io::BufWriter::new(io::stdout());
-    finish(write_each(&mut stdout, format, read))
+    finish(stdout().map_err(StreamError::from).and_then(|out| {
+        let mut out = io::BufWriter::new(out);
+        write_each(&mut out, format, read)
+    }))
 }
 
 /// A reader who has seen enough and closed the pipe (`| head`) is no failure.
 fn finish(result: Result<(), StreamError>) -> anyhow::Result<()> {
     match result {
-        Err(StreamError::Write(e)) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        Err(StreamError::Write(e)) => Err(e).context("cannot write to standard output"),
+        Err(StreamError::Write(e)) => output::finish(Err(e)).map(drop),
         Err(StreamError::Read(e)) => Err(e.into()),
         Ok(()) => Ok(()),
     }
