@@ -163,7 +163,7 @@ pub struct ContainerEvent {
     #[serde(rename = "type")]
     pub kind: String,
     /// `Unhealthy`, `ProbeWarning`, `Killing`, `NotKilled`, `Started`, `BackOff`, `FailedKillContainer`,
-    /// `FailedRestart`.
+    /// `Failed`.
     pub reason: String,
     /// The pod, `NAMESPACE/NAME`.
     pub pod: String,

@@ -251,21 +251,16 @@ impl Prober {
         self.change(|manager, now| manager.set_status(now, uid, status));
     }
 
-    /// A pod is being ended, see [`Manager::stop_liveness_and_startup`].
-    pub fn stop_liveness_and_startup(&self, uid: &str) {
-        self.change(|manager, _| manager.stop_liveness_and_startup(uid));
-    }
-
-    /// Stops all probes of a pod and forgets it.
+    /// Stops all probes of a pod, see [`Manager::retire_pod`].
     pub fn remove_pod(&self, uid: &str) {
-        self.change(|manager, _| manager.remove_pod(uid));
+        self.change(|manager, now| manager.retire_pod(now, uid));
         self.stats().retain_pods(|known| known != uid);
         self.forget_commands();
     }
 
     /// Removes all pods but those that are desired.
     pub fn cleanup_pods(&self, is_desired: impl Fn(&str) -> bool) {
-        self.change(|manager, _| manager.cleanup_pods(&is_desired));
+        self.change(|manager, now| manager.cleanup_pods(now, &is_desired));
         self.stats().retain_pods(is_desired);
         self.forget_commands();
     }

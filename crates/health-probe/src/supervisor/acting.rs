@@ -90,10 +90,7 @@ impl Task {
             return;
         }
         let now = self.began.elapsed();
-        let ago = ended
-            .finished_at
-            .and_then(|at| Duration::try_from(Timestamp::now().duration_since(at)).ok());
-        let at = now.saturating_sub(ago.unwrap_or_default());
+        let at = self.ends.of(&ended.id).unwrap_or(now);
         let mut ready = self.parts.backoffs.ready(&pod.uid, &ended.name, at);
         if killed.is_none() {
             // Its pod may be about to end, which the next look shows.
@@ -173,12 +170,13 @@ impl Task {
                     Ok(None) => return,
                     Err(error) => {
                         let message = format!("cannot start container {name} again: {error}");
-                        self.note_event(&pod, name, Level::Warning, "FailedRestart", message);
+                        self.note_event(&pod, name, Level::Warning, "Failed", message);
                         return;
                     }
                 }
+                self.parts.backoffs.count(&pod.uid, name);
                 if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
-                    *tracked.restarts.entry(name.clone()).or_default() += 1;
+                    tracked.restarts = self.parts.backoffs.restarts(&pod.uid);
                     tracked.restart_at.remove(name);
                 }
                 let message = format!("Started container {name}");

@@ -7,6 +7,7 @@
 
 mod acting;
 mod containers;
+mod ends;
 mod events;
 mod pods;
 mod refresh;

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use health_model::activity::{Problem, Reporter};
 use health_model::api::PodProblem;
+use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::containers::KnownContainers;
+use super::ends::Ends;
 use super::events::Level;
 use super::pods::TrackedPod;
 use super::restarts::Actions;
@@ -56,6 +58,9 @@ pub(super) struct Task {
     save_problem: Option<String>,
     observing: Option<JoinHandle<Result<Observation, RuntimeError>>>,
     pub(super) next_look: Instant,
+    /// When the runtime was last asked, since the beginning.
+    asked: Duration,
+    pub(super) ends: Ends,
     next_save: Instant,
     /// Whether sources have told all that they had at first.
     is_complete: bool,
@@ -75,6 +80,8 @@ impl Task {
             save_problem: None,
             observing: None,
             next_look: now,
+            asked: Duration::ZERO,
+            ends: Ends::default(),
             next_save: now + SAVE_PERIOD,
             is_complete: false,
             actions: Actions::default(),
@@ -133,6 +140,7 @@ impl Task {
             self.parts.reporter.end(None, Some(LOOK_PERIOD));
             return;
         };
+        self.asked = self.began.elapsed();
         let known = self.observation.clone();
         self.observing = Some(tokio::spawn(async move { runtime.observe(&known).await }));
     }
@@ -157,6 +165,8 @@ impl Task {
         let Ok(observation) = observed else {
             return;
         };
+        let (now, wall) = (self.began.elapsed(), Timestamp::now());
+        self.ends.note(&observation, self.asked, now, wall);
         if !self.is_observed || *self.observation != observation {
             self.is_observed = true;
             self.observation = Arc::new(observation);
@@ -205,7 +215,9 @@ impl Task {
                     }
                     None => {
                         let was_ready = self.parts.were_ready.contains(&*uid);
-                        state.pods.insert(TrackedPod::new(pod, was_ready));
+                        let mut tracked = TrackedPod::new(pod, was_ready);
+                        tracked.restarts = self.parts.backoffs.restarts(&uid);
+                        state.pods.insert(tracked);
                         false
                     }
                 }
@@ -220,6 +232,9 @@ impl Task {
             drop(state);
             self.shared.prober.cleanup_pods(|uid| uids.contains(uid));
             self.parts.containers.retain(|uid| uids.contains(uid));
+            let now = self.began.elapsed();
+            let is_there = |uid: &str| uids.contains(uid);
+            self.parts.backoffs.forget_gone(now, is_there);
         }
         self.note_problems();
         self.save_soon();
@@ -229,7 +244,6 @@ impl Task {
 
     fn remove(&mut self, uid: &str) {
         self.shared.prober.remove_pod(uid);
-        self.parts.backoffs.remove_pod(uid);
         self.actions.forget_pod(uid);
         let removed = self.shared.state().pods.remove(uid);
         if let Some(endpoint) = removed.and_then(|pod| pod.endpoint) {

@@ -7,13 +7,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use slotmap::{SlotMap, new_key_type};
 
+use super::left::Left;
 use super::limits::Usage;
 use super::restart::{self, Kill};
 use super::schedule::{Slot, State};
 use super::status_update::{Known, compute};
 use super::{
-    Judgement, Limits, PodStatus, ProbeResult, ResultUpdate, SavedWorker, Snapshot, Wheel, Worker,
-    WorkerView,
+    Judgement, Limits, PodStatus, ProbeResult, ResultUpdate, Snapshot, Wheel, Worker, WorkerView,
 };
 use crate::spec::{PodSpec, Probe, ProbeType};
 
@@ -76,7 +76,7 @@ pub struct Manager {
     /// Those that are due, and wait for the limits.
     pub(super) queue: VecDeque<WorkerId>,
     pub(super) usage: Usage,
-    saved: HashMap<(String, String, ProbeType), SavedWorker>,
+    left: Left,
     updates: Vec<ResultUpdate>,
     changed: Vec<Arc<str>>,
 }
@@ -94,8 +94,6 @@ impl Manager {
     pub fn new(options: ManagerOptions) -> Self {
         let is_restart = options.snapshot.is_some();
         let saved = options.snapshot.into_iter().flat_map(|saved| saved.workers);
-        let key =
-            |saved: &SavedWorker| (saved.pod_uid.clone(), saved.container.clone(), saved.kind);
         Self {
             agent_start: options.agent_start,
             is_restart,
@@ -104,7 +102,7 @@ impl Manager {
             wheel: Wheel::default(),
             queue: VecDeque::new(),
             usage: Usage::new(options.limits),
-            saved: saved.map(|saved| (key(&saved), saved)).collect(),
+            left: Left::by_earlier_agent(saved),
             updates: Vec::new(),
             changed: Vec::new(),
         }
@@ -137,9 +135,7 @@ impl Manager {
                     None => {
                         is_new = true;
                         let (name, _) = key.clone();
-                        let saved = self
-                            .saved
-                            .remove(&(uid.to_string(), name.to_string(), kind));
+                        let saved = self.left.take(now, &uid, &name, kind);
                         let worker = Worker::new(kind, container.role, probe.clone(), saved);
                         self.insert(now, uid.clone(), name, worker, self.is_restart)
                     }
@@ -244,31 +240,24 @@ impl Manager {
         Some(&self.pods.get(uid)?.spec)
     }
 
-    /// Stops the liveness and startup probes of a pod's regular containers: it is being ended. Readiness goes on, so that
-    /// it stays true.
-    pub fn stop_liveness_and_startup(&mut self, uid: &str) {
-        let Some(pod) = self.pods.get(uid) else {
-            return;
-        };
-        let spec = pod.spec.clone();
-        let is_regular = |name: &str| {
-            let container = spec.container(name);
-            container.is_some_and(|container| container.role == crate::spec::Role::Regular)
-        };
-        let ids: Vec<_> = pod
-            .workers
-            .iter()
-            .filter(|((name, kind), _)| *kind != ProbeType::Readiness && is_regular(name))
-            .map(|(_, id)| *id)
+    /// Stops all probes of a pod that may come back: what holds is kept for [`RESET_AFTER`](restart::RESET_AFTER), so
+    /// that a container that is to be killed is, and one that has started has.
+    pub fn retire_pod(&mut self, now: Duration, uid: &str) {
+        let ids = self.pods.get(uid).map(|pod| pod.workers.values());
+        let slots = ids
+            .into_iter()
+            .flatten()
+            .filter_map(|id| self.slots.get(*id));
+        let held: Vec<_> = slots
+            .filter_map(|slot| slot.worker.save(&slot.pod_uid, &slot.container))
             .collect();
-        for id in ids {
-            self.stop(id);
-        }
+        self.remove_pod(uid);
+        self.left.keep(now, held);
     }
 
     /// Stops all probes of a pod and forgets it.
     pub fn remove_pod(&mut self, uid: &str) {
-        self.saved.retain(|(saved, _, _), _| *saved != *uid);
+        self.left.remove_pod(uid);
         let Some(pod) = self.pods.remove(uid) else {
             return;
         };
@@ -277,9 +266,10 @@ impl Manager {
         }
     }
 
-    /// Removes all pods but those that are desired, and forgets what an earlier agent knew of others.
-    pub fn cleanup_pods(&mut self, is_desired: impl Fn(&str) -> bool) {
-        self.saved.retain(|(uid, _, _), _| is_desired(uid));
+    /// Removes all pods but those that are desired. Of what an earlier agent knew of others, what holds is kept as by
+    /// [`retire_pod`](Self::retire_pod).
+    pub fn cleanup_pods(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
+        self.left.cleanup(now, &is_desired);
         let gone: Vec<_> = self
             .pods
             .keys()
@@ -393,7 +383,7 @@ impl Manager {
         let slots = self.slots.values().filter(|slot| !slot.is_stopped);
         let workers = slots.filter_map(|slot| slot.worker.save(&slot.pod_uid, &slot.container));
         Snapshot {
-            workers: workers.chain(self.saved.values().cloned()).collect(),
+            workers: workers.chain(self.left.iter().cloned()).collect(),
             backoffs: Vec::new(),
         }
     }

@@ -36,6 +36,7 @@
 //! - Rules for restarts by exit code of single containers are not read; the pod's policy decides.
 
 mod event;
+mod left;
 mod limits;
 mod list;
 mod machine;

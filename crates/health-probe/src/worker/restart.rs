@@ -15,6 +15,8 @@ pub const FIRST_WAIT: Duration = Duration::from_secs(10);
 pub const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// A container that ends so long after its restart waits as if it had never been restarted.
 pub const RESET_AFTER: Duration = Duration::from_secs(600);
+/// Most pods that are gone whose waits are remembered.
+const GONE_KEPT: usize = 1000;
 
 /// A container that must be killed because a probe failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,12 +106,20 @@ struct Backoff {
     /// When the container was restarted last, and how long before the agent's beginning that was if it was before.
     restarted: Duration,
     before: Duration,
+    /// How often it was started again.
+    restarts: u64,
 }
 
 impl Backoff {
+    /// How long ago the container was restarted.
+    fn age(&self, now: Duration) -> Duration {
+        now.saturating_add(self.before)
+            .saturating_sub(self.restarted)
+    }
+
     /// Whether a container that ended then has run for long.
     fn is_over(&self, ended: Duration) -> bool {
-        (ended + self.before).saturating_sub(self.restarted) > RESET_AFTER
+        self.age(ended) > RESET_AFTER
     }
 }
 
@@ -126,6 +136,9 @@ pub struct SavedBackoff {
     /// How long ago it was restarted when this was saved.
     #[serde(with = "health_model::duration::nanoseconds", rename = "age_ns")]
     pub age: Duration,
+    /// How often it was started again.
+    #[serde(default)]
+    pub restarts: u64,
 }
 
 impl Backoffs {
@@ -151,13 +164,41 @@ impl Backoffs {
             wait,
             restarted: now,
             before: Duration::ZERO,
+            restarts: pod.get(container).map_or(0, |backoff| backoff.restarts),
         };
         pod.insert(container.clone(), backoff);
     }
 
-    /// Forgets a pod.
-    pub fn remove_pod(&mut self, pod_uid: &str) {
-        self.pods.remove(pod_uid);
+    /// Counts a restart that came off.
+    pub fn count(&mut self, pod_uid: &str, container: &str) {
+        let pod = self.pods.get_mut(pod_uid);
+        if let Some(backoff) = pod.and_then(|pod| pod.get_mut(container)) {
+            backoff.restarts += 1;
+        }
+    }
+
+    /// How often the containers of a pod were started again, by name.
+    pub fn restarts(&self, pod_uid: &str) -> HashMap<Arc<str>, u64> {
+        let containers = self.pods.get(pod_uid).into_iter().flatten();
+        containers
+            .map(|(name, backoff)| (name.clone(), backoff.restarts))
+            .collect()
+    }
+
+    /// Forgets pods that are gone: those whose last restart is [`RESET_AFTER`] ago, and the longest ago of too many.
+    pub fn forget_gone(&mut self, now: Duration, is_there: impl Fn(&str) -> bool) {
+        let age = |pod: &HashMap<Arc<str>, Backoff>| {
+            let ages = pod.values().map(|one| one.age(now));
+            ages.min().unwrap_or(Duration::MAX)
+        };
+        self.pods
+            .retain(|uid, pod| is_there(uid) || age(pod) <= RESET_AFTER);
+        let gone = self.pods.iter().filter(|(uid, _)| !is_there(uid));
+        let mut gone: Vec<_> = gone.map(|(uid, pod)| (age(pod), uid.clone())).collect();
+        gone.sort_unstable();
+        for (_, uid) in gone.into_iter().skip(GONE_KEPT) {
+            self.pods.remove(&uid);
+        }
     }
 
     /// What the next agent is to know.
@@ -169,7 +210,8 @@ impl Backoffs {
                     pod_uid: pod_uid.to_string(),
                     container: container.to_string(),
                     wait: backoff.wait,
-                    age: (now + backoff.before).saturating_sub(backoff.restarted),
+                    age: backoff.age(now),
+                    restarts: backoff.restarts,
                 });
             }
         }
@@ -185,6 +227,7 @@ impl Backoffs {
                 wait: one.wait.min(LONGEST_WAIT),
                 restarted: Duration::ZERO,
                 before: one.age.saturating_add(since),
+                restarts: one.restarts,
             };
             pod.insert(one.container.into(), backoff);
         }

@@ -54,9 +54,6 @@ fn m2_init_containers_that_are_restarted_have_workers() {
     ));
     let all = ProbeType::ALL.map(|kind| ("sidecar", kind));
     assert_eq!(bed.workers("a"), named(&all));
-    // Only those of regular containers end with the pod's termination.
-    bed.manager.stop_liveness_and_startup("a");
-    assert_eq!(bed.workers("a"), named(&all));
     bed.manager.remove_pod("a");
     assert_eq!(bed.manager.workers(), 0);
 }
@@ -66,7 +63,7 @@ fn m3_cleanup_leaves_the_pods_that_are_desired() {
     let mut bed = Bed::new();
     bed.add(pod("kept", vec![probed("app")]));
     bed.add(pod("gone", vec![probed("app")]));
-    bed.manager.cleanup_pods(|uid| uid == "kept");
+    bed.manager.cleanup_pods(bed.now, |uid| uid == "kept");
     assert_eq!(bed.workers("kept").len(), 3);
     assert_eq!(bed.workers("gone").len(), 0);
     assert!(bed.manager.status("gone").is_none());
@@ -83,7 +80,7 @@ fn m4_a_hundred_pods_are_cleaned_up_again_and_again() {
     let starts: Vec<_> = std::iter::from_fn(|| bed.poll()).collect();
     assert_eq!(starts.len(), 100, "each pod's startup");
     for _ in 0..10 {
-        bed.manager.cleanup_pods(|_| false);
+        bed.manager.cleanup_pods(bed.now, |_| false);
     }
     assert_eq!(bed.manager.workers(), 0);
     assert_eq!(bed.manager.in_flight(), 100);

@@ -414,7 +414,6 @@ proptest! {
 enum Act {
     Add(usize, Vec<ProbeType>),
     Remove(usize),
-    Terminate(usize),
     Status(usize, PodStatus),
     Pass(u64),
     /// So many of the runs under way end, with this.
@@ -427,7 +426,6 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         3 => (pod.clone(), kinds).prop_map(|(pod, kinds)| Act::Add(pod, kinds)),
         1 => pod.clone().prop_map(Act::Remove),
-        1 => pod.clone().prop_map(Act::Terminate),
         4 => (pod, pod_status()).prop_map(|(pod, status)| Act::Status(pod, status)),
         6 => prop_oneof![0_u64..300, 0_u64..30_000].prop_map(Act::Pass),
         8 => (1_usize..5, attempt()).prop_map(|(count, attempt)| Act::End(count, attempt)),
@@ -452,7 +450,6 @@ proptest! {
                     bed.add(pod(&uid.to_string(), vec![container("app", Role::Regular, &probes)]));
                 }
                 Act::Remove(uid) => bed.manager.remove_pod(&uid.to_string()),
-                Act::Terminate(uid) => bed.manager.stop_liveness_and_startup(&uid.to_string()),
                 Act::Status(uid, status) => bed.set_status(&uid.to_string(), status),
                 Act::Pass(ms) => bed.now += millis(ms),
                 Act::End(count, attempt) => {
@@ -508,7 +505,7 @@ proptest! {
                 }
             }
         }
-        bed.manager.cleanup_pods(|_| false);
+        bed.manager.cleanup_pods(bed.now, |_| false);
         for start in under_way {
             prop_assert_eq!(bed.finish(start.worker, failure()), Finished::Dropped);
         }

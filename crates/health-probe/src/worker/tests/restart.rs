@@ -145,8 +145,39 @@ fn restarts_wait_twice_as_long_each_time_until_the_container_holds_out() {
     assert_eq!(backoffs.ready(&uid, &app, late), late + secs(10));
     // Of this container and pod only.
     assert_eq!(backoffs.ready(&uid, "other", late), late);
-    backoffs.remove_pod(&uid);
-    assert_eq!(backoffs.ready(&uid, &app, late), late);
+}
+
+#[test]
+fn a_pod_that_comes_back_soon_waits_on() {
+    let (uid, app): (Arc<str>, Arc<str>) = ("a".into(), "app".into());
+    let mut backoffs = Backoffs::default();
+    backoffs.restarted(&uid, &app, secs(10), secs(10));
+    backoffs.count(&uid, &app);
+    for now in [11, 300, 610] {
+        backoffs.forget_gone(secs(now), |_| false);
+        assert_eq!(backoffs.ready(&uid, &app, secs(12)), secs(22));
+        assert_eq!(backoffs.restarts(&uid)[&app], 1);
+    }
+    backoffs.forget_gone(secs(611), |uid| uid == "a");
+    assert_eq!(backoffs.restarts(&uid)[&app], 1, "it is there");
+    backoffs.forget_gone(secs(611), |_| false);
+    assert_eq!(backoffs.ready(&uid, &app, secs(12)), secs(12));
+    assert!(backoffs.restarts(&uid).is_empty());
+}
+
+#[test]
+fn however_many_pods_go_only_so_many_are_remembered() {
+    let mut backoffs = Backoffs::default();
+    let app = "app".into();
+    for number in 0..3000 {
+        let uid: Arc<str> = format!("{number:04}").into();
+        backoffs.restarted(&uid, &app, secs(0), millis(number));
+    }
+    backoffs.forget_gone(secs(3), |uid| uid == "0000");
+    let saved = backoffs.save(secs(3));
+    let mut uids: Vec<_> = saved.iter().map(|one| &*one.pod_uid).collect();
+    uids.sort_unstable();
+    assert_eq!((uids.len(), uids[0], uids[1]), (1001, "0000", "2000"));
 }
 
 #[test]
@@ -155,6 +186,7 @@ fn back_off_survives_a_restart_of_the_agent() {
     let mut backoffs = Backoffs::default();
     for _ in 0..3 {
         backoffs.restarted(&uid, &app, secs(50), secs(60));
+        backoffs.count(&uid, &app);
     }
     let saved = backoffs.save(secs(100));
     let text = serde_json::to_string(&saved).unwrap();
@@ -165,4 +197,5 @@ fn back_off_survives_a_restart_of_the_agent() {
     assert_eq!(restored.ready(&uid, &app, secs(540)), secs(580));
     assert_eq!(restored.ready(&uid, &app, secs(541)), secs(541));
     assert_eq!(restored.save(secs(7))[0].age, secs(67));
+    assert_eq!(restored.restarts(&uid)[&app], 3);
 }

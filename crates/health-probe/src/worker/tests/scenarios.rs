@@ -293,7 +293,7 @@ fn w15_a_worker_that_is_stopped_often_goes_once() {
             bed.finish(start.worker, success());
         }
         for _ in 0..10 {
-            bed.manager.stop_liveness_and_startup("a");
+            bed.manager.remove_pod("a");
         }
         assert_eq!(bed.workers("a"), []);
         assert_eq!(bed.manager.in_flight(), usize::from(is_in_flight));

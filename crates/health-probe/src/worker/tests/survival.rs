@@ -181,8 +181,51 @@ fn what_was_saved_of_pods_that_are_gone_is_forgotten() {
     bed.run_until(secs(5), |_| success());
     let mut bed = next(&bed);
     assert_eq!(bed.manager.snapshot().workers.len(), 1);
-    bed.manager.cleanup_pods(|uid| uid == "a");
+    bed.manager.cleanup_pods(bed.now, |uid| uid == "a");
     assert_eq!(bed.manager.snapshot().workers.len(), 1);
-    bed.manager.cleanup_pods(|_| false);
+    bed.manager.cleanup_pods(bed.now, |_| false);
     assert_eq!(bed.manager.snapshot().workers.len(), 0);
+}
+
+#[test]
+fn what_holds_of_a_pod_that_comes_back_soon_holds_on() {
+    for (away, is_held) in [(secs(1), true), (secs(599), true), (secs(600), false)] {
+        let mut bed = Bed::new();
+        bed.add(app(Liveness));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        bed.run_until(secs(25), |_| failure());
+        let kills = bed.manager.kills();
+        assert_eq!(kills.len(), 1);
+        bed.manager.retire_pod(bed.now, "a");
+        assert_eq!((bed.manager.workers(), bed.manager.kills().len()), (0, 0));
+        // Sources tell all their pods.
+        bed.manager.cleanup_pods(bed.now, |_| false);
+        bed.now += away;
+        bed.add(app(Liveness));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        let until = bed.now + secs(5);
+        let runs = bed.run_until(until, |_| success());
+        assert_eq!(runs.is_empty(), is_held, "{away:?}");
+        assert_eq!(bed.manager.kills(), if is_held { kills } else { vec![] });
+    }
+}
+
+#[test]
+fn however_many_pods_go_only_so_many_holds_are_remembered() {
+    let mut bed = Bed::new();
+    for number in 0..1500 {
+        let uid = format!("{number:04}");
+        let probed = container("app", Role::Regular, &[(Startup, thresholds(1, 1))]);
+        bed.add(pod(&uid, vec![probed]));
+        bed.set_status(&uid, status(vec![running("app", &uid)]));
+    }
+    bed.run_until(secs(1), |_| success());
+    for number in 0..1500 {
+        bed.manager
+            .retire_pod(bed.now + millis(number), &format!("{number:04}"));
+    }
+    let saved = bed.manager.snapshot().workers;
+    let mut uids: Vec<_> = saved.iter().map(|one| &*one.pod_uid).collect();
+    uids.sort_unstable();
+    assert_eq!((uids.len(), uids[0]), (1000, "0500"));
 }

@@ -1,0 +1,91 @@
+//! What is known of probes that have no worker now.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::SavedWorker;
+use super::restart::RESET_AFTER;
+use crate::spec::ProbeType;
+
+/// Most probes of pods that went which are remembered.
+const KEPT: usize = 1000;
+
+type Key = (String, String, ProbeType);
+
+/// What an earlier agent left of pods that did not come yet, and the holds of pods that went: they may come back.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    workers: HashMap<Key, (SavedWorker, Option<Duration>)>,
+}
+
+impl Left {
+    /// What an earlier agent left. It is kept until the sources have told all their pods.
+    pub(super) fn by_earlier_agent(workers: impl IntoIterator<Item = SavedWorker>) -> Self {
+        let workers = workers.into_iter();
+        Self {
+            workers: workers.map(|saved| (key(&saved), (saved, None))).collect(),
+        }
+    }
+
+    /// Keeps what holds of a pod that goes `now`.
+    pub(super) fn keep(&mut self, now: Duration, workers: impl IntoIterator<Item = SavedWorker>) {
+        let held = workers.into_iter().filter(|saved| saved.on_hold);
+        let until = Some(now + RESET_AFTER);
+        self.workers
+            .extend(held.map(|saved| (key(&saved), (saved, until))));
+        self.forget_old(now);
+    }
+
+    /// What is known of a probe that begins `now`.
+    pub(super) fn take(
+        &mut self,
+        now: Duration,
+        pod_uid: &str,
+        container: &str,
+        kind: ProbeType,
+    ) -> Option<SavedWorker> {
+        let key = (pod_uid.to_owned(), container.to_owned(), kind);
+        let (saved, until) = self.workers.remove(&key)?;
+        until.is_none_or(|until| now < until).then_some(saved)
+    }
+
+    /// Forgets a pod.
+    pub(super) fn remove_pod(&mut self, uid: &str) {
+        self.workers.retain(|(pod, _, _), _| *pod != *uid);
+    }
+
+    /// Of pods that are not desired, only what holds is kept, for a while.
+    pub(super) fn cleanup(&mut self, now: Duration, is_desired: impl Fn(&str) -> bool) {
+        self.workers.retain(|(pod, _, _), (saved, until)| {
+            if !is_desired(pod) && until.is_none() {
+                *until = Some(now + RESET_AFTER);
+                return saved.on_hold;
+            }
+            true
+        });
+        self.forget_old(now);
+    }
+
+    /// All of it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &SavedWorker> {
+        self.workers.values().map(|(saved, _)| saved)
+    }
+
+    fn forget_old(&mut self, now: Duration) {
+        self.workers
+            .retain(|_, (_, until)| until.is_none_or(|until| now < until));
+        let ends = self.workers.iter();
+        let mut ends: Vec<_> = ends
+            .filter_map(|(key, (_, until))| Some((Reverse((*until)?), key.clone())))
+            .collect();
+        ends.sort_unstable_by_key(|(until, _)| *until);
+        for (_, key) in ends.into_iter().skip(KEPT) {
+            self.workers.remove(&key);
+        }
+    }
+}
+
+fn key(saved: &SavedWorker) -> Key {
+    (saved.pod_uid.clone(), saved.container.clone(), saved.kind)
+}
