@@ -233,26 +233,25 @@ fn a_live_agent_of_the_same_instance_is_not_disturbed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With the capabilities that the shipped systemd unit leaves it, the agent starts, opens its socket to a group
-/// and takes in the workload of another user.
+/// With the capabilities that the shipped systemd unit leaves it, the agent starts, opens its socket to a group,
+/// takes in the workload of another user, and probes it by a command.
 #[test]
 #[ignore = "needs root"]
 fn the_capabilities_of_the_systemd_unit_are_enough() -> anyhow::Result<()> {
     const UNIT: &str = include_str!("../../../deploy/health-agent.service");
     const GROUP: &str = "daemon";
-    let mut lines = UNIT.lines();
-    let capabilities = lines
-        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
-        .context("the unit bounds no capabilities")?;
+    let lines = UNIT.lines();
+    let capabilities = lines.filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
     let bounding: String = capabilities
-        .split(' ')
+        .flat_map(|line| line.split(' '))
         .map(|name| format!(",+{}", name.trim_start_matches("CAP_").to_lowercase()))
         .collect();
     let bounding = format!("-all{bounding}");
     let bed = bed()?;
     let node = bed.node(1);
+    let wrapper = ["setpriv", "--no-new-privs", "--bounding-set", &bounding];
     let start = Start::new()?
-        .wrapped(&["setpriv", "--no-new-privs", "--bounding-set", &bounding])
+        .wrapped(&wrapper)
         .with(&format!("--socket-group {GROUP}"));
     let _agent = Running::start(&mut start.command(node))?;
     wait_for("the health endpoint", PATIENCE, || {
@@ -279,6 +278,56 @@ fn the_capabilities_of_the_systemd_unit_are_enough() -> anyhow::Result<()> {
     let netns = process.join("ns/net");
     node.cli(&format!("endpoint create --netns {}", netns.display()))?
         .success()?;
+
+    // A command runs as the workload's user, and what it leaves behind is killed.
+    let dir = tempfile::tempdir()?;
+    let manifest = dir.path().join("pod.yaml");
+    fs::write(
+        &manifest,
+        r#"apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers:
+  - name: app
+    livenessProbe:
+      exec: {command: [sh, -c, 'sleep 1000000 & test "$(id -u)" = 65534']}
+      timeoutSeconds: 60
+"#,
+    )?;
+    let mut probe = Command::new(wrapper[0]);
+    probe
+        .args(&wrapper[1..])
+        .arg(agent_binary()?)
+        .args(["probe", "try", "--pid", &workload.pid().to_string()])
+        .arg(&manifest);
+    let tried = run_within(PATIENCE, &mut probe)?;
+    assert_eq!(tried.code, Some(0), "{}{}", tried.stdout, tried.stderr);
+    Ok(())
+}
+
+/// What an agent in a pod needs of its host to probe other pods, beside what any agent needs.
+#[test]
+fn the_daemonset_gives_what_container_probes_need() -> anyhow::Result<()> {
+    const DAEMONSET: &str = include_str!("../../../deploy/kubernetes/daemonset.yaml");
+    let set: serde_json::Value = serde_saphyr::from_str(DAEMONSET)?;
+    let pod = &set["spec"]["template"]["spec"];
+    assert_eq!(pod["hostPID"], true);
+    let container = &pod["containers"][0];
+    assert_eq!(container["securityContext"]["privileged"], true);
+    for (name, path) in [
+        ("runtime", "/run/containerd"),
+        ("pods", "/etc/health-agent/pods"),
+    ] {
+        let named = |all: &serde_json::Value| {
+            let all = all.as_array().cloned().unwrap_or_default();
+            all.into_iter().find(|one| one["name"] == name)
+        };
+        let mount = named(&container["volumeMounts"]).with_context(|| name.to_owned())?;
+        let volume = named(&pod["volumes"]).with_context(|| name.to_owned())?;
+        assert_eq!(mount["mountPath"], path);
+        assert_eq!(volume["hostPath"]["path"], path);
+    }
     Ok(())
 }
 
