@@ -43,9 +43,12 @@ impl Budget {
         self.ready() <= now
     }
 
-    /// A probe is sent.
-    pub fn take(&mut self, now: Duration) {
-        self.used_until = self.used_until.max(now) + self.period;
+    /// A probe is sent. Returns when it would be if probes were sent evenly: not before `now`, and later for one that
+    /// draws on the advance.
+    pub fn take(&mut self, now: Duration) -> Duration {
+        let even = self.used_until.max(now);
+        self.used_until = even + self.period;
+        even
     }
 }
 
@@ -107,7 +110,7 @@ mod tests {
         let now = Duration::from_secs(100);
         let mut burst = 0;
         while budget.allows(now) {
-            budget.take(now);
+            assert_eq!(budget.take(now), now + Duration::from_millis(burst));
             burst += 1;
         }
         assert_eq!(burst, 50);

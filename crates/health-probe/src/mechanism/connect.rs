@@ -189,6 +189,8 @@ pub(super) struct Usage {
     pub(super) ending: Ending,
     /// Most that is read from it, bytes. What comes after that is an error.
     pub(super) read_max: usize,
+    /// Whether more than one thing is written. It must not wait for the acknowledgement of the one before.
+    pub(super) no_delay: bool,
 }
 
 /// How a connection ends, without leaving TIME_WAIT on either side: 60 s of a port and a conntrack entry for each probe.
@@ -220,8 +222,9 @@ impl Connection {
             Ending::Fin => forget_after_fin(&stream)?,
             Ending::Reset => stream.set_zero_linger()?,
         }
-        // What is written in pieces, as by HTTP/2, must not wait for the other side's delayed acknowledgement.
-        stream.set_nodelay(true)?;
+        if usage.no_delay {
+            stream.set_nodelay(true)?;
+        }
         Ok(Self {
             stream,
             read_max: usage.read_max,

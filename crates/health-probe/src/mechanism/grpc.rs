@@ -120,6 +120,7 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             None => READ_MAX,
             Some(_) => READ_MAX + HANDSHAKE_MAX,
         },
+        no_delay: true,
     };
     let connection = match connect(target, usage, deadline).await {
         Ok(connection) => connection,

@@ -192,6 +192,8 @@ async fn send(
             Scheme::Http => READ_MAX,
             Scheme::Https => READ_MAX + HANDSHAKE_MAX,
         },
+        // A plain request is written at once.
+        no_delay: url.scheme == Scheme::Https,
     };
     let connection =
         connect(&target, usage, deadline)

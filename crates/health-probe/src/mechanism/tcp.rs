@@ -9,6 +9,7 @@ pub async fn probe(target: &Target, deadline: Deadline) -> Outcome {
     let usage = Usage {
         ending: Ending::Fin,
         read_max: 0,
+        no_delay: false,
     };
     match connect(target, usage, deadline).await {
         Ok(_) => success("connected"),

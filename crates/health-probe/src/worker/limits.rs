@@ -41,10 +41,10 @@ impl Usage {
         (self.in_flight < self.concurrent).then(|| self.budget.ready())
     }
 
-    /// A run begins.
-    pub(super) fn begin(&mut self, now: Duration) {
+    /// A run begins. Returns when it would if runs began evenly, see [`Budget::take`].
+    pub(super) fn begin(&mut self, now: Duration) -> Duration {
         self.in_flight += 1;
-        self.budget.take(now);
+        self.budget.take(now)
     }
 
     /// A further attempt of a run: it does not wait, but those that follow do.

@@ -106,13 +106,15 @@ impl Manager {
     }
 
     fn start(&mut self, now: Duration, id: WorkerId) -> Option<Start> {
-        self.usage.begin(now);
+        let even = self.usage.begin(now);
         let slot = &mut self.slots[id];
         slot.state = State::InFlight;
         if !slot.has_begun {
-            // Its ticks count from here: those that began together stay as far apart as the limits put them.
+            // Its ticks count from here, or from a little later: those that begin together at first do so no more.
             slot.has_begun = true;
-            slot.tick = now;
+            let period = slot.worker.period().max(PERIOD_MIN).as_nanos();
+            let apart = even.saturating_sub(now).as_nanos() % period;
+            slot.tick = now + Duration::from_nanos(u64::try_from(apart).unwrap_or(0));
         }
         self.attempt(id, 1)
     }

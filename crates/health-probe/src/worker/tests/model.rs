@@ -480,7 +480,9 @@ proptest! {
                 prop_assert!(view.in_flight == view.next.is_none());
                 let is_awaited = view.in_flight || wake.is_some() || under_way.len() == concurrent;
                 prop_assert!(is_awaited);
-                let in_period = view.next.is_none_or(|next| next <= bed.now + secs(10));
+                // A first run that draws on the budget's advance has the second so much later.
+                let latest = bed.now + secs(10) + millis(50);
+                let in_period = view.next.is_none_or(|next| next <= latest);
                 prop_assert!(in_period, "{:?} at {:?}", view.next, bed.now);
             }
             // Readiness is what the results say.

@@ -178,6 +178,38 @@ fn the_rate_is_kept_and_probes_stay_spread_by_it() {
 }
 
 #[test]
+fn probes_that_begin_together_are_spread_from_their_second_run_on() {
+    let fast = Probe {
+        period: millis(100),
+        ..probe()
+    };
+    let limits = Limits {
+        per_second: 1000,
+        concurrent: 1000,
+    };
+    let mut bed = Bed::with(limits);
+    many(&mut bed, 40, &fast);
+    let runs = bed.run_until(millis(239), |_| success());
+    let expected: Vec<u64> = [0; 40]
+        .into_iter()
+        .chain(100..140)
+        .chain(200..240)
+        .collect();
+    assert_eq!(times(&runs), expected);
+
+    // A period is not made two by it.
+    let faster = Probe {
+        period: millis(10),
+        ..probe()
+    };
+    let mut bed = Bed::with(limits);
+    many(&mut bed, 10, &faster);
+    let runs = bed.run_until(millis(19), |_| success());
+    let expected: Vec<u64> = [0; 10].into_iter().chain(10..20).collect();
+    assert_eq!(times(&runs), expected);
+}
+
+#[test]
 fn only_so_many_run_at_a_time_and_all_get_their_turn() {
     let mut bed = Bed::with(Limits {
         per_second: 1_000_000,
