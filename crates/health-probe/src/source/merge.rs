@@ -159,7 +159,7 @@ mod tests {
     const KUBELET: Keeper = Keeper::Kubelet { is_mirror: false };
 
     fn pod(source: &str, name: &str, uid: Option<&str>, keeper: Keeper) -> SourcedPod {
-        let uid = uid.map(|uid| format!(", uid: {uid}")).unwrap_or_default();
+        let uid = uid.map(|uid| format!(", uid: '{uid}'")).unwrap_or_default();
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}{uid}}}\nspec: {{containers: [{{name: c}}]}}"
         );
