@@ -21,7 +21,8 @@ apt=(apt-get -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourcepart
 
 source=gopath/src/k8s.io/kubernetes
 mkdir -p "$source"
-tar --extract --strip-components=1 --directory="$source" --file=kubernetes_*.orig.tar.gz
+archives=(kubernetes_*.orig.tar.gz)
+tar --extract --strip-components=1 --directory="$source" --file="${archives[0]}"
 export GO111MODULE=off GOPATH=$PWD/gopath GOCACHE=$PWD/cache CGO_ENABLED=0
 PATH=/usr/lib/go-1.19/bin:$PATH
 

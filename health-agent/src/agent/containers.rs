@@ -47,6 +47,10 @@ impl Sources {
             return Ok(None);
         }
         let folder = settings.pod_manifests.as_deref().map(Folder::watch);
+        #[cfg_attr(
+            not(feature = "kubernetes"),
+            expect(unused_mut, reason = "there is nothing to add")
+        )]
         let mut pods: Vec<_> = folder.iter().map(Folder::pods).collect();
         #[cfg(feature = "kubernetes")]
         let kubernetes = settings
