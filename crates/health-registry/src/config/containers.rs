@@ -35,7 +35,7 @@ pub struct ContainerProbing {
     /// kubelet does it
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub container_restarts: bool,
-    /// The same for pods that a kubelet runs, as those of --pods-from-kubernetes: for clusters whose kubelets don't
+    /// The same for pods that a kubelet runs, as those of --pods-from-kubernetes, whose restarts are else left to it
     #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
     pub kubelet_pod_restarts: bool,
     /// Maximum number of container probes per second
@@ -152,5 +152,23 @@ impl ContainerProbing {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_is_the_default_or_an_absolute_path() {
+        for text in ["default", "/etc/kubeconfig"] {
+            let access: ApiAccess = text.parse().expect(text);
+            assert_eq!(access.to_string(), text);
+            let json = serde_json::to_string(&access).expect("plain data");
+            assert_eq!(serde_json::from_str::<ApiAccess>(&json).ok(), Some(access));
+        }
+        for bad in ["", "config", "./config", "true"] {
+            assert_eq!(bad.parse::<ApiAccess>(), Err(ApiAccessError), "{bad}");
+        }
     }
 }
