@@ -48,10 +48,14 @@ impl Stand {
     }
 
     fn start_agent_with(&self, flags: &str) -> anyhow::Result<()> {
+        let socket = self.containerd.socket().display();
+        self.start_agent_without_runtime(&format!("--runtime-endpoint unix://{socket} {flags}"))
+    }
+
+    fn start_agent_without_runtime(&self, flags: &str) -> anyhow::Result<()> {
         self.node().start_agent_with(&format!(
-            "--pods-from-kubernetes={} --runtime-endpoint unix://{} {flags}",
-            self.folder.path().join("kubeconfig").display(),
-            self.containerd.socket().display()
+            "--pods-from-kubernetes={} {flags}",
+            self.folder.path().join("kubeconfig").display()
         ))
     }
 
@@ -421,5 +425,51 @@ fn a_failing_pod_of_kubernetes_is_not_restarted() -> anyhow::Result<()> {
             one.restarts == 1 && one.id.as_deref() != Some(id.as_str())
         })?;
     }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_a_runtime_the_api_says_how_the_containers_do() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    // What uses the host's network has the node's address; the agent itself listens there.
+    let object = |name: &str, phase: &str, state: Value| {
+        let mut object = stand.object(name, PASSES);
+        object["spec"]["hostNetwork"] = true.into();
+        object["spec"]["containers"] = json!([{
+            "name": name,
+            "readinessProbe": { "tcpSocket": { "port": 4240 }, "periodSeconds": 1, "timeoutSeconds": 60 },
+        }]);
+        object["status"] = json!({
+            "phase": phase, "podIP": stand.node().ipv4(), "hostIP": stand.node().ipv4(),
+            "containerStatuses": [{
+                "name": name, "containerID": format!("test://{name}"), "ready": false, "state": state,
+            }],
+        });
+        object
+    };
+    let running = || json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+    let ended = || json!({ "terminated": { "exitCode": 1 } });
+    stand.server.put(object("serves", "Running", running()));
+    stand.server.put(object("waits", "Pending", json!({})));
+    stand.server.put(object("failed", "Failed", ended()));
+    stand.start_agent_without_runtime("")?;
+    let serves = stand.wait_ready("serves")?;
+    assert_eq!(serves.id.as_deref(), Some("test://serves"));
+    let pod = stand.pod("serves")?.context("a pod")?;
+    assert_eq!(pod.ips, [stand.node().ipv4()]);
+    stand.server.put(object("waits", "Running", running()));
+    stand.wait_ready("waits")?;
+    for (name, phase) in [("failed", "Failed"), ("waits", "Running")] {
+        let pod = stand.pod(name)?.context(name)?;
+        assert_eq!(
+            (pod.phase.as_deref(), pod.ready),
+            (Some(phase), name == "waits")
+        );
+    }
+    stand.server.put(object("serves", "Running", ended()));
+    stand.wait("its end to be told", "serves", |one| {
+        !one.ready && one.state == "terminated" && one.exit_code == Some(1)
+    })?;
     Ok(())
 }
