@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use health_model::api::PodProblem;
-use health_probe::source::{ObjectPod, PodSet};
+use health_probe::source::{Keeper, ObjectPod, PodSet};
 use health_registry::config::{ApiAccess, Config, RegistrySpec};
 use health_registry::kubernetes::{AccessError, PodTable, PodWatch};
 use tokio::sync::watch;
@@ -64,8 +64,11 @@ fn pod_set(table: &PodTable<ObjectPod>) -> PodSet {
         ),
     });
     let read = || table.pods.values();
+    let mut pods: Vec<_> = read().filter_map(|pod| pod.pod()).cloned().collect();
+    // Anybody can write an object that claims to mirror another one: that takes no place from that one.
+    pods.sort_by_key(|pod| pod.keeper == Keeper::Kubelet { is_mirror: true });
     PodSet {
-        pods: read().filter_map(|pod| pod.pod()).cloned().collect(),
+        pods,
         problems: outage
             .into_iter()
             .chain(read().flat_map(|pod| pod.problems()))

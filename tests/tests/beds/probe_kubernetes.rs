@@ -326,7 +326,10 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
     let mut of_static = stand.object("static-n1", PASSES);
     of_static["metadata"]["uid"] = Value::Null;
     let copied = stand.object("copied", PASSES);
-    for object in [&mirror, &copied] {
+    // One that only claims to mirror another pod, and comes first by its name.
+    let mut claims = stand.object("a-claim", PASSES);
+    claims["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "uid-copied" });
+    for object in [&mirror, &copied, &claims] {
         stand.server.put(object.clone());
     }
     let write = |name: &str, object: &Value| {
@@ -348,7 +351,9 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
         let pod = stand.pod(name)?.context(name)?;
         assert!(pod.source.ends_with(".json"), "the folder's wins: {pod:?}");
     }
-    assert_eq!(stand.problems()?.len(), 1, "{:?}", stand.problems()?);
+    stand.wait_problem("kubernetes: default/a-claim", "copied.json has it too")?;
+    assert_eq!(stand.pod("a-claim")?, None);
+    assert_eq!(stand.problems()?.len(), 2, "{:?}", stand.problems()?);
     // Without the folder's, the API's is probed: the runtime knows the mirrored pod by the UID that the annotation has.
     for name in ["static", "copied"] {
         fs::remove_file(stand.manifests().join(format!("{name}.json")))?;
@@ -359,6 +364,8 @@ fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
             Ok(pod.filter(|pod| pod.source == "kubernetes" && pod.ready))
         })?;
     }
+    stand.wait_problem("kubernetes: default/a-claim", "kubernetes has it too")?;
+    stand.server.delete_pod("default/a-claim");
     stand.wait_no_problem()?;
     Ok(())
 }
