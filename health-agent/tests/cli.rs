@@ -107,6 +107,16 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ),
         ("run --masquerade-ports 80", "--masquerade-ports", "80"),
         (
+            "run --runtime-endpoint /run/containerd/containerd.sock",
+            "--pod-manifests",
+            "--pods-from-kubernetes",
+        ),
+        (
+            "run --pods-from-kubernetes=config",
+            "--pods-from-kubernetes",
+            "absolute path",
+        ),
+        (
             "run --masquerade-ports 90-80",
             "--masquerade-ports",
             "90-80",

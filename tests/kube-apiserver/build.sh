@@ -21,7 +21,8 @@ apt=(apt-get -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourcepart
 
 source=gopath/src/k8s.io/kubernetes
 mkdir -p "$source"
-tar --extract --strip-components=1 --directory="$source" --file=kubernetes_*.orig.tar.gz
+archives=(kubernetes_*.orig.tar.gz)
+tar --extract --strip-components=1 --directory="$source" --file="${archives[0]}"
 export GO111MODULE=off GOPATH=$PWD/gopath GOCACHE=$PWD/cache CGO_ENABLED=0
 PATH=/usr/lib/go-1.19/bin:$PATH
 
@@ -37,10 +38,15 @@ inputs=$(
         grep --invert-match --extended-regexp 'testdata|/test|code-generator|sample-' |
         sed 's#^#k8s.io/kubernetes/#' | paste --serial --delimiters=,
 )
-./openapi-gen --output-file-base zz_generated.openapi \
-    --output-package k8s.io/kubernetes/pkg/generated/openapi \
-    --go-header-file "$source/hack/boilerplate/boilerplate.generatego.txt" \
-    --input-dirs "$inputs" --output-base "$GOPATH/src" --report-filename violations
+# Vendored packages are found from inside the sources alone.
+violations=$PWD/violations generator=$PWD/openapi-gen
+(
+    cd "$source"
+    "$generator" --output-file-base zz_generated.openapi \
+        --output-package k8s.io/kubernetes/pkg/generated/openapi \
+        --go-header-file hack/boilerplate/boilerplate.generatego.txt \
+        --input-dirs "$inputs" --output-base "$GOPATH/src" --report-filename "$violations"
+)
 
 go build -o kube-apiserver k8s.io/kubernetes/cmd/kube-apiserver
 echo "built $PWD/kube-apiserver"

@@ -1,13 +1,17 @@
-//! The registry of a Kubernetes cluster against a real kube-apiserver, which `KUBE_APISERVER` names,
-//! on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives. Needs `kubectl`.
+//! The registry of a Kubernetes cluster, and the pods of a node, against a real kube-apiserver, which
+//! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives.
+//! Needs `kubectl`.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use health_probe::source::ObjectPod;
+use health_registry::kubernetes::{PodTable, PodWatch};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
 };
@@ -363,5 +367,100 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
         is_right(set, NODES - 2)
     })
     .await?;
+    Ok(())
+}
+
+type Pods = PodTable<ObjectPod>;
+
+async fn until_pods(
+    watch: &mut Receiver<Arc<Pods>>,
+    what: &str,
+    is_reached: impl Fn(&Pods) -> bool,
+) -> anyhow::Result<Arc<Pods>> {
+    let reached = tokio::time::timeout(PATIENCE, watch.wait_for(|pods| is_reached(pods))).await;
+    let reached = reached.map(|pods| pods.map(|pods| pods.clone()));
+    match reached {
+        Ok(pods) => pods.context("the watch ended"),
+        Err(_) => anyhow::bail!("waited in vain for {what}; it is {:?}", watch.borrow()),
+    }
+}
+
+/// A pod that is on a node already, so that no scheduler is needed.
+fn pod(node: &str, name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "nodeName": node, "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "app", "image": "busybox",
+                "livenessProbe": { "exec": { "command": ["test", "-e", "/tmp/alive"] } },
+                "readinessProbe": { "httpGet": { "port": 8080 }, "periodSeconds": 2 },
+            }],
+        },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start()?;
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    let account = ["create", "serviceaccount", "default"];
+    // Else the controllers of a cluster make it.
+    cluster.kubectl(&account, "")?;
+    let token = [
+        "create",
+        "token",
+        "--namespace=health-agent",
+        "health-agent",
+    ];
+    let token = cluster.kubectl(&token, "")?;
+    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let mut bad = pod("n1", "bad");
+    bad["metadata"]["annotations"] = json!({ "probe.health-agent.io/app.liveness.period": "fast" });
+    let objects = [pod("n1", "a"), pod("n2", "elsewhere"), bad];
+    cluster.create(objects.to_vec())?;
+
+    let pods = PodWatch::open(Some(&kubeconfig), "n1", ObjectPod::read)?;
+    let mut watch = pods.pods();
+    let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.pods.len() == count;
+    let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
+    let a = seen.pods["default/a"].pod().context("a pod")?;
+    // With what the server adds: a UID, defaults.
+    assert_eq!(a.spec.uid.len(), 36);
+    assert!(a.spec.containers[0].liveness.is_some());
+    assert_eq!(seen.pods["default/a"].problems().count(), 0);
+    assert_eq!(seen.pods["default/bad"].problems().count(), 1);
+
+    cluster.create(vec![pod("n1", "b")])?;
+    until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
+    // A pod with a grace period is being deleted until its kubelet says that it is gone.
+    cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
+    until_pods(&mut watch, "its end to be told", |pods| {
+        let b = pods.pods.get("default/b").and_then(|b| b.pod());
+        b.and_then(|b| b.status.as_ref())
+            .is_some_and(|status| status.deleting)
+    })
+    .await?;
+    let gone = ["delete", "pod", "b", "--force", "--grace-period=0"];
+    cluster.kubectl(&gone, "")?;
+    until_pods(&mut watch, "it to be gone", |pods| is_right(pods, 2)).await?;
+
+    cluster.kill_apiserver();
+    let stale = until_pods(&mut watch, "stale", |pods| pods.stale.is_some()).await?;
+    assert_eq!(stale.pods.len(), 2);
+    cluster.start_apiserver()?;
+    cluster.create(vec![pod("n1", "c")])?;
+    until_pods(&mut watch, "the server's return", |pods| is_right(pods, 3)).await?;
+
+    cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
+    cluster.kill_apiserver();
+    cluster.start_apiserver()?;
+    let is_told = |pods: &Pods| {
+        let reason = pods.stale.as_ref().map(|stale| stale.reason.as_str());
+        reason.is_some_and(|reason| reason.contains("(403)"))
+    };
+    let refused = until_pods(&mut watch, "the refusal", is_told).await?;
+    assert_eq!(refused.pods.len(), 3);
     Ok(())
 }

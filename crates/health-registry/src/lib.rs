@@ -7,4 +7,6 @@ pub mod config;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod identity;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod nodes;

@@ -7,13 +7,16 @@ use std::sync::Arc;
 use health_endpoint::manager::Manager;
 use health_model::api::Endpoint;
 use health_probe::runtime::Runtime;
-use health_probe::source::Folder;
+use health_probe::source::{Folder, Merged};
 use health_probe::spec::PodSpec;
-use health_probe::supervisor::{Endpoints, LocalEndpoint, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use health_registry::config::Config;
 use health_registry::nodes::Node;
 use tokio::sync::watch;
+
+#[cfg(feature = "kubernetes")]
+use super::kubernetes_pods::KubernetesPods;
 
 /// File in the state folder of what is known of probes.
 const STATE_FILE: &str = "probes.json";
@@ -23,19 +26,72 @@ pub(crate) const CERTIFICATES: &str = "certificates";
 /// The probing of this node's containers.
 pub(super) struct ContainerProbes {
     pub(super) supervisor: Supervisor,
-    /// Ends when it is dropped.
-    _folder: Folder,
+    /// Those that end when they are dropped.
+    _sources: Sources,
 }
 
-/// Begins to probe containers, if this agent is to.
-pub(super) fn start(config: &Config, own: &Node, manager: Manager) -> Option<ContainerProbes> {
+/// Where pods come from.
+pub(super) struct Sources {
+    merged: Merged,
+    _folder: Option<Folder>,
+    #[cfg(feature = "kubernetes")]
+    _kubernetes: Option<KubernetesPods>,
+}
+
+impl Sources {
+    /// What a folder has comes first: who may write there may do more than who may write pods.
+    /// `None` if this agent is to probe no containers. Fails only for settings that cannot be used.
+    pub(super) fn open(config: &Config) -> anyhow::Result<Option<Self>> {
+        let settings = &config.container_probing;
+        if !settings.has_pods() {
+            return Ok(None);
+        }
+        let folder = settings.pod_manifests.as_deref().map(Folder::watch);
+        #[cfg_attr(
+            not(feature = "kubernetes"),
+            expect(unused_mut, reason = "there is nothing to add")
+        )]
+        let mut pods: Vec<_> = folder.iter().map(Folder::pods).collect();
+        #[cfg(feature = "kubernetes")]
+        let kubernetes = settings
+            .pods_from_kubernetes
+            .as_ref()
+            .map(|access| KubernetesPods::open(access, config))
+            .transpose()?;
+        #[cfg(feature = "kubernetes")]
+        pods.extend(kubernetes.iter().map(KubernetesPods::pods));
+        #[cfg(not(feature = "kubernetes"))]
+        anyhow::ensure!(
+            settings.pods_from_kubernetes.is_none(),
+            "cannot use --pods-from-kubernetes: this agent was built without Kubernetes; use another build, or \
+             --pod-manifests"
+        );
+        Ok(Some(Self {
+            merged: Merged::of(pods),
+            _folder: folder,
+            #[cfg(feature = "kubernetes")]
+            _kubernetes: kubernetes,
+        }))
+    }
+}
+
+/// Begins to probe containers.
+pub(super) fn start(
+    config: &Config,
+    own: &Node,
+    manager: Manager,
+    sources: Sources,
+) -> ContainerProbes {
     let settings = &config.container_probing;
-    let folder = Folder::watch(settings.pod_manifests.as_deref()?);
     let state_dir = &config.location.state_dir;
     let supervisor = Supervisor::start(SupervisorOptions {
-        sources: vec![folder.pods()],
+        pods: sources.merged.pods(),
         runtime: settings.runtime_endpoint.as_deref().map(Runtime::at),
-        restarts: settings.container_restarts,
+        restarts: match (settings.container_restarts, settings.kubelet_pod_restarts) {
+            (false, _) => Restarts::None,
+            (true, false) => Restarts::Own,
+            (true, true) => Restarts::All,
+        },
         endpoints: Arc::new(LocalEndpoints(manager)),
         node_addresses: own.addresses.clone(),
         limits: Limits {
@@ -45,10 +101,10 @@ pub(super) fn start(config: &Config, own: &Node, manager: Manager) -> Option<Con
         certificates: state_dir.join(CERTIFICATES),
         state_file: state_dir.join(STATE_FILE),
     });
-    Some(ContainerProbes {
+    ContainerProbes {
         supervisor,
-        _folder: folder,
-    })
+        _sources: sources,
+    }
 }
 
 /// The endpoints of the manager.

@@ -4,6 +4,8 @@ mod cleanup;
 pub(crate) mod containers;
 mod endpoints;
 mod folders;
+#[cfg(feature = "kubernetes")]
+mod kubernetes_pods;
 mod node;
 mod own;
 mod routes;
@@ -46,7 +48,7 @@ use health_registry::config::{Config, GcInterval};
 use health_registry::identity::{self, IdentityActivities, IdentityAllocator, Timing};
 use health_registry::nodes::{self, Node, Registry};
 
-use self::containers::ContainerProbes;
+use self::containers::{ContainerProbes, Sources};
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
 use self::state::{AgentSource, Part};
@@ -182,6 +184,7 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
+        let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let monitors = [
             Monitor::start(healthz, healthz_page(source.clone()))
@@ -244,7 +247,7 @@ impl Agent {
         source.set_identities(identities.identities());
         let (route_reporter, routes) = activity::channel();
         let (policy_reporter, policy) = activity::channel();
-        let containers = containers::start(config, &own, endpoints.clone());
+        let containers = pods.map(|pods| containers::start(config, &own, endpoints.clone(), pods));
         if let Some(containers) = &containers {
             source.set_containers(containers.supervisor.clone());
         }

@@ -45,7 +45,7 @@ fn container_probes_are_listed_with_what_keeps_others_from_it() {
     assert_eq!(stdout(&output).lines().count(), 1, "{output:?}");
     assert_eq!(
         stderr(&output),
-        "warning: this agent probes no containers; see run --pod-manifests\n"
+        "warning: this agent probes no containers; see run --pod-manifests and --pods-from-kubernetes\n"
     );
 }
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use health_model::api::PodProblem;
-use health_probe::source::{PodSet, SourcedPod};
+use health_probe::source::{Keeper, PodSet, SourcedPod};
 use health_probe::spec::{self, PodSpec};
-use health_probe::supervisor::{Endpoints, LocalEndpoint, Supervisor, SupervisorOptions};
+use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, Supervisor, SupervisorOptions};
 use health_probe::worker::Limits;
 use tokio::sync::watch;
 
@@ -35,6 +35,7 @@ pub(super) fn pods() -> watch::Sender<Arc<PodSet>> {
         status: manifest.statuses.get(&pod.uid).cloned(),
         spec: Arc::new(pod),
         source: "pods/web.yaml".into(),
+        keeper: Keeper::Agent,
     };
     let pods = manifest.pods.clone().into_iter().map(sourced).collect();
     watch::Sender::new(Arc::new(PodSet { pods, ..no_pods() }))
@@ -55,9 +56,9 @@ pub(super) fn no_pods() -> PodSet {
 /// Waits until its probes have failed, and it is told what follows.
 pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSet>>) -> Supervisor {
     let supervisor = Supervisor::start(SupervisorOptions {
-        sources: vec![pods],
+        pods,
         runtime: None,
-        restarts: true,
+        restarts: Restarts::Own,
         endpoints: Arc::new(NoEndpoints),
         node_addresses: vec![IpAddr::from([127, 0, 0, 1])],
         limits: Limits {

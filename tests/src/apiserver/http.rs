@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Extension, Path, Query, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{self, Next};
@@ -18,13 +18,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::store::{Gone, Selector};
-use super::{Behaviour, Shared};
+use super::{Behaviour, Kind, Shared};
 
 /// Of lists and watches.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Parameters {
     label_selector: String,
+    field_selector: String,
     limit: Option<usize>,
     #[serde(rename = "continue")]
     token: Option<String>,
@@ -41,6 +42,12 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
             "/api/v1/nodes/{name}",
             get(read).patch(patch).delete(delete),
         )
+        .layer(Extension(Kind::Node));
+    let pods = Router::new()
+        .route("/api/v1/pods", get(list))
+        .layer(Extension(Kind::Pod));
+    let objects = nodes
+        .merge(pods)
         .layer(middleware::from_fn_with_state(shared.clone(), misbehave));
     let discovery = Router::new()
         .route(
@@ -56,7 +63,7 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io
             "/version",
             get(|| document(json!({ "major": "1", "minor": "33", "gitVersion": "v1.33.0" }))),
         );
-    let app = nodes.merge(discovery).with_state(shared);
+    let app = objects.merge(discovery).with_state(shared);
     axum::serve(listener, app).await
 }
 
@@ -67,6 +74,9 @@ fn resources() -> Value {
             "name": "nodes", "singularName": "node", "namespaced": false, "kind": "Node",
             "shortNames": ["no"],
             "verbs": ["create", "delete", "get", "list", "patch", "watch"],
+        }, {
+            "name": "pods", "singularName": "pod", "namespaced": true, "kind": "Pod",
+            "shortNames": ["po"], "verbs": ["list", "watch"],
         }],
     })
 }
@@ -101,9 +111,10 @@ fn not_found(name: &str) -> Response {
 
 /// Notes the request, and does to it what was ordered.
 async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let uri = request.uri().clone();
     shared
         .requests()
-        .push(format!("{} {}", request.method(), request.uri()));
+        .push(format!("{} {uri}", request.method()));
     let behaviour = shared.behaviour.borrow().clone();
     match behaviour {
         Behaviour::Serve | Behaviour::RubbishInWatches | Behaviour::LostStore => {
@@ -112,11 +123,13 @@ async fn misbehave(State(shared): State<Arc<Shared>>, request: Request, next: Ne
         Behaviour::Unauthorized => {
             failure(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
         }
-        Behaviour::Forbidden => failure(
-            StatusCode::FORBIDDEN,
-            "Forbidden",
-            "nodes is forbidden: User \"test\" cannot list resource \"nodes\"",
-        ),
+        Behaviour::Forbidden => failure(StatusCode::FORBIDDEN, "Forbidden", &{
+            let kind = match uri.path().ends_with("/pods") {
+                true => Kind::Pod.plural(),
+                false => Kind::Node.plural(),
+            };
+            format!("{kind} is forbidden: User \"test\" cannot list resource \"{kind}\"")
+        }),
         Behaviour::Rubbish(text) => text.into_response(),
         Behaviour::BadGateway => (
             StatusCode::BAD_GATEWAY,
@@ -147,21 +160,26 @@ fn channel_body() -> (mpsc::Sender<Piece>, Body) {
     (sender, Body::from_stream(pieces))
 }
 
-async fn list(State(shared): State<Arc<Shared>>, Query(parameters): Query<Parameters>) -> Response {
-    let selector = Selector::parse(&parameters.label_selector);
+async fn list(
+    State(shared): State<Arc<Shared>>,
+    Extension(kind): Extension<Kind>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    let selector = Selector::parse(&parameters.label_selector, &parameters.field_selector);
+    let name = format!("{}List", kind.name());
     if matches!(parameters.watch.as_deref(), Some("true" | "1")) {
-        return watch(shared, parameters, selector);
+        return watch(shared, kind, parameters, selector);
     }
     if *shared.behaviour.borrow() == Behaviour::LostStore {
         return answer(
             StatusCode::OK,
             &json!({
-                "kind": "NodeList", "apiVersion": "v1",
+                "kind": name, "apiVersion": "v1",
                 "metadata": { "resourceVersion": "1" }, "items": [],
             }),
         );
     }
-    let mut store = shared.store();
+    let mut store = shared.store(kind);
     let limit = parameters.limit.filter(|limit| *limit > 0);
     let page = match parameters
         .token
@@ -175,7 +193,7 @@ async fn list(State(shared): State<Arc<Shared>>, Query(parameters): Query<Parame
         Ok(page) => answer(
             StatusCode::OK,
             &json!({
-                "kind": "NodeList", "apiVersion": "v1",
+                "kind": name, "apiVersion": "v1",
                 "metadata": { "resourceVersion": page.revision.to_string(), "continue": page.token },
                 "items": page.objects,
             }),
@@ -184,14 +202,14 @@ async fn list(State(shared): State<Arc<Shared>>, Query(parameters): Query<Parame
     }
 }
 
-fn watch(shared: Arc<Shared>, parameters: Parameters, selector: Selector) -> Response {
+fn watch(shared: Arc<Shared>, kind: Kind, parameters: Parameters, selector: Selector) -> Response {
     if *shared.behaviour.borrow() == Behaviour::RubbishInWatches {
         return broken_off("{\"type\":\"ADDED\",\"object\":7}\n{\"type\":");
     }
     let (sender, body) = channel_body();
     tokio::spawn(async move {
         // Whoever asked went away.
-        let _ = feed(&shared, &parameters, &selector, &sender).await;
+        let _ = feed(&shared, kind, &parameters, &selector, &sender).await;
     });
     Response::new(body)
 }
@@ -199,6 +217,7 @@ fn watch(shared: Arc<Shared>, parameters: Parameters, selector: Selector) -> Res
 /// Sends events until the watch has lasted as long as was asked for, or the behaviour changes.
 async fn feed(
     shared: &Shared,
+    kind: Kind,
     parameters: &Parameters,
     selector: &Selector,
     sender: &mpsc::Sender<Piece>,
@@ -209,11 +228,11 @@ async fn feed(
     let mut revisions = shared.revision.subscribe();
     let mut bookmarks = shared.bookmarks.subscribe();
     let mut behaviours = shared.behaviour.subscribe();
-    let present = shared.store().revision();
+    let present = shared.store(kind).revision();
     let mut sent = parameters.resource_version.unwrap_or(present);
     loop {
         let (events, revision) = {
-            let store = shared.store();
+            let store = shared.store(kind);
             (store.events(sent, selector), store.revision())
         };
         let Ok(events) = events else {
@@ -233,7 +252,7 @@ async fn feed(
                     let bookmark = json!({
                         "type": "BOOKMARK",
                         "object": {
-                            "kind": "Node", "apiVersion": "v1",
+                            "kind": kind.name(), "apiVersion": "v1",
                             "metadata": { "resourceVersion": sent.to_string() },
                         },
                     });
@@ -251,7 +270,7 @@ async fn feed(
 }
 
 async fn read(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    match shared.store().get(&name) {
+    match shared.store(Kind::Node).get(&name) {
         Some(object) => answer(StatusCode::OK, object),
         None => not_found(&name),
     }
@@ -261,16 +280,16 @@ async fn create(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {
     let Ok(object) = serde_json::from_slice::<Value>(&body) else {
         return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
     };
-    let revision = shared.store().put(object.clone());
+    let revision = shared.store(Kind::Node).put(object.clone());
     shared.revision.send_replace(revision);
     answer(StatusCode::CREATED, &object)
 }
 
 async fn delete(State(shared): State<Arc<Shared>>, Path(name): Path<String>) -> Response {
-    if shared.store().get(&name).is_none() {
+    if shared.store(Kind::Node).get(&name).is_none() {
         return not_found(&name);
     }
-    let revision = shared.store().delete(&name);
+    let revision = shared.store(Kind::Node).delete(&name);
     shared.revision.send_replace(revision);
     let done = json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" });
     answer(StatusCode::OK, &done)
@@ -305,10 +324,10 @@ async fn patch(
     let Ok(patch) = serde_json::from_slice(&body) else {
         return failure(StatusCode::BAD_REQUEST, "BadRequest", "the body is no JSON");
     };
-    let Some(object) = shared.store().patch(&name, &patch) else {
+    let Some(object) = shared.store(Kind::Node).patch(&name, &patch) else {
         return not_found(&name);
     };
-    let revision = shared.store().revision();
+    let revision = shared.store(Kind::Node).revision();
     shared.revision.send_replace(revision);
     if header(ACCEPT).contains("as=PartialObjectMetadata") {
         let partial = json!({

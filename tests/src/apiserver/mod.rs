@@ -1,5 +1,5 @@
-//! An API server for Node objects alone: enough of the Kubernetes API for a registry and for
-//! `kubectl` to work with, and faults to order.
+//! An API server for Node and Pod objects alone: enough of the Kubernetes API for a registry, for a
+//! source of pods and for `kubectl` to work with, and faults to order.
 
 mod http;
 mod store;
@@ -10,17 +10,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use health_net::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use self::store::Store;
+use crate::Node;
 
 /// Longest wait for requests that are in the middle of a step.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the server does with requests for nodes.
+/// What the server does with requests for objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Behaviour {
     /// Answers them.
@@ -44,20 +46,53 @@ pub enum Behaviour {
     LostStore,
 }
 
+/// Kinds of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Node,
+    Pod,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Node => "Node",
+            Self::Pod => "Pod",
+        }
+    }
+
+    const fn plural(self) -> &'static str {
+        match self {
+            Self::Node => "nodes",
+            Self::Pod => "pods",
+        }
+    }
+
+    fn of(object: &Value) -> Self {
+        match object["kind"].as_str() {
+            Some("Pod") => Self::Pod,
+            _ => Self::Node,
+        }
+    }
+}
+
 /// A running server. Its objects outlive [`ApiServer::stop`]; dropping it ends it.
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
     address: SocketAddr,
+    /// The network namespace that it listens in, if that is not this process's.
+    netns: Option<NetNs>,
     runtime: Option<Runtime>,
 }
 
 /// What the requests under way share.
 #[derive(Debug)]
 struct Shared {
-    store: Mutex<Store>,
+    nodes: Mutex<Store>,
+    pods: Mutex<Store>,
     behaviour: watch::Sender<Behaviour>,
-    /// Changes with each revision.
+    /// Changes with each revision of one of the stores.
     revision: watch::Sender<u64>,
     /// Changes when watches are to get a bookmark.
     bookmarks: watch::Sender<u64>,
@@ -66,8 +101,12 @@ struct Shared {
 }
 
 impl Shared {
-    fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    fn store(&self, kind: Kind) -> MutexGuard<'_, Store> {
+        let store = match kind {
+            Kind::Node => &self.nodes,
+            Kind::Pod => &self.pods,
+        };
+        store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn requests(&self) -> MutexGuard<'_, Vec<String>> {
@@ -76,17 +115,28 @@ impl Shared {
 }
 
 impl ApiServer {
-    /// Starts one without nodes on a free port of the loopback device.
+    /// Starts one without objects on a free port of the loopback device.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_in(None)
+    }
+
+    /// As [`start`](Self::start), on a node of a bed.
+    pub fn start_on(node: &Node) -> anyhow::Result<Self> {
+        Self::start_in(Some(NetNs::open(node.name())?))
+    }
+
+    fn start_in(netns: Option<NetNs>) -> anyhow::Result<Self> {
         let mut server = Self {
             shared: Arc::new(Shared {
-                store: Mutex::default(),
+                nodes: Mutex::default(),
+                pods: Mutex::default(),
                 behaviour: watch::Sender::default(),
                 revision: watch::Sender::default(),
                 bookmarks: watch::Sender::default(),
                 requests: Mutex::default(),
             }),
             address: (Ipv4Addr::LOCALHOST, 0).into(),
+            netns,
             runtime: None,
         };
         server.resume()?;
@@ -99,8 +149,12 @@ impl ApiServer {
             .worker_threads(1)
             .enable_all()
             .build()?;
-        let listener = std::net::TcpListener::bind(self.address)
-            .with_context(|| format!("cannot listen on {}", self.address))?;
+        let bind = || std::net::TcpListener::bind(self.address);
+        let listener = match &self.netns {
+            Some(netns) => netns.run_in(bind)?,
+            None => bind(),
+        };
+        let listener = listener.with_context(|| format!("cannot listen on {}", self.address))?;
         listener.set_nonblocking(true)?;
         self.address = listener.local_addr()?;
         let shared = self.shared.clone();
@@ -143,24 +197,32 @@ impl ApiServer {
 
     /// Writes an object, new or not.
     pub fn put(&self, object: Value) {
-        let revision = self.shared.store().put(object);
+        let kind = Kind::of(&object);
+        let revision = self.shared.store(kind).put(object);
         self.shared.revision.send_replace(revision);
     }
 
-    /// Deletes an object.
+    /// Deletes a node.
     pub fn delete(&self, name: &str) {
-        let revision = self.shared.store().delete(name);
+        let revision = self.shared.store(Kind::Node).delete(name);
         self.shared.revision.send_replace(revision);
     }
 
-    /// The object, as it stands.
+    /// Deletes a pod, `NAMESPACE/NAME`.
+    pub fn delete_pod(&self, name: &str) {
+        let revision = self.shared.store(Kind::Pod).delete(name);
+        self.shared.revision.send_replace(revision);
+    }
+
+    /// The node, as it stands.
     pub fn get(&self, name: &str) -> Option<Value> {
-        self.shared.store().get(name).cloned()
+        self.shared.store(Kind::Node).get(name).cloned()
     }
 
     /// Forgets changes of the past: watches from before them, and lists begun before, are refused.
     pub fn compact(&self) {
-        self.shared.store().compact();
+        self.shared.store(Kind::Node).compact();
+        self.shared.store(Kind::Pod).compact();
     }
 
     /// Sends the present revision to the watches that asked for bookmarks.

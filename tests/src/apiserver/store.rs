@@ -1,4 +1,4 @@
-//! Node objects and their changes by revision, as the API server keeps them; no network involved.
+//! Objects of one kind and their changes by revision, as the API server keeps them; no network involved.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -54,10 +54,7 @@ impl Store {
 
     /// Returns the revision that it makes.
     pub(super) fn put(&mut self, mut object: Value) -> u64 {
-        let name = object["metadata"]["name"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
+        let name = key(&object);
         let before = self.objects.get(&name).cloned();
         self.revision += 1;
         let metadata = &mut object["metadata"];
@@ -176,6 +173,16 @@ impl Change {
     }
 }
 
+/// `NAME`, or `NAMESPACE/NAME` where it is in a namespace.
+fn key(object: &Value) -> String {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str().unwrap_or_default();
+    match metadata["namespace"].as_str() {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
+}
+
 fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
@@ -195,9 +202,13 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// A label selector of the forms `key`, `!key`, `key=value` and `key!=value`.
+/// A selector of labels of the forms `key`, `!key`, `key=value` and `key!=value`, and of fields of the last two.
 #[derive(Debug, Default)]
-pub(super) struct Selector(Vec<(String, Requirement)>);
+pub(super) struct Selector {
+    labels: Vec<(String, Requirement)>,
+    /// By JSON pointer.
+    fields: Vec<(String, Requirement)>,
+}
 
 #[derive(Debug)]
 enum Requirement {
@@ -208,39 +219,59 @@ enum Requirement {
 }
 
 impl Selector {
-    pub(super) fn parse(text: &str) -> Self {
-        let terms = text.split(',').filter(|term| !term.is_empty());
-        Self(
-            terms
-                .map(|term| {
-                    if let Some((key, value)) = term.split_once("!=") {
-                        (key.to_owned(), Requirement::IsNot(value.to_owned()))
-                    } else if let Some((key, value)) = term.split_once('=') {
-                        (
-                            key.to_owned(),
-                            Requirement::Is(value.trim_start_matches('=').to_owned()),
-                        )
-                    } else if let Some(key) = term.strip_prefix('!') {
-                        (key.to_owned(), Requirement::Absent)
-                    } else {
-                        (term.to_owned(), Requirement::Exists)
-                    }
-                })
+    pub(super) fn parse(labels: &str, fields: &str) -> Self {
+        let fields = requirements(fields).into_iter();
+        Self {
+            labels: requirements(labels),
+            fields: fields
+                .map(|(path, requirement)| (format!("/{}", path.replace('.', "/")), requirement))
                 .collect(),
-        )
+        }
     }
 
     fn matches(&self, object: &Value) -> bool {
         let labels = &object["metadata"]["labels"];
-        self.0.iter().all(|(key, requirement)| {
-            let value = labels.get(key).and_then(Value::as_str);
-            match requirement {
-                Requirement::Exists => value.is_some(),
-                Requirement::Absent => value.is_none(),
-                Requirement::Is(wanted) => value == Some(wanted),
-                Requirement::IsNot(unwanted) => value != Some(unwanted),
+        let mut labels = self
+            .labels
+            .iter()
+            .map(|(key, requirement)| (labels.get(key), requirement));
+        let mut fields = self
+            .fields
+            .iter()
+            .map(|(path, requirement)| (object.pointer(path), requirement));
+        let is_met = |(value, requirement): (Option<&Value>, &Requirement)| {
+            requirement.is_met_by(value.and_then(Value::as_str))
+        };
+        labels.all(is_met) && fields.all(is_met)
+    }
+}
+
+fn requirements(text: &str) -> Vec<(String, Requirement)> {
+    let terms = text.split(',').filter(|term| !term.is_empty());
+    terms
+        .map(|term| {
+            if let Some((key, value)) = term.split_once("!=") {
+                (key.to_owned(), Requirement::IsNot(value.to_owned()))
+            } else if let Some((key, value)) = term.split_once('=') {
+                let value = value.trim_start_matches('=');
+                (key.to_owned(), Requirement::Is(value.to_owned()))
+            } else if let Some(key) = term.strip_prefix('!') {
+                (key.to_owned(), Requirement::Absent)
+            } else {
+                (term.to_owned(), Requirement::Exists)
             }
         })
+        .collect()
+}
+
+impl Requirement {
+    fn is_met_by(&self, value: Option<&str>) -> bool {
+        match self {
+            Self::Exists => value.is_some(),
+            Self::Absent => value.is_none(),
+            Self::Is(wanted) => value == Some(wanted),
+            Self::IsNot(unwanted) => value != Some(unwanted),
+        }
     }
 }
 
@@ -275,10 +306,23 @@ mod tests {
     }
 
     #[test]
+    fn a_field_makes_an_object_come_into_a_watch() {
+        let mut store = Store::default();
+        let pod = |node: Option<&str>| json!({ "metadata": { "namespace": "shop", "name": "web" }, "spec": { "nodeName": node } });
+        store.put(pod(None));
+        store.put(pod(Some("n1")));
+        let of = |node: &str| Selector::parse("", &format!("spec.nodeName={node}"));
+        let events = store.events(0, &of("n1")).unwrap();
+        assert_eq!((events.len(), &events[0]["type"]), (1, &json!("ADDED")));
+        assert!(store.events(0, &of("n2")).unwrap().is_empty());
+        assert!(store.get("shop/web").is_some());
+    }
+
+    #[test]
     fn a_label_makes_an_object_leave_a_watch_and_a_null_removes_a_key() {
         let mut store = Store::default();
         store.put(named("a"));
-        let selector = Selector::parse("!out,type!=virtual");
+        let selector = Selector::parse("!out,type!=virtual", "");
         store
             .patch("a", &json!({ "metadata": { "labels": { "out": "" } } }))
             .unwrap();

@@ -40,6 +40,7 @@ mod policy_traffic;
 mod probe_commands;
 mod probe_containers;
 mod probe_hostile;
+mod probe_kubernetes;
 mod probe_servers;
 mod probe_try;
 mod probing;

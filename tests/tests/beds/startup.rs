@@ -315,6 +315,13 @@ fn the_daemonset_gives_what_container_probes_need() -> anyhow::Result<()> {
     assert_eq!(pod["hostPID"], true);
     let container = &pod["containers"][0];
     assert_eq!(container["securityContext"]["privileged"], true);
+    let args = container["args"].as_array().context("no args")?;
+    for arg in [
+        "--pods-from-kubernetes",
+        "--runtime-endpoint=/run/containerd/containerd.sock",
+    ] {
+        assert!(args.iter().any(|given| given == arg), "{arg}: {args:?}");
+    }
     for (name, path) in [
         ("runtime", "/run/containerd"),
         ("pods", "/etc/health-agent/pods"),
@@ -436,6 +443,18 @@ fn an_absent_nodes_file() -> anyhow::Result<()> {
         ..Start::new()?
     };
     start.fails(bed()?.node(1), &["/nonexistent/nodes.yaml"])
+}
+
+#[test]
+#[ignore = "needs root"]
+fn no_credentials_for_the_pods_of_kubernetes() -> anyhow::Result<()> {
+    let bed = bed()?;
+    let absent = Start::new()?.with("--pods-from-kubernetes=/nonexistent/config");
+    absent.fails(bed.node(1), &["kubeconfig /nonexistent/config"])?;
+    let none = Start::new()?
+        .wrapped(&["env", "--unset=KUBECONFIG", "HOME=/nonexistent"])
+        .with("--pods-from-kubernetes");
+    none.fails(bed.node(1), &["--pods-from-kubernetes=PATH"])
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use super::{PodSet, SourcedPod};
+use super::{Keeper, PodSet, SourcedPod};
 use crate::spec::{self, Manifest};
 
 /// How often the folder is looked at. A file is read when two looks in a row agree on it, so that one that is being
@@ -203,6 +203,7 @@ impl Seen {
                 status: statuses.remove(&spec.uid),
                 spec: Arc::new(spec),
                 source: source.clone(),
+                keeper: Keeper::Agent,
             })
             .collect();
         let uids: BTreeSet<_> = now.iter().map(|pod| pod.spec.uid.clone()).collect();

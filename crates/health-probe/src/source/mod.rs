@@ -1,6 +1,8 @@
 //! Where pods come from.
 
 mod folder;
+mod merge;
+mod object;
 
 use std::sync::Arc;
 
@@ -10,6 +12,8 @@ use crate::spec::PodSpec;
 use crate::worker::PodStatus;
 
 pub use folder::Folder;
+pub use merge::{Merged, merge};
+pub use object::ObjectPod;
 
 /// What a source knows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,4 +35,19 @@ pub struct SourcedPod {
     pub status: Option<PodStatus>,
     /// Where it was read.
     pub source: Arc<str>,
+    /// Who runs its containers.
+    pub keeper: Keeper,
+}
+
+/// Who runs the containers of a pod.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Keeper {
+    /// Nobody but this agent.
+    #[default]
+    Agent,
+    /// A kubelet: it starts them again, and the pod's status is what it says of them.
+    Kubelet {
+        /// Whether the source only shows a pod of the kubelet's own folder of manifests.
+        is_mirror: bool,
+    },
 }

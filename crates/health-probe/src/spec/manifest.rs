@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use health_model::document;
+use serde::Deserialize as _;
 use serde_json::Value;
 use serde_path_to_error::Segment;
 
@@ -157,7 +158,7 @@ impl Manifest {
 }
 
 /// A pod, or all that is wrong with it. What has a wrong type is told and taken out, so that the rest is looked at too.
-fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
+pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
     let mut problems = unknown_fields(&object);
     let mut removed = BTreeSet::new();
     let pod: object::Pod = loop {
@@ -203,6 +204,12 @@ fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecE
             Err(all)
         }
     }
+}
+
+/// What a pod says of its containers, if that can be read.
+pub(crate) fn read_status(object: &Value) -> Option<PodStatus> {
+    let pod = object::Pod::deserialize(object).ok()?;
+    PodStatus::from_pod(&pod.into())
 }
 
 /// The problems as those of this pod.

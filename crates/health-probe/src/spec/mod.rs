@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 pub use error::{Problem, SpecError};
 pub use expand::expand;
 pub use manifest::{Manifest, read};
+pub(crate) use manifest::{read_pod, read_status};
 pub use port::{NamedPort, Port, PortError};
 pub use target::{Target, TargetAction, TargetError};
 

@@ -6,11 +6,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use super::Restarts;
 use super::events::Level;
 use super::refresh::observed_pod;
 use super::restarts::{Acted, Restart};
 use super::task::{LOOK_PERIOD, Task};
 use crate::runtime::{RuntimeContainer, RuntimePod};
+use crate::source::Keeper;
 use crate::spec::{PodSpec, Role};
 use crate::worker::ContainerState;
 use crate::worker::restart::{Kill, restarts};
@@ -25,15 +27,19 @@ impl Task {
             return;
         };
         let container = &kill.container;
+        let is_kubelets = self.is_kubelets(&kill.pod_uid);
         let (level, why) = match (&self.parts.runtime, self.parts.restarts) {
-            (Some(_), true) => {
+            // Somebody else does it.
+            (_, Restarts::None | Restarts::Own) if is_kubelets => {
+                (Level::Normal, "its restart is left to the kubelet")
+            }
+            (Some(_), Restarts::Own | Restarts::All) => {
                 if self.actions.kill(kill, Instant::now()) {
                     self.note_event(&pod, container, Level::Normal, "Killing", kill.message());
                 }
                 return;
             }
-            // Somebody else does it.
-            (Some(_), false) => (Level::Normal, "--container-restarts is off"),
+            (Some(_), Restarts::None) => (Level::Normal, "--container-restarts is off"),
             (None, _) => (Level::Warning, "this agent has no container runtime"),
         };
         if self.actions.spare(kill) {
@@ -45,12 +51,16 @@ impl Task {
 
     /// Has containers started again that have ended.
     pub(super) fn find_ended(&mut self) {
-        if self.parts.runtime.is_none() || !self.parts.restarts || !self.is_observed {
+        let restarts = self.parts.restarts;
+        if self.parts.runtime.is_none() || restarts == Restarts::None || !self.is_observed {
             return;
         }
         let observation = self.observation.clone();
         let uids = self.shared.state().pods.uids();
         for uid in uids {
+            if restarts == Restarts::Own && self.is_kubelets(&uid) {
+                continue;
+            }
             let Some(spec) = self.spec(&uid) else {
                 continue;
             };
@@ -64,6 +74,13 @@ impl Task {
                 self.consider(&spec, container);
             }
         }
+    }
+
+    /// Whether a kubelet runs a pod.
+    fn is_kubelets(&self, uid: &str) -> bool {
+        let state = self.shared.state();
+        let pod = state.pods.get(uid);
+        pod.is_some_and(|pod| pod.sourced.keeper != Keeper::Agent)
     }
 
     /// Has a container started again if it has ended and is to run.

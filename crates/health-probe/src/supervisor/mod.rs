@@ -1,6 +1,6 @@
 //! The supervisor: has the pods of its sources probed, and acts on what comes of it.
 //!
-//! Sources say which pods there are, the container runtime (or else the source, or else the pod's endpoint) how their
+//! A source says which pods there are, the container runtime (or else the source, or else the pod's endpoint) how their
 //! containers do. The [`Prober`] probes them. A container that fails its liveness or startup probe is ended through the
 //! runtime; one that has ended is started again, by the pod's restart policy and the kubelet's back-off. Readiness goes to
 //! the pod's endpoint. What is known survives a restart of the agent in a file.
@@ -41,12 +41,12 @@ use crate::worker::{Limits, ManagerOptions};
 
 /// What a supervisor begins with.
 pub struct SupervisorOptions {
-    /// Where pods come from.
-    pub sources: Vec<watch::Receiver<Arc<PodSet>>>,
+    /// The pods.
+    pub pods: watch::Receiver<Arc<PodSet>>,
     /// The container runtime, if there is one.
     pub runtime: Option<Runtime>,
-    /// Whether containers are ended and started again; else it is only told that they should be.
-    pub restarts: bool,
+    /// Which containers are ended and started again; of others it is only told that they should be.
+    pub restarts: Restarts,
     /// The endpoints of this node.
     pub endpoints: Arc<dyn Endpoints>,
     /// The addresses of pods that use the host's network.
@@ -57,6 +57,17 @@ pub struct SupervisorOptions {
     pub certificates: PathBuf,
     /// The file of what survives a restart of the agent.
     pub state_file: PathBuf,
+}
+
+/// Which containers are ended and started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restarts {
+    /// None.
+    None,
+    /// Those that no kubelet runs.
+    Own,
+    /// All.
+    All,
 }
 
 /// The endpoints of a node, as far as pods have to do with them.
@@ -110,7 +121,7 @@ impl Supervisor {
     /// Begins. Must be called in a tokio runtime.
     pub fn start(options: SupervisorOptions) -> Self {
         let SupervisorOptions {
-            sources,
+            pods,
             runtime,
             restarts,
             endpoints,
@@ -144,7 +155,7 @@ impl Supervisor {
         let task = Task::new(
             shared.clone(),
             task::Parts {
-                sources,
+                pods,
                 runtime,
                 restarts,
                 endpoints,

@@ -7,7 +7,7 @@ use super::LocalEndpoint;
 use super::containers::Known;
 use super::task::Task;
 use crate::runtime::{Observation, RuntimePod};
-use crate::source::SourcedPod;
+use crate::source::{Keeper, SourcedPod};
 use crate::spec::{PodSpec, Role};
 use crate::worker::{ContainerState, ContainerStatus, Phase, PodStatus};
 
@@ -146,10 +146,11 @@ impl Task {
         endpoint: Option<&LocalEndpoint>,
     ) -> Option<PodStatus> {
         if self.parts.runtime.is_some() {
-            return match running {
+            let observed = match running {
                 Some(running) => Some(self.observed_status(&sourced.spec, running)),
                 None => self.is_observed.then(PodStatus::default),
             };
+            return observed.map(|observed| with_end(observed, sourced));
         }
         if let Some(status) = &sourced.status {
             return Some(status.clone());
@@ -171,6 +172,21 @@ impl Task {
                 .collect(),
             ..PodStatus::default()
         })
+    }
+}
+
+/// That a pod is to end, or is at its end, only its kubelet knows.
+fn with_end(observed: PodStatus, sourced: &SourcedPod) -> PodStatus {
+    match (&sourced.status, sourced.keeper) {
+        (Some(told), Keeper::Kubelet { .. }) => PodStatus {
+            deleting: told.deleting,
+            phase: match told.phase.is_final() {
+                true => told.phase,
+                false => observed.phase,
+            },
+            ..observed
+        },
+        _ => observed,
     }
 }
 

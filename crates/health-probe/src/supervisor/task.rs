@@ -1,4 +1,4 @@
-//! The task of the supervisor: takes in what sources, runtime, endpoints and probes say, and does what follows.
+//! The task of the supervisor: takes in what the source, runtime, endpoints and probes say, and does what follows.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::ends::Ends;
 use super::events::Level;
 use super::pods::TrackedPod;
 use super::restarts::Actions;
-use super::{Endpoints, Shared, saved};
+use super::{Endpoints, Restarts, Shared, saved};
 use crate::prober::News;
 use crate::runtime::{Observation, Runtime, RuntimeError};
 use crate::source::{PodSet, SourcedPod};
@@ -35,9 +35,9 @@ const SAVE_PERIOD: Duration = Duration::from_secs(10);
 
 /// What the task works with.
 pub(super) struct Parts {
-    pub(super) sources: Vec<watch::Receiver<Arc<PodSet>>>,
+    pub(super) pods: watch::Receiver<Arc<PodSet>>,
     pub(super) runtime: Option<Runtime>,
-    pub(super) restarts: bool,
+    pub(super) restarts: Restarts,
     pub(super) endpoints: Arc<dyn Endpoints>,
     pub(super) node_addresses: Vec<IpAddr>,
     pub(super) containers: Arc<KnownContainers>,
@@ -62,7 +62,7 @@ pub(super) struct Task {
     asked: Duration,
     pub(super) ends: Ends,
     next_save: Instant,
-    /// Whether sources have told all that they had at first.
+    /// Whether the source has told all that it had at first.
     is_complete: bool,
     pub(super) actions: Actions,
 }
@@ -91,7 +91,7 @@ impl Task {
     pub(super) async fn run(mut self, mut news: mpsc::UnboundedReceiver<News>) {
         let mut stopped = self.shared.stop.subscribe();
         let mut endpoints = self.parts.endpoints.changes();
-        self.follow_sources();
+        self.follow_pods();
         loop {
             if let Some(runtime) = self.parts.runtime.clone() {
                 self.actions.begin(&runtime, Instant::now());
@@ -107,7 +107,7 @@ impl Task {
                     }
                     self.shared.note_change();
                 }
-                () = changed(&mut self.parts.sources) => self.follow_sources(),
+                Ok(()) = self.parts.pods.changed() => self.follow_pods(),
                 Ok(()) = endpoints.changed() => self.refresh_all(),
                 observed = observed(&mut self.observing) => self.observed(observed),
                 acted = self.actions.acted() => self.acted(acted),
@@ -187,19 +187,15 @@ impl Task {
         self.find_ended();
     }
 
-    /// Takes over what the sources have.
-    fn follow_sources(&mut self) {
+    /// Takes over what the source has.
+    fn follow_pods(&mut self) {
+        let set = self.parts.pods.borrow_and_update().clone();
         let mut pods: HashMap<Arc<str>, SourcedPod> = HashMap::new();
-        let mut is_complete = true;
-        for source in &mut self.parts.sources {
-            let set = source.borrow_and_update();
-            is_complete &= set.is_complete;
-            for pod in &set.pods {
-                pods.entry(pod.spec.uid.clone())
-                    .or_insert_with(|| pod.clone());
-            }
+        for pod in &set.pods {
+            pods.entry(pod.spec.uid.clone())
+                .or_insert_with(|| pod.clone());
         }
-        self.is_complete |= is_complete;
+        self.is_complete |= set.is_complete;
         let known = self.shared.state().pods.uids();
         for uid in known.iter().filter(|uid| !pods.contains_key(*uid)) {
             self.remove(uid);
@@ -298,10 +294,7 @@ impl Task {
     }
 
     fn note_problems(&self) {
-        let mut problems: Vec<PodProblem> = Vec::new();
-        for source in &self.parts.sources {
-            problems.extend(source.borrow().problems.iter().cloned());
-        }
+        let mut problems = self.parts.pods.borrow().problems.clone();
         let socket = self.parts.runtime.as_ref().map(Runtime::socket);
         let of_runtime = self.runtime_problem.iter().map(|problem| PodProblem {
             subject: socket
@@ -362,30 +355,6 @@ fn told_as_one(problems: &[RuntimeError]) -> Option<String> {
         0 => first.to_string(),
         others => format!("{first}; and {others} more"),
     })
-}
-
-/// Waits until a source changes. A source that has ended says nothing more.
-async fn changed(sources: &mut [watch::Receiver<Arc<PodSet>>]) {
-    let mut waiting: Vec<_> = sources
-        .iter_mut()
-        .map(|source| {
-            Box::pin(async move {
-                if source.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            })
-        })
-        .collect();
-    std::future::poll_fn(|context| {
-        let is_ready = waiting
-            .iter_mut()
-            .any(|one| one.as_mut().poll(context).is_ready());
-        match is_ready {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
-    })
-    .await;
 }
 
 /// Waits for the runtime's answer; forever while it is not asked.

@@ -1,9 +1,11 @@
 //! Which containers are probed, and how much.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use health_model::settings::InvalidSetting;
 use serde::{Deserialize, Serialize};
 
@@ -14,25 +16,84 @@ const MAX_CONCURRENT: u32 = 100_000;
 /// Container probes.
 #[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[command(group = ArgGroup::new("pods").args(["pod_manifests", "pods_from_kubernetes"]).multiple(true))]
 pub struct ContainerProbing {
     /// Probe the containers of the pods whose manifests are in this folder, *.yaml, *.yml and *.json; read again when
     /// they change
     #[arg(long, value_name = "DIR")]
     pub pod_manifests: Option<PathBuf>,
+    /// Probe the containers of the pods that Kubernetes has put on the node --node-name; their restarts are left to the
+    /// kubelet [default KUBECONFIG: that of --registry kubernetes, else the pod's service account, else KUBECONFIG or
+    /// ~/.kube/config]
+    #[arg(long, value_name = "KUBECONFIG", num_args = 0..=1, require_equals = true, default_missing_value = "default")]
+    pub pods_from_kubernetes: Option<ApiAccess>,
     /// Socket of the container runtime (CRI) that runs these pods, such as /run/containerd/containerd.sock; needs
-    /// --pod-manifests
-    #[arg(long, value_name = "SOCKET", requires = "pod_manifests", value_parser = socket)]
+    /// --pod-manifests or --pods-from-kubernetes
+    #[arg(long, value_name = "SOCKET", requires = "pods", value_parser = socket)]
     pub runtime_endpoint: Option<PathBuf>,
     /// End containers whose liveness or startup probe fails, and start containers again that have ended; off where a
     /// kubelet does it
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     pub container_restarts: bool,
+    /// The same for pods that a kubelet runs, as those of --pods-from-kubernetes, whose restarts are else left to it
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = clap::ArgAction::Set)]
+    pub kubelet_pod_restarts: bool,
     /// Maximum number of container probes per second
     #[arg(long, value_name = "NUMBER", default_value_t = 20_000)]
     pub container_probe_rate: u32,
     /// Maximum number of container probes at a time
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
     pub container_probe_concurrency: u32,
+}
+
+/// With whose credentials an API server is asked: `default`, or the path of a kubeconfig.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum ApiAccess {
+    /// Those of the registry, if that is in Kubernetes; else those that this process finds.
+    Default,
+    /// Those of the kubeconfig at an absolute path.
+    Kubeconfig(PathBuf),
+}
+
+impl fmt::Display for ApiAccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Kubeconfig(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl From<ApiAccess> for String {
+    fn from(access: ApiAccess) -> Self {
+        access.to_string()
+    }
+}
+
+/// The text is no [`ApiAccess`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no kubeconfig; write its absolute path, or the flag without a value")]
+pub struct ApiAccessError;
+
+impl FromStr for ApiAccess {
+    type Err = ApiAccessError;
+
+    fn from_str(text: &str) -> Result<Self, ApiAccessError> {
+        match text {
+            "default" => Ok(Self::Default),
+            path if Path::new(path).is_absolute() => Ok(Self::Kubeconfig(path.into())),
+            _ => Err(ApiAccessError),
+        }
+    }
+}
+
+impl TryFrom<String> for ApiAccess {
+    type Error = ApiAccessError;
+
+    fn try_from(text: String) -> Result<Self, ApiAccessError> {
+        text.parse()
+    }
 }
 
 /// The path, which tools of the CRI write with `unix://` in front.
@@ -44,8 +105,10 @@ impl Default for ContainerProbing {
     fn default() -> Self {
         Self {
             pod_manifests: None,
+            pods_from_kubernetes: None,
             runtime_endpoint: None,
             container_restarts: true,
+            kubelet_pod_restarts: false,
             container_probe_rate: 20_000,
             container_probe_concurrency: 1000,
         }
@@ -53,6 +116,11 @@ impl Default for ContainerProbing {
 }
 
 impl ContainerProbing {
+    /// Whether any pods are probed.
+    pub const fn has_pods(&self) -> bool {
+        self.pod_manifests.is_some() || self.pods_from_kubernetes.is_some()
+    }
+
     /// Whether these can be used.
     pub(super) fn check(&self) -> Result<(), InvalidSetting> {
         let paths = [
@@ -84,5 +152,23 @@ impl ContainerProbing {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_is_the_default_or_an_absolute_path() {
+        for text in ["default", "/etc/kubeconfig"] {
+            let access: ApiAccess = text.parse().expect(text);
+            assert_eq!(access.to_string(), text);
+            let json = serde_json::to_string(&access).expect("plain data");
+            assert_eq!(serde_json::from_str::<ApiAccess>(&json).ok(), Some(access));
+        }
+        for bad in ["", "config", "./config", "true"] {
+            assert_eq!(bad.parse::<ApiAccess>(), Err(ApiAccessError), "{bad}");
+        }
     }
 }

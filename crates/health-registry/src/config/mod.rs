@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 pub use self::conntrack::{
     ConntrackTimeouts, GcInterval, GcIntervalError, Lifetime, LifetimeError,
 };
-pub use self::containers::ContainerProbing;
+pub use self::containers::{ApiAccess, ApiAccessError, ContainerProbing};
 pub use self::listen::{ListenAddress, ListenAddressError};
 pub use self::masquerade::{
     MasqueradeError, MasqueradePorts, MasqueradePortsError, MasqueradeSettings,

@@ -99,7 +99,9 @@ impl ListArgs {
 /// Says on stderr what makes a listing of probes incomplete.
 pub(super) fn warn(summary: &ContainerProbeSummary) {
     if !summary.enabled {
-        eprintln!("warning: this agent probes no containers; see run --pod-manifests");
+        eprintln!(
+            "warning: this agent probes no containers; see run --pod-manifests and --pods-from-kubernetes"
+        );
     }
     for problem in &summary.problems {
         let text = format!("{}: {}", problem.subject, problem.problem);

@@ -1,8 +1,7 @@
 //! The registry in a Kubernetes cluster: its Node objects are followed, and this node's health
 //! addresses stand in annotations of its own object.
 
-mod client;
-mod follow;
+mod kept;
 mod object;
 mod publish;
 mod view;
@@ -14,13 +13,15 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use self::client::Access;
-pub use self::client::AccessError;
-use self::follow::Follower;
+use self::kept::KeptNodes;
 pub use self::object::{EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, IPV6_HEALTH_ANNOTATION};
 use self::publish::Publisher;
-use super::{Node, NodeSet, Registry};
+use super::{LastHeard, Node, NodeSet, Registry};
 use crate::config::RegistrySpec;
+use crate::kubernetes::access::Access;
+use crate::kubernetes::follow::Follower;
+
+pub use crate::kubernetes::AccessError;
 
 /// The registry in a Kubernetes cluster. Dropping it ends the watch; annotations stay.
 #[derive(Debug)]
@@ -47,12 +48,14 @@ impl KubernetesRegistry {
         let spec = RegistrySpec::Kubernetes(kubeconfig.map(Path::to_owned));
         let (published, seen) = watch::channel(None);
         let (wanted, wanted_receiver) = watch::channel(None);
-        let (follower, nodes) = Follower::new(
-            access.clone(),
+        let heard = LastHeard::now();
+        let (kept, nodes) = KeptNodes::new(
             spec.to_string(),
             cluster.to_owned(),
             node_name.map(|name| (name.to_owned(), published)),
+            heard.clone(),
         );
+        let follower = Follower::new(access.clone(), heard, kept);
         let publisher = Publisher::new(access, node_name.map(str::to_owned), wanted_receiver, seen);
         Ok(Self {
             nodes,

@@ -9,8 +9,8 @@ use kube::api::{Api, ApiResource, Patch, PatchParams};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 
-use super::client::{self, Access, AccessError};
 use super::object::{NodeObject, annotations};
+use crate::kubernetes::access::{self, Access, AccessError};
 use crate::nodes::backoff::Backoff;
 
 /// Name under which the object tells who wrote the annotations.
@@ -37,7 +37,7 @@ pub(super) struct Publisher {
 enum PatchError {
     #[error(transparent)]
     Access(#[from] AccessError),
-    #[error("{}", client::reason(.0))]
+    #[error("{}", access::reason(.0))]
     Api(#[from] kube::Error),
 }
 

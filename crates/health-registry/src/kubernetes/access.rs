@@ -43,7 +43,7 @@ pub enum AccessError {
     /// Nothing names a cluster.
     #[error(
         "no Kubernetes cluster is known: not in a pod ({in_cluster}), and {environment}; name a \
-         kubeconfig with --registry kubernetes:PATH"
+         kubeconfig with --registry kubernetes:PATH or --pods-from-kubernetes=PATH"
     )]
     NoCluster {
         /// Why it's not the one of this pod.
@@ -63,7 +63,7 @@ pub enum AccessError {
 
 /// Where credentials are read, each time that a client is made.
 #[derive(Clone, Debug)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// The file at a path.
     Kubeconfig(PathBuf),
     /// The service account of the pod.
@@ -74,7 +74,7 @@ pub(super) enum Access {
 
 impl Access {
     /// The file if one is named, else the service account, else what the environment names.
-    pub(super) fn find(kubeconfig: Option<&Path>) -> Result<Self, AccessError> {
+    pub(crate) fn find(kubeconfig: Option<&Path>) -> Result<Self, AccessError> {
         if let Some(path) = kubeconfig {
             read_kubeconfig(path)?;
             return Ok(Self::Kubeconfig(path.to_owned()));
@@ -93,7 +93,7 @@ impl Access {
 
     /// Reads the credentials and makes a client with them. `watched` is told each time that the
     /// server accepts a watch, which the stream of its events does not tell before the first one.
-    pub(super) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
+    pub(crate) async fn client(&self, watched: Arc<Notify>) -> Result<Client, AccessError> {
         let config = self.config().await?;
         if config.proxy_url.is_some() {
             tracing::warn!(
@@ -196,7 +196,7 @@ where
 }
 
 /// What went wrong, for a report: one line of bounded length, whatever the server sent.
-pub(super) fn reason(error: &kube::Error) -> String {
+pub(crate) fn reason(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => match status.code {
             401 => "the API server refuses the credentials (401)".to_owned(),
@@ -228,7 +228,7 @@ fn innermost(error: &(dyn StdError + 'static)) -> String {
 }
 
 /// Brings text of any length on a line.
-pub(super) fn line(text: &str) -> String {
+pub(crate) fn line(text: &str) -> String {
     const LONGEST: usize = 240;
     let words: Vec<_> = text.split_whitespace().collect();
     let mut line = words.join(" ");

@@ -1,0 +1,139 @@
+//! Pods as objects of the Kubernetes API.
+
+use std::sync::Arc;
+
+use health_model::api::PodProblem;
+use serde_json::Value;
+use tracing::warn;
+
+use super::{Keeper, SourcedPod};
+use crate::spec;
+
+/// What [`SourcedPod::source`] says of them.
+const SOURCE: &str = "kubernetes";
+/// The annotation by which a kubelet tells that an object only shows a pod of its own folder of manifests: with that
+/// pod's UID, which the runtime has too.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// What was read of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObjectPod {
+    /// `NAMESPACE/NAME`.
+    name: String,
+    /// The object's own.
+    uid: String,
+    pod: Option<SourcedPod>,
+    errors: Vec<String>,
+}
+
+impl ObjectPod {
+    /// Reads an object of kind `Pod`, `before` being what was read of the one of this name before. Of an object with an
+    /// error, what is probed stays as it was; how its containers do is followed.
+    pub fn read(mut object: Value, before: Option<&Self>) -> Self {
+        let text = |pointer: &str| {
+            let found = object.pointer(pointer).and_then(Value::as_str);
+            found.unwrap_or_default().to_owned()
+        };
+        let name = format!("{}/{}", text("/metadata/namespace"), text("/metadata/name"));
+        let uid = text("/metadata/uid");
+        let mirrored = object["metadata"]["annotations"][MIRROR].as_str();
+        let mirrored = mirrored.filter(|uid| !uid.is_empty()).map(str::to_owned);
+        let keeper = Keeper::Kubelet {
+            is_mirror: mirrored.is_some(),
+        };
+        if let Some(uid) = mirrored {
+            object["metadata"]["uid"] = uid.into();
+        }
+        let status = spec::read_status(&object).unwrap_or_default();
+        let (spec, errors) = match spec::read_pod(object) {
+            Ok((spec, _)) => (Some(Arc::new(spec)), Vec::new()),
+            Err(errors) => {
+                let before = before.filter(|before| before.uid == uid);
+                let before = before.and_then(|before| before.pod.as_ref());
+                let errors = errors.iter().map(ToString::to_string).collect();
+                (before.map(|pod| pod.spec.clone()), errors)
+            }
+        };
+        if !errors.is_empty() && before.is_none_or(|before| before.errors != errors) {
+            let problems = errors.join("; ");
+            warn!(
+                pod = name,
+                problems, "a pod of Kubernetes has errors; what is probed of it stays as it was"
+            );
+        }
+        Self {
+            name,
+            uid,
+            pod: spec.map(|spec| SourcedPod {
+                spec,
+                status: Some(status),
+                source: Arc::from(SOURCE),
+                keeper,
+            }),
+            errors,
+        }
+    }
+
+    /// The pod, if there is something to probe.
+    pub fn pod(&self) -> Option<&SourcedPod> {
+        self.pod.as_ref()
+    }
+
+    /// What is wrong with it.
+    pub fn problems(&self) -> impl Iterator<Item = PodProblem> {
+        self.errors.iter().map(|error| PodProblem {
+            subject: format!("{SOURCE}: {}", self.name),
+            problem: error.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::Phase;
+    use serde_json::json;
+
+    fn object(port: u32) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": "shop", "name": "web", "uid": "u-1" },
+            "spec": { "containers": [{ "name": "app", "livenessProbe": { "tcpSocket": { "port": port } } }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.7" },
+        })
+    }
+
+    #[test]
+    fn a_pod_with_an_error_stays_as_it_was_but_for_its_status() {
+        let first = ObjectPod::read(object(80), None);
+        let spec = first.pod().unwrap().spec.clone();
+        assert_eq!(spec.ips, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
+        let mut bad = object(0);
+        bad["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        let kept = ObjectPod::read(bad.clone(), Some(&first));
+        let pod = kept.pod().unwrap();
+        assert_eq!(pod.spec, spec);
+        assert!(pod.status.as_ref().unwrap().deleting);
+        let problems: Vec<_> = kept.problems().collect();
+        assert_eq!(problems[0].subject, "kubernetes: shop/web");
+        assert!(
+            problems[0].problem.contains("tcpSocket.port"),
+            "{problems:?}"
+        );
+        // Another pod of that name is not what it was.
+        bad["metadata"]["uid"] = "u-2".into();
+        assert_eq!(ObjectPod::read(bad, Some(&first)).pod(), None);
+    }
+
+    #[test]
+    fn a_mirror_has_the_uid_of_what_it_shows_and_a_status_without_containers_counts() {
+        let mut object = object(80);
+        object["metadata"]["annotations"] = json!({ MIRROR: "0123" });
+        object["status"]["phase"] = "Failed".into();
+        let read = ObjectPod::read(object, None);
+        let pod = read.pod().unwrap();
+        assert_eq!(&*pod.spec.uid, "0123");
+        assert_eq!(pod.keeper, Keeper::Kubelet { is_mirror: true });
+        assert_eq!(pod.status.as_ref().unwrap().phase, Phase::Failed);
+    }
+}

@@ -1,0 +1,165 @@
+//! What is kept of the cluster's Node objects: the node set.
+
+use std::sync::Arc;
+
+use kube::Client;
+use kube::api::{Api, ApiResource};
+use kube::runtime::watcher;
+use tokio::sync::watch;
+
+use super::object::{NodeObject, Record, SELECTOR};
+use super::view::View;
+use crate::kubernetes::follow::{Kept, unheard};
+use crate::nodes::{LastHeard, Node, NodeSet, SourceState, Staleness};
+
+/// This node's name, and where the addresses go that its object is annotated with.
+pub(super) type OwnObject = (String, watch::Sender<Option<Vec<String>>>);
+
+/// The nodes, as they are told to others.
+pub(super) struct KeptNodes {
+    cluster: String,
+    own: Option<OwnObject>,
+    view: View,
+    state: SourceState,
+    sender: watch::Sender<Arc<NodeSet>>,
+}
+
+impl KeptNodes {
+    /// A set that is empty, and stale until the first answer.
+    pub(super) fn new(
+        registry: String,
+        cluster: String,
+        own: Option<OwnObject>,
+        heard: LastHeard,
+    ) -> (Self, watch::Receiver<Arc<NodeSet>>) {
+        let state = SourceState {
+            registry,
+            cluster: cluster.clone(),
+            stale: Some(unheard(&heard)),
+            heard,
+            rejected: Vec::new(),
+        };
+        let set = NodeSet {
+            nodes: Vec::new(),
+            sources: vec![state.clone()],
+        };
+        let (sender, receiver) = watch::channel(Arc::new(set));
+        let kept = Self {
+            cluster,
+            own,
+            view: View::default(),
+            state,
+            sender,
+        };
+        (kept, receiver)
+    }
+
+    /// Tells the publisher what this node's object is annotated with.
+    fn note_own(&self) {
+        let Some((name, seen)) = &self.own else {
+            return;
+        };
+        let own = self.view.get(name);
+        let annotated = own.map(|own| own.health_addresses().to_vec());
+        seen.send_if_modified(|seen| {
+            let differs = *seen != annotated;
+            *seen = annotated;
+            differs
+        });
+    }
+
+    fn send(&self, nodes: Vec<Node>) {
+        let next = NodeSet {
+            nodes,
+            sources: vec![self.state.clone()],
+        };
+        self.sender.send_if_modified(|set| {
+            let differs = **set != next;
+            if differs {
+                *set = Arc::new(next);
+            }
+            differs
+        });
+    }
+}
+
+impl Kept for KeptNodes {
+    type Object = NodeObject;
+    const RESOURCE: &'static str = "nodes";
+
+    fn api(&self, client: Client) -> Api<NodeObject> {
+        let kind = ApiResource::erase::<k8s_openapi::api::core::v1::Node>(&());
+        Api::all_with(client, &kind)
+    }
+
+    fn select(&self, config: watcher::Config) -> watcher::Config {
+        config.labels(SELECTOR)
+    }
+
+    fn begin_list(&mut self) {
+        self.view.begin_list();
+    }
+
+    fn list(&mut self, object: NodeObject) {
+        self.view.list(object.into());
+    }
+
+    fn end_list(&mut self) -> Result<(), String> {
+        self.view.end_list().map_err(|empty| empty.to_string())?;
+        self.note_own();
+        Ok(())
+    }
+
+    fn apply(&mut self, object: NodeObject) -> bool {
+        let changed = self.view.apply(object.into());
+        if changed {
+            self.note_own();
+        }
+        changed
+    }
+
+    fn delete(&mut self, object: NodeObject) -> bool {
+        let changed = self.view.delete(Record::from(object).name());
+        if changed {
+            self.note_own();
+        }
+        changed
+    }
+
+    fn publish(&mut self) {
+        let (nodes, rejected) = self.view.nodes(&self.cluster);
+        for new in rejected
+            .iter()
+            .filter(|new| !self.state.rejected.contains(new))
+        {
+            tracing::warn!(
+                registry = self.state.registry,
+                node = new.key,
+                reason = new.reason,
+                "a node is left out"
+            );
+        }
+        self.state.rejected = rejected;
+        self.send(nodes);
+    }
+
+    fn set_stale(&mut self, stale: Option<Staleness>) {
+        let nodes = self.sender.borrow().nodes.clone();
+        match &stale {
+            Some(stale) => tracing::warn!(
+                registry = self.state.registry,
+                cluster = self.cluster,
+                reason = stale.reason,
+                "nodes are not up to date; the last good set stands"
+            ),
+            None => tracing::info!(
+                registry = self.state.registry,
+                cluster = self.cluster,
+                nodes = nodes.len(),
+                "nodes are up to date"
+            ),
+        }
+        self.state.stale = stale;
+        self.send(nodes);
+    }
+}

@@ -1,0 +1,78 @@
+//! The pods of this node in Kubernetes, as a source of container probes.
+
+use std::sync::Arc;
+
+use health_model::api::PodProblem;
+use health_probe::source::{Keeper, ObjectPod, PodSet};
+use health_registry::config::{ApiAccess, Config, RegistrySpec};
+use health_registry::kubernetes::{AccessError, PodTable, PodWatch};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Follows this node's pods. Dropping it ends that.
+pub(super) struct KubernetesPods {
+    pods: watch::Receiver<Arc<PodSet>>,
+    _watch: PodWatch<ObjectPod>,
+    task: JoinHandle<()>,
+}
+
+impl KubernetesPods {
+    /// Fails when there are no credentials to be had. Waits for no answer. Must be called in a tokio runtime.
+    pub(super) fn open(access: &ApiAccess, config: &Config) -> Result<Self, AccessError> {
+        let kubeconfig = match (access, &config.registry) {
+            (ApiAccess::Kubeconfig(path), _) => Some(path.as_path()),
+            (ApiAccess::Default, RegistrySpec::Kubernetes(path)) => path.as_deref(),
+            (ApiAccess::Default, _) => None,
+        };
+        let watch = PodWatch::open(kubeconfig, &config.node_name, ObjectPod::read)?;
+        let mut tables = watch.pods();
+        let (sender, pods) = watch::channel(Arc::default());
+        let task = tokio::spawn(async move {
+            loop {
+                let set = pod_set(&tables.borrow_and_update());
+                sender.send_replace(Arc::new(set));
+                if tables.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            pods,
+            _watch: watch,
+            task,
+        })
+    }
+
+    /// The pods, now and whenever they change.
+    pub(super) fn pods(&self) -> watch::Receiver<Arc<PodSet>> {
+        self.pods.clone()
+    }
+}
+
+impl Drop for KubernetesPods {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn pod_set(table: &PodTable<ObjectPod>) -> PodSet {
+    let outage = table.stale.as_ref().map(|stale| PodProblem {
+        subject: "kubernetes".to_owned(),
+        problem: format!(
+            "pods stay as they were at {:.0}: {}",
+            stale.since, stale.reason
+        ),
+    });
+    let read = || table.pods.values();
+    let mut pods: Vec<_> = read().filter_map(|pod| pod.pod()).cloned().collect();
+    // Anybody can write an object that claims to mirror another one: that takes no place from that one.
+    pods.sort_by_key(|pod| pod.keeper == Keeper::Kubelet { is_mirror: true });
+    PodSet {
+        pods,
+        problems: outage
+            .into_iter()
+            .chain(read().flat_map(|pod| pod.problems()))
+            .collect(),
+        is_complete: table.is_complete,
+    }
+}

@@ -1,0 +1,482 @@
+//! Container probes of the pods that an API server has put on the agent's node.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use health_model::api::{ContainerEvent, ProbedContainer, ProbedPod};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tests::apiserver::{ApiServer, Behaviour};
+use tests::containerd::{Container, Containerd};
+use tests::{Bed, Node, PATIENCE, wait_for};
+
+/// A probe that a container passes as long as it runs.
+const PASSES: &str = "readinessProbe";
+
+/// An agent, a containerd on its node, an API server, and a folder of manifests.
+struct Stand {
+    containerd: Containerd,
+    server: ApiServer,
+    bed: Bed,
+    folder: TempDir,
+}
+
+impl Stand {
+    /// The agent is not started yet.
+    fn start() -> anyhow::Result<Self> {
+        let bed = Bed::builder().nodes(1).without_agents().start()?;
+        let containerd = Containerd::start_on(bed.node(1), None)?;
+        let server = ApiServer::start_on(bed.node(1))?;
+        let folder = tempfile::tempdir()?;
+        fs::create_dir(folder.path().join("pods"))?;
+        server.write_kubeconfig(&folder.path().join("kubeconfig"))?;
+        Ok(Self {
+            containerd,
+            server,
+            bed,
+            folder,
+        })
+    }
+
+    fn node(&self) -> &Node {
+        self.bed.node(1)
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.folder.path().join("pods")
+    }
+
+    fn start_agent_with(&self, flags: &str) -> anyhow::Result<()> {
+        let socket = self.containerd.socket().display();
+        self.start_agent_without_runtime(&format!("--runtime-endpoint unix://{socket} {flags}"))
+    }
+
+    fn start_agent_without_runtime(&self, flags: &str) -> anyhow::Result<()> {
+        self.node().start_agent_with(&format!(
+            "--pods-from-kubernetes={} {flags}",
+            self.folder.path().join("kubeconfig").display()
+        ))
+    }
+
+    fn start_agent(&self) -> anyhow::Result<()> {
+        self.start_agent_with("")
+    }
+
+    /// Runs a container that stays.
+    fn run(&mut self, name: &str) -> anyhow::Result<Container> {
+        let script = "touch /tmp/alive; sleep 1000000";
+        self.containerd
+            .run(name, &["/bin/sh", "-c", script], None, &[])
+    }
+
+    /// A pod of this node, as the API has it, whose only container has a probe of this type.
+    fn object(&self, name: &str, probe: &str) -> Value {
+        let mut object = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "default", "name": name, "uid": format!("uid-{name}"),
+                "managedFields": [{ "manager": "kubelet", "operation": "Update" }],
+            },
+            "spec": {
+                "nodeName": self.node().name(), "terminationGracePeriodSeconds": 1,
+                "containers": [{ "name": name, "image": "busybox" }],
+            },
+            "status": { "phase": "Running" },
+        });
+        object["spec"]["containers"][0][probe] = json!({
+            "exec": { "command": ["test", "-e", "/tmp/alive"] },
+            "periodSeconds": 1, "timeoutSeconds": 60, "failureThreshold": 1,
+        });
+        object
+    }
+
+    /// What the agent knows of a pod, if it knows one of this name.
+    fn pod(&self, name: &str) -> anyhow::Result<Option<ProbedPod>> {
+        let told = self.node().cli(&format!("probe get {name} -o json"))?;
+        if told.code != Some(0) {
+            return Ok(None);
+        }
+        let mut details: Value = serde_json::from_str(&told.stdout)?;
+        Ok(Some(serde_json::from_value(details["pod"].take())?))
+    }
+
+    /// Waits until the only container of a pod is as it should be.
+    fn wait(
+        &self,
+        what: &str,
+        name: &str,
+        is_so: impl Fn(&ProbedContainer) -> bool,
+    ) -> anyhow::Result<ProbedContainer> {
+        wait_for(what, PATIENCE, || {
+            let pod = self.pod(name)?;
+            let container = pod.and_then(|pod| pod.containers.into_iter().next());
+            Ok(container.filter(|container| is_so(container)))
+        })
+        .with_context(|| format!("{:?}\n{:?}", self.problems(), self.events()))
+    }
+
+    fn wait_ready(&self, name: &str) -> anyhow::Result<ProbedContainer> {
+        self.wait(&format!("{name} to be ready"), name, |one| one.ready)
+    }
+
+    fn wait_gone(&self, name: &str) -> anyhow::Result<()> {
+        wait_for(&format!("{name} to be gone"), PATIENCE, || {
+            Ok(self.pod(name)?.is_none().then_some(()))
+        })
+    }
+
+    /// What keeps pods from being probed, as `SUBJECT: PROBLEM`.
+    fn problems(&self) -> anyhow::Result<Vec<String>> {
+        let listed = self.node().cli("probe list")?;
+        let lines = listed.stderr.lines();
+        Ok(lines
+            .filter_map(|line| Some(line.strip_prefix("warning: ")?.to_owned()))
+            .collect())
+    }
+
+    fn wait_problem(&self, subject: &str, part: &str) -> anyhow::Result<String> {
+        let what = format!("the problem {subject}: {part}");
+        let subject = format!("{subject}: ");
+        wait_for(&what, PATIENCE, || {
+            let mut problems = self.problems()?.into_iter();
+            Ok(problems.find(|one| one.starts_with(&subject) && one.contains(part)))
+        })
+    }
+
+    fn wait_no_problem(&self) -> anyhow::Result<()> {
+        wait_for("all problems to be over", PATIENCE, || {
+            Ok(self.problems()?.is_empty().then_some(()))
+        })
+    }
+
+    fn events(&self) -> anyhow::Result<Vec<ContainerEvent>> {
+        Ok(serde_json::from_value(
+            self.node().listing("probe events")?,
+        )?)
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn pods_of_this_node_are_probed_and_those_of_others_are_not() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    for name in ["first", "later", "elsewhere"] {
+        stand.run(name)?;
+    }
+    let mut elsewhere = stand.object("elsewhere", PASSES);
+    elsewhere["spec"]["nodeName"] = "another".into();
+    let mut unscheduled = stand.object("unscheduled", PASSES);
+    unscheduled["spec"]
+        .as_object_mut()
+        .context("an object")?
+        .remove("nodeName");
+    for object in [stand.object("first", PASSES), elsewhere, unscheduled] {
+        stand.server.put(object);
+    }
+    stand.start_agent()?;
+    stand.wait_ready("first")?;
+    let pod = stand.pod("first")?.context("a pod")?;
+    assert_eq!(
+        (pod.pod.as_str(), pod.uid.as_str(), pod.source.as_str()),
+        ("default/first", "uid-first", "kubernetes")
+    );
+    // Changes are followed: what comes, what is changed, what goes.
+    stand.server.put(stand.object("later", PASSES));
+    stand.wait_ready("later")?;
+    for name in ["elsewhere", "unscheduled"] {
+        assert_eq!(stand.pod(name)?, None);
+    }
+    let mut deleted = stand.object("first", "livenessProbe");
+    deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    stand.server.put(deleted);
+    wait_for("the liveness probe to end with its pod", PATIENCE, || {
+        let listed = stand.node().listing("probe list --pod first")?;
+        Ok(listed.as_array().is_some_and(Vec::is_empty).then_some(()))
+    })?;
+    stand.server.delete_pod("default/first");
+    stand.wait_gone("first")?;
+    // One that has failed runs no more, whatever the runtime still has.
+    let mut failed = stand.object("later", PASSES);
+    failed["status"] = json!({ "phase": "Failed", "reason": "Evicted" });
+    stand.server.put(failed);
+    wait_for("its end to be known", PATIENCE, || {
+        let pod = stand.pod("later")?;
+        Ok(pod.filter(|pod| pod.phase.as_deref() == Some("Failed") && !pod.ready))
+    })?;
+    let requests = stand.server.requests();
+    let selector = format!("fieldSelector=spec.nodeName%3D{}", stand.node().name());
+    assert!(
+        requests.iter().all(|request| request.contains(&selector)),
+        "{requests:?}"
+    );
+    assert!(stand.problems()?.is_empty(), "{:?}", stand.problems()?);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn pods_stay_while_the_api_server_is_away() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let id = stand.run("stays")?.id;
+    stand.run("goes")?;
+    for name in ["stays", "goes"] {
+        stand.server.put(stand.object(name, PASSES));
+    }
+    stand.start_agent()?;
+    stand.wait_ready("stays")?;
+    stand.wait_ready("goes")?;
+    stand.wait_no_problem()?;
+
+    stand.server.stop();
+    let problem = stand.wait_problem("kubernetes", "Connection refused")?;
+    assert!(
+        problem.starts_with("kubernetes: pods stay as they were at 20"),
+        "{problem:?}"
+    );
+    // They are probed on: what becomes of them is seen.
+    stand.containerd.exec(&id, &["rm", "/tmp/alive"])?;
+    stand.wait("its failure to be seen", "stays", |one| !one.ready)?;
+    stand.containerd.exec(&id, &["touch", "/tmp/alive"])?;
+    stand.wait_ready("stays")?;
+    stand.wait_ready("goes")?;
+
+    stand.server.delete_pod("default/goes");
+    stand.server.compact();
+    stand.server.behave(Behaviour::Forbidden);
+    stand.server.resume()?;
+    stand.wait_problem("kubernetes", "pods is forbidden")?;
+    stand.wait_ready("goes")?;
+    stand.server.behave(Behaviour::Serve);
+    stand.wait_gone("goes")?;
+    stand.wait_ready("stays")?;
+    stand.wait_no_problem()?;
+    let told = |words: &[&str]| -> anyhow::Result<usize> { Ok(stand.node().logged(words)?.len()) };
+    assert_eq!(told(&["pods of Kubernetes are not up to date"])?, 1);
+    assert_eq!(
+        told(&["pods of Kubernetes are up to date"])?,
+        2,
+        "at first, and again"
+    );
+
+    // An agent that begins while the server is away has no pods, and forgets nothing of them.
+    stand.server.stop();
+    stand.node().kill_agent(nix::sys::signal::Signal::SIGTERM)?;
+    stand.start_agent()?;
+    stand.wait_problem("kubernetes", "Connection refused")?;
+    assert_eq!(stand.pod("stays")?, None);
+    stand.server.resume()?;
+    let pod = wait_for("the pod to be known", PATIENCE, || stand.pod("stays"))?;
+    assert!(pod.ready, "{pod:?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_pod_with_an_error_is_named_and_the_others_go_on() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let id = stand.run("well")?.id;
+    stand.run("changed")?;
+    let annotated = |name: &str, value: &str| {
+        let mut object = stand.object(name, PASSES);
+        let key = format!("probe.health-agent.io/{name}.readiness.period");
+        object["metadata"]["annotations"] = json!({ key: value });
+        object
+    };
+    stand.server.put(stand.object("well", PASSES));
+    stand.server.put(annotated("changed", "1s"));
+    stand.server.put(annotated("bad", "fast"));
+    let good = annotated("changed", "2s");
+    let bad = annotated("changed", "slow");
+    stand.start_agent()?;
+    stand.wait_ready("well")?;
+    stand.wait_ready("changed")?;
+    stand.wait_problem("kubernetes: default/bad", "Invalid value: \"fast\"")?;
+    assert_eq!(stand.pod("bad")?, None);
+
+    stand.server.put(bad);
+    stand.wait_problem("kubernetes: default/changed", "Invalid value: \"slow\"")?;
+    assert!(stand.wait_ready("changed")?.ready, "it stays as it was");
+    stand.containerd.exec(&id, &["rm", "/tmp/alive"])?;
+    stand.wait("another one to go on", "well", |one| !one.ready)?;
+
+    stand.server.put(good);
+    stand.server.delete_pod("default/bad");
+    stand.wait_no_problem()?;
+    let period = wait_for("what was corrected", PATIENCE, || {
+        let listed = stand.node().listing("probe list --pod changed")?;
+        let period = listed[0]["period-ns"].as_u64();
+        Ok(period.filter(|&period| period == 2_000_000_000))
+    })?;
+    assert_eq!(period, 2_000_000_000);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_pod_that_two_sources_have_is_probed_once() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    for name in ["static-n1", "copied"] {
+        stand.run(name)?;
+    }
+    // A static pod, which the API only mirrors: with a UID of its own, while the runtime has that of the annotation.
+    let mut mirror = stand.object("static-n1", PASSES);
+    mirror["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "uid-static-n1" });
+    mirror["metadata"]["uid"] = "of-the-mirror".into();
+    let mut of_static = stand.object("static-n1", PASSES);
+    of_static["metadata"]["uid"] = Value::Null;
+    let copied = stand.object("copied", PASSES);
+    // One that only claims to mirror another pod, and comes first by its name.
+    let mut claims = stand.object("a-claim", PASSES);
+    claims["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "uid-copied" });
+    for object in [&mirror, &copied, &claims] {
+        stand.server.put(object.clone());
+    }
+    let write = |name: &str, object: &Value| {
+        fs::write(
+            stand.manifests().join(format!("{name}.json")),
+            object.to_string(),
+        )
+    };
+    write("static", &of_static)?;
+    stand.start_agent_with(&format!("--pod-manifests {}", stand.manifests().display()))?;
+    stand.wait_ready("static-n1")?;
+    stand.wait_ready("copied")?;
+    write("copied", &copied)?;
+    stand.wait_problem("kubernetes: default/copied", "copied.json has it too")?;
+    stand.wait_ready("copied")?;
+    let probes = stand.node().listing("probe list")?;
+    assert_eq!(probes.as_array().map(Vec::len), Some(2), "{probes:#}");
+    for name in ["static-n1", "copied"] {
+        let pod = stand.pod(name)?.context(name)?;
+        assert!(pod.source.ends_with(".json"), "the folder's wins: {pod:?}");
+    }
+    stand.wait_problem("kubernetes: default/a-claim", "copied.json has it too")?;
+    assert_eq!(stand.pod("a-claim")?, None);
+    assert_eq!(stand.problems()?.len(), 2, "{:?}", stand.problems()?);
+    // Without the folder's, the API's is probed: the runtime knows the mirrored pod by the UID that the annotation has.
+    for name in ["static", "copied"] {
+        fs::remove_file(stand.manifests().join(format!("{name}.json")))?;
+    }
+    for name in ["static-n1", "copied"] {
+        wait_for("the API's to be probed", PATIENCE, || {
+            let pod = stand.pod(name)?;
+            Ok(pod.filter(|pod| pod.source == "kubernetes" && pod.ready))
+        })?;
+    }
+    stand.wait_problem("kubernetes: default/a-claim", "kubernetes has it too")?;
+    stand.server.delete_pod("default/a-claim");
+    stand.wait_no_problem()?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_failing_pod_of_kubernetes_is_not_restarted() -> anyhow::Result<()> {
+    let mut stand = Stand::start()?;
+    let failing = stand.run("failing")?.id;
+    let ended = stand.run("ended")?;
+    let own = stand.run("own")?.id;
+    for name in ["failing", "ended"] {
+        stand.server.put(stand.object(name, "livenessProbe"));
+    }
+    let manifest = stand.object("own", "livenessProbe").to_string();
+    fs::write(stand.manifests().join("own.json"), manifest)?;
+    let folder = format!("--pod-manifests {}", stand.manifests().display());
+    stand.start_agent_with(&folder)?;
+    for name in ["failing", "ended", "own"] {
+        stand.wait_ready(name)?;
+    }
+    stand.containerd.stop(&ended)?;
+    for id in [&failing, &own] {
+        stand.containerd.exec(id, &["rm", "/tmp/alive"])?;
+    }
+    let event = wait_for("what is left to the kubelet", PATIENCE, || {
+        let mut events = stand.events()?.into_iter();
+        Ok(events.find(|event| event.reason == "NotKilled"))
+    })?;
+    assert_eq!(
+        (
+            event.container.as_str(),
+            event.kind.as_str(),
+            event.message.as_str()
+        ),
+        (
+            "failing",
+            "Normal",
+            "Container failing failed liveness probe; not killed: its restart is left to the kubelet"
+        )
+    );
+    // A pod of the folder goes through all of it meanwhile.
+    stand.wait("another one to be started again", "own", |one| {
+        one.restarts == 1 && one.id.as_deref() != Some(&*own)
+    })?;
+    let kept = stand.wait("it to be known", "failing", |one| one.id.is_some())?;
+    assert_eq!(
+        (kept.id.as_deref(), kept.state.as_str(), kept.restarts),
+        (Some(&*failing), "running", 0)
+    );
+    let left = stand.wait("its end to be seen", "ended", |one| {
+        one.state == "terminated"
+    })?;
+    assert_eq!(
+        (left.id.as_deref(), left.restart_at),
+        (Some(&*ended.id), None)
+    );
+
+    // Where the agent is told to, it restarts them.
+    stand.node().kill_agent(nix::sys::signal::Signal::SIGTERM)?;
+    stand.start_agent_with(&format!("{folder} --kubelet-pod-restarts true"))?;
+    for (name, id) in [("failing", &failing), ("ended", &ended.id)] {
+        stand.wait("it to be started again", name, |one| {
+            one.restarts == 1 && one.id.as_deref() != Some(id.as_str())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_a_runtime_the_api_says_how_the_containers_do() -> anyhow::Result<()> {
+    let stand = Stand::start()?;
+    // What uses the host's network has the node's address; the agent itself listens there.
+    let object = |name: &str, phase: &str, state: Value| {
+        let mut object = stand.object(name, PASSES);
+        object["spec"]["hostNetwork"] = true.into();
+        object["spec"]["containers"] = json!([{
+            "name": name,
+            "readinessProbe": { "tcpSocket": { "port": 4240 }, "periodSeconds": 1, "timeoutSeconds": 60 },
+        }]);
+        object["status"] = json!({
+            "phase": phase, "podIP": stand.node().ipv4(), "hostIP": stand.node().ipv4(),
+            "containerStatuses": [{
+                "name": name, "containerID": format!("test://{name}"), "ready": false, "state": state,
+            }],
+        });
+        object
+    };
+    let running = || json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
+    let ended = || json!({ "terminated": { "exitCode": 1 } });
+    stand.server.put(object("serves", "Running", running()));
+    stand.server.put(object("waits", "Pending", json!({})));
+    stand.server.put(object("failed", "Failed", ended()));
+    stand.start_agent_without_runtime("")?;
+    let serves = stand.wait_ready("serves")?;
+    assert_eq!(serves.id.as_deref(), Some("test://serves"));
+    let pod = stand.pod("serves")?.context("a pod")?;
+    assert_eq!(pod.ips, [stand.node().ipv4()]);
+    stand.server.put(object("waits", "Running", running()));
+    stand.wait_ready("waits")?;
+    for (name, phase) in [("failed", "Failed"), ("waits", "Running")] {
+        let pod = stand.pod(name)?.context(name)?;
+        assert_eq!(
+            (pod.phase.as_deref(), pod.ready),
+            (Some(phase), name == "waits")
+        );
+    }
+    stand.server.put(object("serves", "Running", ended()));
+    stand.wait("its end to be told", "serves", |one| {
+        !one.ready && one.state == "terminated" && one.exit_code == Some(1)
+    })?;
+    Ok(())
+}
