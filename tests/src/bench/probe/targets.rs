@@ -20,9 +20,14 @@ const PREFACE: usize = 24;
 /// Frames of HTTP/2 (RFC 9113, 4.1 and 6): length, type, flags, stream.
 const FRAME_HEAD: usize = 9;
 const DATA: u8 = 0;
+const HEADERS: u8 = 1;
 const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
 const SETTINGS_TAKEN: [u8; 9] = [0, 0, 0, 4, 1, 0, 0, 0, 0];
 const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// How a call that went well ends.
+const STATUS: &str = "grpc-status";
+const OK: &str = "0";
 
 /// The servers, on a thread. They end when this is dropped.
 #[derive(Debug)]
@@ -148,30 +153,58 @@ fn called(request: &[u8]) -> Option<[u8; 4]> {
     }
 }
 
-/// Headers, a `HealthCheckResponse` that says SERVING, and trailers. Fields are literals without indexing (RFC 7541,
-/// 6.2.2), but for `:status: 200`, which has a number.
+/// Headers, a `HealthCheckResponse` that says SERVING, and trailers.
 fn grpc_answer(id: [u8; 4]) -> Vec<u8> {
-    let literal = |name: &str, value: &str| {
-        let mut field = vec![0, name.len() as u8];
-        field.extend(name.as_bytes());
-        field.push(value.len() as u8);
-        field.extend(value.as_bytes());
-        field
-    };
-    let frame = |kind: u8, flags: u8, body: &[u8]| {
-        let mut frame = vec![0, 0, body.len() as u8, kind, flags];
-        frame.extend(id);
-        frame.extend(body);
-        frame
-    };
-    const HEADERS: u8 = 1;
-    const END_HEADERS: u8 = 4;
+    // `:status: 200` has a number (RFC 7541, appendix A).
     let mut headers = vec![0x88];
     headers.extend(literal("content-type", "application/grpc"));
     let mut answer = SETTINGS_TAKEN.to_vec();
-    answer.extend(frame(HEADERS, END_HEADERS, &headers));
-    answer.extend(frame(DATA, 0, &[0, 0, 0, 0, 2, 8, 1]));
-    let trailers = literal("grpc-status", "0");
-    answer.extend(frame(HEADERS, END_HEADERS | END_STREAM, &trailers));
+    answer.extend(frame(id, HEADERS, END_HEADERS, &headers));
+    answer.extend(frame(id, DATA, 0, &[0, 0, 0, 0, 2, 8, 1]));
+    let trailers = literal(STATUS, OK);
+    answer.extend(frame(id, HEADERS, END_HEADERS | END_STREAM, &trailers));
     answer
+}
+
+/// A call of `Check` for the server as a whole, with all that stands before it on a new connection.
+pub(super) fn grpc_request() -> Vec<u8> {
+    const STREAM: [u8; 4] = 1_u32.to_be_bytes();
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/grpc.health.v1.Health/Check"),
+        (":authority", "10.99.0.1:8082"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    let headers: Vec<u8> = fields
+        .iter()
+        .flat_map(|(name, value)| literal(name, value))
+        .collect();
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    request.extend(SETTINGS);
+    request.extend(frame(STREAM, HEADERS, END_HEADERS, &headers));
+    request.extend(frame(STREAM, DATA, END_STREAM, &[0; 5]));
+    request
+}
+
+/// Whether the server's answer is there as a whole: it ends with the call's status.
+pub(super) fn is_grpc_answer(received: &[u8]) -> bool {
+    received.ends_with(&literal(STATUS, OK))
+}
+
+/// A header field without indexing (RFC 7541, 6.2.2).
+fn literal(name: &str, value: &str) -> Vec<u8> {
+    let mut field = vec![0, name.len() as u8];
+    field.extend(name.as_bytes());
+    field.push(value.len() as u8);
+    field.extend(value.as_bytes());
+    field
+}
+
+fn frame(stream: [u8; 4], kind: u8, flags: u8, body: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0, 0, body.len() as u8, kind, flags];
+    frame.extend(stream);
+    frame.extend(body);
+    frame
 }
