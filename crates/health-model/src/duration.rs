@@ -82,6 +82,26 @@ pub mod nanoseconds {
     }
 }
 
+/// As [`nanoseconds`], of what may be missing.
+pub mod optional_nanoseconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serialize, Serializer};
+
+    #[derive(serde::Deserialize, Serialize)]
+    struct Whole(#[serde(with = "super::nanoseconds")] Duration);
+
+    /// Writes it.
+    pub fn serialize<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        value.map(Whole).serialize(to)
+    }
+
+    /// Reads it.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Whole>::deserialize(from)?.map(|whole| whole.0))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

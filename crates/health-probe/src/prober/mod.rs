@@ -288,7 +288,8 @@ impl Prober {
 
     /// What the next agent is to know.
     pub fn snapshot(&self) -> Snapshot {
-        self.manager().snapshot()
+        let now = self.now();
+        self.manager().snapshot(now)
     }
 
     /// What probes came to, and how long they took.

@@ -9,6 +9,7 @@ mod acting;
 mod containers;
 mod ends;
 mod events;
+mod moment;
 mod pods;
 mod refresh;
 mod restarts;
@@ -24,12 +25,12 @@ use health_model::activity::{self, Activity};
 use health_model::api::{
     ContainerEvent, ContainerProbe, ContainerProbeSummary, PodProblem, ProbedPod,
 };
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use self::containers::KnownContainers;
 use self::events::EventLog;
+use self::moment::Moment;
 use self::pods::Pods;
 use self::saved::SavedState;
 use self::task::Task;
@@ -130,13 +131,13 @@ impl Supervisor {
             certificates,
             state_file,
         } = options;
-        let now = Timestamp::now();
-        let saved = SavedState::read(&state_file, now);
+        let now = Moment::now();
+        let saved = SavedState::read(&state_file, &now);
         let containers = Arc::new(KnownContainers::new(runtime.clone()));
         let (prober, news) = Prober::start(ProberOptions {
             manager: ManagerOptions {
                 limits,
-                agent_start: now,
+                agent_start: now.wall,
                 snapshot: saved.snapshot,
             },
             containers: containers.clone(),

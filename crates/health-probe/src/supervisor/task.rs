@@ -17,6 +17,7 @@ use tracing::warn;
 use super::containers::KnownContainers;
 use super::ends::Ends;
 use super::events::Level;
+use super::moment::Moment;
 use super::pods::TrackedPod;
 use super::restarts::Actions;
 use super::{Endpoints, Restarts, Shared, saved};
@@ -319,6 +320,7 @@ impl Task {
     /// Writes down what the next agent is to know.
     fn save(&mut self) {
         self.next_save = Instant::now() + SAVE_PERIOD;
+        let now = Moment::now();
         let mut snapshot = self.shared.prober.snapshot();
         snapshot.backoffs = self.parts.backoffs.save(self.began.elapsed());
         let ready = {
@@ -334,7 +336,7 @@ impl Task {
             }
             ready
         };
-        let written = saved::write(&self.parts.state_file, snapshot, ready);
+        let written = saved::write(&self.parts.state_file, now, snapshot, ready);
         let problem = written
             .err()
             .map(|error| format!("cannot be written: {error}"));

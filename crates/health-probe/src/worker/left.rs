@@ -16,15 +16,20 @@ type Key = (String, String, ProbeType);
 /// What an earlier agent left of pods that did not come yet, and the holds of pods that went: they may come back.
 #[derive(Debug, Default)]
 pub(super) struct Left {
+    /// With the time until when it is kept; none while its pod may be there.
     workers: HashMap<Key, (SavedWorker, Option<Duration>)>,
 }
 
 impl Left {
-    /// What an earlier agent left. It is kept until the sources have told all their pods.
+    /// What an earlier agent left. What is of pods that had not gone is kept until the sources have told all their pods.
     pub(super) fn by_earlier_agent(workers: impl IntoIterator<Item = SavedWorker>) -> Self {
-        let workers = workers.into_iter();
+        let workers = workers.into_iter().map(|mut saved| {
+            let until = saved.gone.take();
+            let until = until.map(|gone| RESET_AFTER.saturating_sub(gone));
+            (key(&saved), (saved, until))
+        });
         Self {
-            workers: workers.map(|saved| (key(&saved), (saved, None))).collect(),
+            workers: workers.collect(),
         }
     }
 
@@ -67,9 +72,13 @@ impl Left {
         self.forget_old(now);
     }
 
-    /// All of it.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &SavedWorker> {
-        self.workers.values().map(|(saved, _)| saved)
+    /// All of it, as of `now`.
+    pub(super) fn save(&self, now: Duration) -> impl Iterator<Item = SavedWorker> {
+        let workers = self.workers.values();
+        workers.map(move |(saved, until)| SavedWorker {
+            gone: until.map(|until| RESET_AFTER.saturating_sub(until.saturating_sub(now))),
+            ..saved.clone()
+        })
     }
 
     fn forget_old(&mut self, now: Duration) {

@@ -380,6 +380,7 @@ impl Worker {
             last: self.last,
             run: self.run,
             on_hold: self.on_hold,
+            gone: None,
         })
     }
 }

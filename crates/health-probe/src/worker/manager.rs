@@ -378,12 +378,12 @@ impl Manager {
         self.pods.values().map(|pod| pod.workers.len()).sum()
     }
 
-    /// What the next agent is to know. Its back-offs are left to the caller.
-    pub fn snapshot(&self) -> Snapshot {
+    /// What the next agent is to know, as of `now`. Its back-offs are left to the caller.
+    pub fn snapshot(&self, now: Duration) -> Snapshot {
         let slots = self.slots.values().filter(|slot| !slot.is_stopped);
         let workers = slots.filter_map(|slot| slot.worker.save(&slot.pod_uid, &slot.container));
         Snapshot {
-            workers: workers.chain(self.left.iter().cloned()).collect(),
+            workers: workers.chain(self.left.save(now)).collect(),
             backoffs: Vec::new(),
         }
     }

@@ -218,15 +218,15 @@ impl Backoffs {
         saved
     }
 
-    /// What an earlier agent knew, `since` when it saved it.
-    pub fn restore(saved: Vec<SavedBackoff>, since: Duration) -> Self {
+    /// What an earlier agent knew, as it is when this one begins.
+    pub fn restore(saved: Vec<SavedBackoff>) -> Self {
         let mut backoffs = Self::default();
         for one in saved {
             let pod = backoffs.pods.entry(one.pod_uid.into()).or_default();
             let backoff = Backoff {
                 wait: one.wait.min(LONGEST_WAIT),
                 restarted: Duration::ZERO,
-                before: one.age.saturating_add(since),
+                before: one.age,
                 restarts: one.restarts,
             };
             pod.insert(one.container.into(), backoff);

@@ -1,5 +1,7 @@
 //! What survives a restart of the agent.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::ProbeResult;
@@ -14,6 +16,17 @@ pub struct Snapshot {
     /// The waits before further restarts, for the keeper of [`Backoffs`](super::restart::Backoffs) to fill in and to take out.
     #[serde(default)]
     pub backoffs: Vec<SavedBackoff>,
+}
+
+impl Snapshot {
+    /// Takes into account that so much time has passed since it was made.
+    pub fn age(&mut self, passed: Duration) {
+        let gone = self.workers.iter_mut().filter_map(|one| one.gone.as_mut());
+        let ages = self.backoffs.iter_mut().map(|one| &mut one.age);
+        for age in gone.chain(ages) {
+            *age = age.saturating_add(passed);
+        }
+    }
 }
 
 /// The state of one probe of one container.
@@ -35,4 +48,12 @@ pub struct SavedWorker {
     pub run: u32,
     /// Whether it is not probed any more.
     pub on_hold: bool,
+    /// For how long its pod had been gone when this was saved; none if it is there.
+    #[serde(
+        default,
+        rename = "gone_ns",
+        with = "health_model::duration::optional_nanoseconds",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gone: Option<Duration>,
 }

@@ -514,6 +514,6 @@ proptest! {
         prop_assert_eq!(bed.manager.in_flight(), 0);
         prop_assert_eq!(bed.manager.queued(), 0);
         prop_assert_eq!(bed.manager.next_wake(), None);
-        prop_assert!(bed.manager.snapshot().workers.is_empty());
+        prop_assert!(bed.manager.snapshot(bed.now).workers.is_empty());
     }
 }

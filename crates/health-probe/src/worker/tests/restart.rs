@@ -190,9 +190,13 @@ fn back_off_survives_a_restart_of_the_agent() {
     }
     let saved = backoffs.save(secs(100));
     let text = serde_json::to_string(&saved).unwrap();
-    let saved: Vec<_> = serde_json::from_str(&text).unwrap();
+    let mut snapshot = Snapshot {
+        backoffs: serde_json::from_str(&text).unwrap(),
+        ..Snapshot::default()
+    };
     // Restarted 40 s before the agent ended, which was 20 s before the new one began.
-    let restored = Backoffs::restore(saved, secs(20));
+    snapshot.age(secs(20));
+    let restored = Backoffs::restore(snapshot.backoffs);
     assert_eq!(restored.ready(&uid, &app, secs(5)), secs(45));
     assert_eq!(restored.ready(&uid, &app, secs(540)), secs(580));
     assert_eq!(restored.ready(&uid, &app, secs(541)), secs(541));

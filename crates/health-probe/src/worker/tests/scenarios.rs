@@ -302,7 +302,7 @@ fn w15_a_worker_that_is_stopped_often_goes_once() {
         assert_eq!(bed.manager.in_flight(), 0);
         assert_eq!(bed.manager.take_updates(), []);
         assert_eq!(bed.manager.next_wake(), None);
-        assert!(bed.manager.snapshot().workers.is_empty());
+        assert!(bed.manager.snapshot(bed.now).workers.is_empty());
     }
 }
 

@@ -11,7 +11,7 @@ fn limits() -> Limits {
 
 /// The next agent, with what this one leaves in writing.
 fn next(bed: &Bed) -> Bed {
-    let text = serde_json::to_string(&bed.manager.snapshot()).unwrap();
+    let text = serde_json::to_string(&bed.manager.snapshot(bed.now)).unwrap();
     Bed::after(limits(), Some(serde_json::from_str(&text).unwrap()))
 }
 
@@ -49,7 +49,10 @@ fn what_was_ready_is_ready_after_a_restart_of_the_agent() {
     assert_eq!(bed.told("a"), (Some(true), true));
     // A second restart before anything was probed loses nothing.
     let mut bed = next(&bed);
-    assert_eq!(next(&bed).manager.snapshot(), bed.manager.snapshot());
+    assert_eq!(
+        next(&bed).manager.snapshot(Duration::ZERO),
+        bed.manager.snapshot(bed.now)
+    );
     bed.add(app(Readiness));
     bed.set_status("a", status(vec![older("id-1", 5)]));
     let mut ready = Vec::new();
@@ -180,11 +183,11 @@ fn what_was_saved_of_pods_that_are_gone_is_forgotten() {
     bed.set_status("a", status(vec![running("app", "id-1")]));
     bed.run_until(secs(5), |_| success());
     let mut bed = next(&bed);
-    assert_eq!(bed.manager.snapshot().workers.len(), 1);
+    assert_eq!(bed.manager.snapshot(bed.now).workers.len(), 1);
     bed.manager.cleanup_pods(bed.now, |uid| uid == "a");
-    assert_eq!(bed.manager.snapshot().workers.len(), 1);
+    assert_eq!(bed.manager.snapshot(bed.now).workers.len(), 1);
     bed.manager.cleanup_pods(bed.now, |_| false);
-    assert_eq!(bed.manager.snapshot().workers.len(), 0);
+    assert_eq!(bed.manager.snapshot(bed.now).workers.len(), 0);
 }
 
 #[test]
@@ -211,6 +214,30 @@ fn what_holds_of_a_pod_that_comes_back_soon_holds_on() {
 }
 
 #[test]
+fn a_restart_of_the_agent_does_not_prolong_what_is_kept_of_a_pod_that_went() {
+    for (away, is_held) in [(secs(249), true), (secs(250), false)] {
+        let mut bed = Bed::new();
+        bed.add(app(Liveness));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        bed.run_until(secs(25), |_| failure());
+        bed.manager.retire_pod(bed.now, "a");
+        bed.now += secs(250);
+        let mut snapshot = bed.manager.snapshot(bed.now);
+        // No agent runs for a while.
+        snapshot.age(secs(100));
+        let mut bed = Bed::after(limits(), Some(snapshot));
+        bed.manager.cleanup_pods(bed.now, |_| false);
+        bed.now += away;
+        bed.add(app(Liveness));
+        bed.set_status("a", status(vec![running("app", "id-1")]));
+        let until = bed.now + secs(5);
+        let runs = bed.run_until(until, |_| success());
+        assert_eq!(runs.is_empty(), is_held, "{away:?}");
+        assert_eq!(bed.manager.kills().len(), usize::from(is_held), "{away:?}");
+    }
+}
+
+#[test]
 fn however_many_pods_go_only_so_many_holds_are_remembered() {
     let mut bed = Bed::new();
     for number in 0..1500 {
@@ -224,7 +251,7 @@ fn however_many_pods_go_only_so_many_holds_are_remembered() {
         bed.manager
             .retire_pod(bed.now + millis(number), &format!("{number:04}"));
     }
-    let saved = bed.manager.snapshot().workers;
+    let saved = bed.manager.snapshot(bed.now).workers;
     let mut uids: Vec<_> = saved.iter().map(|one| &*one.pod_uid).collect();
     uids.sort_unstable();
     assert_eq!((uids.len(), uids[0]), (1000, "0500"));

@@ -1,0 +1,79 @@
+//! How much time passes between two runs of the agent, whatever happens to the wall clock.
+
+use std::fs;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// The file of the ID of the running boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// A moment by the wall clock, and by the boot clock if that can be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) wall: Timestamp,
+    pub(super) boot: Option<SinceBoot>,
+}
+
+/// The boot clock, which nobody sets and which goes on while the machine sleeps.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SinceBoot {
+    /// Which boot it counts from.
+    pub(super) id: String,
+    #[serde(with = "health_model::duration::nanoseconds", rename = "clock_ns")]
+    pub(super) clock: Duration,
+}
+
+impl Moment {
+    pub(super) fn now() -> Self {
+        Self {
+            wall: Timestamp::now(),
+            boot: SinceBoot::now(),
+        }
+    }
+
+    /// How much later this is: by the boot clock within one boot, else by the wall clock; never less than nothing.
+    pub(super) fn since(&self, earlier: &Self) -> Duration {
+        self.since_in_boot(earlier).unwrap_or_else(|| {
+            let passed = Duration::try_from(self.wall.duration_since(earlier.wall));
+            passed.unwrap_or_default()
+        })
+    }
+
+    fn since_in_boot(&self, earlier: &Self) -> Option<Duration> {
+        let (now, then) = (self.boot.as_ref()?, earlier.boot.as_ref()?);
+        // In another time namespace, the clock may show less.
+        now.clock
+            .checked_sub(then.clock)
+            .filter(|_| now.id == then.id)
+    }
+}
+
+impl SinceBoot {
+    fn now() -> Option<Self> {
+        let id = fs::read_to_string(BOOT_ID).ok()?;
+        let clock = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+        Some(Self {
+            id: id.trim_end().to_owned(),
+            clock: clock.into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_passes_by_the_boot_clock_of_this_machine() {
+        let earlier = Moment::now();
+        let later = Moment::now();
+        let boot = later.boot.as_ref().unwrap();
+        assert_eq!(Some(&boot.id), earlier.boot.as_ref().map(|boot| &boot.id));
+        let passed = boot.clock - earlier.boot.as_ref().unwrap().clock;
+        assert_eq!(later.since(&earlier), passed);
+        assert_eq!(earlier.since(&later), Duration::ZERO);
+    }
+}
