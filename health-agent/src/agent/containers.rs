@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use health_endpoint::manager::Manager;
 use health_model::api::Endpoint;
 use health_probe::runtime::Runtime;
@@ -81,7 +82,7 @@ pub(super) fn start(
     own: &Node,
     manager: Manager,
     sources: Sources,
-) -> ContainerProbes {
+) -> anyhow::Result<ContainerProbes> {
     let settings = &config.container_probing;
     let state_dir = &config.location.state_dir;
     let supervisor = Supervisor::start(SupervisorOptions {
@@ -100,11 +101,12 @@ pub(super) fn start(
         },
         certificates: state_dir.join(CERTIFICATES),
         state_file: state_dir.join(STATE_FILE),
-    });
-    ContainerProbes {
+    })
+    .context("cannot start the thread of container probes")?;
+    Ok(ContainerProbes {
         supervisor,
         _sources: sources,
-    }
+    })
 }
 
 /// The endpoints of the manager.

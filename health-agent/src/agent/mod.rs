@@ -247,7 +247,9 @@ impl Agent {
         source.set_identities(identities.identities());
         let (route_reporter, routes) = activity::channel();
         let (policy_reporter, policy) = activity::channel();
-        let containers = pods.map(|pods| containers::start(config, &own, endpoints.clone(), pods));
+        let containers = pods
+            .map(|pods| containers::start(config, &own, endpoints.clone(), pods))
+            .transpose()?;
         if let Some(containers) = &containers {
             source.set_containers(containers.supervisor.clone());
         }

@@ -1,35 +1,26 @@
 //! Probes by gRPC: `grpc.health.v1.Health/Check`, in plain text or over TLS.
 //!
-//! Each probe is one call on a connection of its own, and h2 alone does that in one task. tonic's client would start a
-//! task for the connection and another one for a queue in front of it, and connect in its own way.
+//! Each probe is one call on a connection of its own.
+
+mod call;
+mod hpack;
+mod huffman;
 
 use std::fmt;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{BufMut as _, Bytes, BytesMut};
-use h2::client;
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE, USER_AGENT};
-use hyper::{Request, StatusCode};
 use prost::Message;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep_until};
-use tonic::{Code, Status};
+use tonic::Code;
 
+use self::call::{Answer, Call, CallError, Request};
 use super::connect::{ConnectError, Ending, HANDSHAKE_MAX, Usage, connect};
+use super::dialogue::hold;
 use super::tls::{Protocol, TlsClient};
-use super::{Deadline, Target, chain, drive, failure, success};
+use super::{Deadline, Target, USER_AGENT, failure, success};
 use crate::Outcome;
 
 const PATH: &str = "/grpc.health.v1.Health/Check";
-/// Most bytes of a reply. A good one has two.
-const REPLY_LIMIT: usize = 4096;
-/// Most bytes of an answer's headers, unpacked.
-const HEADERS_LIMIT: u32 = 16 * 1024;
 /// Most bytes that a server may send, TLS besides: more than headers and a reply.
 const READ_MAX: usize = 32 * 1024;
 /// What stands in front of a message: whether it is compressed, and its length in four bytes.
@@ -74,11 +65,9 @@ enum Health {
 
 /// Why there is no status.
 #[derive(Debug)]
-enum CallError {
-    /// Somebody listens, but it is no server of HTTP/2, or not over this kind of TLS.
-    Connect(String),
-    /// It is one, and the call failed.
-    Call(String),
+enum NoStatus {
+    /// The call failed.
+    Call(CallError),
     /// The call ended with this code.
     Code(Code),
     /// What was received is no answer of gRPC.
@@ -120,7 +109,8 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             None => READ_MAX,
             Some(_) => READ_MAX + HANDSHAKE_MAX,
         },
-        no_delay: true,
+        // A plain call is written at once, and nothing waits for acknowledgements of frames.
+        no_delay: probe.tls.is_some(),
     };
     let connection = match connect(target, usage, deadline).await {
         Ok(connection) => connection,
@@ -135,11 +125,19 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             )));
         }
     };
-    let heard = Arc::new(AtomicBool::new(false));
+    let left = deadline.at().saturating_duration_since(Instant::now());
+    let mut call = Call::new(&Request {
+        is_tls: probe.tls.is_some(),
+        path: PATH,
+        authority: &target.to_string(),
+        user_agent: USER_AGENT,
+        timeout_ms: left.as_millis(),
+        message: &question(&probe.service),
+    });
     let called = match &probe.tls {
         None => {
-            let connection = Listening::new(connection, &heard);
-            deadline.bound(check(connection, probe, deadline)).await
+            let mut connection = connection;
+            deadline.bound(hold(&mut call, &mut connection)).await
         }
         Some(tls) => {
             let handshake = tls.connect(&target.host, Protocol::Http2, connection);
@@ -150,36 +148,42 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
                         "failed to connect service \"{target}\": no TLS: {error}"
                     )));
                 }
-                Some(Ok(connection)) => {
-                    let connection = Listening::new(connection, &heard);
-                    deadline.bound(check(connection, probe, deadline)).await
-                }
+                Some(Ok(mut connection)) => deadline.bound(hold(&mut call, &mut connection)).await,
             }
         }
     };
-    let heard = heard.load(Ordering::Relaxed);
-    Ok(match called {
-        Some(Ok(Health::Serving)) => success("SERVING"),
-        Some(Ok(status)) => failure(format!(
+    let Some(called) = called else {
+        return Ok(match call.has_heard() {
+            true => rpc_timed_out(timeout),
+            false => dial_timed_out(target, deadline, "no answer"),
+        });
+    };
+    let status = called
+        .map_err(NoStatus::Call)
+        .and_then(|answer| read(&answer));
+    Ok(match status {
+        Ok(Health::Serving) => success("SERVING"),
+        Ok(status) => failure(format!(
             "service unhealthy (responded with \"{}\")",
             status.name()
         )),
-        None if !heard => dial_timed_out(target, deadline, "no answer"),
-        None | Some(Err(CallError::Code(Code::DeadlineExceeded))) => failure(format!(
-            "timeout: health rpc did not complete within {timeout:?}"
-        )),
-        Some(Err(CallError::Code(Code::Unimplemented))) => failure(
+        Err(NoStatus::Code(Code::DeadlineExceeded)) => rpc_timed_out(timeout),
+        Err(NoStatus::Code(Code::Unimplemented)) => failure(
             "the server has no service grpc.health.v1.Health (the call ended with Unimplemented)",
         ),
-        Some(Err(CallError::Code(code))) => failure(format!("health rpc ended with {code:?}")),
-        Some(Err(CallError::Connect(error))) => failure(format!(
-            "failed to connect service \"{target}\": no server of HTTP/2: {error}"
+        Err(NoStatus::Code(code)) => failure(format!("health rpc ended with {code:?}")),
+        Err(NoStatus::Call(CallError::Protocol(violation))) => failure(format!(
+            "failed to connect service \"{target}\": no server of HTTP/2: {violation}"
         )),
-        Some(Err(CallError::Call(error))) => failure(format!("health rpc failed: {error}")),
-        Some(Err(CallError::Malformed(what))) => {
-            failure(format!("health rpc failed: the answer {what}"))
-        }
+        Err(NoStatus::Call(error)) => failure(format!("health rpc failed: {error}")),
+        Err(NoStatus::Malformed(what)) => failure(format!("health rpc failed: the answer {what}")),
     })
+}
+
+fn rpc_timed_out(timeout: Duration) -> Outcome {
+    failure(format!(
+        "timeout: health rpc did not complete within {timeout:?}"
+    ))
 }
 
 impl Health {
@@ -193,165 +197,51 @@ impl Health {
     }
 }
 
-async fn check(
-    connection: impl AsyncRead + AsyncWrite + Unpin,
-    probe: &GrpcProbe,
-    deadline: Deadline,
-) -> Result<Health, CallError> {
-    let request = request(probe, deadline)?;
-    let question = frame(&Question {
-        service: probe.service.clone(),
-    });
-    let (sender, running) = client::Builder::new()
-        .enable_push(false)
-        .max_header_list_size(HEADERS_LIMIT)
-        .handshake(connection)
-        .await
-        .map_err(|error| CallError::Connect(chain(&error)))?;
-    let call = async {
-        let mut sender = sender.ready().await.map_err(failed)?;
-        let (response, mut stream) = sender.send_request(request, false).map_err(failed)?;
-        stream.send_data(question, true).map_err(failed)?;
-        let (head, mut body) = response.await.map_err(failed)?.into_parts();
-        if head.status != StatusCode::OK {
-            return Err(CallError::Malformed(
-                "is not of gRPC: its HTTP status is not 200",
-            ));
-        }
-        let kind = head.headers.get(CONTENT_TYPE);
-        if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
-            return Err(CallError::Malformed(
-                "is not of gRPC: it has another content type",
-            ));
-        }
-        let mut reply = BytesMut::new();
-        while let Some(data) = body.data().await {
-            let data = data.map_err(failed)?;
-            if reply.len() + data.len() > REPLY_LIMIT {
-                return Err(CallError::Malformed("is too long"));
-            }
-            reply.put(data);
-        }
-        let trailers = body.trailers().await.map_err(failed)?;
-        code(trailers.as_ref().unwrap_or(&head.headers))?;
-        read(&reply)
+/// The message that asks for a service, with its prefix.
+fn question(service: &str) -> Vec<u8> {
+    let question = Question {
+        service: service.to_owned(),
     };
-    drive(running, call).await
+    let len = question.encoded_len();
+    let mut bytes = Vec::with_capacity(PREFIX_LEN + len);
+    bytes.push(0);
+    bytes.extend_from_slice(&(len as u32).to_be_bytes());
+    bytes.extend_from_slice(&question.encode_to_vec());
+    bytes
 }
 
-/// What went wrong: the protocol is not spoken, or the call had no luck.
-fn failed(error: h2::Error) -> CallError {
-    if error.is_go_away() && !error.is_remote() {
-        CallError::Connect(chain(&error))
-    } else {
-        CallError::Call(chain(&error))
+/// The status that an answer tells. What else the server says stays with it.
+fn read(answer: &Answer) -> Result<Health, NoStatus> {
+    if answer.status != b"200" {
+        return Err(NoStatus::Malformed(
+            "is not of gRPC: its HTTP status is not 200",
+        ));
     }
-}
-
-fn request(probe: &GrpcProbe, deadline: Deadline) -> Result<Request<()>, CallError> {
-    let scheme = if probe.tls.is_some() { "https" } else { "http" };
-    let left = deadline.at().saturating_duration_since(Instant::now());
-    Request::post(format!("{scheme}://{}{PATH}", probe.target))
-        .header(CONTENT_TYPE, HeaderValue::from_static("application/grpc"))
-        .header(TE, HeaderValue::from_static("trailers"))
-        .header(USER_AGENT, HeaderValue::from_static(super::USER_AGENT))
-        // Eight digits at most.
-        .header(
-            "grpc-timeout",
-            format!("{}m", left.as_millis().clamp(1, 99_999_999)),
-        )
-        .body(())
-        .map_err(|_| CallError::Call("the target cannot be named in a request".into()))
-}
-
-fn frame(message: &impl Message) -> Bytes {
-    let len = message.encoded_len();
-    let mut bytes = BytesMut::with_capacity(PREFIX_LEN + len);
-    bytes.put_u8(0);
-    bytes.put_u32(len as u32);
-    bytes.put_slice(&message.encode_to_vec());
-    bytes.freeze()
-}
-
-/// Fails unless the call ended well. What the server says of it besides stays with it.
-fn code(headers: &HeaderMap) -> Result<(), CallError> {
-    match Status::from_header_map(headers).map(|status| status.code()) {
-        None => Err(CallError::Malformed("has no gRPC status")),
-        Some(Code::Ok) => Ok(()),
-        Some(code) => Err(CallError::Code(code)),
+    let kind = answer.content_type.as_deref().unwrap_or_default();
+    if !kind.starts_with(b"application/grpc") {
+        return Err(NoStatus::Malformed(
+            "is not of gRPC: it has another content type",
+        ));
     }
+    let status = answer.grpc_status.as_deref();
+    match status.map(Code::from_bytes) {
+        None => return Err(NoStatus::Malformed("has no gRPC status")),
+        Some(Code::Ok) => {}
+        Some(code) => return Err(NoStatus::Code(code)),
+    }
+    health(&answer.reply)
 }
 
-fn read(reply: &[u8]) -> Result<Health, CallError> {
+fn health(reply: &[u8]) -> Result<Health, NoStatus> {
     let Some((&[compressed, a, b, c, d], message)) = reply.split_first_chunk::<PREFIX_LEN>() else {
-        return Err(CallError::Malformed("has no message"));
+        return Err(NoStatus::Malformed("has no message"));
     };
     if compressed != 0 || u32::from_be_bytes([a, b, c, d]) as usize != message.len() {
-        return Err(CallError::Malformed("has no message as it was asked for"));
+        return Err(NoStatus::Malformed("has no message as it was asked for"));
     }
     let reply = Reply::decode(message)
-        .map_err(|_| CallError::Malformed("has a message that cannot be read"))?;
+        .map_err(|_| NoStatus::Malformed("has a message that cannot be read"))?;
     Ok(Health::try_from(reply.status).unwrap_or(Health::Unknown))
-}
-
-/// A connection that remembers whether the server has said anything.
-struct Listening<C> {
-    connection: C,
-    heard: Arc<AtomicBool>,
-}
-
-impl<C> Listening<C> {
-    fn new(connection: C, heard: &Arc<AtomicBool>) -> Self {
-        Self {
-            connection,
-            heard: heard.clone(),
-        }
-    }
-}
-
-impl<C: AsyncRead + Unpin> AsyncRead for Listening<C> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let read = Pin::new(&mut self.connection).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.heard.store(true, Ordering::Relaxed);
-        }
-        read
-    }
-}
-
-impl<C: AsyncWrite + Unpin> AsyncWrite for Listening<C> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.connection).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.connection).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.connection.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.connection).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.connection).poll_shutdown(cx)
-    }
 }
 
 #[cfg(test)]

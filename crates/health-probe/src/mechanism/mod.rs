@@ -4,6 +4,7 @@
 //! this side, such as too few file descriptors, says nothing about the target: it is an error, never a failure.
 
 mod connect;
+mod dialogue;
 pub mod exec;
 pub mod grpc;
 pub mod http;
@@ -17,10 +18,8 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use health_net::netns::NetNs;
@@ -154,24 +153,4 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
-}
-
-/// What `call` comes to while `connection` does its reading and writing, in one task.
-async fn drive<T>(connection: impl Future, call: impl Future<Output = T>) -> T {
-    let mut connection = pin!(Some(connection));
-    let mut call = pin!(call);
-    std::future::poll_fn(|cx| {
-        if let Poll::Ready(result) = call.as_mut().poll(cx) {
-            return Poll::Ready(result);
-        }
-        if let Some(running) = connection.as_mut().as_pin_mut()
-            && running.poll(cx).is_ready()
-        {
-            // The call learns from it that there is nothing to wait for any more.
-            connection.set(None);
-            return call.as_mut().poll(cx);
-        }
-        Poll::Pending
-    })
-    .await
 }

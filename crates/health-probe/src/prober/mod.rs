@@ -8,14 +8,18 @@ mod attempt;
 mod stats;
 mod trial;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use health_net::netns::NetNs;
 use jiff::Timestamp;
+use tokio::runtime::Builder;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::attempt::{Attempt, Commands};
@@ -110,8 +114,31 @@ struct Shared {
 }
 
 impl Prober {
-    /// Begins to probe. Must be called inside a tokio runtime. Whoever has the receiver acts on what is told.
+    /// Begins to probe, on a thread of its own: no slow request of the API delays a probe, and all that a probe takes is
+    /// done without handing it from thread to thread. Probes from the network namespace that this is called in. Whoever
+    /// has the receiver acts on what is told. An error is one of the thread.
+    pub fn start_on_thread(
+        options: ProberOptions,
+    ) -> io::Result<(Self, mpsc::UnboundedReceiver<News>)> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (prober, told, ends) = {
+            let _entered = runtime.enter();
+            Self::start_task(options)
+        };
+        thread::Builder::new()
+            .name("prober".to_owned())
+            // A task that panicked has said so.
+            .spawn(move || drop(runtime.block_on(ends)))?;
+        Ok((prober, told))
+    }
+
+    /// The same in the current tokio runtime.
     pub fn start(options: ProberOptions) -> (Self, mpsc::UnboundedReceiver<News>) {
+        let (prober, told, _) = Self::start_task(options);
+        (prober, told)
+    }
+
+    fn start_task(options: ProberOptions) -> (Self, mpsc::UnboundedReceiver<News>, JoinHandle<()>) {
         let ProberOptions {
             manager,
             containers,
@@ -130,7 +157,7 @@ impl Prober {
             news,
         }));
         let (shared, wake) = (Arc::downgrade(&prober.0), prober.0.wake.clone());
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             while let Some(shared) = shared.upgrade() {
                 let next = Self(shared).start_due();
                 let wait = async {
@@ -145,7 +172,7 @@ impl Prober {
                 }
             }
         });
-        (prober, told)
+        (prober, told, task)
     }
 
     /// Starts what is due. Returns when there will be more.

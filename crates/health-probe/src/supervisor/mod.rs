@@ -17,6 +17,7 @@ mod saved;
 mod task;
 mod view;
 
+use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -119,8 +120,8 @@ struct State {
 }
 
 impl Supervisor {
-    /// Begins. Must be called in a tokio runtime.
-    pub fn start(options: SupervisorOptions) -> Self {
+    /// Begins. Must be called in a tokio runtime. An error is one of the prober's thread.
+    pub fn start(options: SupervisorOptions) -> io::Result<Self> {
         let SupervisorOptions {
             pods,
             runtime,
@@ -134,7 +135,7 @@ impl Supervisor {
         let now = Moment::now();
         let saved = SavedState::read(&state_file, &now);
         let containers = Arc::new(KnownContainers::new(runtime.clone()));
-        let (prober, news) = Prober::start(ProberOptions {
+        let (prober, news) = Prober::start_on_thread(ProberOptions {
             manager: ManagerOptions {
                 limits,
                 agent_start: now.wall,
@@ -142,7 +143,7 @@ impl Supervisor {
             },
             containers: containers.clone(),
             certificates,
-        });
+        })?;
         let (reporter, activity) = activity::channel();
         let shared = Arc::new(Shared {
             prober,
@@ -170,7 +171,7 @@ impl Supervisor {
         );
         let running = tokio::spawn(task.run(news));
         *shared.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(running);
-        Self(shared)
+        Ok(Self(shared))
     }
 
     /// All probes, by pod, container and type.

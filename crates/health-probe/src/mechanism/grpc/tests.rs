@@ -205,10 +205,10 @@ fn replies_are_read() {
         reply.extend_from_slice(bytes);
         reply
     };
-    assert!(matches!(read(&frame(&[8, 1])), Ok(Health::Serving)));
-    assert!(matches!(read(&frame(&[8, 2])), Ok(Health::NotServing)));
-    assert!(matches!(read(&frame(&[8, 77])), Ok(Health::Unknown)));
-    assert!(matches!(read(&frame(&[])), Ok(Health::Unknown)));
+    assert!(matches!(health(&frame(&[8, 1])), Ok(Health::Serving)));
+    assert!(matches!(health(&frame(&[8, 2])), Ok(Health::NotServing)));
+    assert!(matches!(health(&frame(&[8, 77])), Ok(Health::Unknown)));
+    assert!(matches!(health(&frame(&[])), Ok(Health::Unknown)));
     for bad in [
         &[][..],
         &[0, 0, 0],
@@ -216,7 +216,10 @@ fn replies_are_read() {
         &[0, 0, 0, 0, 9, 8],
         &[0, 0, 0, 0, 1, 0xff],
     ] {
-        assert!(matches!(read(bad), Err(CallError::Malformed(_))), "{bad:?}");
+        assert!(
+            matches!(health(bad), Err(NoStatus::Malformed(_))),
+            "{bad:?}"
+        );
     }
 }
 

@@ -1,0 +1,411 @@
+//! An answer by HTTP/1.1, read piece by piece: its head, and how its body is delimited.
+
+use crate::mechanism::OUTPUT_LIMIT;
+
+/// Most bytes of a head.
+pub(super) const HEAD_LIMIT: usize = 64 * 1024;
+/// Most headers of a head.
+const HEADERS: usize = 100;
+/// A head of up to this many bytes is looked at with each piece, so that what is no HTTP is told before its line ends.
+const LOOK_ALWAYS: usize = 512;
+
+/// What is wrong with a head.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeadError {
+    #[error("it is no HTTP/1")]
+    Version,
+    #[error("invalid HTTP status")]
+    Status,
+    #[error("a header cannot be read: {0}")]
+    Header(httparse::Error),
+    #[error("the head is too large")]
+    TooLarge,
+    #[error("the length of the body cannot be read")]
+    Length,
+}
+
+impl From<httparse::Error> for HeadError {
+    fn from(error: httparse::Error) -> Self {
+        match error {
+            httparse::Error::Version => Self::Version,
+            httparse::Error::Status => Self::Status,
+            httparse::Error::TooManyHeaders => Self::TooLarge,
+            error => Self::Header(error),
+        }
+    }
+}
+
+/// What is wrong with a body.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BodyError {
+    #[error("a chunk's size cannot be read")]
+    ChunkSize,
+    #[error("a chunk does not end where it says")]
+    ChunkEnd,
+}
+
+/// The head of an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) status: u16,
+    /// Where a redirect leads, if this is one.
+    pub(super) location: Option<String>,
+}
+
+/// Reads a head that comes in pieces.
+#[derive(Debug, Default)]
+pub(super) struct HeadReader {
+    /// What came of a head that is not whole yet.
+    pending: Vec<u8>,
+}
+
+impl HeadReader {
+    /// Takes a piece. When the head is whole, returns it, its body, and what the piece has of that.
+    pub(super) fn receive(
+        &mut self,
+        piece: &[u8],
+    ) -> Result<Option<(Head, Body, Vec<u8>)>, HeadError> {
+        let mut pending = std::mem::take(&mut self.pending);
+        let mut bytes = if pending.is_empty() {
+            piece
+        } else {
+            pending.extend_from_slice(piece);
+            &pending
+        };
+        if bytes.len() <= LOOK_ALWAYS || piece.contains(&b'\n') {
+            while let Some((head, body, len)) = parse(bytes)? {
+                bytes = &bytes[len..];
+                // Announcements come before the answer (RFC 9110, 15.2). After the last of them comes no more HTTP.
+                if head.status >= 200 || head.status == 101 {
+                    return Ok(Some((head, body, bytes.to_vec())));
+                }
+            }
+        }
+        if bytes.len() > HEAD_LIMIT {
+            return Err(HeadError::TooLarge);
+        }
+        let taken = pending.len().checked_sub(bytes.len());
+        self.pending = match taken {
+            Some(taken) => {
+                pending.drain(..taken);
+                pending
+            }
+            None => bytes.to_vec(),
+        };
+        Ok(None)
+    }
+}
+
+/// A head and its length, if it is whole.
+fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
+    let mut headers = [httparse::EMPTY_HEADER; HEADERS];
+    let mut response = httparse::Response::new(&mut headers);
+    let httparse::Status::Complete(len) = response.parse(bytes)? else {
+        return Ok(None);
+    };
+    if len > HEAD_LIMIT {
+        return Err(HeadError::TooLarge);
+    }
+    let status = response.code.ok_or(HeadError::Status)?;
+    let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
+    let mut location = None;
+    let mut length = None;
+    let mut coding = None;
+    for header in response.headers.iter() {
+        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        if is_redirect && is("location") && location.is_none() {
+            location = Some(String::from_utf8_lossy(header.value).into_owned());
+        } else if is("content-length") {
+            for value in header.value.split(|byte| *byte == b',') {
+                let value = decimal(value).ok_or(HeadError::Length)?;
+                if length.replace(value).is_some_and(|other| other != value) {
+                    return Err(HeadError::Length);
+                }
+            }
+        } else if is("transfer-encoding") {
+            coding = header.value.rsplit(|byte| *byte == b',').next();
+        }
+    }
+    // RFC 9112, 6.3.
+    let body = match (status, coding, length) {
+        (100..200 | 204 | 304, ..) => Body::Length(0),
+        (_, Some(last), _) if last.trim_ascii().eq_ignore_ascii_case(b"chunked") => {
+            Body::Chunked(Chunk::Size(None))
+        }
+        (_, Some(_), _) | (_, None, None) => Body::UntilEnd,
+        (_, None, Some(length)) => Body::Length(length),
+    };
+    Ok(Some((Head { status, location }, body, len)))
+}
+
+fn decimal(text: &[u8]) -> Option<u64> {
+    let text = text.trim_ascii();
+    let is_number = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    let text = std::str::from_utf8(text).ok().filter(|_| is_number)?;
+    // A length beyond 64 bits is one that nobody sends.
+    text.parse().ok()
+}
+
+/// How a body is delimited, and what of it is still to come.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    /// So many bytes more.
+    Length(u64),
+    Chunked(Chunk),
+    /// Whatever comes until the connection ends.
+    UntilEnd,
+}
+
+/// Where in a chunked body (RFC 9112, 7.1) it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    /// In the size, which has this value so far.
+    Size(Option<u64>),
+    /// After the size, in the rest of its line.
+    Extension(u64),
+    /// In the data, of which so many bytes are to come.
+    Data(u64),
+    /// At the line break after the data.
+    DataEnd,
+    /// In the trailer, in a line of so many bytes.
+    Trailer(usize),
+}
+
+/// How far a body is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    More,
+    /// It is whole, or as much of it was looked at as is to be.
+    Done,
+}
+
+impl Body {
+    /// Takes a piece, none of which is kept. `read` counts the bytes of the body that were looked at.
+    pub(super) fn receive(
+        &mut self,
+        piece: &[u8],
+        read: &mut usize,
+    ) -> Result<Progress, BodyError> {
+        let is_whole = match self {
+            Self::Length(left) => {
+                let len = piece
+                    .len()
+                    .min(usize::try_from(*left).unwrap_or(usize::MAX));
+                *left -= len as u64;
+                *read += len;
+                *left == 0
+            }
+            Self::UntilEnd => {
+                *read += piece.len();
+                false
+            }
+            Self::Chunked(chunk) => chunk.receive(piece, read)?,
+        };
+        Ok(match is_whole || *read >= OUTPUT_LIMIT {
+            true => Progress::Done,
+            false => Progress::More,
+        })
+    }
+
+    /// Whether it may end with the connection.
+    pub(super) fn may_end(&self) -> bool {
+        *self == Self::UntilEnd
+    }
+}
+
+impl Chunk {
+    /// Whether the body is whole.
+    fn receive(&mut self, mut piece: &[u8], read: &mut usize) -> Result<bool, BodyError> {
+        while let Some((&byte, rest)) = piece.split_first() {
+            if let Self::Data(left) = *self {
+                let len = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                *read += len;
+                piece = &piece[len..];
+                *self = match left - len as u64 {
+                    0 => Self::DataEnd,
+                    left => Self::Data(left),
+                };
+                continue;
+            }
+            piece = rest;
+            *self = match (*self, byte) {
+                (Self::Size(size), _) if byte.is_ascii_hexdigit() => {
+                    let digit = char::from(byte).to_digit(16).map_or(0, u64::from);
+                    let size = size.unwrap_or(0).checked_mul(16);
+                    Self::Size(Some(size.ok_or(BodyError::ChunkSize)? | digit))
+                }
+                (Self::Size(Some(0)) | Self::Extension(0), b'\n') => Self::Trailer(0),
+                (Self::Size(Some(size)) | Self::Extension(size), b'\n') => Self::Data(size),
+                (Self::Size(Some(size)), b'\r' | b';' | b' ' | b'\t')
+                | (Self::Extension(size), _) => Self::Extension(size),
+                (Self::Size(_), _) => return Err(BodyError::ChunkSize),
+                (Self::DataEnd, b'\r') => Self::DataEnd,
+                (Self::DataEnd, b'\n') => Self::Size(None),
+                (Self::DataEnd, _) => return Err(BodyError::ChunkEnd),
+                (Self::Trailer(0), b'\n') => return Ok(true),
+                (Self::Trailer(_), b'\n') => Self::Trailer(0),
+                (Self::Trailer(len), b'\r') => Self::Trailer(len),
+                (Self::Trailer(len), _) => Self::Trailer(len.saturating_add(1)),
+                (Self::Data(_), _) => continue,
+            };
+        }
+        Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a reader makes of an answer that comes in these pieces: the head, and what came of the body.
+    fn read(pieces: &[&[u8]]) -> Result<Option<(Head, usize, bool)>, String> {
+        let mut reader = HeadReader::default();
+        let mut pieces = pieces.iter();
+        for piece in pieces.by_ref() {
+            let received = reader.receive(piece).map_err(|error| error.to_string())?;
+            let Some((head, mut body, rest)) = received else {
+                continue;
+            };
+            let mut count = 0;
+            let mut piece = rest.as_slice();
+            loop {
+                let progress = body.receive(piece, &mut count);
+                if progress.map_err(|error| error.to_string())? == Progress::Done {
+                    return Ok(Some((head, count, true)));
+                }
+                match pieces.next() {
+                    None => return Ok(Some((head, count, body.may_end()))),
+                    Some(next) => piece = next,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn whole(status: u16, count: usize) -> Result<Option<(Head, usize, bool)>, String> {
+        let location = None;
+        Ok(Some((Head { status, location }, count, true)))
+    }
+
+    #[test]
+    fn bodies_end_where_their_heads_say() {
+        for (answer, expected) in [
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokmore",
+                whole(200, 2),
+            ),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n\r\nok",
+                whole(200, 2),
+            ),
+            ("HTTP/1.0 200 OK\r\n\r\nuntil the end", whole(200, 13)),
+            ("HTTP/1.1 200\n\nok", whole(200, 2)),
+            ("HTTP/1.1 204 x\r\nContent-Length: 9\r\n\r\n", whole(204, 0)),
+            ("HTTP/1.1 304 x\r\n\r\n", whole(304, 0)),
+            (
+                "HTTP/1.1 100 x\r\n\r\nHTTP/1.1 103 x\r\nA: b\r\n\r\nHTTP/1.1 200 x\r\nContent-Length: 0\r\n\r\n",
+                whole(200, 0),
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, Chunked\r\nContent-Length: 1\r\n\r\n3;a=b\r\nabc\r\nA \r\n0123456789\r\n0\r\nT: x\r\n\r\n",
+                whole(200, 13),
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc",
+                whole(200, 3),
+            ),
+        ] {
+            assert_eq!(read(&[answer.as_bytes()]), expected, "{answer}");
+            // However it is cut.
+            for cut in 1..answer.len() {
+                let (a, b) = answer.as_bytes().split_at(cut);
+                assert_eq!(read(&[a, b]), expected, "{answer} cut at {cut}");
+            }
+            let bytes: Vec<&[u8]> = answer.as_bytes().chunks(1).collect();
+            assert_eq!(read(&bytes), expected, "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_waited_for() {
+        assert_eq!(read(&[b"HTTP/1.1 200 OK\r\nA: "]), Ok(None));
+        for answer in [
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nokay",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nokay\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nokay\r\n0\r\n",
+        ] {
+            let read = read(&[answer.as_bytes()]).unwrap();
+            assert!(matches!(read, Some((_, 4, false))), "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_answer_is_an_error() {
+        for (answer, expected) in [
+            ("SSH-2.0-OpenSSH_9.2\r\n", "it is no HTTP/1"),
+            ("\x16\x03\x01", "it is no HTTP/1"),
+            ("HTTP/2 200 OK\r\n\r\n", "it is no HTTP/1"),
+            ("HTTP/1.1 -1 x\r\n\r\n", "invalid HTTP status"),
+            (
+                "HTTP/1.1 200 OK\r\nbad header\r\n\r\n",
+                "a header cannot be read: invalid header name",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+                "the length of the body cannot be read",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: +1\r\n\r\n",
+                "the length of the body cannot be read",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\n",
+                "the length of the body cannot be read",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nx",
+                "a chunk's size cannot be read",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n11111111111111111\r\n",
+                "a chunk's size cannot be read",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab",
+                "a chunk does not end where it says",
+            ),
+        ] {
+            assert_eq!(
+                read(&[answer.as_bytes()]),
+                Err(expected.to_owned()),
+                "{answer}"
+            );
+        }
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "A: b\r\n".repeat(101));
+        assert_eq!(
+            read(&[many.as_bytes()]),
+            Err("the head is too large".to_owned())
+        );
+        let long = format!("HTTP/1.1 200 OK\r\nA: {}", "b".repeat(HEAD_LIMIT));
+        assert_eq!(
+            read(&[long.as_bytes()]),
+            Err("the head is too large".to_owned())
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(start in "(HTTP/1.1 200 x\r\n(Transfer-Encoding: chunked\r\n)?\r\n)?", rest in prop::collection::vec(any::<u8>(), 0..200), cut in 0_usize..200) {
+            let bytes = [start.as_bytes(), &rest].concat();
+            let (a, b) = bytes.split_at(cut.min(bytes.len()));
+            // Cut or not, it comes to the same, but for what was not looked at because nothing followed.
+            let cut = read(&[a, b]);
+            let uncut = read(&[&bytes]);
+            if let (Ok(Some(cut)), Ok(Some(uncut))) = (cut, uncut) {
+                prop_assert_eq!(cut, uncut);
+            }
+        }
+    }
+}
