@@ -90,7 +90,7 @@ pub(super) fn encode(sample: &Sample, encoder: &mut DescriptorEncoder<'_>) -> fm
 fn encode_runs(statistics: &Stats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let help = "Runs of container probes by what they came to";
     let mut runs = family(encoder, "prober_probe", help, MetricType::Counter)?;
-    for ((_, container, kind), stats) in &statistics.probes {
+    for ((_, container, kind), stats) in statistics.by_name() {
         for (counted, count) in Counted::ALL.iter().zip(stats.runs) {
             let [namespace, pod, uid, container] = of_container(&stats.pod, container);
             let labels = [
@@ -115,7 +115,7 @@ fn encode_durations(statistics: &Stats, encoder: &mut DescriptorEncoder<'_>) -> 
         help,
         MetricType::Histogram,
     )?;
-    for ((_, container, kind), stats) in &statistics.probes {
+    for ((_, container, kind), stats) in statistics.by_name() {
         let [namespace, pod, uid, container] = of_container(&stats.pod, container);
         let labels = [("probe_type", kind.title()), container, pod, namespace, uid];
         encode_histogram(&stats.durations, &mut durations.encode_family(&labels)?)?;

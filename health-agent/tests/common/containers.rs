@@ -67,7 +67,8 @@ pub(super) async fn supervisor(state_dir: &Path, pods: watch::Receiver<Arc<PodSe
         },
         certificates: state_dir.join("certificates"),
         state_file: state_dir.join("probes.json"),
-    });
+    })
+    .unwrap();
     let mut changes = supervisor.changes();
     let is_over = || {
         let probes = supervisor.probes();

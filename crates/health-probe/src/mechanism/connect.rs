@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use health_net::netns::{NetNs, NetNsError};
-use health_net::tcp::forget_after_fin;
+use health_net::tcp::{acknowledge_by_first_write, forget_after_fin};
 use nix::errno::Errno;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -174,6 +174,9 @@ async fn attempt(
         Some(netns) => netns.run_in(open)?,
     };
     let socket = socket.map_err(ConnectError::Socket)?;
+    if usage.writes_first {
+        acknowledge_by_first_write(&socket).map_err(ConnectError::Socket)?;
+    }
     let connected = timeout_at(until, socket.connect(address));
     let stream = connected
         .await
@@ -189,6 +192,8 @@ pub(super) struct Usage {
     pub(super) ending: Ending,
     /// Most that is read from it, bytes. What comes after that is an error.
     pub(super) read_max: usize,
+    /// Whether something is written at once.
+    pub(super) writes_first: bool,
     /// Whether more than one thing is written. It must not wait for the acknowledgement of the one before.
     pub(super) no_delay: bool,
 }

@@ -109,6 +109,7 @@ async fn attempt(probe: &GrpcProbe, deadline: Deadline) -> Result<Outcome, Strin
             None => READ_MAX,
             Some(_) => READ_MAX + HANDSHAKE_MAX,
         },
+        writes_first: true,
         // A plain call is written at once, and nothing waits for acknowledgements of frames.
         no_delay: probe.tls.is_some(),
     };

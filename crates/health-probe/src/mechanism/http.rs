@@ -161,6 +161,7 @@ async fn send(
             Scheme::Http => READ_MAX,
             Scheme::Https => READ_MAX + HANDSHAKE_MAX,
         },
+        writes_first: true,
         // A plain request is written at once.
         no_delay: url.scheme == Scheme::Https,
     };

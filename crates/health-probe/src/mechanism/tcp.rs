@@ -9,6 +9,7 @@ pub async fn probe(target: &Target, deadline: Deadline) -> Outcome {
     let usage = Usage {
         ending: Ending::Fin,
         read_max: 0,
+        writes_first: false,
         no_delay: false,
     };
     match connect(target, usage, deadline).await {

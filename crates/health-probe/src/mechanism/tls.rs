@@ -178,8 +178,11 @@ impl TlsClient {
             },
         };
         let connector = TlsConnector::from(config.clone());
-        let stream = connector.connect(name, connection).await?;
-        Ok(TlsConnection { stream })
+        // In boxes, so that probes in plain text need no room for a session.
+        let stream = Box::pin(connector.connect(name, connection)).await?;
+        Ok(TlsConnection {
+            stream: Box::new(stream),
+        })
     }
 }
 
@@ -258,7 +261,7 @@ impl ServerCertVerifier for Unverified {
 /// A connection with TLS. It tells the server of its end, which would else take it for an attack.
 #[derive(Debug)]
 pub(super) struct TlsConnection {
-    stream: TlsStream<Connection>,
+    stream: Box<TlsStream<Connection>>,
 }
 
 impl Drop for TlsConnection {

@@ -88,7 +88,8 @@ impl Attempt<'_> {
             netns: netns.clone(),
         };
         match target.action {
-            TargetAction::Exec(command) => self.exec(command, deadline).await,
+            // In a box, so that other probes need no room for it.
+            TargetAction::Exec(command) => Box::pin(self.exec(command, deadline)).await,
             TargetAction::Tcp { host, port } => tcp::probe(&to(host, port), deadline).await,
             TargetAction::Http {
                 host,

@@ -31,7 +31,7 @@ use crate::worker::{
     WorkerView,
 };
 
-pub use self::stats::{DURATION_BOUNDS, Histogram, ProbeStats, Stats};
+pub use self::stats::{DURATION_BOUNDS, Histogram, ProbeName, ProbeStats, Stats};
 pub use self::trial::{Trial, Tried};
 
 /// What the prober has to know of containers, beside their manifests.

@@ -1,6 +1,6 @@
 //! What probes came to, for metrics.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,11 +12,14 @@ pub const DURATION_BOUNDS: [f64; 14] = [
     0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 ];
 
+/// What tells a probe from others: the pod's UID, the container's name, and the type.
+pub type ProbeName = (Arc<str>, Arc<str>, ProbeType);
+
 /// What all probes came to.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// By pod, container and type.
-    pub probes: BTreeMap<(Arc<str>, Arc<str>, ProbeType), ProbeStats>,
+    /// Each probe's, in any order.
+    pub probes: HashMap<ProbeName, ProbeStats>,
     /// How late runs began, all together.
     pub delays: Histogram,
     /// What those of pods that are gone came to, as in [`ProbeStats::runs`].
@@ -53,6 +56,13 @@ impl Histogram {
 }
 
 impl Stats {
+    /// Each probe's, in the order of their names.
+    pub fn by_name(&self) -> Vec<(&ProbeName, &ProbeStats)> {
+        let mut probes: Vec<_> = self.probes.iter().collect();
+        probes.sort_unstable_by_key(|(name, _)| *name);
+        probes
+    }
+
     /// How often all probes together came to each of [`Counted::ALL`].
     pub(crate) fn totals(&self) -> [u64; Counted::ALL.len()] {
         let mut totals = self.past;
