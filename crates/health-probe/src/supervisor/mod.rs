@@ -15,6 +15,8 @@ mod refresh;
 mod restarts;
 mod saved;
 mod task;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::net::IpAddr;
