@@ -165,10 +165,10 @@ async fn a_container_that_cannot_be_made_again_waits_longer_each_time() {
     let stand = Stand::start(runtime, Restarts::Own, &[("web", APP)]);
     let is_tried = |stand: &Stand| {
         let tries = stand.tries("CreateContainer");
-        (tries.len() == 9).then_some(tries)
+        (tries.len() == 7).then_some(tries)
     };
-    let tries = stand.wait("nine tries", is_tried).await;
-    assert_waits(&tries, &[10, 20, 40, 80, 160, 300, 300, 300]);
+    let tries = stand.wait("seven tries", is_tried).await;
+    assert_waits(&tries, &[10, 20, 40, 80, 160, 300]);
     stand.runtime.mend_calls("CreateContainer", "web.app.1");
     stand.wait_state("web", "app", "running").await;
 }
