@@ -11,7 +11,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use common::{Agent, Fixture};
-use health_agent::api::server::Source as _;
+use health_agent::api::source::Source as _;
 use health_agent::metrics::{Exporter, Format};
 use health_model::settings::Location;
 

@@ -33,7 +33,7 @@ use tracing::warn;
 use super::node::NodeDatapath;
 use super::watch::{EndpointOutcome, Outcome, PERIOD};
 use crate::api::liveness::{self, Grace, Liveness, Observation};
-use crate::api::server::Source;
+use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
 pub(super) struct AgentSource {

@@ -23,8 +23,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize, Serializer};
 use tokio::sync::watch;
 
+use super::answer::{Refusal, answer, as_lines, write_lines};
 use super::serve::Client;
-use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
+use super::server::Shared;
+use super::source::Source;
 
 /// Largest body, bytes: as many labels as there may be, each as long as it may be, and the rest.
 const MAX_BODY: usize = LABEL_MAX * LABELS_MAX * 5 / 4;

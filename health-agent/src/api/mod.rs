@@ -1,5 +1,6 @@
 //! The agent's HTTP API on a unix socket.
 
+mod answer;
 pub mod client;
 mod endpoints;
 pub mod liveness;
@@ -13,4 +14,5 @@ pub mod rtt_summary;
 mod serve;
 pub mod server;
 pub mod socket;
+pub mod source;
 mod streamed;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::server::Refusal;
+use super::answer::Refusal;
 
 /// How many requests of a kind are served at a time.
 pub(super) struct Places {

@@ -20,8 +20,10 @@ use health_policy::{Peer, PolicyName, Repository, Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::answer::{Refusal, answer};
 use super::endpoints::{body, body_bytes};
-use super::server::{Refusal, Shared, Source, answer};
+use super::server::Shared;
+use super::source::Source;
 
 /// Answer to `POST /v1/policies/trace`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

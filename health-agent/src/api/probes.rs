@@ -10,7 +10,9 @@ use axum::extract::{Extension, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use futures_util::stream;
-use health_model::api::{ContainerEvent, ContainerProbe, ContainerProbeEvent};
+use health_model::api::{
+    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, is_pod_named,
+};
 use health_probe::spec::ProbeType;
 use health_probe::supervisor::Supervisor;
 use serde::Deserialize;
@@ -18,8 +20,10 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
+use super::answer::{Refusal, answer, as_lines, write_lines};
 use super::serve::Client;
-use super::server::{Refusal, Shared, Source, answer, as_lines, write_lines};
+use super::server::Shared;
+use super::source::Source;
 
 /// Least time between two looks for a client that watches.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
@@ -58,11 +62,8 @@ impl Selection {
     }
 
     fn has_container(&self, pod: &str, container: &str) -> bool {
-        let is_pod = |wanted: &String| {
-            let name = pod.rsplit_once('/').map_or(pod, |(_, name)| name);
-            *wanted == pod || *wanted == name
-        };
-        self.pod.as_ref().is_none_or(is_pod)
+        let is_pod = |wanted: &str| is_pod_named(pod, wanted);
+        self.pod.as_deref().is_none_or(is_pod)
             && self.container.as_ref().is_none_or(|one| *one == container)
     }
 
@@ -159,14 +160,11 @@ impl Watch {
     }
 }
 
-/// UID, container and type.
-type ProbeKey = (String, String, String);
-
 /// The probes as a client knows them.
 #[derive(Default)]
 struct ClientView {
     selection: Selection,
-    probes: BTreeMap<ProbeKey, ContainerProbe>,
+    probes: BTreeMap<ContainerProbeKey, ContainerProbe>,
     /// Number of the last event that is told, or older than the watch.
     last_event: u64,
 }
@@ -208,16 +206,7 @@ impl ClientView {
     }
 
     fn update(&mut self, probes: Vec<ContainerProbe>) -> Vec<ContainerProbeEvent> {
-        let key = |probe: &ContainerProbe| {
-            let ContainerProbe {
-                pod_uid,
-                container,
-                kind,
-                ..
-            } = probe;
-            (pod_uid.clone(), container.clone(), kind.clone())
-        };
-        let now: BTreeMap<_, _> = probes.iter().map(|probe| (key(probe), probe)).collect();
+        let now: BTreeMap<_, _> = probes.iter().map(|probe| (probe.key(), probe)).collect();
         let gone = self
             .probes
             .iter()
@@ -228,19 +217,19 @@ impl ClientView {
             container: probe.container.clone(),
             kind: probe.kind.clone(),
         });
-        let is_told = |key: &ProbeKey, probe: &ContainerProbe| {
+        let is_told = |key: &ContainerProbeKey, probe: &ContainerProbe| {
             let told = self.probes.get(key);
             told.is_some_and(|told| told.is_like(probe))
         };
         // In the order of the listing.
-        let changed = probes.iter().filter(|probe| !is_told(&key(probe), probe));
+        let changed = probes.iter().filter(|probe| !is_told(&probe.key(), probe));
         let changed = changed.map(|probe| ContainerProbeEvent::Updated {
             probe: Box::new(probe.clone()),
         });
         let events = gone.chain(changed).collect();
         self.probes = probes
             .into_iter()
-            .map(|probe| (key(&probe), probe))
+            .map(|probe| (probe.key(), probe))
             .collect();
         events
     }

@@ -16,7 +16,7 @@ use health_net::clock::{self, ClockState};
 use serde::Serialize;
 
 use super::rtt_summary::{Histogram, RttSummary};
-use super::server::Source;
+use super::source::Source;
 
 /// Writes the rows of `source` as a JSON array, a row a line, while they are read: all of them
 /// together are large.

@@ -1,8 +1,6 @@
 //! Serves the API.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fmt::Display;
 use std::future::Future;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,37 +8,27 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{self, Extension, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, patch, post, put};
-use futures_util::{Stream, stream};
-use health_common::rtt::{RttKey, RttRow};
-use health_datapath::conntrack::Counts;
-use health_datapath::events::{self, SubscribeError, Subscription};
-use health_endpoint::enforcement::Enforcer;
-use health_endpoint::manager::Manager;
-use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
-use health_model::api::{
-    AgentState, ClusterNodeStatus, Endpoint, ErrorBody, HealthStatus, HealthzResponse,
-    IdentityEntry, LoadAverage, NodeList, NodeStatus, PathMtuEntry, ProbeEvent, RegistryState,
-    TargetHistory,
-};
+use futures_util::stream;
+use health_model::api::{ClusterNodeStatus, HealthzResponse, LoadAverage, NodeList, ProbeEvent};
 use health_model::duration::duration_text;
 use health_model::events::EventFilter;
 use health_model::identity::{Identity, ParseIdentityError};
-use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::net::UnixListener;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use super::answer::{Refusal, answer, as_lines, cannot_write, json, write_lines};
 use super::node_feed::{self, NodeFeed};
 use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
+use super::source::Source;
 use super::{endpoints, policies, probes, streamed};
 
 /// The API in OpenAPI's terms. Tests hold it against the routes and their answers.
@@ -58,99 +46,6 @@ const WATCHES: usize = 16;
 /// Most events that are written at once.
 const EVENT_BATCH: usize = 256;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-
-/// What the server reads; the agent implements it. Every call answers at once with what is known.
-pub trait Source: Send + Sync + 'static {
-    /// The last results.
-    fn status(&self) -> HealthStatus;
-    /// Writes the same as JSON, which may take less than the whole report. May take as long as `out`
-    /// does.
-    fn write_status(&self, out: &mut dyn io::Write) -> io::Result<()> {
-        Ok(serde_json::to_writer(out, &self.status())?)
-    }
-    /// The same without the nodes.
-    fn status_head(&self) -> HealthStatus<()> {
-        self.status().head()
-    }
-    /// Gives the nodes of the last results to `each` one by one, which may take less than the whole
-    /// report.
-    fn each_node(&self, each: &mut dyn FnMut(&NodeStatus)) {
-        self.status().nodes.iter().for_each(each);
-    }
-    /// Probes all nodes now; ends with the probe timeout at the latest, with what is known then.
-    fn probe(&self) -> impl Future<Output = HealthStatus> + Send;
-    /// Probes all nodes now, and tells what comes out as it comes. The last event is
-    /// [`ProbeEvent::Done`], with the probe timeout at the latest.
-    fn probe_events(&self) -> mpsc::Receiver<ProbeEvent>;
-    /// How large packets to the addresses of one node (`cluster/node`) or of all may be.
-    fn path_mtus(&self, node: Option<&str>) -> Vec<PathMtuEntry>;
-    /// Finds that out anew; ends after 25 s at the latest, with what is known then.
-    fn probe_path_mtus(&self, node: Option<&str>)
-    -> impl Future<Output = Vec<PathMtuEntry>> + Send;
-    /// What became of the probes of the last hour, for one node (`cluster/node`) or for all.
-    fn history(&self, node: Option<&str>) -> Vec<TargetHistory>;
-    /// Calls `each` with every row of round-trip times, as the kernel holds them, and ends with its
-    /// first error. May take as long as `each` does.
-    fn each_rtt(&self, each: &mut dyn FnMut(&RttKey, &RttRow) -> io::Result<()>) -> io::Result<()>;
-    /// The registry.
-    fn nodes(&self) -> NodeList;
-    /// How the node registries do.
-    fn registries(&self) -> Vec<RegistryState> {
-        self.nodes().registries
-    }
-    /// ICMP messages that were not taken for answers.
-    fn ignored_replies(&self) -> IgnoredReplyCounts {
-        IgnoredReplyCounts::default()
-    }
-    /// Requests of `GET /hello` to this agent with something wrong.
-    fn hello_requests(&self) -> HelloRequestCounts {
-        HelloRequestCounts::default()
-    }
-    /// Answers of `GET /hello` with a header that could not be read.
-    fn malformed_answers(&self) -> u64 {
-        0
-    }
-    /// What collections of conntrack entries came to.
-    fn collections(&self) -> Counts {
-        Counts::default()
-    }
-    /// What the programs tell of these events from now on; `None` while there are no programs.
-    fn monitor(&self, _: EventFilter) -> Option<Result<Subscription, SubscribeError>> {
-        None
-    }
-    /// What was read and lost of it.
-    fn events(&self) -> events::Counts {
-        events::Counts::default()
-    }
-    /// Local endpoints by id, the health endpoint among them.
-    fn endpoints(&self) -> Vec<Arc<Endpoint>>;
-    /// What was repaired since the start, by cause.
-    fn repairs(&self) -> BTreeMap<String, u64> {
-        BTreeMap::new()
-    }
-    /// What keeps policy in force; `None` before it is taken over.
-    fn enforcer(&self) -> Option<&Enforcer> {
-        None
-    }
-    /// What manages the others; `None` before they are restored.
-    fn manager(&self) -> Option<&Manager> {
-        None
-    }
-    /// What probes containers; `None` if this agent does not.
-    fn containers(&self) -> Option<&Supervisor> {
-        None
-    }
-    /// All security identities, by number.
-    fn identities(&self) -> Vec<IdentityEntry> {
-        Vec::new()
-    }
-    /// The settings in force.
-    fn config(&self) -> Config;
-    /// How the agent itself does.
-    fn state(&self) -> AgentState;
-    /// Since when it runs.
-    fn uptime(&self) -> Duration;
-}
 
 /// Serves the API until `shutdown` ends; requests under way are answered, if that takes no longer
 /// than 2 s. Then removes the socket's file.
@@ -256,49 +151,6 @@ fn routes<S: Source>() -> [Route<S>; 27] {
     ]
 }
 
-/// An answer that is not a success.
-pub(super) struct Refusal(pub(super) StatusCode, pub(super) String);
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Self(code, error) = self;
-        let body = serde_json::to_vec(&ErrorBody { error }).unwrap_or_default();
-        json(code, body)
-    }
-}
-
-impl From<QueryRejection> for Refusal {
-    fn from(rejection: QueryRejection) -> Self {
-        Self(StatusCode::BAD_REQUEST, rejection.body_text())
-    }
-}
-
-fn json(code: StatusCode, body: Vec<u8>) -> Response {
-    (code, [(header::CONTENT_TYPE, "application/json")], body).into_response()
-}
-
-/// Makes an answer and its JSON off the threads that serve: with ten thousand nodes that takes tens
-/// of milliseconds.
-pub(super) async fn answer<T: Serialize>(
-    make: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<Response, Refusal> {
-    let make = move || serde_json::to_vec(&make()?).map_err(cannot_write);
-    let body = tokio::task::spawn_blocking(make).await.map_err(|error| {
-        Refusal(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            format!("cannot make the answer: {error}"),
-        )
-    })??;
-    Ok(json(StatusCode::OK, body))
-}
-
-fn cannot_write(error: impl Display) -> Refusal {
-    Refusal(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        format!("cannot write the answer: {error}"),
-    )
-}
-
 async fn healthz<S: Source>(State(api): Shared<S>) -> Response {
     let cilium = api.source.state();
     let code = match cilium.state.as_str() {
@@ -378,21 +230,6 @@ fn event_lines(events: mpsc::Receiver<ProbeEvent>, place: OwnedSemaphorePermit) 
             Ok(Some((lines, (events, place))))
         },
     ))
-}
-
-/// An answer of lines of JSON, which is sent as it is made.
-pub(super) fn as_lines(lines: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Response {
-    let content_type = [(header::CONTENT_TYPE, "application/jsonl")];
-    (content_type, Body::from_stream(lines)).into_response()
-}
-
-pub(super) fn write_lines<T: Serialize>(events: &[T]) -> io::Result<Bytes> {
-    let mut lines = Vec::new();
-    for event in events {
-        serde_json::to_writer(&mut lines, event)?;
-        lines.push(b'\n');
-    }
-    Ok(lines.into())
 }
 
 async fn hello() {}
@@ -597,6 +434,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
+
+    use health_common::rtt::{RttKey, RttRow};
+    use health_model::api::{AgentState, Endpoint, HealthStatus, PathMtuEntry, TargetHistory};
 
     use super::*;
     use crate::api::socket::bind;

@@ -39,7 +39,7 @@ use self::recent::TotalsHistory;
 use self::render::Snapshot;
 use self::summary::Summary;
 use self::totals::{Class, Totals};
-use crate::api::server::Source;
+use crate::api::source::Source;
 
 /// The maps that metrics are made of.
 pub trait Maps: Send + Sync + 'static {

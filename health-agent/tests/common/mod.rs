@@ -10,8 +10,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use health_agent::api::server::{self, Source};
+use health_agent::api::server;
 use health_agent::api::socket;
+use health_agent::api::source::Source;
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
 use health_common::metrics::Reason;
 use health_common::probe::Path as RttPath;

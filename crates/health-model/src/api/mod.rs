@@ -29,8 +29,8 @@ pub use self::path::{
 };
 pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest, TraceQuery};
 pub use self::probe::{
-    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeSummary, DelayBucket,
-    PodProblem, ProbeRun, ProbeVerdict, ProbedContainer, ProbedPod,
+    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ContainerProbeSummary,
+    DelayBucket, PodProblem, ProbeRun, ProbeVerdict, ProbedContainer, ProbedPod, is_pod_named,
 };
 pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,

@@ -47,7 +47,21 @@ pub struct ContainerProbe {
     pub last_run: Option<ProbeRun>,
 }
 
+/// What tells a probe from all others of an agent: the pod's UID, container and type.
+pub type ContainerProbeKey = (String, String, String);
+
 impl ContainerProbe {
+    /// What tells it from all others.
+    pub fn key(&self) -> ContainerProbeKey {
+        let Self {
+            pod_uid,
+            container,
+            kind,
+            ..
+        } = self;
+        (pod_uid.clone(), container.clone(), kind.clone())
+    }
+
     /// Whether both are the same but for what each run changes: times, and counts beyond the threshold.
     pub fn is_like(&self, other: &Self) -> bool {
         let steady = |one: &Self| Self {
@@ -181,6 +195,12 @@ pub struct PodProblem {
     pub subject: String,
     /// What is wrong, with the pod, the container and the field.
     pub problem: String,
+}
+
+/// Whether `wanted`, NAME or NAMESPACE/NAME, means `pod`, `NAMESPACE/NAME`.
+pub fn is_pod_named(pod: &str, wanted: &str) -> bool {
+    let name = pod.rsplit_once('/').map_or(pod, |(_, name)| name);
+    wanted == pod || wanted == name
 }
 
 /// A line of `GET /v1/probes?watch=true`.

@@ -9,6 +9,8 @@ mod observe;
 mod restart;
 mod status;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::fmt;

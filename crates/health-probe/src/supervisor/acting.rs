@@ -1,5 +1,6 @@
 //! What is done to containers: those whose probes fail are ended, and those that have ended are started again.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,13 +50,14 @@ impl Task {
         }
     }
 
-    /// Has containers started again that have ended.
+    /// Has containers started again that have ended, and gives up what has become needless.
     pub(super) fn find_ended(&mut self) {
         let restarts = self.parts.restarts;
         if self.parts.runtime.is_none() || restarts == Restarts::None || !self.is_observed {
             return;
         }
         let observation = self.observation.clone();
+        let mut wanted = HashSet::new();
         let uids = self.shared.state().pods.uids();
         for uid in uids {
             if restarts == Restarts::Own && self.is_kubelets(&uid) {
@@ -71,7 +73,16 @@ impl Task {
                 continue;
             };
             for container in &running.containers {
-                self.consider(&spec, container);
+                if self.consider(&spec, container) {
+                    wanted.insert(&*container.id);
+                }
+            }
+        }
+        let given_up = self.actions.give_up_restarts(|id| wanted.contains(id));
+        let mut state = self.shared.state();
+        for restart in given_up {
+            if let Some(tracked) = state.pods.get_mut(&restart.pod_uid) {
+                tracked.restart_at.remove(&restart.container);
             }
         }
     }
@@ -83,11 +94,15 @@ impl Task {
         pod.is_some_and(|pod| pod.sourced.keeper != Keeper::Agent)
     }
 
-    /// Has a container started again if it has ended and is to run.
-    fn consider(&mut self, pod: &Arc<PodSpec>, ended: &RuntimeContainer) {
+    /// Has a container started again if it has ended and is to run. Returns whether it is to.
+    fn consider(&mut self, pod: &Arc<PodSpec>, ended: &RuntimeContainer) -> bool {
         let Some(spec) = pod.container(&ended.name) else {
-            return;
+            return false;
         };
+        if self.actions.is_restarting(&pod.uid, &ended.name) {
+            // What comes of that decides how long the next one waits.
+            return true;
+        }
         let exit_code = match ended.state {
             ContainerState::Terminated { exit_code } => exit_code,
             ContainerState::Waiting => return self.start_unstarted(pod, &spec.name, ended),
@@ -95,7 +110,7 @@ impl Task {
                 if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
                     tracked.restart_at.remove(&spec.name);
                 }
-                return;
+                return false;
             }
         };
         let killed = self.killed(pod, &ended.id);
@@ -104,7 +119,7 @@ impl Task {
             None => spec.role != Role::Init && restarts(pod, spec.role, exit_code),
         };
         if !is_wanted {
-            return;
+            return false;
         }
         let now = self.began.elapsed();
         let at = self.ends.of(&ended.id).unwrap_or(now);
@@ -121,7 +136,7 @@ impl Task {
         };
         let is_news = self.actions.restart(restart, self.began + ready);
         if !is_news || ready <= now + LOOK_PERIOD {
-            return;
+            return true;
         }
         let wait = ready - now;
         if let Some(tracked) = self.shared.state().pods.get_mut(&pod.uid) {
@@ -133,6 +148,7 @@ impl Task {
         let message = format!("Back-off restarting failed container {}", spec.name);
         self.note_event(pod, &spec.name, Level::Warning, "BackOff", message);
         self.shared.note_change();
+        true
     }
 
     /// What was to follow where a container was killed because a probe failed, by an agent before this one too.
@@ -141,20 +157,29 @@ impl Task {
         killed.or_else(|| self.shared.prober.condemned(&pod.uid, container_id))
     }
 
-    /// Has a container started that was made and not started for a while: an agent was killed in between.
-    fn start_unstarted(&mut self, pod: &PodSpec, name: &Arc<str>, container: &RuntimeContainer) {
+    /// Has a container started that was made and not started for a while: an agent was killed in between. Returns whether
+    /// it is to be.
+    fn start_unstarted(
+        &mut self,
+        pod: &PodSpec,
+        name: &Arc<str>,
+        container: &RuntimeContainer,
+    ) -> bool {
         if container.attempt == 0 {
             // Whoever makes the pod starts it.
-            return;
+            return false;
         }
-        let now = Instant::now();
+        let now = self.began.elapsed();
+        let ready = self.parts.backoffs.ready(&pod.uid, name, now);
         let restart = Restart {
             pod_uid: pod.uid.clone(),
             container: name.clone(),
             container_id: Arc::from(&*container.id),
-            ended: self.began.elapsed(),
+            ended: now,
         };
-        self.actions.restart(restart, now + UNSTARTED_PATIENCE);
+        let ready = ready.max(now + UNSTARTED_PATIENCE);
+        self.actions.restart(restart, self.began + ready);
+        true
     }
 
     /// Takes note of what came of an action.

@@ -15,6 +15,8 @@ mod refresh;
 mod restarts;
 mod saved;
 mod task;
+#[cfg(test)]
+mod tests;
 mod view;
 
 use std::io;
@@ -26,7 +28,7 @@ use health_model::activity::{self, Activity};
 use health_model::api::{
     ContainerEvent, ContainerProbe, ContainerProbeSummary, PodProblem, ProbedPod,
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use self::containers::KnownContainers;
@@ -35,7 +37,7 @@ use self::moment::Moment;
 use self::pods::Pods;
 use self::saved::SavedState;
 use self::task::Task;
-use crate::prober::{Prober, ProberOptions, Stats};
+use crate::prober::{News, Prober, ProberOptions, Stats};
 use crate::runtime::Runtime;
 use crate::source::PodSet;
 use crate::spec::PodSpec;
@@ -122,6 +124,14 @@ struct State {
 impl Supervisor {
     /// Begins. Must be called in a tokio runtime. An error is one of the prober's thread.
     pub fn start(options: SupervisorOptions) -> io::Result<Self> {
+        Self::start_with(options, Prober::start_on_thread)
+    }
+
+    /// Begins, with a prober that `start_prober` starts.
+    fn start_with(
+        options: SupervisorOptions,
+        start_prober: impl FnOnce(ProberOptions) -> io::Result<(Prober, mpsc::UnboundedReceiver<News>)>,
+    ) -> io::Result<Self> {
         let SupervisorOptions {
             pods,
             runtime,
@@ -135,7 +145,7 @@ impl Supervisor {
         let now = Moment::now();
         let saved = SavedState::read(&state_file, &now);
         let containers = Arc::new(KnownContainers::new(runtime.clone()));
-        let (prober, news) = Prober::start_on_thread(ProberOptions {
+        let (prober, news) = start_prober(ProberOptions {
             manager: ManagerOptions {
                 limits,
                 agent_start: now.wall,

@@ -53,7 +53,7 @@ struct Action<T> {
     failures: u32,
 }
 
-/// What is done to containers, by the ID of the container: each thing once, and again when it failed.
+/// What is done to containers, by the ID of the container: each thing once. Killing is tried again when it failed.
 #[derive(Default)]
 pub(super) struct Actions {
     kills: HashMap<Arc<str>, Action<Kill>>,
@@ -91,6 +91,23 @@ impl Actions {
     pub(super) fn restart(&mut self, restart: Restart, at: Instant) -> bool {
         let id = restart.container_id.clone();
         add(&mut self.restarts, &id, at, || restart)
+    }
+
+    /// Whether a container of a pod is being started again.
+    pub(super) fn is_restarting(&self, pod_uid: &str, container: &str) -> bool {
+        let is_meant =
+            |restart: &Restart| *restart.pod_uid == *pod_uid && *restart.container == *container;
+        let mut restarts = self.restarts.values();
+        restarts
+            .any(|action| is_meant(&action.what) && matches!(action.progress, Progress::UnderWay))
+    }
+
+    /// Gives up the restarts that wait and are not wanted any more, and returns them.
+    pub(super) fn give_up_restarts(&mut self, is_wanted: impl Fn(&str) -> bool) -> Vec<Restart> {
+        let given_up = self.restarts.extract_if(|id, restart| {
+            matches!(restart.progress, Progress::Waiting(_)) && !is_wanted(id)
+        });
+        given_up.map(|(_, restart)| restart.what).collect()
     }
 
     /// Begins what is due.
@@ -141,10 +158,14 @@ impl Actions {
                     action.end(result.is_ok());
                 }
             }
-            Acted::Restarted(restart, result) => {
+            Acted::Restarted(restart, Ok(_)) => {
                 if let Some(action) = self.restarts.get_mut(&restart.container_id) {
-                    action.end(result.is_ok());
+                    action.end(true);
                 }
+            }
+            // What there is to start now, and when, the next look shows.
+            Acted::Restarted(restart, Err(_)) => {
+                self.restarts.remove(&restart.container_id);
             }
         }
         acted
@@ -160,10 +181,13 @@ impl Actions {
         self.spared.retain(|_, pod| **pod != *uid);
     }
 
-    /// Forgets what was to be done to containers that are no more.
+    /// Forgets what was to be done to containers that are no more, but for what is under way.
     pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.kills.retain(|id, _| is_there(id));
-        self.restarts.retain(|id, _| is_there(id));
+        let is_under_way = |progress| matches!(progress, Progress::UnderWay);
+        self.kills
+            .retain(|id, kill| is_there(id) || is_under_way(kill.progress));
+        self.restarts
+            .retain(|id, restart| is_there(id) || is_under_way(restart.progress));
         self.spared.retain(|id, _| is_there(id));
     }
 }

@@ -142,11 +142,12 @@ pub struct SavedBackoff {
 }
 
 impl Backoffs {
-    /// From when on a container that ended at `ended` may be started.
+    /// From when on a container that ended at `ended` may be started. If that was tried since and failed, it waits from
+    /// then on.
     pub fn ready(&self, pod_uid: &str, container: &str, ended: Duration) -> Duration {
         let backoff = self.pods.get(pod_uid).and_then(|pod| pod.get(container));
         let backoff = backoff.filter(|backoff| !backoff.is_over(ended));
-        ended + backoff.map_or(Duration::ZERO, |backoff| backoff.wait)
+        backoff.map_or(ended, |backoff| ended.max(backoff.restarted) + backoff.wait)
     }
 
     /// A container that ended at `ended` is started again `now`.

@@ -1,9 +1,8 @@
 //! `health-agent probe events`: what happened to containers.
 
 use clap::Args;
-use health_model::api::ContainerEvent;
+use health_model::api::{ContainerEvent, is_pod_named};
 
-use super::is_meant;
 use crate::api::client::Client;
 use crate::cli::output::{OutputArgs, printable, table};
 
@@ -28,7 +27,7 @@ impl EventsArgs {
     pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
         let mut events: Vec<ContainerEvent> = client.get("/v1/pods/events").await?;
         if let Some(wanted) = &self.pod {
-            events.retain(|event| is_meant(wanted, &event.pod));
+            events.retain(|event| is_pod_named(&event.pod, wanted));
         }
         self.output.output.print_rows(&events, events_table)
     }

@@ -84,12 +84,6 @@ impl Selection {
     }
 }
 
-/// Whether `wanted`, NAME or NAMESPACE/NAME, means a pod.
-fn is_meant(wanted: &str, pod: &str) -> bool {
-    let name = pod.rsplit_once('/').map_or(pod, |(_, name)| name);
-    wanted == pod || wanted == name
-}
-
 #[cfg(test)]
 mod fixture {
     use health_model::api::{ContainerEvent, ContainerProbe, ProbeRun, ProbeVerdict};

@@ -5,15 +5,15 @@ use std::fmt::{self, Write};
 use anyhow::bail;
 use clap::Args;
 use health_model::api::{
-    ContainerEvent, ContainerProbe, ContainerProbeSummary, ProbedContainer, ProbedPod,
+    ContainerEvent, ContainerProbe, ContainerProbeSummary, ProbedContainer, ProbedPod, is_pod_named,
 };
 use health_model::duration::short_duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::Selection;
 use super::events::events_table;
 use super::list::{result, run, state, warn};
-use super::{Selection, is_meant};
 use crate::api::client::Client;
 use crate::cli::output::{NONE, OutputArgs, comma_separated, indent, printable};
 
@@ -83,7 +83,7 @@ impl GetArgs {
 
 /// The one pod that `wanted` means.
 fn find(wanted: &str, pods: Vec<ProbedPod>) -> anyhow::Result<ProbedPod> {
-    let is_wanted = |pod: &ProbedPod| pod.uid == wanted || is_meant(wanted, &pod.pod);
+    let is_wanted = |pod: &ProbedPod| pod.uid == wanted || is_pod_named(&pod.pod, wanted);
     let mut found: Vec<_> = pods.into_iter().filter(is_wanted).collect();
     match (found.pop(), &found[..]) {
         (None, _) => {

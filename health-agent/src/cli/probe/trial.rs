@@ -10,6 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use futures_util::future::join_all;
+use health_model::api::is_pod_named;
 use health_model::duration::{duration_text, short_duration};
 use health_model::settings::Location;
 use health_net::netns::NetNs;
@@ -88,9 +89,9 @@ impl TryArgs {
             bail!("{from} cannot be used: {}", errors.join("; "));
         }
         let is_wanted = |pod: &PodSpec| {
-            self.pod.as_ref().is_none_or(|wanted| {
-                *wanted == pod.name || *wanted == format!("{}/{}", pod.namespace, pod.name)
-            })
+            let pod = format!("{}/{}", pod.namespace, pod.name);
+            let is_named = |wanted: &str| is_pod_named(&pod, wanted);
+            self.pod.as_deref().is_none_or(is_named)
         };
         let pods: Vec<_> = manifest.pods.into_iter().filter(is_wanted).collect();
         if pods.is_empty() {

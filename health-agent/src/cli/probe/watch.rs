@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use anyhow::bail;
-use health_model::api::{ContainerEvent, ContainerProbe, ContainerProbeEvent, ProbeVerdict};
+use health_model::api::{
+    ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ProbeVerdict,
+};
 use jiff::Timestamp;
 
 use super::list::{last_error, run};
@@ -54,13 +56,10 @@ pub(super) async fn watch(client: &Client, path: &str, format: Format) -> anyhow
 /// So many characters of a container's ID tell it from others.
 const SHORT_ID: usize = 12;
 
-/// UID, container and type.
-type ProbeKey = (String, String, String);
-
 /// Makes lines of events.
 #[derive(Default)]
 struct Lines {
-    known: BTreeMap<ProbeKey, ContainerProbe>,
+    known: BTreeMap<ContainerProbeKey, ContainerProbe>,
     /// Widths of pod, container and type, characters.
     widths: [usize; 3],
 }
@@ -87,12 +86,8 @@ impl Lines {
     fn line(&mut self, event: ContainerProbeEvent, now: Timestamp) -> Option<String> {
         match event {
             ContainerProbeEvent::Updated { probe } => {
-                let key = (
-                    probe.pod_uid.clone(),
-                    probe.container.clone(),
-                    probe.kind.clone(),
-                );
-                let before = self.known.insert(key, ContainerProbe::clone(&probe));
+                let known = ContainerProbe::clone(&probe);
+                let before = self.known.insert(probe.key(), known);
                 let changes = changes(before.as_ref(), &probe).join(", ");
                 if changes.is_empty() {
                     return None;

@@ -22,9 +22,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// `runtime.v1.ExecSyncRequest`. This and its answer are all that is needed of the protocol.
 #[derive(Clone, PartialEq, prost::Message)]
-struct ExecSyncRequest {
+pub(crate) struct ExecSyncRequest {
     #[prost(string, tag = "1")]
-    container_id: String,
+    pub(crate) container_id: String,
     #[prost(string, repeated, tag = "2")]
     cmd: Vec<String>,
     /// In seconds.
@@ -34,13 +34,13 @@ struct ExecSyncRequest {
 
 /// `runtime.v1.ExecSyncResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct ExecSyncResponse {
+pub(crate) struct ExecSyncResponse {
     #[prost(bytes = "vec", tag = "1")]
-    stdout: Vec<u8>,
+    pub(crate) stdout: Vec<u8>,
     #[prost(bytes = "vec", tag = "2")]
-    stderr: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
     #[prost(int32, tag = "3")]
-    exit_code: i32,
+    pub(crate) exit_code: i32,
 }
 
 /// A command for the runtime to run. Its clones are the same probe.

@@ -1,5 +1,3 @@
-use std::process::{Child, Command};
-
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
@@ -7,14 +5,15 @@ use tokio::net::UnixListener;
 use super::*;
 use crate::RawResult;
 use crate::mechanism::testing::{patience, short};
+use crate::runtime::testing::IsolatedProcess;
 
-/// The socket of a runtime that answers nothing but what it is told to.
-struct FakeRuntime {
+/// The socket of a runtime that does not speak gRPC.
+struct MuteRuntime {
     folder: TempDir,
     task: JoinHandle<()>,
 }
 
-impl FakeRuntime {
+impl MuteRuntime {
     /// It greets each client with `bytes`.
     fn new(bytes: &'static [u8]) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -37,47 +36,9 @@ impl FakeRuntime {
     }
 }
 
-impl Drop for FakeRuntime {
+impl Drop for MuteRuntime {
     fn drop(&mut self) {
         self.task.abort();
-    }
-}
-
-/// A process among others than the host's.
-struct Container(Child);
-
-impl Container {
-    fn start() -> Self {
-        let mut command = Command::new("unshare");
-        command.args([
-            "--user",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "sleep",
-            "1000000",
-        ]);
-        Self(command.spawn().unwrap())
-    }
-
-    /// Its first process.
-    fn pid(&self) -> u32 {
-        let parent = self.0.id();
-        let path = format!("/proc/{parent}/task/{parent}/children");
-        loop {
-            let children = std::fs::read_to_string(&path).unwrap();
-            if let Some(child) = children.split_whitespace().next() {
-                return child.parse().unwrap();
-            }
-            std::thread::yield_now();
-        }
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
     }
 }
 
@@ -106,7 +67,7 @@ async fn e2_a_runtime_that_is_away_is_an_error() {
 
 #[tokio::test]
 async fn e2_a_runtime_that_answers_rubbish_is_an_error() {
-    let runtime = FakeRuntime::new(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    let runtime = MuteRuntime::new(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     let outcome = probe(&runtime.exec(None), patience()).await;
     assert!(
         error(&outcome).starts_with("the runtime at "),
@@ -116,9 +77,9 @@ async fn e2_a_runtime_that_answers_rubbish_is_an_error() {
 
 #[tokio::test]
 async fn e2_e4_a_runtime_that_hangs_is_told_from_a_command_that_does() {
-    let runtime = FakeRuntime::new(b"");
+    let runtime = MuteRuntime::new(b"");
     // No process of the command is in this container.
-    let container = Container::start();
+    let container = IsolatedProcess::start();
     let probed = runtime.exec(Some(container.pid()));
     for _ in 0..2 {
         // The second time, the runtime still has the first command to start.
@@ -144,7 +105,7 @@ async fn e2_e4_a_runtime_that_hangs_is_told_from_a_command_that_does() {
 
 #[tokio::test]
 async fn e4_no_run_begins_beside_another_one() {
-    let runtime = FakeRuntime::new(b"");
+    let runtime = MuteRuntime::new(b"");
     let probed = runtime.exec(None);
     assert_eq!(probe(&probed, short()).await.result, RawResult::Failure);
     // The runtime has not said yet that the command ended.

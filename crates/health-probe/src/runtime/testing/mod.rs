@@ -1,0 +1,151 @@
+//! A container runtime for tests: it serves the CRI on a socket of its own, has the pods and containers that a test gives
+//! it, behaves as badly as the test says, and remembers what it was asked.
+
+mod process;
+mod server;
+mod state;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tempfile::TempDir;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use self::state::State;
+use super::{PATIENCE, Runtime};
+
+pub(crate) use self::process::IsolatedProcess;
+pub(crate) use self::state::Stage;
+
+/// A container runtime. It ends when it is dropped.
+pub(crate) struct FakeRuntime {
+    folder: TempDir,
+    shared: Arc<Shared>,
+    server: JoinHandle<()>,
+}
+
+/// What the server and the test have in common.
+struct Shared {
+    state: Mutex<State>,
+    calls: watch::Sender<Vec<Call>>,
+}
+
+/// A call that was made, whatever came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Such as `StartContainer`.
+    pub(crate) method: String,
+    /// The ID of the container or pod; of one that is to be made, the ID that it gets. Empty for lists.
+    pub(crate) subject: String,
+    /// When.
+    pub(crate) at: Instant,
+    /// How it went wrong.
+    pub(crate) fault: Option<Fault>,
+}
+
+impl Call {
+    /// Whether its client still waits for an answer that never comes, before it gives up.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.fault == Some(Fault::Hangs) && self.at.elapsed() <= PATIENCE
+    }
+}
+
+/// How calls go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// They are refused. A container that was to be started has ended then, as with containerd.
+    Refused,
+    /// They are never answered.
+    Hangs,
+    /// The answer is not gRPC.
+    Rubbish,
+}
+
+impl FakeRuntime {
+    /// Starts one that has nothing yet. Must be called in a tokio runtime.
+    pub(crate) fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            calls: watch::Sender::default(),
+        });
+        Self {
+            folder,
+            server: server::spawn(listener, shared.clone()),
+            shared,
+        }
+    }
+
+    /// A client.
+    pub(crate) fn runtime(&self) -> Runtime {
+        Runtime::at(&self.folder.path().join("socket"))
+    }
+
+    /// Adds a pod of the namespace `default`, which can hold containers. Its ID is its name.
+    pub(crate) fn add_pod(&self, name: &str) {
+        self.shared.state().add_pod(name);
+    }
+
+    /// Ends a pod: its containers stay as they are, and no more can be made.
+    pub(crate) fn end_pod(&self, name: &str) {
+        self.shared.state().end_pod(name);
+    }
+
+    /// Adds a container to a pod. Its ID is `POD.NAME.ATTEMPT`, as is that of those that are made by calls.
+    pub(crate) fn add_container(&self, pod: &str, name: &str, attempt: u32, stage: Stage) {
+        self.shared.state().add_container(pod, name, attempt, stage);
+    }
+
+    /// Says how far a container is.
+    pub(crate) fn set_stage(&self, id: &str, stage: Stage) {
+        self.shared.state().container(id).unwrap().stage = stage;
+    }
+
+    /// Says which process is the first one of a container.
+    pub(crate) fn set_pid(&self, id: &str, pid: u32) {
+        self.shared.state().container(id).unwrap().pid = pid;
+    }
+
+    /// Says with what code commands end that are run in a container; 0 until this is called.
+    pub(crate) fn set_command_exit_code(&self, id: &str, exit_code: i32) {
+        self.shared.state().container(id).unwrap().command_exit_code = exit_code;
+    }
+
+    /// Has calls of a method about one subject go wrong from now on.
+    pub(crate) fn break_calls(&self, method: &str, subject: &str, fault: Fault) {
+        let key = (method.to_owned(), subject.to_owned());
+        self.shared.state().faults.insert(key, fault);
+    }
+
+    /// Has calls of a method about one subject go well again.
+    pub(crate) fn mend_calls(&self, method: &str, subject: &str) {
+        let key = (method.to_owned(), subject.to_owned());
+        self.shared.state().faults.remove(&key);
+    }
+
+    /// All calls, the oldest first.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.shared.calls.borrow().clone()
+    }
+
+    /// Waits until the calls are as they should be.
+    pub(crate) async fn wait_for(&self, are_good: impl FnMut(&Vec<Call>) -> bool) {
+        let mut calls = self.shared.calls.subscribe();
+        calls.wait_for(are_good).await.unwrap();
+    }
+}
+
+impl Drop for FakeRuntime {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,196 @@
+//! The supervisor with a container runtime of tests, on a clock that goes on only when a test says so.
+
+mod probing;
+mod restarting;
+
+use std::net::IpAddr;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use health_model::api::ProbedContainer;
+use tempfile::TempDir;
+use tokio::task::spawn_blocking;
+use tokio::time::{advance, timeout};
+
+use super::*;
+use crate::runtime::testing::{Call, FakeRuntime, Fault};
+use crate::source::{Keeper, SourcedPod};
+use crate::spec;
+
+/// Virtual time within which everything that is waited for happens.
+const PATIENCE: u64 = 3600;
+/// Real time after which a test that hangs is given up.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// A supervisor and its runtime. The clock of tokio must be paused.
+struct Stand {
+    runtime: FakeRuntime,
+    pods: watch::Sender<Arc<PodSet>>,
+    supervisor: Supervisor,
+    _folder: TempDir,
+    _clock: mpsc::Sender<()>,
+}
+
+/// A node without endpoints.
+struct NoEndpoints;
+
+impl Endpoints for NoEndpoints {
+    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
+        None
+    }
+
+    fn set_ready(&self, _: u16, _: Option<bool>) {}
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+}
+
+impl Stand {
+    /// Starts a supervisor of pods, see [`pods`].
+    fn start(runtime: FakeRuntime, restarts: Restarts, specs: &[(&str, &str)]) -> Self {
+        let (clock, released) = mpsc::channel::<()>();
+        // A paused clock goes on by itself while it seems that nothing is left to do but to wait, which is also so while
+        // something is under way on a socket. While a blocking task runs, it does not.
+        spawn_blocking(move || released.recv_timeout(LONGEST));
+        let folder = tempfile::tempdir().unwrap();
+        let (sender, receiver) = watch::channel(pods(specs));
+        let options = SupervisorOptions {
+            pods: receiver,
+            runtime: Some(runtime.runtime()),
+            restarts,
+            endpoints: Arc::new(NoEndpoints),
+            node_addresses: vec![IpAddr::from([127, 0, 0, 1])],
+            limits: Limits {
+                per_second: 1000,
+                concurrent: 100,
+            },
+            certificates: PathBuf::new(),
+            state_file: folder.path().join("probes.json"),
+        };
+        // On the paused clock of the test.
+        let supervisor =
+            Supervisor::start_with(options, |options| Ok(Prober::start(options))).unwrap();
+        Self {
+            runtime,
+            pods: sender,
+            supervisor,
+            _folder: folder,
+            _clock: clock,
+        }
+    }
+
+    /// Has these be all pods from now on.
+    fn set_pods(&self, specs: &[(&str, &str)]) {
+        self.pods.send_replace(pods(specs));
+    }
+
+    /// Lets time pass: in each second, the supervisor looks at the runtime once more, unless it waits for an answer that
+    /// never comes.
+    async fn pass(&self, seconds: u64) {
+        for _ in 0..seconds {
+            let before = self.runtime.calls().len();
+            advance(Duration::from_secs(1)).await;
+            let looked = self.runtime.wait_for(|calls| {
+                let mut new = calls[before..].iter();
+                new.any(|call| call.method == "ListPodSandbox") || is_stuck(calls)
+            });
+            let looked = timeout(Duration::from_secs(PATIENCE), looked).await;
+            looked.expect("the runtime to be looked at");
+        }
+    }
+
+    /// Lets time pass until something is so.
+    async fn wait<T>(&self, what: &str, find: impl Fn(&Self) -> Option<T>) -> T {
+        for _ in 0..PATIENCE {
+            if let Some(found) = find(self) {
+                return found;
+            }
+            self.pass(1).await;
+        }
+        let (pods, calls) = (self.supervisor.pods(), self.runtime.calls());
+        panic!("{what} did not come to be: {pods:?} {calls:?}");
+    }
+
+    /// Waits until a method was called about a container.
+    async fn wait_call(&self, method: &str, subject: &str) -> Call {
+        let what = format!("{method} of {subject}");
+        self.wait(&what, |stand| {
+            let calls = stand.runtime.calls();
+            let mut calls = calls.into_iter();
+            calls.find(|call| call.method == method && call.subject == subject)
+        })
+        .await
+    }
+
+    /// All calls of a method, the oldest first.
+    fn tries(&self, method: &str) -> Vec<Call> {
+        let mut calls = self.runtime.calls();
+        calls.retain(|call| call.method == method);
+        calls
+    }
+
+    /// What containers were made, started, stopped and removed, in this order: methods and subjects.
+    fn changes(&self) -> Vec<(String, String)> {
+        let calls = self.runtime.calls().into_iter();
+        let changes = calls.filter(|call| !call.method.contains("List") && !is_question(call));
+        changes.map(|call| (call.method, call.subject)).collect()
+    }
+
+    /// A container of a pod of the namespace `default`.
+    fn container(&self, pod: &str, name: &str) -> Option<ProbedContainer> {
+        let pod = format!("default/{pod}");
+        let pods = self.supervisor.pods();
+        let pod = pods.into_iter().find(|one| one.pod == pod)?;
+        pod.containers.into_iter().find(|one| one.name == name)
+    }
+
+    /// How a container is, once the supervisor knows it to be in a state such as `running`.
+    async fn wait_state(&self, pod: &str, name: &str, state: &str) -> ProbedContainer {
+        let what = format!("{name} of {pod} in state {state}");
+        self.wait(&what, |stand| {
+            let container = stand.container(pod, name);
+            container.filter(|container| container.state == state)
+        })
+        .await
+    }
+
+    /// The events of a reason that a pod of the namespace `default` has.
+    fn events(&self, pod: &str, reason: &str) -> Vec<ContainerEvent> {
+        let pod = format!("default/{pod}");
+        let mut events = self.supervisor.events_since(0);
+        events.retain(|event| event.pod == pod && event.reason == reason);
+        events
+    }
+}
+
+/// Pods without a kubelet, by name and the fields of their spec in YAML's flow style.
+fn pods(specs: &[(&str, &str)]) -> Arc<PodSet> {
+    let pods = specs.iter().map(|(name, fields)| {
+        let text =
+            format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{{fields}}}\n");
+        let mut read = spec::read(&text);
+        assert!(read.errors.is_empty(), "{:?}", read.errors);
+        SourcedPod {
+            spec: Arc::new(read.pods.remove(0)),
+            status: None,
+            source: Arc::from("test"),
+            keeper: Keeper::Agent,
+        }
+    });
+    Arc::new(PodSet {
+        pods: pods.collect(),
+        problems: Vec::new(),
+        is_complete: true,
+    })
+}
+
+fn is_question(call: &Call) -> bool {
+    call.method.ends_with("Status") || call.method == "ExecSync"
+}
+
+/// Whether the supervisor waits for an answer about a container that never comes.
+fn is_stuck(calls: &[Call]) -> bool {
+    let mut calls = calls.iter();
+    calls.any(|call| call.method == "ContainerStatus" && call.is_awaited())
+}

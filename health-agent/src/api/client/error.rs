@@ -1,0 +1,90 @@
+//! Why an agent does not answer.
+
+use std::io;
+use std::path::PathBuf;
+
+use hyper::StatusCode;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The socket's file is not there.
+    #[error("no agent at {0}: is it running, and are --instance and --runtime-dir right?")]
+    NoAgent(PathBuf),
+    /// Nobody listens on the socket.
+    #[error("no agent at {0}: the socket is left over from one that was killed; start it again")]
+    Stale(PathBuf),
+    /// The socket's permissions forbid it.
+    #[error("cannot connect to the agent at {0}: permission denied; try it as root")]
+    Permission(PathBuf),
+    /// The request cannot be written down.
+    #[error("{request}: {source}")]
+    Request {
+        /// Method and path.
+        request: String,
+        /// What is wrong with it.
+        source: hyper::http::Error,
+    },
+    /// The connection failed.
+    #[error("cannot connect to the agent at {path}: {source}")]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The agent took too long.
+    #[error(
+        "{request} at {path}: no answer in {seconds} s; is the agent stopped or overloaded? see its \
+         log"
+    )]
+    Timeout {
+        /// Method and path.
+        request: String,
+        /// The socket.
+        path: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// The connection broke.
+    #[error("{request} at {path}: the connection broke: {source}; see the agent's log")]
+    Broken {
+        /// Method and path.
+        request: String,
+        /// The socket.
+        path: PathBuf,
+        /// What happened.
+        source: hyper::Error,
+    },
+    /// The answer ended before its last line.
+    #[error("{request} at {path}: the agent ended the answer early; was it stopped? see its log")]
+    Cut {
+        /// Method and path.
+        request: String,
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The agent refused.
+    #[error("{request}: {message}")]
+    Refused {
+        /// Method and path.
+        request: String,
+        /// The HTTP status.
+        code: StatusCode,
+        /// The agent's reason.
+        message: String,
+    },
+    /// The answer makes no sense.
+    #[error(
+        "{request} at {path}: cannot read the answer: {source}; are agent and command line of the \
+         same version?"
+    )]
+    Decode {
+        /// Method and path.
+        request: String,
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
