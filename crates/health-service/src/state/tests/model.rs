@@ -36,8 +36,9 @@ enum Event {
 
 fn service() -> impl Strategy<Value = Service> {
     let policy = || select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
-    let ips = |prefix: &str| -> Vec<IpAddr> {
-        let texts = [format!("{prefix}1"), format!("{prefix}2"), "fd00::e".into()];
+    let ips = || -> Vec<IpAddr> {
+        // One of them is the ClusterIP of a service.
+        let texts = ["192.0.2.1", "192.0.2.2", "fd00::e", "10.96.0.98"];
         texts.iter().map(|text| text.parse().unwrap()).collect()
     };
     let node_port = || select(vec![None, None, Some(30_000), Some(30_001)]);
@@ -48,10 +49,7 @@ fn service() -> impl Strategy<Value = Service> {
             prop::option::of(0_i64..3),
             any::<[bool; 3]>(),
         ),
-        (
-            subsequence(ips("192.0.2."), 0..3),
-            subsequence(ips("192.0.2."), 0..2),
-        ),
+        (subsequence(ips(), 0..3), subsequence(ips(), 0..2)),
         (
             policy(),
             policy(),
@@ -186,6 +184,9 @@ struct Model {
     zone: &'static str,
 }
 
+/// A port and where it wants to be.
+type Wanted<'a> = (PortKey, &'a ServicePort, Vec<(Listen, FrontendKind)>);
+
 impl Model {
     /// The endpoints of a port, in no order, each address once.
     fn endpoints(&self, key: &PortKey) -> Vec<Endpoint> {
@@ -218,7 +219,7 @@ impl Model {
     }
 
     /// Each port and family that is served, with where it wants to be.
-    fn wanted(&self) -> Vec<(PortKey, &ServicePort, Vec<(Listen, FrontendKind)>)> {
+    fn wanted(&self) -> Vec<Wanted<'_>> {
         let mut all = Vec::new();
         for port in self.services.values().flat_map(|service| &service.ports) {
             for family in Family::ALL {
