@@ -77,7 +77,7 @@ impl ServiceChangeTracker {
                 }
                 updates.ports.insert(port);
             }
-            updates.ports.append(&mut kept);
+            updates.ports.extend(kept);
             match change.current {
                 Some(service) => {
                     self.applied.insert(name.clone(), service);

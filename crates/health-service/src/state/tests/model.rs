@@ -342,7 +342,7 @@ impl Model {
             };
             ports.insert(key.clone(), state);
         }
-        conflicts.sort_by_key(|conflict| (conflict.key.clone(), conflict.kind, conflict.listen));
+        conflicts.sort_by_key(|conflict| conflict.key.clone());
         (ports, conflicts)
     }
 
