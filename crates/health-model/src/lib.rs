@@ -15,6 +15,7 @@ pub mod flow;
 pub mod identity;
 pub mod ipam;
 pub mod labels;
+pub mod manifest;
 pub mod pace;
 pub mod policy;
 pub mod settings;

@@ -94,7 +94,7 @@ impl fmt::Display for Cidrs {
 }
 
 /// An IP version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4.
     V4,

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use health_model::manifest::PORT_OUT_OF_RANGE;
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::annotation::{self, Annotations};
 use super::error::{Errors, Problem};
-use super::port::{NamedPort, OUT_OF_RANGE, check_name};
+use super::port::{NamedPort, check_name};
 use super::{ContainerSpec, ProbeType, Role, probe};
 
 /// Why a plain init container has no probes.
@@ -108,7 +109,7 @@ fn ports(container: &k8s::Container, path: &str, errors: &mut Errors) -> Vec<Nam
             Ok(number) if number > 0 => ports.push(NamedPort { name, port: number }),
             _ => errors.add(
                 format!("{path}.ports[{i}].containerPort"),
-                Problem::invalid_number(port.container_port.into(), OUT_OF_RANGE),
+                Problem::invalid_number(port.container_port.into(), PORT_OUT_OF_RANGE),
             ),
         }
     }

@@ -67,7 +67,7 @@ pub fn read(text: &str) -> Manifest {
         Err(error) => manifest.add_error("", Problem::Text(error)),
     }
     if manifest.pods.is_empty() && manifest.errors.is_empty() {
-        manifest.add_error("", Problem::Empty);
+        manifest.add_error("", Problem::Empty("pod"));
     }
     manifest
 }

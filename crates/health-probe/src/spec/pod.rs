@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_model::manifest::{NAMESPACE, check_name};
 use k8s_openapi::api::core::v1 as k8s;
 
 use super::annotation::Annotations;
 use super::error::{Errors, Problem, SpecError};
 use super::{ContainerSpec, PodSpec, RestartPolicy, container};
 
-const NAMESPACE: &str = "default";
 const TERMINATION_GRACE: i64 = 30;
 
 impl PodSpec {
@@ -38,9 +38,13 @@ fn read(pod: &k8s::Pod, errors: &mut Errors) -> PodSpec {
         errors.add("metadata.name", Problem::Required(""));
     } else {
         errors.pod = Some(full_name.clone());
-        check_name(&name, "metadata.name", errors);
+        if let Err(problem) = check_name(&name) {
+            errors.add("metadata.name", problem);
+        }
     }
-    check_name(&namespace, "metadata.namespace", errors);
+    if let Err(problem) = check_name(&namespace) {
+        errors.add("metadata.namespace", problem);
+    }
     let uid = metadata.uid.clone().filter(|uid| !uid.is_empty());
 
     let none = k8s::PodSpec::default();
@@ -137,15 +141,4 @@ fn addresses(pod: &k8s::Pod, errors: &mut Errors) -> Vec<IpAddr> {
         }
     }
     addresses
-}
-
-/// A name of Kubernetes (a DNS subdomain, RFC 1123), which may stand in tables and paths.
-fn check_name(name: &str, path: &str, errors: &mut Errors) {
-    const LENGTH_MAX: usize = 253;
-    let fits =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
-    if name.len() > LENGTH_MAX || !name.bytes().all(fits) {
-        let detail = "must be lower-case letters, digits, '-' and '.', 253 at most";
-        errors.add(path, Problem::invalid(name, detail));
-    }
 }

@@ -82,9 +82,6 @@ pub(super) fn check_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// What Kubernetes says of a number that is no port.
-pub(super) const OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use health_model::manifest::PORT_OUT_OF_RANGE;
 use k8s_openapi::api::core::v1 as k8s;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::error::{Errors, Problem};
-use super::port::{OUT_OF_RANGE, check_name};
+use super::port::check_name;
 use super::{Handler, HttpGet, Origin, Port, Probe, ProbeType, Tls, expand};
 
 const PERIOD_SECONDS: i32 = 10;
@@ -183,7 +184,7 @@ fn port(port: &IntOrString, path: &str, errors: &mut Errors) -> Port {
     match port {
         IntOrString::Int(number) => {
             if !(1..=65_535).contains(number) {
-                let problem = Problem::invalid_number((*number).into(), OUT_OF_RANGE);
+                let problem = Problem::invalid_number((*number).into(), PORT_OUT_OF_RANGE);
                 errors.add(path, problem);
             }
             Port::Number(*number)

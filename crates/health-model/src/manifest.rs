@@ -1,0 +1,123 @@
+//! What is wrong with a manifest of Kubernetes.
+
+use crate::document::DocumentError;
+
+/// The namespace of an object that has none.
+pub const NAMESPACE: &str = "default";
+
+/// What Kubernetes says of a number that is no port.
+pub const PORT_OUT_OF_RANGE: &str = "must be between 1 and 65535, inclusive";
+
+/// What is wrong, in the words of Kubernetes where it has some.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// A text that cannot be read.
+    #[error(transparent)]
+    Text(#[from] DocumentError),
+    /// No object in it of those that were looked for.
+    #[error("there is no {0} in it")]
+    Empty(&'static str),
+    /// A value of another type. The reader's words.
+    #[error("Invalid value: {0}")]
+    WrongType(String),
+    /// A field that does not exist.
+    #[error("unknown field{0}")]
+    UnknownField(&'static str),
+    /// A value that cannot be.
+    #[error("Invalid value: {value}: {detail}")]
+    Invalid {
+        /// The value, shortened; text in quotes.
+        value: String,
+        /// What it must be.
+        detail: String,
+    },
+    /// A field that must be there.
+    #[error("Required value{}", prefixed(.0))]
+    Required(&'static str),
+    /// A value that is none of a few.
+    #[error("Unsupported value: {value:?}: supported values: {}", quoted(.supported))]
+    NotSupported {
+        /// The value, shortened.
+        value: String,
+        /// Those that there are.
+        supported: &'static [&'static str],
+    },
+    /// A field that must not be there.
+    #[error("Forbidden: {0}")]
+    Forbidden(&'static str),
+    /// A value that another one has.
+    #[error("Duplicate value: {0:?}")]
+    Duplicate(String),
+}
+
+impl Problem {
+    /// A text that cannot be: it is `detail` that it must be.
+    pub fn invalid(value: &str, detail: impl Into<String>) -> Self {
+        Self::Invalid {
+            value: format!("{:?}", shortened(value)),
+            detail: detail.into(),
+        }
+    }
+
+    /// A number that cannot be.
+    pub fn invalid_number(value: i64, detail: impl Into<String>) -> Self {
+        Self::Invalid {
+            value: value.to_string(),
+            detail: detail.into(),
+        }
+    }
+
+    /// A text that is none of a few.
+    pub fn not_supported(value: &str, supported: &'static [&'static str]) -> Self {
+        Self::NotSupported {
+            value: shortened(value),
+            supported,
+        }
+    }
+}
+
+fn prefixed(detail: &str) -> String {
+    match detail {
+        "" => String::new(),
+        detail => format!(": {detail}"),
+    }
+}
+
+fn quoted(values: &[&str]) -> String {
+    let quoted: Vec<_> = values.iter().map(|value| format!("{value:?}")).collect();
+    quoted.join(", ")
+}
+
+fn shortened(text: &str) -> String {
+    const SHOWN: usize = 64;
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Whether a text can be the name of an object or of a namespace: a DNS subdomain (RFC 1123), which may stand in tables
+/// and paths.
+pub fn check_name(name: &str) -> Result<(), Problem> {
+    const LENGTH_MAX: usize = 253;
+    let fits =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    if name.len() > LENGTH_MAX || !name.bytes().all(fits) {
+        let detail = "must be lower-case letters, digits, '-' and '.', 253 at most";
+        return Err(Problem::invalid(name, detail));
+    }
+    Ok(())
+}
+
+/// Whether a text can be the name of a port of a service or of its endpoints: a DNS label (RFC 1123).
+pub fn check_label(name: &str) -> Result<(), Problem> {
+    const LENGTH_MAX: usize = 63;
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_bare = name.starts_with('-') || name.ends_with('-') || name.is_empty();
+    if name.len() > LENGTH_MAX || is_bare || !name.bytes().all(fits) {
+        let detail =
+            "must be lower-case letters, digits and '-', 63 at most, with no '-' at an end";
+        return Err(Problem::invalid(name, detail));
+    }
+    Ok(())
+}

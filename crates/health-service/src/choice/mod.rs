@@ -1,0 +1,144 @@
+//! Which endpoints get the traffic of a port (`pkg/proxy/topology.go` of Kubernetes).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::spec::{Endpoint, Hints, ServicePort};
+
+/// Where this node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Its name.
+    pub node: Arc<str>,
+    /// Its zone: the label `topology.kubernetes.io/zone`.
+    pub zone: Option<Arc<str>>,
+}
+
+/// Whose endpoints are preferred, by their hints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopologyMode {
+    /// Nobody's.
+    All,
+    /// Those for this node.
+    PreferSameNode,
+    /// Those for this zone.
+    PreferSameZone,
+}
+
+/// The endpoints of a port, in the order of its list.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Choice<'a> {
+    /// Those that traffic under the policy `Cluster` may use.
+    pub cluster: Vec<&'a Endpoint>,
+    /// Those that traffic under the policy `Local` may use.
+    pub local: Vec<&'a Endpoint>,
+    /// Whether an endpoint exists anywhere that could serve: if none is in the list for some traffic, it is dropped, so
+    /// that a load balancer looks for another node; if there is none at all, it is rejected.
+    pub has_any: bool,
+}
+
+impl<'a> Choice<'a> {
+    /// The endpoints of a port that its traffic may use on this node.
+    pub fn of(endpoints: &'a [Endpoint], port: &ServicePort, topology: &Topology) -> Self {
+        let mut choice = Self {
+            has_any: endpoints
+                .iter()
+                .any(|endpoint| endpoint.conditions.ready || is_last_resort(endpoint)),
+            ..Self::default()
+        };
+        if port.uses_cluster_endpoints() {
+            let mode = TopologyMode::of(endpoints, topology);
+            let is_preferred =
+                |endpoint: &Endpoint| endpoint.conditions.ready && mode.prefers(endpoint, topology);
+            choice.cluster = first_that_has(endpoints, [&is_preferred, &is_last_resort]);
+        }
+        if port.uses_local_endpoints() {
+            let is_ready = |endpoint: &Endpoint| endpoint.is_local && endpoint.conditions.ready;
+            let is_last = |endpoint: &Endpoint| endpoint.is_local && is_last_resort(endpoint);
+            choice.local = first_that_has(endpoints, [&is_ready, &is_last]);
+        }
+        choice
+    }
+
+    /// All that some traffic may use, each once: those of the cluster list, then what only the local one has.
+    pub fn reachable(&self) -> Vec<&'a Endpoint> {
+        let mut seen = HashSet::new();
+        let all = self.cluster.iter().chain(&self.local).copied();
+        all.filter(|endpoint| seen.insert(endpoint.address))
+            .collect()
+    }
+}
+
+/// Whether an endpoint gets traffic when no other is ready: it is ending, but can still serve.
+fn is_last_resort(endpoint: &Endpoint) -> bool {
+    endpoint.conditions.serving && endpoint.conditions.terminating
+}
+
+/// The endpoints that pass the first of these tests which some pass.
+fn first_that_has<'a>(
+    endpoints: &'a [Endpoint],
+    tests: [&dyn Fn(&Endpoint) -> bool; 2],
+) -> Vec<&'a Endpoint> {
+    let passing = |test: &dyn Fn(&Endpoint) -> bool| -> Vec<_> {
+        endpoints.iter().filter(|endpoint| test(endpoint)).collect()
+    };
+    let first = passing(tests[0]);
+    if first.is_empty() {
+        passing(tests[1])
+    } else {
+        first
+    }
+}
+
+impl TopologyMode {
+    /// Hints count only if each ready endpoint has one, and one of them is for this node or zone: half a set of hints
+    /// would leave traffic with too few endpoints, or none.
+    pub fn of(endpoints: &[Endpoint], topology: &Topology) -> Self {
+        let mut ready = endpoints
+            .iter()
+            .filter(|endpoint| endpoint.conditions.ready)
+            .peekable();
+        if ready.peek().is_none() {
+            return Self::All;
+        }
+        let (mut have_nodes, mut have_zones) = (true, true);
+        let (mut same_node, mut same_zone) = (false, false);
+        for endpoint in ready {
+            let Some(hints) = endpoint.hints.as_deref() else {
+                return Self::All;
+            };
+            have_nodes &= !hints.nodes.is_empty();
+            have_zones &= !hints.zones.is_empty();
+            same_node |= is_for_node(hints, topology);
+            same_zone |= is_for_zone(hints, topology);
+        }
+        if have_nodes && same_node {
+            Self::PreferSameNode
+        } else if have_zones && same_zone {
+            Self::PreferSameZone
+        } else {
+            Self::All
+        }
+    }
+
+    fn prefers(self, endpoint: &Endpoint, topology: &Topology) -> bool {
+        let hints = endpoint.hints.as_deref();
+        match self {
+            Self::All => true,
+            Self::PreferSameNode => hints.is_some_and(|hints| is_for_node(hints, topology)),
+            Self::PreferSameZone => hints.is_some_and(|hints| is_for_zone(hints, topology)),
+        }
+    }
+}
+
+fn is_for_node(hints: &Hints, topology: &Topology) -> bool {
+    hints.nodes.contains(&topology.node)
+}
+
+fn is_for_zone(hints: &Hints, topology: &Topology) -> bool {
+    let zone = topology.zone.as_ref();
+    zone.is_some_and(|zone| hints.zones.contains(zone))
+}

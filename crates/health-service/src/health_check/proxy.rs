@@ -1,0 +1,156 @@
+//! Whether changes reach the kernel in time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use health_model::ipam::Family;
+use jiff::Timestamp;
+use serde::Serialize;
+
+/// The key of the taint by which the cluster autoscaler says that it is about to delete a node.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
+/// Whether the changes of each family reach the kernel in time. Times come from outside: `now` must not go back, `wall`
+/// is the same moment for people to read.
+#[derive(Clone, Debug)]
+pub struct ProxyHealth {
+    /// How long a change may wait.
+    timeout: Duration,
+    families: BTreeMap<Family, Progress>,
+    is_eligible: bool,
+}
+
+/// How far a family is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Progress {
+    oldest_queued: Option<Duration>,
+    last_updated: Option<Timestamp>,
+}
+
+impl Progress {
+    /// One that was never updated is starting up, and healthy.
+    fn is_healthy(&self, timeout: Duration, now: Duration) -> bool {
+        let waits_long = |queued: Duration| now.saturating_sub(queued) >= timeout;
+        self.last_updated.is_none() || !self.oldest_queued.is_some_and(waits_long)
+    }
+}
+
+/// How a node stands with its cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeStanding<'a> {
+    /// Whether its object is being deleted.
+    pub is_deleting: bool,
+    /// The keys of its taints.
+    pub taints: &'a [&'a str],
+}
+
+/// An answer of `/healthz` or `/livez`, as its JSON has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HealthAnswer {
+    /// When the last change reached the kernel; `current_time` if all is well, as it was before Kubernetes told the two
+    /// apart.
+    pub last_updated: Timestamp,
+    /// Now.
+    pub current_time: Timestamp,
+    /// Whether the node may get new traffic. `/livez` does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_eligible: Option<bool>,
+    /// Whether the answer is a success.
+    pub healthy: bool,
+    /// Each family that was updated once, by the name of its IP version.
+    pub status: BTreeMap<&'static str, FamilyStatus>,
+}
+
+impl HealthAnswer {
+    /// The status of HTTP: 200 or 503.
+    pub const fn code(&self) -> u16 {
+        code(self.healthy)
+    }
+}
+
+/// How a family does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FamilyStatus {
+    /// When its last change reached the kernel.
+    pub last_updated: Timestamp,
+    /// Whether none waits too long.
+    pub healthy: bool,
+}
+
+pub(super) const fn code(is_success: bool) -> u16 {
+    if is_success { 200 } else { 503 }
+}
+
+impl ProxyHealth {
+    /// Nothing has happened yet, which is well. A change that waits as long as `timeout` is not.
+    pub fn new(timeout: Duration) -> Self {
+        Self {
+            timeout,
+            families: BTreeMap::new(),
+            is_eligible: true,
+        }
+    }
+
+    /// A change of this family waits from now on, if none did.
+    pub fn queued(&mut self, family: Family, now: Duration) {
+        let progress = self.families.entry(family).or_default();
+        progress.oldest_queued.get_or_insert(now);
+    }
+
+    /// All changes of this family have reached the kernel.
+    pub fn updated(&mut self, family: Family, wall: Timestamp) {
+        let progress = self.families.entry(family).or_default();
+        progress.oldest_queued = None;
+        progress.last_updated = Some(wall);
+    }
+
+    /// What is known of the node; none if the cluster does not know it. Before this is told, the node is eligible.
+    pub fn node(&mut self, standing: Option<NodeStanding<'_>>) {
+        self.is_eligible =
+            standing.is_some_and(|node| !node.is_deleting && !node.taints.contains(&TO_BE_DELETED));
+    }
+
+    /// Whether the changes of all families reach the kernel in time, whatever the node.
+    pub fn is_healthy(&self, now: Duration) -> bool {
+        let mut families = self.families.values();
+        families.all(|progress| progress.is_healthy(self.timeout, now))
+    }
+
+    /// The answer of `/healthz`, for load balancers: whether this node may get new traffic.
+    pub fn healthz(&self, now: Duration, wall: Timestamp) -> HealthAnswer {
+        let is_healthy = self.is_healthy(now) && self.is_eligible;
+        HealthAnswer {
+            node_eligible: Some(self.is_eligible),
+            ..self.answer(is_healthy, now, wall)
+        }
+    }
+
+    /// The answer of `/livez`, for supervisors: whether the proxy works.
+    pub fn livez(&self, now: Duration, wall: Timestamp) -> HealthAnswer {
+        self.answer(self.is_healthy(now), now, wall)
+    }
+
+    fn answer(&self, healthy: bool, now: Duration, wall: Timestamp) -> HealthAnswer {
+        let updated = self.families.iter().filter_map(|(family, progress)| {
+            let status = FamilyStatus {
+                last_updated: progress.last_updated?,
+                healthy: progress.is_healthy(self.timeout, now),
+            };
+            Some((family.name(), status))
+        });
+        let status: BTreeMap<_, _> = updated.collect();
+        let last_updated = status.values().map(|status| status.last_updated).max();
+        HealthAnswer {
+            last_updated: match last_updated {
+                Some(last_updated) if !healthy => last_updated,
+                _ => wall,
+            },
+            current_time: wall,
+            node_eligible: None,
+            healthy,
+            status,
+        }
+    }
+}

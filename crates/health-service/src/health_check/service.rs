@@ -1,0 +1,95 @@
+//! Whether this node has endpoints of a service.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::proxy::code;
+use crate::spec::ServiceName;
+use crate::state::HealthCheck;
+
+/// What is told on the health-check node ports of one family.
+#[derive(Clone, Debug, Default)]
+pub struct ServiceHealth {
+    open: BTreeMap<ServiceName, HealthCheck>,
+}
+
+/// What to do to the listeners, first to close.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listeners {
+    /// The services whose listener ends, and its port.
+    pub close: Vec<(ServiceName, u16)>,
+    /// The services that get a listener, and its port.
+    pub open: Vec<(ServiceName, u16)>,
+}
+
+/// An answer on a health-check node port, as its JSON has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAnswer {
+    /// The service.
+    pub service: ServiceId,
+    /// How many addresses its ready endpoints on this node have.
+    pub local_endpoints: usize,
+    /// Whether changes reach the kernel in time.
+    pub service_proxy_healthy: bool,
+}
+
+/// A service, as JSON has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ServiceId {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl ServiceAnswer {
+    /// The header that has [`ServiceAnswer::local_endpoints`].
+    pub const WEIGHT_HEADER: &str = "X-Load-Balancing-Endpoint-Weight";
+
+    /// The status of HTTP: 200 or 503.
+    pub const fn code(&self) -> u16 {
+        code(self.local_endpoints > 0 && self.service_proxy_healthy)
+    }
+}
+
+impl ServiceHealth {
+    /// Takes what the state has. Returns what to do to the listeners. A listener whose port changes is closed and opened.
+    pub fn sync(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) -> Listeners {
+        let mut listeners = Listeners::default();
+        self.open.retain(|service, known| {
+            let is_kept = checks
+                .get(service)
+                .is_some_and(|check| check.port == known.port);
+            if !is_kept {
+                listeners.close.push((service.clone(), known.port));
+            }
+            is_kept
+        });
+        for (service, check) in checks {
+            if self.open.insert(service.clone(), *check).is_none() {
+                listeners.open.push((service.clone(), check.port));
+            }
+        }
+        listeners
+    }
+
+    /// A listener could not be opened. The next sync tries again.
+    pub fn failed(&mut self, service: &ServiceName) {
+        self.open.remove(service);
+    }
+
+    /// The answer to a request; none if the service has no listener any more, and the request must not be answered.
+    pub fn answer(&self, service: &ServiceName, is_proxy_healthy: bool) -> Option<ServiceAnswer> {
+        let check = self.open.get(service)?;
+        Some(ServiceAnswer {
+            service: ServiceId {
+                namespace: service.namespace.to_string(),
+                name: service.name.to_string(),
+            },
+            local_endpoints: check.local_endpoints,
+            service_proxy_healthy: is_proxy_healthy,
+        })
+    }
+}

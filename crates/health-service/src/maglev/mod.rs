@@ -1,0 +1,177 @@
+//! Tables for consistent choice of a backend (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
+//! Balancer", NSDI 2016, §3.4).
+//!
+//! Each backend has its own order of the table's places and takes the next free one when it is its turn, so all get
+//! equal shares, and few places change hands when a backend comes or goes. A table is the same on each node that has the
+//! same backends and seed.
+
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Places of a table, if nothing else is set. When one of 64 backends or fewer goes, at most as many places change hands
+/// between those that stay as it had; of 10, a tenth of that. Four times the places do for twice the backends.
+pub const SIZE: u32 = 16_381;
+/// Seed of the tables: nodes with different ones choose different backends.
+pub const SEED: u64 = 0x6865_616c_7468_2d61;
+/// Largest size.
+pub const SIZE_MAX: u32 = 1 << 24;
+
+/// Why a table cannot have this size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a Maglev table of {0} places: the size must be a prime between 3 and {SIZE_MAX}")]
+pub struct SizeError(pub u32);
+
+/// A backend of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// What stands in the places that it gets.
+    pub id: u32,
+    /// What its order of places comes from: [`hash`], or anything else that is the same on each node.
+    pub hash: u64,
+    /// Its share of the places relative to others. One of 0 gets none.
+    pub weight: u16,
+}
+
+/// Fills tables of one size. Keeps its memory from one to the next.
+#[derive(Clone, Debug)]
+pub struct Maglev {
+    size: u32,
+    seed: u64,
+    turns: Vec<Turn>,
+    /// Which places are taken, a bit each: small enough to stay in the cache while places are tried.
+    taken: Vec<u64>,
+}
+
+/// Where a backend is in its order of places.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    id: u32,
+    hash: u64,
+    next: u32,
+    skip: u32,
+    weight: u32,
+    /// How much of a place it has saved up.
+    credit: u32,
+}
+
+impl Maglev {
+    /// Tables of so many places, which must be a prime.
+    pub fn new(size: u32, seed: u64) -> Result<Self, SizeError> {
+        if !(3..=SIZE_MAX).contains(&size) || !is_prime(size) {
+            return Err(SizeError(size));
+        }
+        Ok(Self {
+            size,
+            seed,
+            turns: Vec::new(),
+            taken: vec![0; size.div_ceil(u64::BITS) as usize],
+        })
+    }
+
+    /// How many places a table has.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Fills a table, whatever the order of the backends. Without backends, or if all weights are 0, each place is 0.
+    /// Of equal weights, no backend gets more than one place more than another.
+    ///
+    /// # Panics
+    ///
+    /// If `table` has another length than the size.
+    pub fn fill(&mut self, backends: &[Entry], table: &mut [u32]) {
+        assert_eq!(table.len(), self.size as usize, "places of a Maglev table");
+        let heaviest = backends
+            .iter()
+            .map(|backend| u32::from(backend.weight))
+            .max();
+        let heaviest = heaviest.unwrap_or_default();
+        if heaviest == 0 {
+            return table.fill(0);
+        }
+        self.prepare(backends);
+        let mut free = self.size;
+        loop {
+            for turn in &mut self.turns {
+                turn.credit += turn.weight;
+                if turn.credit < heaviest {
+                    continue;
+                }
+                turn.credit -= heaviest;
+                let place = turn.take(self.size, &mut self.taken);
+                table[place as usize] = turn.id;
+                free -= 1;
+                if free == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn prepare(&mut self, backends: &[Entry]) {
+        self.taken.fill(0);
+        self.turns.clear();
+        let (size, seed) = (u64::from(self.size), self.seed);
+        let weighty = backends.iter().filter(|backend| backend.weight > 0);
+        self.turns.extend(weighty.map(|backend| {
+            let offset = mix(backend.hash ^ seed);
+            let skip = mix(offset);
+            Turn {
+                id: backend.id,
+                hash: backend.hash,
+                next: (offset % size) as u32,
+                skip: (skip % (size - 1)) as u32 + 1,
+                weight: backend.weight.into(),
+                credit: 0,
+            }
+        }));
+        self.turns.sort_unstable_by_key(|turn| (turn.hash, turn.id));
+    }
+}
+
+impl Turn {
+    /// Takes the next place of its order that is free; there must be one.
+    fn take(&mut self, size: u32, taken: &mut [u64]) -> u32 {
+        loop {
+            let place = self.next;
+            self.next += self.skip;
+            if self.next >= size {
+                self.next -= size;
+            }
+            let word = &mut taken[(place / u64::BITS) as usize];
+            let bit = 1 << (place % u64::BITS);
+            if *word & bit == 0 {
+                *word |= bit;
+                return place;
+            }
+        }
+    }
+}
+
+/// A hash of a backend, the same on each node and in each version.
+pub fn hash(address: SocketAddr) -> u64 {
+    let (high, low) = match address.ip() {
+        IpAddr::V4(ip) => (0, u64::from(u32::from(ip))),
+        IpAddr::V6(ip) => ((u128::from(ip) >> 64) as u64, u128::from(ip) as u64),
+    };
+    let is_v6 = u64::from(address.is_ipv6()) << 16;
+    mix(mix(mix(is_v6 | u64::from(address.port())) ^ high) ^ low)
+}
+
+/// One step of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+const fn mix(value: u64) -> u64 {
+    let mut value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+fn is_prime(number: u32) -> bool {
+    let divisors = (2..).take_while(|divisor| divisor * divisor <= number);
+    number > 1
+        && divisors
+            .into_iter()
+            .all(|divisor: u32| !number.is_multiple_of(divisor))
+}

@@ -1,0 +1,69 @@
+//! What is wrong with an object, and where in it.
+
+use std::fmt;
+
+use health_model::manifest::Problem;
+
+/// The kinds of objects that services are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A `Service`.
+    Service,
+    /// An `EndpointSlice`.
+    Slice,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Service => "service",
+            Self::Slice => "endpoint slice",
+        })
+    }
+}
+
+/// One thing that is wrong with an object. What the path names is left out, or has its default; the rest of the object
+/// holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} {object}: {path}: {problem}")]
+pub struct SpecError {
+    /// What the object is.
+    pub kind: Kind,
+    /// Its `NAMESPACE/NAME`.
+    pub object: String,
+    /// The path of the field as Kubernetes writes it, such as `spec.ports[0].nodePort`.
+    pub path: String,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// What is wrong with the object that is read.
+#[derive(Debug)]
+pub(super) struct Errors {
+    kind: Kind,
+    object: String,
+    list: Vec<SpecError>,
+}
+
+impl Errors {
+    pub(super) fn of(kind: Kind, namespace: &str, name: &str) -> Self {
+        Self {
+            kind,
+            object: format!("{namespace}/{name}"),
+            list: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, path: impl Into<String>, problem: Problem) {
+        self.list.push(SpecError {
+            kind: self.kind,
+            object: self.object.clone(),
+            path: path.into(),
+            problem,
+        });
+    }
+
+    pub(super) fn into_list(self) -> Vec<SpecError> {
+        self.list
+    }
+}

@@ -1,0 +1,214 @@
+//! One endpoint slice of the Kubernetes API.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use health_model::ipam::Family;
+use health_model::manifest::Problem;
+use jiff::Timestamp;
+use k8s_openapi::api::discovery::v1 as k8s;
+
+use super::address::{Use, address};
+use super::error::{Errors, Kind, SpecError};
+use super::selection::{Selection, Skip};
+use super::service::{named, port_number, protocol};
+use super::{
+    Conditions, EndpointSlice, Hints, ServiceName, SliceEndpoint, SliceName, SlicePort, annotation,
+};
+
+/// The label that names the service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The annotation that tells when what the slice shows happened.
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// What was read of a slice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceReading {
+    /// Its name.
+    pub name: SliceName,
+    /// Its endpoints, or why it has none for us.
+    pub slice: Result<EndpointSlice, Skip>,
+    /// When what the slice shows happened.
+    pub trigger_time: Option<Timestamp>,
+    /// All that is wrong with it.
+    pub errors: Vec<SpecError>,
+}
+
+/// Reads an endpoint slice of the API. An error if it cannot be told from others; all other errors are in the reading.
+pub fn read_slice(
+    slice: &k8s::EndpointSlice,
+    selection: &Selection,
+) -> Result<SliceReading, SpecError> {
+    let metadata = &slice.metadata;
+    let (name, mut errors) = named(
+        Kind::Slice,
+        metadata.namespace.as_deref(),
+        metadata.name.as_deref(),
+    )?;
+    let name = SliceName::new(&name.0, &name.1);
+    let slice = match selection.skips(metadata.labels.as_ref()) {
+        Some(skip) => Err(skip),
+        None => read(slice, &name, &mut errors),
+    };
+    let annotations = metadata.annotations.as_ref();
+    let trigger_time = annotations.and_then(|all| all.get(TRIGGER_TIME));
+    let trigger_time = trigger_time.filter(|_| slice.is_ok());
+    Ok(SliceReading {
+        name,
+        slice,
+        trigger_time: trigger_time.and_then(|text| time(text, &mut errors)),
+        errors: errors.into_list(),
+    })
+}
+
+fn read(
+    slice: &k8s::EndpointSlice,
+    name: &SliceName,
+    errors: &mut Errors,
+) -> Result<EndpointSlice, Skip> {
+    let metadata = &slice.metadata;
+    let label = metadata.labels.as_ref();
+    let label = label.and_then(|labels| labels.get(SERVICE_NAME));
+    let Some(service) = label.filter(|service| !service.is_empty()) else {
+        let path = format!("metadata.labels[{SERVICE_NAME}]");
+        errors.add(path, Problem::Required(""));
+        return Err(Skip::NoService);
+    };
+    let family = match slice.address_type.as_str() {
+        "IPv4" => Family::V4,
+        "IPv6" => Family::V6,
+        "FQDN" => return Err(Skip::NoIpAddresses),
+        other => {
+            let problem = Problem::not_supported(other, &["IPv4", "IPv6", "FQDN"]);
+            errors.add("addressType", problem);
+            return Err(Skip::NoIpAddresses);
+        }
+    };
+    Ok(EndpointSlice {
+        name: name.clone(),
+        service: ServiceName {
+            namespace: name.namespace.clone(),
+            name: service.as_str().into(),
+        },
+        family,
+        ports: ports(slice, errors),
+        endpoints: endpoints(slice, family, errors),
+        weight: annotation::weight(metadata.annotations.as_ref(), errors),
+    })
+}
+
+fn time(text: &str, errors: &mut Errors) -> Option<Timestamp> {
+    let time = text.parse().ok();
+    if time.is_none() {
+        let problem = Problem::invalid(text, "must be a time as in RFC 3339");
+        errors.add(annotation::path(TRIGGER_TIME), problem);
+    }
+    time
+}
+
+/// The ports that can be served. One without a name (as none, not as an empty one) or without a number means all ports,
+/// which no service has.
+fn ports(slice: &k8s::EndpointSlice, errors: &mut Errors) -> Vec<SlicePort> {
+    let mut ports: Vec<SlicePort> = Vec::new();
+    for (i, port) in slice.ports.iter().flatten().enumerate() {
+        let path = format!("ports[{i}]");
+        let Some(name) = port.name.as_deref() else {
+            errors.add(format!("{path}.name"), Problem::Required(""));
+            continue;
+        };
+        let Some(number) = port.port else {
+            errors.add(format!("{path}.port"), Problem::Required(""));
+            continue;
+        };
+        let Some(protocol) = protocol(port.protocol.as_deref(), &path, errors) else {
+            continue;
+        };
+        let Some(number) = port_number(number, &format!("{path}.port"), errors) else {
+            continue;
+        };
+        ports.push(SlicePort {
+            name: name.into(),
+            protocol,
+            port: number,
+        });
+    }
+    ports
+}
+
+fn endpoints(
+    slice: &k8s::EndpointSlice,
+    family: Family,
+    errors: &mut Errors,
+) -> Vec<SliceEndpoint> {
+    let mut names = Names::default();
+    let mut endpoints = Vec::with_capacity(slice.endpoints.len());
+    for (i, endpoint) in slice.endpoints.iter().enumerate() {
+        // All addresses of an endpoint are the same one to Kubernetes, so the first is enough.
+        let Some(text) = endpoint.addresses.first() else {
+            errors.add(format!("endpoints[{i}].addresses"), Problem::Required(""));
+            continue;
+        };
+        let path = format!("endpoints[{i}].addresses[0]");
+        let address = match address(text, Use::Written) {
+            Ok(address) if Family::of(address) == family => address,
+            Ok(_) => {
+                let detail = format!("must be an {} address, as addressType says", family.name());
+                errors.add(path, Problem::invalid(text, detail));
+                continue;
+            }
+            Err(problem) => {
+                errors.add(path, problem);
+                continue;
+            }
+        };
+        let conditions = endpoint.conditions.as_ref();
+        endpoints.push(SliceEndpoint {
+            address,
+            conditions: Conditions {
+                ready: conditions.and_then(|all| all.ready).unwrap_or(true),
+                serving: conditions.and_then(|all| all.serving).unwrap_or(true),
+                terminating: conditions.and_then(|all| all.terminating).unwrap_or(false),
+            },
+            node: endpoint.node_name.as_deref().map(|name| names.get(name)),
+            zone: endpoint.zone.as_deref().map(|name| names.get(name)),
+            hints: names.hints(endpoint),
+        });
+    }
+    endpoints
+}
+
+/// The names of nodes and zones of a slice, each in memory once.
+#[derive(Default)]
+struct Names {
+    known: HashSet<Arc<str>>,
+    /// The hints that were read last: often those of the next endpoint too.
+    hints: Option<Arc<Hints>>,
+}
+
+impl Names {
+    fn get(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.known.get(name) {
+            return known.clone();
+        }
+        let name: Arc<str> = name.into();
+        self.known.insert(name.clone());
+        name
+    }
+
+    fn hints(&mut self, endpoint: &k8s::Endpoint) -> Option<Arc<Hints>> {
+        let hints = endpoint.hints.as_ref()?;
+        let nodes = hints.for_nodes.iter().flatten();
+        let zones = hints.for_zones.iter().flatten();
+        let hints = Hints {
+            nodes: nodes.map(|node| self.get(&node.name)).collect(),
+            zones: zones.map(|zone| self.get(&zone.name)).collect(),
+        };
+        if hints == Hints::default() {
+            return None;
+        }
+        if self.hints.as_deref() != Some(&hints) {
+            self.hints = Some(Arc::new(hints));
+        }
+        self.hints.clone()
+    }
+}

@@ -1,0 +1,147 @@
+//! Who has an address that several ports claim.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+
+use health_model::ipam::Family;
+use health_model::policy::Protocol;
+use jiff::Timestamp;
+
+use super::frontend::{FrontendKind, Listen};
+use crate::spec::{PortKey, ServicePort, ServicePortName};
+
+/// What can be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Place {
+    family: Family,
+    protocol: Protocol,
+    listen: Listen,
+}
+
+impl Place {
+    pub(super) fn of(key: &PortKey, listen: Listen) -> Self {
+        Self {
+            family: key.family,
+            protocol: key.name.protocol,
+            listen,
+        }
+    }
+}
+
+/// A claim; the least of those on a place has it. ClusterIPs come first: the cluster gives each out once, while anybody
+/// may write down an external address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Claim {
+    is_written: bool,
+    created: Option<Timestamp>,
+    name: ServicePortName,
+}
+
+/// A port is not served at an address, since another port has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The port without.
+    pub key: PortKey,
+    /// What it claims.
+    pub listen: Listen,
+    /// What that would be to its service.
+    pub kind: FrontendKind,
+    /// The port that has it.
+    pub owner: ServicePortName,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = &self.key.name.service;
+        let protocol = self.key.name.protocol;
+        write!(
+            f,
+            "service {service}: {} of {} is that of {}, which comes first: it is not served at {}/{protocol}",
+            field(self.kind),
+            self.key,
+            self.owner,
+            self.listen,
+        )
+    }
+}
+
+/// The field of a service that the address stands in.
+fn field(kind: FrontendKind) -> &'static str {
+    match kind {
+        FrontendKind::ClusterIp => "spec.clusterIPs",
+        FrontendKind::LoadBalancer => "status.loadBalancer.ingress",
+        FrontendKind::ExternalIp => "spec.externalIPs",
+        FrontendKind::NodePort => "spec.ports.nodePort",
+    }
+}
+
+/// All claims.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Claims {
+    /// Sorted; never empty.
+    places: HashMap<Place, Vec<Claim>>,
+}
+
+/// Places whose claims change, and who had them before.
+#[derive(Debug, Default)]
+pub(super) struct Touched(BTreeMap<Place, Option<ServicePortName>>);
+
+impl Claims {
+    /// Who has this place.
+    pub(super) fn owner(&self, place: &Place) -> Option<&ServicePortName> {
+        let claims = self.places.get(place)?;
+        claims.first().map(|claim| &claim.name)
+    }
+
+    pub(super) fn add(
+        &mut self,
+        key: &PortKey,
+        (listen, kind): (Listen, FrontendKind),
+        port: &ServicePort,
+        touched: &mut Touched,
+    ) {
+        let place = Place::of(key, listen);
+        self.touch(place, touched);
+        let claim = Claim {
+            is_written: kind != FrontendKind::ClusterIp,
+            created: port.service.created,
+            name: key.name.clone(),
+        };
+        let claims = self.places.entry(place).or_default();
+        if let Err(index) = claims.binary_search(&claim) {
+            claims.insert(index, claim);
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &PortKey, listen: Listen, touched: &mut Touched) {
+        let place = Place::of(key, listen);
+        self.touch(place, touched);
+        if let Some(claims) = self.places.get_mut(&place) {
+            claims.retain(|claim| claim.name != key.name);
+            if claims.is_empty() {
+                self.places.remove(&place);
+            }
+        }
+    }
+
+    fn touch(&self, place: Place, touched: &mut Touched) {
+        let owner = || self.owner(&place).cloned();
+        touched.0.entry(place).or_insert_with(owner);
+    }
+
+    /// All ports that claim a place which has another owner now.
+    pub(super) fn moved(&self, touched: Touched) -> BTreeSet<PortKey> {
+        let moved = touched
+            .0
+            .into_iter()
+            .filter(|(place, before)| self.owner(place) != before.as_ref());
+        let claimants = moved.flat_map(|(place, _)| {
+            let claims = self.places.get(&place).into_iter().flatten();
+            claims.map(move |claim| PortKey {
+                name: claim.name.clone(),
+                family: place.family,
+            })
+        });
+        claimants.collect()
+    }
+}

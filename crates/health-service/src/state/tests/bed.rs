@@ -1,0 +1,158 @@
+//! A node with its trackers, and objects for it.
+
+use std::sync::Arc;
+
+use health_model::policy::Protocol;
+use jiff::Timestamp;
+
+use super::super::*;
+use crate::spec::{
+    Common, Conditions, EndpointSlice, Service, ServicePort, SliceEndpoint, SliceName, SlicePort,
+    SourceRanges, TrafficPolicy,
+};
+
+pub(super) const READY: Conditions = Conditions {
+    ready: true,
+    serving: true,
+    terminating: false,
+};
+pub(super) const ENDING: Conditions = Conditions {
+    ready: false,
+    serving: true,
+    terminating: true,
+};
+pub(super) const ILL: Conditions = Conditions {
+    ready: false,
+    serving: false,
+    terminating: false,
+};
+
+/// The node `here` in zone `z1`.
+pub(super) struct Bed {
+    pub(super) state: State,
+    pub(super) services: ServiceChangeTracker,
+    pub(super) endpoints: EndpointsChangeTracker,
+}
+
+impl Bed {
+    pub(super) fn new() -> Self {
+        Self {
+            state: State::new(topology("z1")),
+            services: ServiceChangeTracker::default(),
+            endpoints: EndpointsChangeTracker::new("here", Timestamp::UNIX_EPOCH),
+        }
+    }
+
+    pub(super) fn set(&mut self, service: Service) {
+        let name = service.common.name.clone();
+        self.services.update(&name, Some(Arc::new(service)));
+    }
+
+    pub(super) fn unset(&mut self, name: &str) {
+        self.services.update(&ServiceName::new("shop", name), None);
+    }
+
+    pub(super) fn slice(&mut self, slice: EndpointSlice) {
+        self.endpoints.update(Arc::new(slice), None);
+    }
+
+    /// What the sync changed, as text.
+    pub(super) fn sync(&mut self) -> Vec<String> {
+        let changes = self.state.sync(&mut self.services, &mut self.endpoints);
+        changes.ports.iter().map(ToString::to_string).collect()
+    }
+
+    /// The port `http` of a service, in IPv4.
+    pub(super) fn port(&self, service: &str) -> &PortState {
+        self.state
+            .port(&key(service))
+            .expect("a port that is served")
+    }
+}
+
+pub(super) fn topology(zone: &str) -> Topology {
+    Topology {
+        node: "here".into(),
+        zone: Some(zone.into()),
+    }
+}
+
+pub(super) fn key(service: &str) -> PortKey {
+    PortKey {
+        name: ServicePortName {
+            service: ServiceName::new("shop", service),
+            port: "http".into(),
+            protocol: Protocol::TCP,
+        },
+        family: Family::V4,
+    }
+}
+
+/// A service with a port `http` of 80, made at this second.
+pub(super) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)) -> Service {
+    let last = name.bytes().last().unwrap_or_default();
+    let mut common = Common {
+        name: ServiceName::new("shop", name),
+        created: Some(Timestamp::from_second(created).unwrap()),
+        cluster_ips: vec![[10, 96, 0, last].into()],
+        external_ips: Vec::new(),
+        load_balancer_ips: Vec::new(),
+        source_ranges: SourceRanges::default(),
+        affinity: None,
+        internal_policy: TrafficPolicy::Cluster,
+        external_policy: TrafficPolicy::Cluster,
+        health_check_node_port: None,
+        algorithm: None,
+    };
+    change(&mut common);
+    let common = Arc::new(common);
+    Service {
+        ports: vec![port(&common, "http", Protocol::TCP, 80, None)],
+        common,
+    }
+}
+
+pub(super) fn port(
+    service: &Arc<Common>,
+    name: &str,
+    protocol: Protocol,
+    port: u16,
+    node_port: Option<u16>,
+) -> ServicePort {
+    ServicePort {
+        name: name.into(),
+        protocol,
+        port,
+        node_port,
+        service: service.clone(),
+    }
+}
+
+/// A service whose port is at a port of the node too.
+pub(super) fn at_node_port(mut service: Service, number: u16) -> Service {
+    service.ports[0].node_port = Some(number);
+    service
+}
+
+/// A slice of a service, with a port `http` of 8080: last byte of the address, conditions, node.
+pub(super) fn slice(service: &str, endpoints: &[(u8, Conditions, &str)]) -> EndpointSlice {
+    let endpoint = |&(last, conditions, node): &(u8, Conditions, &str)| SliceEndpoint {
+        address: [10, 1, 0, last].into(),
+        conditions,
+        node: Some(node.into()),
+        zone: None,
+        hints: None,
+    };
+    EndpointSlice {
+        name: SliceName::new("shop", service),
+        service: ServiceName::new("shop", service),
+        family: Family::V4,
+        ports: vec![SlicePort {
+            name: "http".into(),
+            protocol: Protocol::TCP,
+            port: 8080,
+        }],
+        endpoints: endpoints.iter().map(endpoint).collect(),
+        weight: 1,
+    }
+}

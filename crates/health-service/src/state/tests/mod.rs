@@ -1,0 +1,3 @@
+mod bed;
+mod model;
+mod scenarios;

@@ -1,0 +1,207 @@
+//! Changes of endpoint slices.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::EndpointsMap;
+use crate::spec::{Endpoint, EndpointSlice, PortKey, ServiceName, ServicePortName, SliceName};
+
+/// Gathers changes of endpoint slices.
+#[derive(Debug)]
+pub struct EndpointsChangeTracker {
+    /// This node.
+    node: Arc<str>,
+    started: Timestamp,
+    services: HashMap<ServiceName, Slices>,
+    /// The service of each slice that is there.
+    owners: HashMap<SliceName, ServiceName>,
+    /// The services with pending slices.
+    changed: BTreeSet<ServiceName>,
+    trigger_times: BTreeMap<ServiceName, Vec<Timestamp>>,
+    pending: u64,
+    total: u64,
+}
+
+/// The slices of a service. By name, so that which of two equal endpoints counts does not depend on the order of events.
+#[derive(Debug, Default)]
+struct Slices {
+    applied: BTreeMap<SliceName, Arc<EndpointSlice>>,
+    /// `None` for a slice that goes.
+    pending: BTreeMap<SliceName, Option<Arc<EndpointSlice>>>,
+}
+
+/// What was taken of the changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndpointsUpdates {
+    /// The services of the slices that changed.
+    pub services: BTreeSet<ServiceName>,
+    /// The ports whose endpoints are others than before.
+    pub ports: BTreeSet<PortKey>,
+    /// When what changed the slices happened, by service.
+    pub trigger_times: BTreeMap<ServiceName, Vec<Timestamp>>,
+}
+
+impl EndpointsChangeTracker {
+    /// A tracker of a process that started then, on the node of this name: endpoints on it are local.
+    pub fn new(node: impl Into<Arc<str>>, started: Timestamp) -> Self {
+        Self {
+            node: node.into(),
+            started,
+            services: HashMap::new(),
+            owners: HashMap::new(),
+            changed: BTreeSet::new(),
+            trigger_times: BTreeMap::new(),
+            pending: 0,
+            total: 0,
+        }
+    }
+
+    /// A slice is there or changed; `trigger_time` is when what it shows happened. Returns whether it differs from what
+    /// was known of it. A slice that has another service than before leaves that one.
+    pub fn update(&mut self, slice: Arc<EndpointSlice>, trigger_time: Option<Timestamp>) -> bool {
+        self.total += 1;
+        let owner = self.owners.get(&slice.name);
+        if let Some(former) = owner.filter(|owner| **owner != slice.service).cloned() {
+            self.pend(&former, &slice.name, None);
+        }
+        let (name, service) = (slice.name.clone(), slice.service.clone());
+        let is_change = self.pend(&service, &name, Some(slice));
+        if is_change {
+            // A time before we started would measure how long we were not there.
+            if let Some(time) = trigger_time.filter(|time| *time > self.started) {
+                let times = self.trigger_times.entry(service.clone()).or_default();
+                times.push(time);
+            }
+            self.owners.insert(name, service);
+        }
+        is_change
+    }
+
+    /// A slice is gone, or has nothing for us any more. Returns whether it was known.
+    pub fn remove(&mut self, slice: &SliceName) -> bool {
+        self.total += 1;
+        let Some(service) = self.owners.remove(slice) else {
+            return false;
+        };
+        // The slice's own time is that of its last change, not that of its end.
+        self.trigger_times.remove(&service);
+        self.pend(&service, slice, None)
+    }
+
+    /// Notes what a slice is to be, if it is not that.
+    fn pend(
+        &mut self,
+        service: &ServiceName,
+        name: &SliceName,
+        slice: Option<Arc<EndpointSlice>>,
+    ) -> bool {
+        let slices = self.services.entry(service.clone()).or_default();
+        let is_known = match slices.pending.get(name) {
+            Some(pending) => *pending == slice,
+            None => slices.applied.get(name) == slice.as_ref(),
+        };
+        if is_known {
+            return false;
+        }
+        slices.pending.insert(name.clone(), slice);
+        self.changed.insert(service.clone());
+        self.pending += 1;
+        true
+    }
+
+    /// How many changes were not taken.
+    pub fn pending(&self) -> u64 {
+        self.pending
+    }
+
+    /// How many changes were told since the start.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Takes all changes into the map of all endpoints.
+    pub fn apply(&mut self, map: &mut EndpointsMap) -> EndpointsUpdates {
+        self.pending = 0;
+        let mut updates = EndpointsUpdates {
+            services: std::mem::take(&mut self.changed),
+            ports: BTreeSet::new(),
+            trigger_times: std::mem::take(&mut self.trigger_times),
+        };
+        for service in &updates.services {
+            let Some(slices) = self.services.get_mut(service) else {
+                continue;
+            };
+            for (name, slice) in std::mem::take(&mut slices.pending) {
+                match slice {
+                    Some(slice) => slices.applied.insert(name, slice),
+                    None => slices.applied.remove(&name),
+                };
+            }
+            let current = slices.endpoints(&self.node);
+            let previous: Vec<_> = map
+                .of_service(service)
+                .map(|(key, _)| key.clone())
+                .collect();
+            let mut former: HashMap<_, _> = previous
+                .into_iter()
+                .filter_map(|key| map.remove(&key).map(|list| (key, list)))
+                .collect();
+            for (key, endpoints) in current {
+                if former.remove(&key).as_deref() != Some(&*endpoints) {
+                    updates.ports.insert(key.clone());
+                }
+                map.insert(key, endpoints);
+            }
+            updates.ports.extend(former.into_keys());
+            if slices.applied.is_empty() {
+                self.services.remove(service);
+            }
+        }
+        updates
+    }
+}
+
+impl Slices {
+    /// The endpoints of all ports. Of two that have one address, the one of the first slice counts, but one on this
+    /// node counts more.
+    fn endpoints(&self, node: &str) -> BTreeMap<PortKey, Vec<Endpoint>> {
+        let mut ports: BTreeMap<PortKey, Vec<Endpoint>> = BTreeMap::new();
+        for slice in self.applied.values() {
+            for port in &slice.ports {
+                let key = PortKey {
+                    name: ServicePortName {
+                        service: slice.service.clone(),
+                        port: port.name.clone(),
+                        protocol: port.protocol,
+                    },
+                    family: slice.family,
+                };
+                let endpoints = slice.endpoints.iter().map(|endpoint| Endpoint {
+                    address: SocketAddr::new(endpoint.address, port.port),
+                    conditions: endpoint.conditions,
+                    is_local: endpoint.node.as_deref() == Some(node),
+                    weight: slice.weight,
+                    node: endpoint.node.clone(),
+                    zone: endpoint.zone.clone(),
+                    hints: endpoint.hints.clone(),
+                });
+                ports.entry(key).or_default().extend(endpoints);
+            }
+        }
+        ports.retain(|_, endpoints| !endpoints.is_empty());
+        for endpoints in ports.values_mut() {
+            endpoints.sort_by_cached_key(|endpoint| endpoint.address.to_string());
+            endpoints.dedup_by(|later, earlier| {
+                let is_same = later.address == earlier.address;
+                if is_same && later.is_local && !earlier.is_local {
+                    std::mem::swap(later, earlier);
+                }
+                is_same
+            });
+        }
+        ports
+    }
+}

@@ -1,0 +1,104 @@
+//! All ports of all services, and their endpoints.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Range;
+use std::sync::Arc;
+
+use health_model::ipam::Family;
+use health_model::policy::Protocol;
+
+use crate::spec::{Endpoint, PortKey, ServiceName, ServicePort, ServicePortName};
+
+/// All ports of all services, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServicePortMap(BTreeMap<ServicePortName, ServicePort>);
+
+impl ServicePortMap {
+    /// The port of this name.
+    pub fn get(&self, name: &ServicePortName) -> Option<&ServicePort> {
+        self.0.get(name)
+    }
+
+    /// The ports of a service.
+    pub fn of_service<'a>(
+        &'a self,
+        service: &'a ServiceName,
+    ) -> impl Iterator<Item = (&'a ServicePortName, &'a ServicePort)> {
+        let ports = self.0.range(first_of(service)..);
+        ports.take_while(move |(name, _)| name.service == *service)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&ServicePortName, &ServicePort)> {
+        self.0.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn insert(&mut self, name: ServicePortName, port: ServicePort) {
+        self.0.insert(name, port);
+    }
+
+    pub(super) fn remove(&mut self, name: &ServicePortName) {
+        self.0.remove(name);
+    }
+}
+
+/// The endpoints of all ports, by port and family; each list is sorted by the text of its addresses, and has no address
+/// twice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EndpointsMap(BTreeMap<PortKey, Arc<[Endpoint]>>);
+
+impl EndpointsMap {
+    /// Those of a port; none if there are none.
+    pub fn get(&self, key: &PortKey) -> &[Endpoint] {
+        self.0.get(key).map(|list| &**list).unwrap_or_default()
+    }
+
+    /// Those of the ports of a service.
+    pub fn of_service<'a>(
+        &'a self,
+        service: &'a ServiceName,
+    ) -> impl Iterator<Item = (&'a PortKey, &'a [Endpoint])> {
+        let of_service = self.range(service).map(|(key, list)| (key, &**list));
+        of_service.take_while(move |(key, _)| key.name.service == *service)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&PortKey, &[Endpoint])> {
+        self.0.iter().map(|(key, list)| (key, &**list))
+    }
+
+    fn range(&self, service: &ServiceName) -> Range<'_, PortKey, Arc<[Endpoint]>> {
+        let first = PortKey {
+            name: first_of(service),
+            family: Family::V4,
+        };
+        self.0.range(first..)
+    }
+
+    pub(super) fn insert(&mut self, key: PortKey, endpoints: Vec<Endpoint>) {
+        self.0.insert(key, endpoints.into());
+    }
+
+    pub(super) fn remove(&mut self, key: &PortKey) -> Option<Arc<[Endpoint]>> {
+        self.0.remove(key)
+    }
+}
+
+/// The name before that of any port of a service.
+fn first_of(service: &ServiceName) -> ServicePortName {
+    ServicePortName {
+        service: service.clone(),
+        port: Arc::default(),
+        protocol: Protocol(0),
+    }
+}
