@@ -1,6 +1,6 @@
 //! What the tests of this folder show.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(super) fn containers() -> Sample {
     };
     Sample {
         statistics: Stats {
-            probes: BTreeMap::from([(
+            probes: HashMap::from([(
                 (pod.uid.clone(), app.clone(), ProbeType::Liveness),
                 liveness,
             )]),
