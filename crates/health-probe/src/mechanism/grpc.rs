@@ -213,16 +213,11 @@ fn question(service: &str) -> Vec<u8> {
 
 /// The status that an answer tells. What else the server says stays with it.
 fn read(answer: &Answer) -> Result<Health, NoStatus> {
-    if answer.status != b"200" {
-        return Err(NoStatus::Malformed(
-            "is not of gRPC: its HTTP status is not 200",
-        ));
-    }
-    let kind = answer.content_type.as_deref().unwrap_or_default();
-    if !kind.starts_with(b"application/grpc") {
-        return Err(NoStatus::Malformed(
-            "is not of gRPC: it has another content type",
-        ));
+    if !answer.is_grpc() {
+        return Err(NoStatus::Malformed(match answer.status.as_slice() {
+            b"200" => "is not of gRPC: it has another content type",
+            _ => "is not of gRPC: its HTTP status is not 200",
+        }));
     }
     let status = answer.grpc_status.as_deref();
     match status.map(Code::from_bytes) {

@@ -142,6 +142,14 @@ pub(super) struct Answer {
     pub(super) reply: Vec<u8>,
 }
 
+impl Answer {
+    /// Whether its first headers are those of gRPC.
+    pub(super) fn is_grpc(&self) -> bool {
+        let kind = self.content_type.as_deref().unwrap_or_default();
+        self.status == b"200" && kind.starts_with(b"application/grpc")
+    }
+}
+
 /// A call under way.
 #[derive(Debug)]
 pub(super) struct Call {
@@ -349,6 +357,8 @@ impl Call {
             _ => {
                 answer.status = status;
                 self.place = Place::Body;
+                // What else comes is not of gRPC either, and may have no end.
+                return Ok(is_end || !answer.is_grpc());
             }
         }
         Ok(is_end)

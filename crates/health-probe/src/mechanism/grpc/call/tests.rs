@@ -116,6 +116,20 @@ fn headers_alone_are_an_answer() {
 }
 
 #[test]
+fn what_is_not_of_grpc_is_not_waited_for() {
+    let mut html = vec![0x88];
+    pack(&mut html, Ok(31), "text/html");
+    let missing = vec![0x8d];
+    for (block, status) in [(html, "200"), (missing, "404")] {
+        let head = frame(frame::HEADERS, flag::END_HEADERS, STREAM, &block);
+        let answer = call(&[&[settings(), head].concat()]);
+        let answer = answer.expect("an end").expect("an answer");
+        assert_eq!(answer.status, status.as_bytes());
+        assert!(!answer.is_grpc());
+    }
+}
+
+#[test]
 fn settings_and_pings_are_acknowledged() {
     let mut call = Call::new(&REQUEST);
     assert!(call.to_write().starts_with(PREFACE));
