@@ -39,10 +39,15 @@ pub(super) async fn hold<D: Dialogue>(
 ) -> D::End {
     loop {
         let bytes = dialogue.to_write();
-        if !bytes.is_empty()
-            && let Err(error) = connection.write_all(&bytes).await
-        {
-            return dialogue.end(Some(error));
+        if !bytes.is_empty() {
+            let written = async {
+                connection.write_all(&bytes).await?;
+                // TLS may have kept some of it.
+                connection.flush().await
+            };
+            if let Err(error) = written.await {
+                return dialogue.end(Some(error));
+            }
         }
         let read = poll_fn(|cx| {
             LAST.with_borrow_mut(|piece| {

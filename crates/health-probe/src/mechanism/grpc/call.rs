@@ -200,12 +200,16 @@ impl Call {
         let mut output = Vec::with_capacity(256 + request.message.len());
         output.extend_from_slice(PREFACE);
         push(&mut output, frame::SETTINGS, 0, 0, &settings);
-        push_headers(&mut output, &headers);
-        push(
+        push_all(
             &mut output,
-            frame::DATA,
+            (frame::HEADERS, frame::CONTINUATION),
+            flag::END_HEADERS,
+            &headers,
+        );
+        push_all(
+            &mut output,
+            (frame::DATA, frame::DATA),
             flag::END_STREAM,
-            STREAM,
             request.message,
         );
         Self {
@@ -405,18 +409,17 @@ fn push(output: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) 
     output.extend_from_slice(payload);
 }
 
-/// Adds headers, in as many frames as they take.
-fn push_headers(output: &mut Vec<u8>, headers: &[u8]) {
-    let mut pieces = headers.chunks(FRAME_MAX).peekable();
-    let mut kind = frame::HEADERS;
+/// Adds frames of the stream, as many as it takes: the first of one type, all others of another. The last has the flags.
+fn push_all(output: &mut Vec<u8>, (first, next): (u8, u8), last_flags: u8, payload: &[u8]) {
+    let mut pieces = payload.chunks(FRAME_MAX).peekable();
+    let mut kind = first;
     while let Some(piece) = pieces.next() {
-        let flags = if pieces.peek().is_none() {
-            flag::END_HEADERS
-        } else {
-            0
+        let flags = match pieces.peek() {
+            None => last_flags,
+            Some(_) => 0,
         };
         push(output, kind, flags, STREAM, piece);
-        kind = frame::CONTINUATION;
+        kind = next;
     }
 }
 

@@ -100,7 +100,11 @@ impl HeadReader {
 fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(len) = response.parse(bytes)? else {
+    // Old servers break long headers over lines, and the kubelet reads those.
+    let mut config = httparse::ParserConfig::default();
+    config.allow_obsolete_multiline_headers_in_responses(true);
+    let parsed = config.parse_response(&mut response, bytes)?;
+    let httparse::Status::Complete(len) = parsed else {
         return Ok(None);
     };
     if len > HEAD_LIMIT {
@@ -302,6 +306,10 @@ mod tests {
             ),
             ("HTTP/1.0 200 OK\r\n\r\nuntil the end", whole(200, 13)),
             ("HTTP/1.1 200\n\nok", whole(200, 2)),
+            (
+                "HTTP/1.1 200 OK\r\nA: b\r\n c\r\nContent-Length: 1\r\n\r\nx",
+                whole(200, 1),
+            ),
             ("HTTP/1.1 204 x\r\nContent-Length: 9\r\n\r\n", whole(204, 0)),
             ("HTTP/1.1 304 x\r\n\r\n", whole(304, 0)),
             (

@@ -152,6 +152,7 @@ fn large_requests_take_several_frames() {
     let path = "x".repeat(2 * FRAME_MAX);
     let mut call = Call::new(&Request {
         path: &path,
+        message: &[0; FRAME_MAX + 1],
         ..REQUEST
     });
     let output = call.to_write();
@@ -170,6 +171,7 @@ fn large_requests_take_several_frames() {
             (frame::HEADERS, 0),
             (frame::CONTINUATION, 0),
             (frame::CONTINUATION, flag::END_HEADERS),
+            (frame::DATA, 0),
             (frame::DATA, flag::END_STREAM),
         ]
     );
