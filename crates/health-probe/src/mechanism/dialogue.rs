@@ -40,12 +40,12 @@ pub(super) async fn hold<D: Dialogue>(
     loop {
         let bytes = dialogue.to_write();
         if !bytes.is_empty() {
-            let written = async {
-                connection.write_all(&bytes).await?;
-                // TLS may have kept some of it.
-                connection.flush().await
-            };
-            if let Err(error) = written.await {
+            let mut written = connection.write_all(&bytes).await;
+            // TLS may keep what there was no room for.
+            if written.is_ok() {
+                written = connection.flush().await;
+            }
+            if let Err(error) = written {
                 return dialogue.end(Some(error));
             }
         }
@@ -65,5 +65,49 @@ pub(super) async fn hold<D: Dialogue>(
             Ok(Some(end)) => return end,
             Err(error) => return dialogue.end(Some(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, BufStream, duplex};
+
+    use super::*;
+
+    /// Says one thing, and ends with the first thing that it hears.
+    struct Greeting(Vec<u8>);
+
+    impl Dialogue for Greeting {
+        type End = Vec<u8>;
+
+        fn to_write(&mut self) -> Vec<u8> {
+            std::mem::take(&mut self.0)
+        }
+
+        fn receive(&mut self, piece: &[u8]) -> Option<Vec<u8>> {
+            Some(piece.to_vec())
+        }
+
+        fn end(&mut self, _: Option<io::Error>) -> Vec<u8> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_written_does_not_stay_in_a_buffer() {
+        let (ours, mut theirs) = duplex(64);
+        let mut greeting = Greeting(b"hello".to_vec());
+        let mut ours = BufStream::new(ours);
+        let answering = async {
+            let mut heard = [0; 5];
+            theirs.read_exact(&mut heard).await.unwrap();
+            theirs.write_all(&heard).await.unwrap();
+        };
+        let holding = async { tokio::join!(hold(&mut greeting, &mut ours), answering).0 };
+        // The clock runs only when nobody has anything to do.
+        let held = tokio::time::timeout(Duration::from_secs(1), holding).await;
+        assert_eq!(held.as_deref(), Ok(&b"hello"[..]));
     }
 }

@@ -274,6 +274,8 @@ impl Dialogue for Exchange<'_> {
 
     fn end(&mut self, because: Option<io::Error>) -> Self::End {
         let url = self.url.clone();
+        // Of TLS, which many servers leave without its own end. As for the kubelet, this is one too.
+        let because = because.filter(|error| error.kind() != io::ErrorKind::UnexpectedEof);
         match &self.place {
             Place::Head(_) => Err(HttpError::HeadCut(url, Cut::new(because))),
             Place::Body { status, body, read } if body.may_end() && because.is_none() => {

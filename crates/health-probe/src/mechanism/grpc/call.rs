@@ -162,6 +162,8 @@ pub(super) struct Call {
     /// Headers that go on in the next frame, and whether the stream ends with them.
     block: Option<(Vec<u8>, bool)>,
     place: Place,
+    /// Why the server takes no more calls. The answer to this one may still come.
+    goes_away: Option<u32>,
     /// Whether the server has said anything.
     has_heard: bool,
 }
@@ -219,6 +221,7 @@ impl Call {
             answer: Answer::default(),
             block: None,
             place: Place::Settings,
+            goes_away: None,
             has_heard: false,
         }
     }
@@ -329,10 +332,12 @@ impl Call {
                 let (last, rest) = payload.split_first_chunk().ok_or(Violation::FrameLength)?;
                 let (code, _) = rest.split_first_chunk().ok_or(Violation::FrameLength)?;
                 let is_taken = u32::from_be_bytes(*last) & !(1 << 31) >= STREAM;
-                match u32::from_be_bytes(*code) {
-                    0 if is_taken => Ok(false),
-                    code => Err(CallError::GoAway(code)),
+                let code = u32::from_be_bytes(*code);
+                if !is_taken {
+                    return Err(CallError::GoAway(code));
                 }
+                self.goes_away = Some(code);
+                Ok(false)
             }
             (frame::DATA | frame::HEADERS | frame::RST_STREAM | frame::CONTINUATION, _)
             | (frame::SETTINGS | frame::PING | frame::GOAWAY, _)
@@ -344,28 +349,34 @@ impl Call {
 
     /// Takes headers: those of the answer, announcements before them, or trailers. Returns whether the answer is whole.
     fn headers(&mut self, block: &[u8], is_end: bool) -> Result<bool, CallError> {
-        let mut status = Vec::new();
-        let answer = &mut self.answer;
+        let mut told = Answer::default();
         self.decoder
             .decode(block, HEADERS_LIMIT, |name, value| match name {
-                b":status" => status = value.to_vec(),
-                b"content-type" => answer.content_type = Some(value.to_vec()),
-                b"grpc-status" => answer.grpc_status = Some(value.to_vec()),
+                b":status" => told.status = value.to_vec(),
+                b"content-type" => told.content_type = Some(value.to_vec()),
+                b"grpc-status" => told.grpc_status = Some(value.to_vec()),
                 _ => {}
             })?;
         match self.place {
-            Place::Body if !is_end => return Err(Violation::Unexpected.into()),
-            Place::Body => {}
+            Place::Body if !is_end => Err(Violation::Unexpected.into()),
+            Place::Body => {
+                self.answer.grpc_status = told.grpc_status;
+                Ok(true)
+            }
             // RFC 9113, 8.1.
-            _ if status.starts_with(b"1") && !is_end => {}
+            _ if told.status.starts_with(b"1") && !is_end => Ok(false),
             _ => {
-                answer.status = status;
+                // How a call ends is told at its end.
+                let grpc_status = told.grpc_status.take().filter(|_| is_end);
+                self.answer = Answer {
+                    grpc_status,
+                    ..told
+                };
                 self.place = Place::Body;
                 // What else comes is not of gRPC either, and may have no end.
-                return Ok(is_end || !answer.is_grpc());
+                Ok(is_end || !self.answer.is_grpc())
             }
         }
-        Ok(is_end)
     }
 }
 
@@ -396,7 +407,11 @@ impl Dialogue for Call {
     }
 
     fn end(&mut self, because: Option<io::Error>) -> Self::End {
-        Err(because.map_or(CallError::Closed, CallError::Broken))
+        Err(match (self.goes_away, because) {
+            (Some(code), _) => CallError::GoAway(code),
+            (None, Some(error)) => CallError::Broken(error),
+            (None, None) => CallError::Closed,
+        })
     }
 }
 

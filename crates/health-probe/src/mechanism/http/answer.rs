@@ -22,6 +22,8 @@ pub(super) enum HeadError {
     TooLarge,
     #[error("the length of the body cannot be read")]
     Length,
+    #[error("the body has a coding that nobody asked for")]
+    Coding,
 }
 
 impl From<httparse::Error> for HeadError {
@@ -66,17 +68,19 @@ impl HeadReader {
         piece: &[u8],
     ) -> Result<Option<(Head, Body, Vec<u8>)>, HeadError> {
         let mut pending = std::mem::take(&mut self.pending);
+        // An empty line may be cut.
+        let unseen = pending.len().saturating_sub(2);
         let mut bytes = if pending.is_empty() {
             piece
         } else {
             pending.extend_from_slice(piece);
             &pending
         };
-        if bytes.len() <= LOOK_ALWAYS || piece.contains(&b'\n') {
+        if bytes.len() <= LOOK_ALWAYS || has_empty_line(&bytes[unseen..]) {
             while let Some((head, body, len)) = parse(bytes)? {
                 bytes = &bytes[len..];
                 // Announcements come before the answer (RFC 9110, 15.2). After the last of them comes no more HTTP.
-                if head.status >= 200 || head.status == 101 {
+                if !(100..200).contains(&head.status) || head.status == 101 {
                     return Ok(Some((head, body, bytes.to_vec())));
                 }
             }
@@ -96,14 +100,24 @@ impl HeadReader {
     }
 }
 
-/// A head and its length, if it is whole.
+/// Whether a head may end here. None is looked at again and again while it comes.
+fn has_empty_line(bytes: &[u8]) -> bool {
+    bytes.windows(2).any(|two| two == b"\n\n") || bytes.windows(3).any(|three| three == b"\n\r\n")
+}
+
+/// A head and its length, if it is whole. It may be as odd as the kubelet takes it.
 fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
+    // The parser would look for a head after any number of empty lines.
+    if matches!(bytes.first(), Some(b'\r' | b'\n')) {
+        return Err(HeadError::Version);
+    }
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut response = httparse::Response::new(&mut headers);
-    // Old servers break long headers over lines, and the kubelet reads those.
-    let mut config = httparse::ParserConfig::default();
-    config.allow_obsolete_multiline_headers_in_responses(true);
-    let parsed = config.parse_response(&mut response, bytes)?;
+    let parsed = httparse::ParserConfig::default()
+        .allow_multiple_spaces_in_response_status_delimiters(true)
+        .allow_obsolete_multiline_headers_in_responses(true)
+        .allow_spaces_after_header_name_in_responses(true)
+        .parse_response(&mut response, bytes)?;
     let httparse::Status::Complete(len) = parsed else {
         return Ok(None);
     };
@@ -111,35 +125,48 @@ fn parse(bytes: &[u8]) -> Result<Option<(Head, Body, usize)>, HeadError> {
         return Err(HeadError::TooLarge);
     }
     let status = response.code.ok_or(HeadError::Status)?;
-    let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
-    let mut location = None;
-    let mut length = None;
-    let mut coding = None;
-    for header in response.headers.iter() {
-        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
-        if is_redirect && is("location") && location.is_none() {
-            location = Some(String::from_utf8_lossy(header.value).into_owned());
-        } else if is("content-length") {
-            for value in header.value.split(|byte| *byte == b',') {
-                let value = decimal(value).ok_or(HeadError::Length)?;
-                if length.replace(value).is_some_and(|other| other != value) {
-                    return Err(HeadError::Length);
-                }
-            }
-        } else if is("transfer-encoding") {
-            coding = header.value.rsplit(|byte| *byte == b',').next();
-        }
-    }
-    // RFC 9112, 6.3.
-    let body = match (status, coding, length) {
-        (100..200 | 204 | 304, ..) => Body::Length(0),
-        (_, Some(last), _) if last.trim_ascii().eq_ignore_ascii_case(b"chunked") => {
+    let values = |name: &'static str| {
+        let named = response.headers.iter();
+        let named = named.filter(move |header| header.name.eq_ignore_ascii_case(name));
+        named.map(|header| header.value)
+    };
+    let location = match status {
+        301 | 302 | 303 | 307 | 308 => values("location").next(),
+        _ => None,
+    };
+    // An empty one leads nowhere.
+    let location = location.filter(|location| !location.is_empty());
+    let location = location.map(|location| String::from_utf8_lossy(location).into_owned());
+    // RFC 9112, 6.3. HTTP/1.0 has no codings.
+    let body = match (status, response.version) {
+        (100..200 | 204 | 304, _) => Body::Length(0),
+        (_, Some(1)) if is_chunked(values("transfer-encoding"))? => {
             Body::Chunked(Chunk::Size(None))
         }
-        (_, Some(_), _) | (_, None, None) => Body::UntilEnd,
-        (_, None, Some(length)) => Body::Length(length),
+        _ => length(values("content-length"))?.map_or(Body::UntilEnd, Body::Length),
     };
     Ok(Some((Head { status, location }, body, len)))
+}
+
+/// Whether a body comes in chunks. It has no other coding, as for the kubelet.
+fn is_chunked<'a>(mut codings: impl Iterator<Item = &'a [u8]>) -> Result<bool, HeadError> {
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(false),
+        (Some(coding), None) if coding.trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        _ => Err(HeadError::Coding),
+    }
+}
+
+/// A body's length. It may be told several times, but not in different ways.
+fn length<'a>(values: impl Iterator<Item = &'a [u8]>) -> Result<Option<u64>, HeadError> {
+    let mut length = None;
+    for value in values.flat_map(|value| value.split(|byte| *byte == b',')) {
+        let value = decimal(value).ok_or(HeadError::Length)?;
+        if length.replace(value).is_some_and(|other| other != value) {
+            return Err(HeadError::Length);
+        }
+    }
+    Ok(length)
 }
 
 fn decimal(text: &[u8]) -> Option<u64> {
@@ -295,6 +322,10 @@ mod tests {
 
     #[test]
     fn bodies_end_where_their_heads_say() {
+        let long = format!(
+            "HTTP/1.1 200 OK\r\nA: {}\r\nContent-Length: 2\r\n\r\nok",
+            "b".repeat(2 * LOOK_ALWAYS)
+        );
         for (answer, expected) in [
             (
                 "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokmore",
@@ -306,10 +337,6 @@ mod tests {
             ),
             ("HTTP/1.0 200 OK\r\n\r\nuntil the end", whole(200, 13)),
             ("HTTP/1.1 200\n\nok", whole(200, 2)),
-            (
-                "HTTP/1.1 200 OK\r\nA: b\r\n c\r\nContent-Length: 1\r\n\r\nx",
-                whole(200, 1),
-            ),
             ("HTTP/1.1 204 x\r\nContent-Length: 9\r\n\r\n", whole(204, 0)),
             ("HTTP/1.1 304 x\r\n\r\n", whole(304, 0)),
             (
@@ -317,13 +344,20 @@ mod tests {
                 whole(200, 0),
             ),
             (
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, Chunked\r\nContent-Length: 1\r\n\r\n3;a=b\r\nabc\r\nA \r\n0123456789\r\n0\r\nT: x\r\n\r\n",
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\nContent-Length: x\r\n\r\n3;a=b\r\nabc\r\nA \r\n0123456789\r\n0\r\nT: x\r\n\r\n",
                 whole(200, 13),
             ),
             (
-                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc",
+                "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nabc",
                 whole(200, 3),
             ),
+            ("HTTP/1.1 204 x\r\nContent-Length: x\r\n\r\n", whole(204, 0)),
+            ("HTTP/1.1 099 x\r\n\r\n", whole(99, 0)),
+            (
+                "HTTP/1.1  200 OK\r\nA: b\r\n c\r\nD : e\r\nContent-Length: 2\r\n\r\nok",
+                whole(200, 2),
+            ),
+            (long.as_str(), whole(200, 2)),
         ] {
             assert_eq!(read(&[answer.as_bytes()]), expected, "{answer}");
             // However it is cut.
@@ -355,6 +389,15 @@ mod tests {
             ("SSH-2.0-OpenSSH_9.2\r\n", "it is no HTTP/1"),
             ("\x16\x03\x01", "it is no HTTP/1"),
             ("HTTP/2 200 OK\r\n\r\n", "it is no HTTP/1"),
+            ("\r\n\r\n", "it is no HTTP/1"),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+                "the body has a coding that nobody asked for",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+                "the body has a coding that nobody asked for",
+            ),
             ("HTTP/1.1 -1 x\r\n\r\n", "invalid HTTP status"),
             (
                 "HTTP/1.1 200 OK\r\nbad header\r\n\r\n",

@@ -48,11 +48,7 @@ impl Authority {
     }
 }
 
-/// A server of HTTPS that answers 200 to whoever it shakes hands with. It tells whether the connection ended well.
-async fn serve(
-    certificate: &Certificate,
-    clients: Option<&Authority>,
-) -> (Server, tokio::sync::mpsc::UnboundedReceiver<bool>) {
+fn acceptor(certificate: &Certificate, clients: Option<&Authority>) -> TlsAcceptor {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .unwrap();
@@ -68,7 +64,15 @@ async fn serve(
     let config = builder
         .with_single_cert(vec![certificate.der.clone()], key.into())
         .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// A server of HTTPS that answers 200 to whoever it shakes hands with. It tells whether the connection ended well.
+async fn serve(
+    certificate: &Certificate,
+    clients: Option<&Authority>,
+) -> (Server, tokio::sync::mpsc::UnboundedReceiver<bool>) {
+    let acceptor = acceptor(certificate, clients);
     let (tell, told) = tokio::sync::mpsc::unbounded_channel();
     let server = Server::new(move |stream| {
         let (acceptor, tell) = (acceptor.clone(), tell.clone());
@@ -155,6 +159,29 @@ async fn a_certificate_is_shown_to_servers_that_ask_for_one() {
     };
     let outcome = ask(server.address, &settings).await;
     assert_eq!(outcome.result, RawResult::Success, "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_body_may_end_with_the_connection_alone() {
+    for (length, errored) in [("", false), ("Content-Length: 9\r\n", true)] {
+        let acceptor = acceptor(&Authority::new().certify("web"), None);
+        let server = Server::new(move |stream| {
+            let acceptor = acceptor.clone();
+            async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                let _ = stream.read(&mut [0; 4096]).await;
+                let answer = format!("HTTP/1.1 200 OK\r\n{length}\r\nwell");
+                let _ = stream.write_all(answer.as_bytes()).await;
+                // Dropped without an end of TLS.
+            }
+        })
+        .await;
+        let outcome = ask(server.address, &TlsSettings::default()).await;
+        assert_eq!(outcome.errored, errored, "{outcome:?}");
+        assert_eq!(outcome.result == RawResult::Success, !errored);
+    }
 }
 
 #[test]

@@ -116,6 +116,50 @@ fn headers_alone_are_an_answer() {
 }
 
 #[test]
+fn how_a_call_ends_is_told_at_its_end() {
+    let block = [head(), trailers()].concat();
+    let answer = [
+        settings(),
+        frame(frame::HEADERS, flag::END_HEADERS, STREAM, &block),
+        frame(frame::DATA, flag::END_STREAM, STREAM, b"reply"),
+    ];
+    let expected = Answer {
+        grpc_status: None,
+        ..expected()
+    };
+    assert_eq!(call(&[&answer.concat()]), Some(Ok(expected)));
+}
+
+#[test]
+fn announcements_and_trailers_change_nothing_of_the_first_headers() {
+    let mut announcement = vec![0x08, 3, b'1', b'0', b'3'];
+    pack(&mut announcement, Ok(31), "text/html");
+    let mut end = trailers();
+    pack(&mut end, Ok(31), "text/plain");
+    let last = flag::END_HEADERS | flag::END_STREAM;
+    let answer = [
+        settings(),
+        frame(frame::HEADERS, flag::END_HEADERS, STREAM, &announcement),
+        frame(frame::HEADERS, flag::END_HEADERS, STREAM, &head()),
+        frame(frame::DATA, 0, STREAM, b"reply"),
+        frame(frame::HEADERS, last, STREAM, &end),
+    ];
+    assert_eq!(call(&[&answer.concat()]), Some(Ok(expected())));
+}
+
+#[test]
+fn a_server_that_goes_away_may_answer_before() {
+    let goaway = frame(frame::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 99]);
+    let answer = whole(0);
+    let (begun, rest) = answer.split_at(settings().len());
+    assert_eq!(call(&[begun, &goaway, rest]), Some(Ok(expected())));
+    let mut call = Call::new(&REQUEST);
+    assert!(call.receive(&[begun, &goaway].concat()).is_none());
+    let error = call.end(None).unwrap_err();
+    assert_eq!(error.to_string(), "the server goes away (error 99)");
+}
+
+#[test]
 fn what_is_not_of_grpc_is_not_waited_for() {
     let mut html = vec![0x88];
     pack(&mut html, Ok(31), "text/html");
@@ -280,13 +324,6 @@ fn what_breaks_the_protocol_is_told() {
                 frame(frame::GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 0]),
             ],
             "the server goes away (NO_ERROR)",
-        ),
-        (
-            vec![
-                settings(),
-                frame(frame::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 99]),
-            ],
-            "the server goes away (error 99)",
         ),
     ] {
         let bytes = frames.concat();
