@@ -1,8 +1,8 @@
 //! Services of this node from their sources into the kernel.
 //!
-//! One task takes what the sources say into the trackers, and, as often as a runner says, into a [`State`] that a
-//! [`Provider`] brings into the kernel. Nothing is done before services and endpoint slices have been read once as a
-//! whole: what a node served before it restarted goes on until then.
+//! One task takes what the sources say into the trackers, and, as often as a runner says, into a
+//! [`State`](crate::state::State) that a [`Provider`] brings into the kernel. Nothing is done before services and
+//! endpoint slices have been read once as a whole: what a node served before it restarted goes on until then.
 
 mod provider;
 mod syncer;
@@ -29,9 +29,6 @@ use syncer::Syncer;
 
 pub use provider::{Provider, Work};
 pub use view::View;
-
-#[cfg(doc)]
-use crate::state::State;
 
 /// What [`Services`] work by.
 #[derive(Clone, Debug)]
