@@ -1,6 +1,6 @@
 //! Types that all parts of the agent share: labels and identities, address pools, durations, the words of policy,
 //! events, the types of the API, what parts say of their work. No sockets, no kernel: `durable` writes files, `document`
-//! parses texts, `ipam` allocates addresses, `activity` reads the monotonic clock, `pace` spreads probes over time.
+//! parses texts, `folder` watches files, `ipam` allocates addresses, `activity` reads the monotonic clock, `pace` spreads probes over time.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod duration;
 pub mod events;
 pub mod file;
 pub mod flow;
+pub mod folder;
 pub mod identity;
 pub mod ipam;
 pub mod labels;

@@ -9,6 +9,7 @@ mod nodes;
 mod path;
 mod policy;
 mod probe;
+mod service;
 mod status;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,10 @@ pub use self::policy::{PolicyChange, PolicyDocument, PolicyList, TraceEndRequest
 pub use self::probe::{
     ContainerEvent, ContainerProbe, ContainerProbeEvent, ContainerProbeKey, ContainerProbeSummary,
     DelayBucket, PodProblem, ProbeRun, ProbeVerdict, ProbedContainer, ProbedPod, is_pod_named,
+};
+pub use self::service::{
+    ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
+    ServiceProblem,
 };
 pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,

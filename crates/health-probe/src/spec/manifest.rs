@@ -3,17 +3,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use health_model::document;
+use health_model::manifest::{Object, ObjectKind, ObjectKinds, objects, typed};
 use serde::Deserialize as _;
 use serde_json::Value;
-use serde_path_to_error::Segment;
 
 use super::error::{Problem, SpecError};
 use super::{PodSpec, ProbeType, object};
 use crate::worker::PodStatus;
 
-/// Most wrong types of one pod that are told.
-const WRONG_TYPES_MAX: usize = 32;
+/// What holds pods.
+const KINDS: ObjectKinds = ObjectKinds {
+    kinds: &[ObjectKind {
+        name: "Pod",
+        list: "PodList",
+        versions: &["v1"],
+    }],
+    names: &["Pod", "PodList", "List"],
+    item_names: &["Pod"],
+    noun: "pod",
+};
 
 /// The fields of probes, by the field that holds them; `""` is the probe itself.
 const FIELDS: [(&str, &[&str]); 5] = [
@@ -58,74 +66,31 @@ pub struct Manifest {
 /// `List`. Fields of probes that do not exist are errors; other fields are not looked at.
 pub fn read(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
-    match document::parse(text) {
-        Ok(documents) => {
-            for document in documents.into_iter().filter(|document| !document.is_null()) {
-                manifest.read_document(document);
-            }
+    for found in objects(text, &KINDS) {
+        match found {
+            Ok(object) => manifest.read_object(object),
+            Err(other) => manifest.add_error(other.path, other.problem),
         }
-        Err(error) => manifest.add_error("", Problem::Text(error)),
-    }
-    if manifest.pods.is_empty() && manifest.errors.is_empty() {
-        manifest.add_error("", Problem::Empty("pod"));
     }
     manifest
 }
 
 impl Manifest {
-    fn add_error(&mut self, path: &str, problem: Problem) {
+    fn add_error(&mut self, path: String, problem: Problem) {
         self.errors.push(SpecError {
             pod: None,
             container: None,
-            path: path.to_owned(),
+            path,
             problem,
         });
     }
 
-    fn read_document(&mut self, mut document: Value) {
-        let kind = document.get("kind").and_then(Value::as_str);
-        if !matches!(kind, Some("List" | "PodList")) {
-            return self.read_object(document, "", &["Pod", "PodList", "List"]);
-        }
-        let implied = kind == Some("PodList");
-        let is_v1 = self.is_v1(&document, "", false);
-        match document.get_mut("items").map(Value::take) {
-            _ if !is_v1 => {}
-            Some(Value::Array(items)) => {
-                for (i, mut item) in items.into_iter().enumerate() {
-                    if let (true, Value::Object(fields)) = (implied, &mut item) {
-                        // The API leaves both out of a list of one kind.
-                        fields.entry("kind").or_insert_with(|| "Pod".into());
-                        fields.entry("apiVersion").or_insert_with(|| "v1".into());
-                    }
-                    self.read_object(item, &format!("items[{i}]."), &["Pod"]);
-                }
-            }
-            None | Some(Value::Null) => {}
-            Some(_) => self.add_error("items", Problem::WrongType("must be a list".to_owned())),
-        }
-    }
-
-    fn read_object(&mut self, object: Value, prefix: &str, kinds: &'static [&'static str]) {
-        let Some(fields) = object.as_object() else {
-            let path = prefix.trim_end_matches('.');
-            return self.add_error(path, Problem::WrongType("must be an object".to_owned()));
-        };
-        match fields.get("kind") {
-            Some(Value::String(kind)) if kind == "Pod" => {}
-            Some(Value::String(kind)) => {
-                let problem = Problem::not_supported(kind, kinds);
-                return self.add_error(&format!("{prefix}kind"), problem);
-            }
-            _ => return self.add_error(&format!("{prefix}kind"), Problem::Required("")),
-        }
-        if !self.is_v1(&object, prefix, true) {
-            return;
-        }
-        match read_pod(object) {
+    fn read_object(&mut self, object: Object) {
+        let prefix = object.prefix;
+        match read_pod(object.value) {
             Ok((pod, _)) if self.uids.contains(&pod.uid) => {
                 let uid = Problem::Duplicate(pod.uid.to_string());
-                self.add_error(&format!("{prefix}metadata.uid"), uid);
+                self.add_error(format!("{prefix}metadata.uid"), uid);
             }
             Ok((pod, status)) => {
                 self.uids.insert(pod.uid.clone());
@@ -142,48 +107,15 @@ impl Manifest {
                 })),
         }
     }
-
-    fn is_v1(&mut self, object: &Value, prefix: &str, must_be: bool) -> bool {
-        let path = format!("{prefix}apiVersion");
-        match object.get("apiVersion") {
-            Some(Value::String(version)) if version == "v1" => return true,
-            None if !must_be => return true,
-            Some(Value::String(version)) => {
-                self.add_error(&path, Problem::not_supported(version, &["v1"]));
-            }
-            _ => self.add_error(&path, Problem::Required("")),
-        }
-        false
-    }
 }
 
 /// A pod, or all that is wrong with it. What has a wrong type is told and taken out, so that the rest is looked at too.
 pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>), Vec<SpecError>> {
     let mut problems = unknown_fields(&object);
-    let mut removed = BTreeSet::new();
-    let pod: object::Pod = loop {
-        let error = match serde_path_to_error::deserialize(&object) {
-            Ok(pod) => break pod,
-            Err(error) => error,
-        };
-        let segments: Vec<Segment> = error.path().iter().cloned().collect();
-        let told = path(&segments);
-        let is_inside = |removed: &String| removed.starts_with(&told);
-        if !removed.iter().any(is_inside) {
-            problems.push((told, Problem::WrongType(error.into_inner().to_string())));
-        }
-        // A place that is left empty may be wrong in turn: then the whole around it goes.
-        let mut depth = segments.len();
-        while depth > 0 && removed.contains(&path(&segments[..depth])) {
-            depth -= 1;
-        }
-        if depth == 0 || removed.len() >= WRONG_TYPES_MAX {
-            return Err(in_pod(&object, problems));
-        }
-        if let Some(value) = find(&mut object, &segments[..depth]) {
-            *value = Value::Null;
-        }
-        removed.insert(path(&segments[..depth]));
+    let mut typed = typed::<object::Pod>(&mut object);
+    problems.append(&mut typed.problems);
+    let Some(pod) = typed.value.take() else {
+        return Err(in_pod(&object, problems));
     };
     let pod = pod.into();
     match PodSpec::from_pod(&pod) {
@@ -198,8 +130,7 @@ pub(crate) fn read_pod(mut object: Value) -> Result<(PodSpec, Option<PodStatus>)
         Err(errors) => {
             let mut all = in_pod(&object, problems);
             // What is missing only because it was taken out is no error of its own.
-            let is_own =
-                |error: &SpecError| !removed.iter().any(|path| path.starts_with(&error.path));
+            let is_own = |error: &SpecError| !typed.is_removed(&error.path);
             all.extend(errors.into_iter().filter(is_own));
             Err(all)
         }
@@ -270,32 +201,4 @@ fn unknown_of_probe(probe: &Value, path: &str, unknown: &mut Vec<(String, Proble
             unknown.push((format!("{path}.{name}"), Problem::UnknownField(hint)));
         }
     }
-}
-
-/// The path as Kubernetes writes it.
-fn path(segments: &[Segment]) -> String {
-    let mut path = String::new();
-    for segment in segments {
-        match segment {
-            Segment::Seq { index } => path.push_str(&format!("[{index}]")),
-            Segment::Map { key } | Segment::Enum { variant: key } => {
-                if !path.is_empty() {
-                    path.push('.');
-                }
-                path.push_str(key);
-            }
-            Segment::Unknown => path.push('?'),
-        }
-    }
-    path
-}
-
-fn find<'a>(object: &'a mut Value, segments: &[Segment]) -> Option<&'a mut Value> {
-    segments
-        .iter()
-        .try_fold(object, |value, segment| match segment {
-            Segment::Seq { index } => value.get_mut(*index),
-            Segment::Map { key } | Segment::Enum { variant: key } => value.get_mut(key),
-            Segment::Unknown => None,
-        })
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use health_model::policy::Protocol;
 
 use super::*;
-use crate::spec::{Common, Conditions, ServiceName, SourceRanges, TrafficPolicy};
+use crate::spec::{Common, Conditions, ServiceName, ServiceType, SourceRanges, TrafficPolicy};
 
 const READY: &str = "ready";
 const ENDING: &str = "ending";
@@ -20,6 +20,7 @@ fn port(internal: TrafficPolicy, external: TrafficPolicy, is_external: bool) -> 
         node_port: is_external.then_some(30_000),
         service: Arc::new(Common {
             name: ServiceName::new("shop", "web"),
+            kind: ServiceType::ClusterIp,
             created: None,
             cluster_ips: vec![[10, 96, 0, 1].into()],
             external_ips: Vec::new(),

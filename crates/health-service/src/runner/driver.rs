@@ -1,4 +1,4 @@
-//! Runs a function on tokio as a [`Runner`] says.
+//! Runs a job on tokio as a [`Runner`] says.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -11,6 +11,15 @@ use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::{Intervals, Runner, RunnerError};
+
+/// What a driver runs.
+pub trait Job {
+    /// Why a run has failed.
+    type Error: fmt::Display;
+
+    /// Runs once.
+    fn run(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
 
 /// Asks a driver for runs.
 #[derive(Clone, Debug)]
@@ -27,7 +36,7 @@ impl Trigger {
     }
 }
 
-/// Runs a function when it is asked to, within its intervals.
+/// Runs a job when it is asked to, within its intervals.
 #[derive(Debug)]
 pub struct Driver {
     runner: Runner,
@@ -47,18 +56,14 @@ impl Driver {
         Ok((driver, Trigger(sender)))
     }
 
-    /// Runs the function until `stop` is ready; a run that is under way then ends first. A function that panics has
-    /// failed, and is run again as one that returned an error.
-    pub async fn drive<E: fmt::Display>(
-        mut self,
-        mut run: impl AsyncFnMut() -> Result<(), E>,
-        stop: impl Future<Output = ()>,
-    ) {
+    /// Runs the job until `stop` is ready; a run that is under way then ends first. A job that panics has failed, and is
+    /// run again as one that returned an error.
+    pub async fn drive(mut self, mut job: impl Job, stop: impl Future<Output = ()>) {
         let mut stop = std::pin::pin!(stop);
         let mut is_askable = true;
         loop {
             if self.runner.poll(self.start.elapsed()) {
-                let result = AssertUnwindSafe(run()).catch_unwind().await;
+                let result = AssertUnwindSafe(job.run()).catch_unwind().await;
                 match &result {
                     Ok(Ok(())) => {}
                     Ok(Err(error)) => warn!(%error, "a sync has failed; it is tried again"),

@@ -1,7 +1,7 @@
 //! When to sync: as often as asked for, but not more often than a shortest interval, and at least once in a longest one
 //! (`pkg/proxy/runner` of Kubernetes).
 //!
-//! [`Runner`] decides, on times that it is given; [`Driver`] runs a function by it on tokio.
+//! [`Runner`] decides, on times that it is given; [`Driver`] runs a job by it on tokio.
 
 mod driver;
 #[cfg(test)]
@@ -9,7 +9,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub use driver::{Driver, Trigger};
+pub use driver::{Driver, Job, Trigger};
 
 /// How often to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,4 @@
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use tokio::time::{Instant, sleep};
 
@@ -133,12 +132,33 @@ fn a_runner_that_has_stopped_runs_no_more_and_cannot_be_asked_to() {
     assert_eq!(runner.next_wake(), None);
 }
 
-/// What became of a driver: when it ran, and how each run ended.
+/// Runs that end as they are told to (`None`: in a panic), and then well.
+struct Scripted {
+    start: Instant,
+    results: std::vec::IntoIter<Option<bool>>,
+    /// When they ran, ms.
+    runs: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Job for Scripted {
+    type Error = &'static str;
+
+    async fn run(&mut self) -> Result<(), &'static str> {
+        let at = self.start.elapsed().as_millis() as u64;
+        self.runs.lock().unwrap().push(at);
+        match self.results.next().unwrap_or(Some(true)) {
+            Some(true) => Ok(()),
+            Some(false) => Err("no"),
+            None => panic!("a run that panics"),
+        }
+    }
+}
+
+/// When a driver ran, ms.
 async fn driven(results: Vec<Option<bool>>, triggers: &[u64], until: u64) -> Vec<u64> {
     let (driver, trigger) = Driver::new(intervals(1, 5, 10)).unwrap();
     let start = Instant::now();
-    let runs = Rc::new(RefCell::new(Vec::new()));
-    let left = Cell::new(0);
+    let runs = Arc::default();
     let asking = async {
         for at in triggers {
             tokio::time::sleep_until(start + ms(*at)).await;
@@ -146,21 +166,17 @@ async fn driven(results: Vec<Option<bool>>, triggers: &[u64], until: u64) -> Vec
         }
         std::future::pending::<()>().await;
     };
-    let run = async || {
-        runs.borrow_mut().push(start.elapsed().as_millis() as u64);
-        let result = results.get(left.replace(left.get() + 1)).copied();
-        match result.unwrap_or(Some(true)) {
-            Some(true) => Ok(()),
-            Some(false) => Err("no"),
-            None => panic!("a run that panics"),
-        }
+    let job = Scripted {
+        start,
+        results: results.into_iter(),
+        runs: Arc::clone(&runs),
     };
     tokio::select! {
-        () = driver.drive(run, sleep(ms(until))) => {}
+        () = driver.drive(job, sleep(ms(until))) => {}
         () = asking => {}
     }
     assert_eq!(trigger.trigger(), Err(RunnerError::Stopped));
-    runs.take()
+    runs.lock().unwrap().clone()
 }
 
 #[tokio::test(start_paused = true)]

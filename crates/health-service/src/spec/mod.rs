@@ -53,6 +53,8 @@ impl Service {
 pub struct Common {
     /// Its name.
     pub name: ServiceName,
+    /// How it is to be reached.
+    pub kind: ServiceType,
     /// When it was made: of two that claim an address, the older has it. None counts as older than any time.
     pub created: Option<Timestamp>,
     /// Its ClusterIPs, at most one of each family; there is one at least. A family without one is not served.
@@ -73,6 +75,29 @@ pub struct Common {
     pub health_check_node_port: Option<u16>,
     /// How a backend is chosen; none for the node's default.
     pub algorithm: Option<Algorithm>,
+}
+
+/// How a service is to be reached: each type by what those before it have, and more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ServiceType {
+    /// At addresses that the cluster gave it.
+    #[default]
+    ClusterIp,
+    /// At ports of each node.
+    NodePort,
+    /// At addresses of a load balancer.
+    LoadBalancer,
+}
+
+impl ServiceType {
+    /// Its name in manifests and listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "ClusterIP",
+            Self::NodePort => "NodePort",
+            Self::LoadBalancer => "LoadBalancer",
+        }
+    }
 }
 
 /// A port of a service, with all that its traffic needs.

@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1 as k8s;
 use super::address::{Use, address, network};
 use super::error::{Errors, Kind, SpecError};
 use super::selection::{Selection, Skip};
-use super::{Common, Service, ServiceName, ServicePort, SourceRanges, TrafficPolicy, annotation};
+use super::{
+    Common, Service, ServiceName, ServicePort, ServiceType, SourceRanges, TrafficPolicy, annotation,
+};
 
 /// How long a client stays with its backend, if the service does not say.
 const AFFINITY: Duration = Duration::from_secs(10_800);
@@ -89,10 +91,7 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
         errors.add("spec", Problem::Required(""));
         return Err(Skip::NoClusterIp);
     };
-    let kind = service_type(spec, errors);
-    if kind == "ExternalName" {
-        return Err(Skip::ExternalName);
-    }
+    let kind = service_type(spec, errors).ok_or(Skip::ExternalName)?;
     let cluster_ips = cluster_ips(spec, errors)?;
     let is_served = |address: &IpAddr| {
         let family = Family::of(*address);
@@ -103,8 +102,8 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     let external_ips = addresses(external_ips, Use::Written, is_served, errors);
     let load_balancer_ips = addresses(delivered(service, errors), Use::Assigned, is_served, errors);
     let is_accessible = match kind {
-        "LoadBalancer" | "NodePort" => true,
-        _ => !external_ips.is_empty(),
+        ServiceType::LoadBalancer | ServiceType::NodePort => true,
+        ServiceType::ClusterIp => !external_ips.is_empty(),
     };
     let external_policy = traffic_policy(
         spec.external_traffic_policy.as_deref(),
@@ -116,9 +115,10 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     } else {
         TrafficPolicy::Cluster
     };
-    let is_checked = kind == "LoadBalancer" && external_policy == TrafficPolicy::Local;
+    let is_checked = kind == ServiceType::LoadBalancer && external_policy == TrafficPolicy::Local;
     let common = Arc::new(Common {
         name: name.clone(),
+        kind,
         created: metadata.creation_timestamp.as_ref().map(|time| time.0),
         source_ranges: source_ranges(spec, errors),
         affinity: affinity(spec, errors),
@@ -142,14 +142,18 @@ fn read(service: &k8s::Service, name: &ServiceName, errors: &mut Errors) -> Resu
     Ok(Service { common, ports })
 }
 
-fn service_type<'a>(spec: &'a k8s::ServiceSpec, errors: &mut Errors) -> &'a str {
-    let kind = spec.type_.as_deref().filter(|kind| !kind.is_empty());
-    let kind = kind.unwrap_or(SERVICE_TYPES[0]);
-    if SERVICE_TYPES.contains(&kind) {
-        return kind;
+/// None for a service that is a name of the DNS.
+fn service_type(spec: &k8s::ServiceSpec, errors: &mut Errors) -> Option<ServiceType> {
+    match spec.type_.as_deref().unwrap_or_default() {
+        "" | "ClusterIP" => Some(ServiceType::ClusterIp),
+        "NodePort" => Some(ServiceType::NodePort),
+        "LoadBalancer" => Some(ServiceType::LoadBalancer),
+        "ExternalName" => None,
+        other => {
+            errors.add("spec.type", Problem::not_supported(other, &SERVICE_TYPES));
+            Some(ServiceType::ClusterIp)
+        }
     }
-    errors.add("spec.type", Problem::not_supported(kind, &SERVICE_TYPES));
-    SERVICE_TYPES[0]
 }
 
 /// The first of each family.

@@ -1,3 +1,6 @@
+use std::fs;
+use std::time::Duration;
+
 use super::*;
 
 fn manifest(name: &str, port: u32) -> String {

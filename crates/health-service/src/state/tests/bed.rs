@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use super::super::*;
 use crate::spec::{
-    Common, Conditions, EndpointSlice, Service, ServicePort, SliceEndpoint, SliceName, SlicePort,
-    SourceRanges, TrafficPolicy,
+    Common, Conditions, EndpointSlice, Service, ServicePort, ServiceType, SliceEndpoint, SliceName,
+    SlicePort, SourceRanges, TrafficPolicy,
 };
 
 pub(super) const READY: Conditions = Conditions {
@@ -93,6 +93,7 @@ pub(super) fn service(name: &str, created: i64, change: impl FnOnce(&mut Common)
     let last = name.bytes().last().unwrap_or_default();
     let mut common = Common {
         name: ServiceName::new("shop", name),
+        kind: ServiceType::ClusterIp,
         created: Some(Timestamp::from_second(created).unwrap()),
         cluster_ips: vec![[10, 96, 0, last].into()],
         external_ips: Vec::new(),

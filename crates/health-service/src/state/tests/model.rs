@@ -11,8 +11,8 @@ use proptest::sample::{select, subsequence};
 use super::super::*;
 use super::bed::{Bed, ENDING, ILL, READY, port};
 use crate::spec::{
-    Common, Conditions, Endpoint, EndpointSlice, Hints, Service, ServicePort, SliceEndpoint,
-    SliceName, SlicePort, SourceRanges, TrafficPolicy,
+    Common, Conditions, Endpoint, EndpointSlice, Hints, Service, ServicePort, ServiceType,
+    SliceEndpoint, SliceName, SlicePort, SourceRanges, TrafficPolicy,
 };
 
 /// Sequences, many if asked for.
@@ -64,6 +64,7 @@ fn service() -> impl Strategy<Value = Service> {
                 let v6: IpAddr = format!("fd00:96::{last}").parse().unwrap();
                 let common = Arc::new(Common {
                     name: ServiceName::new("shop", name),
+                    kind: ServiceType::ClusterIp,
                     created: created.map(|at| Timestamp::from_second(at).unwrap()),
                     // Two of three that are not of both families are of IPv4 alone.
                     cluster_ips: match families {

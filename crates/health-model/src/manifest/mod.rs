@@ -1,6 +1,12 @@
-//! What is wrong with a manifest of Kubernetes.
+//! Manifests of Kubernetes: the objects in them, and what is wrong with them.
+
+mod objects;
+mod typed;
 
 use crate::document::DocumentError;
+
+pub use objects::{NoObject, Object, ObjectKind, ObjectKinds, objects};
+pub use typed::{Typed, typed};
 
 /// The namespace of an object that has none.
 pub const NAMESPACE: &str = "default";

@@ -1,0 +1,240 @@
+//! A folder of manifests, read again when a file changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+
+use crate::file::FileIdentity;
+
+/// How often the folder is looked at. A file is read when two looks in a row agree on it, so that one that is being
+/// written is not read half way.
+const LOOK_PERIOD: Duration = Duration::from_millis(250);
+/// Longest manifest, bytes.
+const LONGEST: u64 = 64 << 20;
+/// Extensions of manifests.
+const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// What is known of a file.
+pub trait Contents: Clone + Send + 'static {
+    /// Takes what the file says now; objects with an error stay as they were. Returns what is wrong.
+    fn take(&mut self, path: &Path, text: &str) -> Vec<String>;
+
+    /// How many objects it has.
+    fn count(&self) -> usize;
+}
+
+/// A watched folder of manifests, and what its reader makes of it. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct Folder<S> {
+    known: watch::Receiver<Arc<S>>,
+    task: JoinHandle<()>,
+}
+
+impl<S: Default + Send + Sync + 'static> Folder<S> {
+    /// Begins to watch a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name begins with no dot. `empty`
+    /// is what a file has before it is read, `show` makes of all files what is told. Must be called in a tokio runtime.
+    pub fn watch<C: Contents>(
+        path: &Path,
+        empty: C,
+        show: impl Fn(&Files<C>) -> S + Send + 'static,
+    ) -> Self {
+        let (sender, known) = watch::channel(Arc::default());
+        let files = Files {
+            path: path.to_owned(),
+            empty,
+            files: BTreeMap::new(),
+            problem: None,
+            is_complete: false,
+        };
+        Self {
+            known,
+            task: tokio::spawn(files.follow(sender, show)),
+        }
+    }
+
+    /// What is known, now and whenever it changes.
+    pub fn known(&self) -> watch::Receiver<Arc<S>> {
+        self.known.clone()
+    }
+}
+
+impl<S> Drop for Folder<S> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The files of a folder.
+#[derive(Debug)]
+pub struct Files<C> {
+    path: PathBuf,
+    /// What a file has before it is read.
+    empty: C,
+    files: BTreeMap<PathBuf, Seen<C>>,
+    /// What is wrong with the folder.
+    problem: Option<String>,
+    is_complete: bool,
+}
+
+/// A file that was seen.
+#[derive(Debug)]
+struct Seen<C> {
+    /// What it was at the last look, or why that could not be told.
+    last: Option<Result<FileIdentity, ErrorKind>>,
+    /// The same when it was read.
+    read: Option<Result<FileIdentity, ErrorKind>>,
+    contents: C,
+    problems: Vec<String>,
+}
+
+impl<C: Contents> Files<C> {
+    /// Whether all were read at least once.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// Each file, by path.
+    pub fn iter(&self) -> impl Iterator<Item = (&Path, &C)> {
+        let files = self.files.iter();
+        files.map(|(path, seen)| (path.as_path(), &seen.contents))
+    }
+
+    /// What is wrong, each with the file or folder.
+    pub fn problems(&self) -> impl Iterator<Item = (&Path, &str)> {
+        let folder = self.problem.iter();
+        let folder = folder.map(|problem| (self.path.as_path(), problem.as_str()));
+        folder.chain(self.files.iter().flat_map(|(path, seen)| {
+            let problems = seen.problems.iter();
+            problems.map(|problem| (path.as_path(), problem.as_str()))
+        }))
+    }
+
+    async fn follow<S>(mut self, sender: watch::Sender<Arc<S>>, show: impl Fn(&Self) -> S) {
+        let mut ticks = tokio::time::interval(LOOK_PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let looked = spawn_blocking(move || {
+                let is_news = self.look();
+                (self, is_news)
+            });
+            let Ok((files, is_news)) = looked.await else {
+                return;
+            };
+            self = files;
+            if is_news {
+                sender.send_replace(Arc::new(show(&self)));
+            }
+        }
+    }
+
+    /// Looks at every file, and reads those that have changed. Returns whether there is something to tell.
+    fn look(&mut self) -> bool {
+        let names = match list(&self.path) {
+            Ok(names) => names,
+            Err(error) => {
+                let problem = format!("cannot be read: {error}");
+                if self.problem.as_ref() == Some(&problem) {
+                    return false;
+                }
+                warn!(folder = %self.path.display(), %error, "the folder of manifests cannot be read; its last objects stay");
+                self.problem = Some(problem);
+                return true;
+            }
+        };
+        let mut is_news = self.problem.take().is_some();
+        let known = self.files.len();
+        self.files.retain(|path, _| names.contains(path));
+        is_news |= self.files.len() != known;
+        let mut settled = true;
+        for path in names {
+            let now = Some(FileIdentity::of(&path).map_err(|error| error.kind()));
+            let seen = self.files.entry(path.clone());
+            let seen = seen.or_insert_with(|| Seen {
+                last: None,
+                read: None,
+                contents: self.empty.clone(),
+                problems: Vec::new(),
+            });
+            let is_settled = seen.last == now;
+            seen.last = now;
+            if !is_settled {
+                settled = false;
+            } else if seen.read != now {
+                seen.read = now;
+                seen.take(&path);
+                is_news = true;
+            }
+        }
+        if settled && !self.is_complete {
+            self.is_complete = true;
+            is_news = true;
+        }
+        is_news
+    }
+}
+
+impl<C: Contents> Seen<C> {
+    /// Reads the file. What cannot be read stays as it was.
+    fn take(&mut self, path: &Path) {
+        let text = match read(path) {
+            Ok(text) => text,
+            Err(error) => {
+                warn!(file = %path.display(), %error, "a manifest cannot be read; its last objects stay");
+                self.problems = vec![format!("cannot be read: {error}")];
+                return;
+            }
+        };
+        self.problems = self.contents.take(path, &text);
+        let objects = self.contents.count();
+        if self.problems.is_empty() {
+            info!(file = %path.display(), objects, "manifest read");
+        } else {
+            let problems = self.problems.join("; ");
+            warn!(file = %path.display(), objects, problems, "a manifest has errors; objects with an error stay as they were");
+        }
+    }
+}
+
+/// The manifests of a folder.
+fn list(folder: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let extension = path.extension().and_then(|text| text.to_str());
+        let is_manifest = extension.is_some_and(|extension| EXTENSIONS.contains(&extension));
+        let name = path.file_name().map(|name| name.as_encoded_bytes());
+        if is_manifest && name.is_some_and(|name| !name.starts_with(b".")) {
+            found.insert(path);
+        }
+    }
+    Ok(found)
+}
+
+/// The text of a file. Waits for nobody, as it would at a named pipe.
+fn read(path: &Path) -> io::Result<String> {
+    let mut options = File::options();
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    file.take(LONGEST + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST {
+        return Err(io::Error::other(format!("longer than {LONGEST} bytes")));
+    }
+    Ok(text)
+}

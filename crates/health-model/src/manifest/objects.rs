@@ -1,0 +1,269 @@
+//! The objects of a text.
+
+use serde_json::Value;
+
+use super::Problem;
+use crate::document;
+
+/// A kind of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectKind {
+    /// Its name.
+    pub name: &'static str,
+    /// The name of a list of it.
+    pub list: &'static str,
+    /// The versions of both: the only one that can be read.
+    pub versions: &'static [&'static str; 1],
+}
+
+/// What a text may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectKinds {
+    /// The kinds.
+    pub kinds: &'static [ObjectKind],
+    /// The names of all of them and of their lists, and `List`.
+    pub names: &'static [&'static str],
+    /// The names of all of them.
+    pub item_names: &'static [&'static str],
+    /// What there is none of in an empty text.
+    pub noun: &'static str,
+}
+
+/// An object of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Object {
+    /// Its kind.
+    pub kind: ObjectKind,
+    /// What paths in it begin with: `items[2].`, or nothing.
+    pub prefix: String,
+    /// All of it.
+    pub value: Value,
+}
+
+/// Something in a text that is none of the objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoObject {
+    /// Where; empty for the text as a whole.
+    pub path: String,
+    /// What is wrong.
+    pub problem: Problem,
+    /// Whether it is a sound object of a kind or version that nobody looks for. All else may be one of the kinds with a
+    /// slip of the pen.
+    pub is_other_kind: bool,
+}
+
+/// What a text in YAML, which may hold several documents, or JSON has of some kinds, in its order: objects of their own,
+/// and those in lists of one kind or of all.
+pub fn objects(text: &str, kinds: &ObjectKinds) -> Vec<Result<Object, NoObject>> {
+    let mut found = Found {
+        kinds,
+        list: Vec::new(),
+    };
+    match document::parse(text) {
+        Ok(documents) => {
+            for document in documents.into_iter().filter(|document| !document.is_null()) {
+                found.read_document(document);
+            }
+        }
+        Err(error) => found.add("", Problem::Text(error)),
+    }
+    if found.list.is_empty() {
+        found.add("", Problem::Empty(kinds.noun));
+    }
+    found.list
+}
+
+struct Found<'a> {
+    kinds: &'a ObjectKinds,
+    list: Vec<Result<Object, NoObject>>,
+}
+
+impl Found<'_> {
+    fn add(&mut self, path: &str, problem: Problem) {
+        self.list.push(Err(NoObject {
+            path: path.to_owned(),
+            problem,
+            is_other_kind: false,
+        }));
+    }
+
+    fn add_other(&mut self, path: &str, value: &str, supported: &'static [&'static str]) {
+        self.list.push(Err(NoObject {
+            path: path.to_owned(),
+            problem: Problem::not_supported(value, supported),
+            is_other_kind: true,
+        }));
+    }
+
+    fn read_document(&mut self, mut document: Value) {
+        let kind = document.get("kind").and_then(Value::as_str);
+        let implied = self.kinds.kinds.iter();
+        let implied = implied.copied().find(|known| kind == Some(known.list));
+        if implied.is_none() && kind != Some("List") {
+            return self.read_object(document, "", self.kinds.names);
+        }
+        let versions = implied.map_or(&["v1"], |kind| kind.versions);
+        if document.get("apiVersion").is_some() && !self.is_of(&document, "", versions) {
+            return;
+        }
+        match document.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => {
+                for (i, mut item) in items.into_iter().enumerate() {
+                    if let (Some(kind), Value::Object(fields)) = (implied, &mut item) {
+                        // The API leaves both out of a list of one kind.
+                        fields.entry("kind").or_insert_with(|| kind.name.into());
+                        let version = || kind.versions[0].into();
+                        fields.entry("apiVersion").or_insert_with(version);
+                    }
+                    self.read_object(item, &format!("items[{i}]."), self.kinds.item_names);
+                }
+            }
+            None | Some(Value::Null) => {}
+            Some(_) => self.add("items", Problem::WrongType("must be a list".to_owned())),
+        }
+    }
+
+    fn read_object(&mut self, value: Value, prefix: &str, names: &'static [&'static str]) {
+        let Some(fields) = value.as_object() else {
+            let path = prefix.trim_end_matches('.');
+            return self.add(path, Problem::WrongType("must be an object".to_owned()));
+        };
+        let path = format!("{prefix}kind");
+        let Some(Value::String(kind)) = fields.get("kind") else {
+            return self.add(&path, Problem::Required(""));
+        };
+        let known = self.kinds.kinds.iter();
+        let Some(kind) = known.copied().find(|known| known.name == kind) else {
+            return self.add_other(&path, kind, names);
+        };
+        if self.is_of(&value, prefix, kind.versions) {
+            self.list.push(Ok(Object {
+                kind,
+                prefix: prefix.to_owned(),
+                value,
+            }));
+        }
+    }
+
+    fn is_of(&mut self, object: &Value, prefix: &str, versions: &'static [&'static str]) -> bool {
+        let path = format!("{prefix}apiVersion");
+        match object.get("apiVersion") {
+            Some(Value::String(version)) if versions.contains(&version.as_str()) => return true,
+            Some(Value::String(version)) => self.add_other(&path, version, versions),
+            _ => self.add(&path, Problem::Required("")),
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KINDS: ObjectKinds = ObjectKinds {
+        kinds: &[
+            ObjectKind {
+                name: "Low",
+                list: "LowList",
+                versions: &["v1"],
+            },
+            ObjectKind {
+                name: "High",
+                list: "HighList",
+                versions: &["up.io/v1"],
+            },
+        ],
+        names: &["Low", "High", "LowList", "HighList", "List"],
+        item_names: &["Low", "High"],
+        noun: "low or high thing",
+    };
+
+    /// Kind and path of objects; path and problem of what is none.
+    fn found(text: &str) -> Vec<String> {
+        let shown = |found| match found {
+            Ok(Object { kind, prefix, .. }) => format!("{prefix}{}", kind.name),
+            Err(NoObject {
+                path,
+                problem,
+                is_other_kind,
+            }) => {
+                let mark = if is_other_kind { "other" } else { "wrong" };
+                format!("{mark} {path}: {problem}")
+            }
+        };
+        objects(text, &KINDS).into_iter().map(shown).collect()
+    }
+
+    #[test]
+    fn objects_stand_alone_in_lists_and_in_documents_of_yaml_and_json() {
+        let yaml = "\
+apiVersion: v1
+kind: Low
+---
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: up.io/v1, kind: High}
+- {apiVersion: v1, kind: Low}
+---
+kind: HighList
+apiVersion: up.io/v1
+items: [{}, {kind: High}]
+";
+        assert_eq!(
+            found(yaml),
+            [
+                "Low",
+                "items[0].High",
+                "items[1].Low",
+                "items[0].High",
+                "items[1].High"
+            ]
+        );
+        let json = r#"{"kind": "LowList", "items": [{"metadata": {"name": "a"}}]}"#;
+        assert_eq!(found(json), ["items[0].Low"]);
+    }
+
+    #[test]
+    fn what_is_no_object_is_told_in_its_place_and_the_others_are_there() {
+        let yaml = "\
+---
+{apiVersion: apps/v1, kind: Deployment}
+---
+{apiVersion: v1, kind: Low}
+---
+{apiVersion: v1, kind: High}
+---
+{kind: Low}
+---
+{apiVersion: v1}
+---
+[1]
+---
+kind: List
+items: [{apiVersion: v1, kind: LowList}, 7]
+---
+kind: List
+items: 7
+";
+        assert_eq!(
+            found(yaml),
+            [
+                r#"other kind: Unsupported value: "Deployment": supported values: "Low", "High", "LowList", "HighList", "List""#,
+                "Low",
+                r#"other apiVersion: Unsupported value: "v1": supported values: "up.io/v1""#,
+                "wrong apiVersion: Required value",
+                "wrong kind: Required value",
+                "wrong : Invalid value: must be an object",
+                r#"other items[0].kind: Unsupported value: "LowList": supported values: "Low", "High""#,
+                "wrong items[1]: Invalid value: must be an object",
+                "wrong items: Invalid value: must be a list",
+            ]
+        );
+        assert_eq!(
+            found("# none"),
+            ["wrong : there is no low or high thing in it"]
+        );
+    }
+}

@@ -1,0 +1,225 @@
+//! Services of this node from their sources into the kernel.
+//!
+//! One task takes what the sources say into the trackers, and, as often as a runner says, into a
+//! [`State`](crate::state::State) that a [`Provider`] brings into the kernel. Nothing is done before services and
+//! endpoint slices have been read once as a whole: what a node served before it restarted goes on until then.
+
+mod provider;
+mod syncer;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::select_all;
+use health_model::ipam::Family;
+use jiff::Timestamp;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::choice::Topology;
+use crate::health_check::{HealthAnswer, NodeStanding, ProxyHealth};
+use crate::runner::{Driver, Intervals, RunnerError, Trigger};
+use crate::source::{ServiceSet, merge};
+use syncer::Syncer;
+
+pub use provider::{Provider, Work};
+pub use view::View;
+
+/// What [`Services`] work by.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How often to sync. Once in the longest interval, the provider looks at all that there is.
+    pub intervals: Intervals,
+    /// The families that the provider serves.
+    pub families: Vec<Family>,
+    /// How long a change may wait before the node is ill.
+    pub health_timeout: Duration,
+    /// Tells the time of day.
+    pub clock: fn() -> Timestamp,
+}
+
+/// Services that are served. Dropping it ends that, and leaves the kernel as it is.
+#[derive(Debug)]
+pub struct Services {
+    view: watch::Receiver<Arc<View>>,
+    health: Arc<Health>,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+impl Services {
+    /// Begins to serve what these sources have, those that count more first, on a node whose place may change but not
+    /// its name. An error if the intervals exclude each other. Must be called in a tokio runtime.
+    pub fn start<P: Provider>(
+        settings: Settings,
+        topology: watch::Receiver<Topology>,
+        sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
+        provider: P,
+    ) -> Result<Self, RunnerError> {
+        let (driver, trigger) = Driver::new(settings.intervals)?;
+        let health = Arc::new(Health {
+            proxy: Mutex::new(ProxyHealth::new(settings.health_timeout)),
+            families: settings.families.clone(),
+            start: Instant::now(),
+            clock: settings.clock,
+        });
+        let (sender, view) = watch::channel(Arc::default());
+        let sender = Arc::new(sender);
+        let watcher = Watcher {
+            sources: sources.clone(),
+            topology: topology.clone(),
+            trigger,
+            health: health.clone(),
+            view: sender.clone(),
+        };
+        let syncer = Syncer::new(
+            &settings,
+            topology,
+            sources,
+            provider,
+            health.clone(),
+            sender,
+        );
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let driving = driver.drive(syncer, stopped.map(drop));
+            tokio::select! {
+                () = driving => {}
+                () = watcher.watch() => {}
+            }
+        });
+        Ok(Self {
+            view,
+            health,
+            stop: Some(stop),
+            task,
+        })
+    }
+
+    /// What is served, now and whenever it changes.
+    pub fn view(&self) -> watch::Receiver<Arc<View>> {
+        self.view.clone()
+    }
+
+    /// What is known of the node; none if the cluster does not know it.
+    pub fn node(&self, standing: Option<NodeStanding<'_>>) {
+        self.health.with(|health| health.node(standing));
+    }
+
+    /// The answer of `/healthz`, for load balancers: whether this node may get new traffic.
+    pub fn healthz(&self) -> HealthAnswer {
+        let (now, wall) = (self.health.now(), (self.health.clock)());
+        self.health.with(|health| health.healthz(now, wall))
+    }
+
+    /// The answer of `/livez`, for supervisors: whether changes reach the kernel in time.
+    pub fn livez(&self) -> HealthAnswer {
+        let (now, wall) = (self.health.now(), (self.health.clock)());
+        self.health.with(|health| health.livez(now, wall))
+    }
+
+    /// Ends after a sync that is under way.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        // Syncs that panic do not end the task, so it has ended well.
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Whether changes reach the kernel in time, for all who tell or ask.
+#[derive(Debug)]
+struct Health {
+    proxy: Mutex<ProxyHealth>,
+    families: Vec<Family>,
+    start: Instant,
+    clock: fn() -> Timestamp,
+}
+
+impl Health {
+    fn with<R>(&self, then: impl FnOnce(&mut ProxyHealth) -> R) -> R {
+        then(&mut self.proxy.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Since the start.
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn queued(&self) {
+        let now = self.now();
+        self.with(|health| {
+            for family in &self.families {
+                health.queued(*family, now);
+            }
+        });
+    }
+
+    fn updated(&self) {
+        let wall = (self.clock)();
+        self.with(|health| {
+            for family in &self.families {
+                health.updated(*family, wall);
+            }
+        });
+    }
+}
+
+/// Asks for a sync whenever there is something new.
+struct Watcher {
+    sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
+    topology: watch::Receiver<Topology>,
+    trigger: Trigger,
+    health: Arc<Health>,
+    view: Arc<watch::Sender<Arc<View>>>,
+}
+
+impl Watcher {
+    /// Ends with the driver.
+    async fn watch(mut self) {
+        let mut is_started = false;
+        loop {
+            let sources = self.sources.iter_mut();
+            let sets: Vec<_> = sources
+                .map(|source| source.borrow_and_update().clone())
+                .collect();
+            is_started |= sets.iter().all(|set| set.synced.is_complete());
+            if is_started {
+                self.health.queued();
+                if self.trigger.trigger().is_err() {
+                    return;
+                }
+            } else {
+                let problems = merge(&sets).problems;
+                view::update(&self.view, |view| view.problems = problems);
+            }
+            self.changed().await;
+        }
+    }
+
+    /// Waits until a source or the node's place changes. One that has ended says nothing more.
+    async fn changed(&mut self) {
+        let sources = self
+            .sources
+            .iter_mut()
+            .map(|source| changed(source).boxed());
+        let topology = changed(&mut self.topology).boxed();
+        select_all(sources.chain([topology])).await;
+    }
+}
+
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,27 @@
+//! Who brings services into the kernel.
+
+use std::fmt;
+
+use crate::state::{Changes, State};
+
+/// Brings a state into the kernel.
+pub trait Provider: Send + 'static {
+    /// Why it could not.
+    type Error: fmt::Display + Send;
+
+    /// Brings into the kernel what has changed, or the whole state. After an error it is asked for the whole state, with
+    /// the same changes and those that came since; so it is when it has panicked.
+    fn sync(&mut self, work: Work<'_>) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+/// What a provider is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Work<'a> {
+    /// All that is to be in the kernel.
+    pub state: &'a State,
+    /// What is another than when the provider last succeeded.
+    pub changes: &'a Changes,
+    /// Whether to look at all that is in the kernel, and not only at what has changed: at the start, after a failure, and
+    /// now and then.
+    pub is_full: bool,
+}

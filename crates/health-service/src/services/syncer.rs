@@ -1,0 +1,177 @@
+//! From what the sources say to what the provider does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::provider::{Provider, Work};
+use super::{Health, Settings, View, view};
+use crate::choice::Topology;
+use crate::runner::Job;
+use crate::source::{ServiceSet, Sourced, Synced, merge};
+use crate::spec::{PortKey, ServiceName};
+use crate::state::{Changes, State};
+use crate::tracker::{EndpointsChangeTracker, ServiceChangeTracker};
+
+/// Syncs a provider with sources.
+pub(super) struct Syncer<P> {
+    sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
+    topology: watch::Receiver<Topology>,
+    /// What the trackers were told.
+    told: ServiceSet,
+    services: ServiceChangeTracker,
+    endpoints: EndpointsChangeTracker,
+    state: State,
+    provider: P,
+    /// What the provider has not done.
+    pending: Changes,
+    /// When the provider last did all that there is; none if it must.
+    last_full: Option<Instant>,
+    full_period: Duration,
+    health: Arc<Health>,
+    view: Arc<watch::Sender<Arc<View>>>,
+}
+
+impl<P: Provider> Syncer<P> {
+    pub(super) fn new(
+        settings: &Settings,
+        topology: watch::Receiver<Topology>,
+        sources: Vec<watch::Receiver<Arc<ServiceSet>>>,
+        provider: P,
+        health: Arc<Health>,
+        view: Arc<watch::Sender<Arc<View>>>,
+    ) -> Self {
+        let place = topology.borrow().clone();
+        Self {
+            sources,
+            topology,
+            told: ServiceSet::default(),
+            services: ServiceChangeTracker::default(),
+            endpoints: EndpointsChangeTracker::new(place.node.clone(), (settings.clock)()),
+            state: State::new(place),
+            provider,
+            pending: Changes::default(),
+            last_full: None,
+            full_period: settings.intervals.max,
+            health,
+            view,
+        }
+    }
+
+    /// Tells the trackers what differs from what they know. Returns the services that it may be about.
+    fn tell(&mut self, mut set: ServiceSet) -> BTreeSet<ServiceName> {
+        // Whoever has begun never waits again.
+        set.synced = Synced {
+            services: true,
+            slices: true,
+        };
+        let before = std::mem::replace(&mut self.told, set);
+        let mut touched = BTreeSet::new();
+        for (name, _, now) in differences(&before.services, &self.told.services) {
+            let service = now.and_then(|sourced| sourced.object.clone());
+            self.services.update(name, service);
+            touched.insert(name.clone());
+        }
+        for (name, before, now) in differences(&before.slices, &self.told.slices) {
+            let slice = |sourced: Option<&Sourced<_>>| sourced.and_then(|one| one.object.clone());
+            let (former, slice) = (slice(before), slice(now));
+            touched.extend(former.map(|slice| slice.service.clone()));
+            let Some(slice) = slice else {
+                self.endpoints.remove(name);
+                continue;
+            };
+            touched.insert(slice.service.clone());
+            // The probes of this node change a slice too, and that is not what its time is of.
+            let known = before.and_then(|sourced| sourced.trigger_time);
+            let time = now.and_then(|sourced| sourced.trigger_time);
+            self.endpoints.update(slice, time.filter(|_| time != known));
+        }
+        touched
+    }
+
+    /// Adds to what the provider has not done.
+    fn note(&mut self, changes: Changes, moved: BTreeSet<PortKey>) {
+        let pending = &mut self.pending;
+        pending.ports.extend(changes.ports);
+        pending.ports.extend(moved);
+        pending.deleted.extend(changes.deleted);
+        let services = self.state.services();
+        pending
+            .deleted
+            .retain(|service| services.of_service(service).next().is_none());
+        for (service, mut times) in changes.trigger_times {
+            let known = pending.trigger_times.entry(service).or_default();
+            known.append(&mut times);
+        }
+    }
+}
+
+impl<P: Provider> Job for Syncer<P> {
+    type Error = P::Error;
+
+    /// Does what is to be done, if the sources are ready.
+    async fn run(&mut self) -> Result<(), P::Error> {
+        let sources = self.sources.iter();
+        let sets: Vec<_> = sources.map(|source| source.borrow().clone()).collect();
+        let set = merge(&sets);
+        let is_started = self.told.synced.is_complete();
+        if !is_started && !set.synced.is_complete() {
+            return Ok(());
+        }
+        let topology = self.topology.borrow().clone();
+        let moved = self.state.set_topology(topology);
+        let mut touched = self.tell(set);
+        let changes = self.state.sync(&mut self.services, &mut self.endpoints);
+        self.note(changes, moved);
+        let ports = self.pending.ports.iter();
+        touched.extend(ports.map(|key| key.name.service.clone()));
+        let (told, state) = (&self.told, &self.state);
+        view::update(&self.view, |view| view.show(told, state, touched));
+
+        let since = self.last_full.take();
+        let begin = Instant::now();
+        let full = since.filter(|last| begin.duration_since(*last) < self.full_period);
+        let work = Work {
+            state: &self.state,
+            changes: &self.pending,
+            is_full: full.is_none(),
+        };
+        let result = self.provider.sync(work).await;
+        if result.is_ok() {
+            self.last_full = Some(full.unwrap_or(begin));
+            self.pending = Changes::default();
+            self.health.updated();
+        }
+        let error = result.as_ref().err().map(ToString::to_string);
+        view::update(&self.view, |view| view.error = error);
+        result
+    }
+}
+
+/// What two maps of objects differ in: name, and what each has of it.
+fn differences<'a, N: Ord, T>(
+    before: &'a BTreeMap<N, Sourced<T>>,
+    now: &'a BTreeMap<N, Sourced<T>>,
+) -> impl Iterator<Item = (&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>)> {
+    let gone = before.iter().filter(|(name, _)| !now.contains_key(name));
+    let gone = gone.map(|(name, sourced)| (name, Some(sourced), None));
+    let changed = now.iter().filter_map(|(name, sourced)| {
+        let known = before.get(name);
+        let is_known = known.is_some_and(|known| is_one(known, sourced));
+        (!is_known).then_some((name, known, Some(sourced)))
+    });
+    gone.chain(changed)
+}
+
+/// Whether both are one object in memory, of one source.
+fn is_one<T>(one: &Sourced<T>, other: &Sourced<T>) -> bool {
+    let is_one = match (&one.object, &other.object) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (None, None) => true,
+        _ => false,
+    };
+    is_one && one.source == other.source
+}

@@ -1,0 +1,190 @@
+//! A folder of manifests of services and endpoint slices.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use health_model::api::ServiceProblem;
+use health_model::folder::{self, Contents, Files};
+use health_model::manifest::{NoObject, Object, ObjectKind, ObjectKinds, Problem, objects};
+use tokio::sync::watch;
+
+use super::object::{Readable, Reading, read};
+use super::{ServiceSet, Sourced, Synced};
+use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, SpecError};
+
+const SERVICE: ObjectKind = ObjectKind {
+    name: "Service",
+    list: "ServiceList",
+    versions: &["v1"],
+};
+const SLICE: ObjectKind = ObjectKind {
+    name: "EndpointSlice",
+    list: "EndpointSliceList",
+    versions: &["discovery.k8s.io/v1"],
+};
+pub(super) const KINDS: ObjectKinds = ObjectKinds {
+    kinds: &[SERVICE, SLICE],
+    names: &[
+        "Service",
+        "EndpointSlice",
+        "ServiceList",
+        "EndpointSliceList",
+        "List",
+    ],
+    item_names: &["Service", "EndpointSlice"],
+    noun: "service or endpoint slice",
+};
+
+/// A folder of manifests. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct Folder(folder::Folder<ServiceSet>);
+
+impl Folder {
+    /// Begins to watch a folder: each file `*.yaml`, `*.yml` and `*.json` in it whose name begins with no dot. What
+    /// cannot be used stands in [`ServiceSet::problems`]; objects that were read before from such a file stay as they
+    /// were. Must be called in a tokio runtime.
+    pub fn watch(path: &Path, selection: Selection) -> Self {
+        let empty = FileObjects {
+            selection: Arc::new(selection),
+            services: BTreeMap::new(),
+            slices: BTreeMap::new(),
+        };
+        Self(folder::Folder::watch(path, empty, set))
+    }
+
+    /// The services and endpoint slices, now and whenever they change.
+    pub fn services(&self) -> watch::Receiver<Arc<ServiceSet>> {
+        self.0.known()
+    }
+}
+
+/// All that is known. Of two objects of one kind and name, that of the first file stays.
+fn set(files: &Files<FileObjects>) -> ServiceSet {
+    let problem = |(subject, problem): (&Path, &str)| ServiceProblem {
+        subject: subject.display().to_string(),
+        problem: problem.to_owned(),
+    };
+    let mut set = ServiceSet {
+        problems: files.problems().map(problem).collect(),
+        synced: Synced {
+            services: files.is_complete(),
+            slices: files.is_complete(),
+        },
+        ..ServiceSet::default()
+    };
+    for (_, file) in files.iter() {
+        set.add(&file.services, &file.slices);
+    }
+    set
+}
+
+/// What a file has.
+#[derive(Clone, Debug)]
+struct FileObjects {
+    selection: Arc<Selection>,
+    services: BTreeMap<ServiceName, Sourced<Service>>,
+    slices: BTreeMap<SliceName, Sourced<EndpointSlice>>,
+}
+
+impl Contents for FileObjects {
+    fn take(&mut self, path: &Path, text: &str) -> Vec<String> {
+        let mut problems = Problems::default();
+        let mut services = Taken::of(&self.selection, path);
+        let mut slices = Taken::of(&self.selection, path);
+        for found in objects(text, &KINDS) {
+            match found {
+                Ok(object) if object.kind == SERVICE => services.take(object, &mut problems),
+                Ok(object) => slices.take(object, &mut problems),
+                Err(other) => problems.add(other),
+            }
+        }
+        services.replace(&mut self.services, &problems);
+        slices.replace(&mut self.slices, &problems);
+        problems.list
+    }
+
+    fn count(&self) -> usize {
+        self.services.len() + self.slices.len()
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Default)]
+struct Problems {
+    list: Vec<String>,
+    /// Whether anything that was there before may be meant by something that cannot be read.
+    is_unclear: bool,
+}
+
+impl Problems {
+    fn add(&mut self, other: NoObject) {
+        self.is_unclear |= !other.is_other_kind;
+        self.list.push(match &*other.path {
+            "" => other.problem.to_string(),
+            path => format!("{path}: {}", other.problem),
+        });
+    }
+}
+
+/// What a file has of a kind.
+struct Taken<'a, T: Readable> {
+    selection: &'a Selection,
+    source: Arc<str>,
+    sound: BTreeMap<T::Name, Sourced<T>>,
+    /// The `NAMESPACE/NAME` of those with an error.
+    ill: BTreeSet<String>,
+}
+
+impl<'a, T: Readable> Taken<'a, T> {
+    fn of(selection: &'a Selection, path: &Path) -> Self {
+        Self {
+            selection,
+            source: path.display().to_string().into(),
+            sound: BTreeMap::new(),
+            ill: BTreeSet::new(),
+        }
+    }
+
+    fn take(&mut self, object: Object, problems: &mut Problems) {
+        let prefix = object.prefix.clone();
+        match read::<T>(object, self.selection) {
+            Ok(Reading { name, .. }) if self.sound.contains_key(&name) => {
+                let error = SpecError {
+                    kind: T::KIND,
+                    object: name.to_string(),
+                    path: format!("{prefix}metadata.name"),
+                    problem: Problem::Duplicate(name.to_string()),
+                };
+                problems.list.push(error.to_string());
+            }
+            Ok(reading) => {
+                let sourced = Sourced {
+                    object: reading.object.map(Arc::new),
+                    trigger_time: reading.trigger_time,
+                    source: self.source.clone(),
+                };
+                self.sound.insert(reading.name, sourced);
+            }
+            Err(unreadable) => {
+                problems.is_unclear |= unreadable.object.is_none();
+                self.ill.extend(unreadable.object);
+                let errors = unreadable.errors.iter();
+                problems.list.extend(errors.map(ToString::to_string));
+            }
+        }
+    }
+
+    /// Takes the place of what was there before, but for the objects with an error.
+    fn replace(self, known: &mut BTreeMap<T::Name, Sourced<T>>, problems: &Problems) {
+        let before = std::mem::replace(known, self.sound);
+        for (name, sourced) in before {
+            if problems.is_unclear || self.ill.contains(&name.to_string()) {
+                known.entry(name).or_insert(sourced);
+            }
+        }
+    }
+}
