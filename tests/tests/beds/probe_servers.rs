@@ -171,12 +171,19 @@ fn h2_h3_h5_h6_h8_h9_h12_nginx_is_probed() -> anyhow::Result<()> {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
     .to_vec();
     assert_eq!(ask(&own).result, RawResult::Success);
-    let log = nginx.log("/well")?;
     let first = r#"200 /well "127.0.0.1" "kube-probe/1.35" "*/*" "close""#;
-    assert_eq!(log.first().context("no requests")?, first);
     let last = r#"200 /well "muffins.test" "foo/1.0" "-" "close""#;
-    assert_eq!(log.last().context("no requests")?, last);
-    assert_eq!(nginx.log("/loop")?.len(), 20);
+    // It writes its log after the client has the answer.
+    let log = wait_for("nginx to log the last request", PATIENCE, || {
+        let log = nginx.log("/well")?;
+        Ok(log.iter().any(|line| line == last).then_some(log))
+    })?;
+    assert_eq!(log.first().context("no requests")?, first);
+    wait_for("nginx to log each round of a loop", PATIENCE, || {
+        let rounds = nginx.log("/loop")?.len();
+        anyhow::ensure!(rounds <= 20, "{rounds} rounds");
+        Ok((rounds == 20).then_some(()))
+    })?;
     Ok(())
 }
 
