@@ -6,6 +6,8 @@ use crate::siphash::SipKey;
 
 /// Flag: connections to the addresses in `HEALTH_PEERS` are timed. The addresses are there without it too.
 pub const PASSIVE_RTT: u16 = 1;
+/// Flag: packets to services are sent to their backends.
+pub const SERVICES: u16 = 2;
 
 /// The one value of `HEALTH_CONFIG`, under index 0.
 #[repr(C)]
@@ -40,7 +42,7 @@ pub struct DatapathConfig {
     pub health6: Addr,
     /// The health endpoint's hardware address.
     pub health_mac: [u8; 6],
-    /// [`PASSIVE_RTT`].
+    /// [`PASSIVE_RTT`] and [`SERVICES`].
     pub flags: u16,
 }
 

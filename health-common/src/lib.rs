@@ -29,13 +29,14 @@ pub mod packet;
 pub mod policy;
 pub mod probe;
 pub mod rtt;
+pub mod service;
 pub mod siphash;
 pub mod tcp;
 pub mod tuple;
 
 /// Version of all map layouts together. It changes whenever a key, a value or their meaning does,
 /// and keeps an agent from reusing pinned maps that it would misread.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Asserts a map type's size at compile time and, in user space, marks it as plain data for aya.
 macro_rules! map_types {

@@ -8,6 +8,7 @@ use crate::echo::{
 use crate::fragment::{FragmentKey4, FragmentKey6};
 use crate::masquerade::{Address, Masquerade, MasqueradeConfig};
 use crate::nat::{Change, NatEntry4, NatEntry6};
+use crate::service::{FrontendKey4, FrontendKey6, ServiceFlow4, ServiceFlow6};
 
 /// A tuple of one IP version, and what belongs to it.
 ///
@@ -20,6 +21,10 @@ pub trait Tuple: Copy + Default + PartialEq {
     type Translation: Copy + Default;
     /// What all fragments of a packet share.
     type FragmentKey;
+    /// The key of a service's frontend.
+    type FrontendKey;
+    /// The value of the maps of services' flows.
+    type ServiceFlow: Copy + Default;
     /// 4 or 6.
     const IP_VERSION: u32;
     /// Protocol number of this version's ICMP.
@@ -84,6 +89,25 @@ pub trait Tuple: Copy + Default + PartialEq {
     /// When the entry was made: nanoseconds of `CLOCK_MONOTONIC`.
     fn created_ns(entry: &Self::Translation) -> u64;
 
+    /// The frontend that a packet with this tuple is for, if it is for one.
+    fn frontend_key(&self) -> Self::FrontendKey;
+
+    /// The same tuple with another destination, network byte order.
+    #[must_use]
+    fn with_destination(self, to: (Self::Address, u16)) -> Self;
+
+    /// A flow of a service: the other side's address and port, network byte order, the backend's index, the number of the
+    /// service's port, and when it is over, in seconds.
+    fn service_flow(
+        to: (Self::Address, u16),
+        backend: u32,
+        service: u32,
+        expires: u32,
+    ) -> Self::ServiceFlow;
+
+    /// The parts of a service's flow, as [`Tuple::service_flow`] takes them.
+    fn service_flow_parts(flow: &Self::ServiceFlow) -> ServiceFlowParts<Self::Address>;
+
     /// What is masqueraded of this IP version.
     fn masquerade(config: &MasqueradeConfig) -> &Masquerade<Self::Address>;
 
@@ -91,9 +115,22 @@ pub trait Tuple: Copy + Default + PartialEq {
     fn change(old: &(Self::Address, u16), new: &(Self::Address, u16)) -> Change;
 }
 
+/// See [`Tuple::service_flow_parts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceFlowParts<A> {
+    /// Address and port after translation, network byte order.
+    pub to: (A, u16),
+    /// Index in `HEALTH_BACKENDS`.
+    pub backend: u32,
+    /// Number of the service's port.
+    pub service: u32,
+    /// When it is over: seconds of `CLOCK_MONOTONIC`.
+    pub expires: u32,
+}
+
 macro_rules! tuple {
     (
-        $tuple:ty, $entry:ident, $key:ty, $address:ty, $ip_version:literal, $icmp:ident,
+        $tuple:ty, $entry:ident, $key:ty, $frontend:ident, $service_flow:ident, $address:ty, $ip_version:literal, $icmp:ident,
         $echo_request:ident, $echo_reply:ident, $masquerade:ident,
         $fragment_key:expr, $change:expr
     ) => {
@@ -101,6 +138,8 @@ macro_rules! tuple {
             type Address = $address;
             type Translation = $entry;
             type FragmentKey = $key;
+            type FrontendKey = $frontend;
+            type ServiceFlow = $service_flow;
             const IP_VERSION: u32 = $ip_version;
             const ICMP: u8 = $icmp;
             const ECHO_REQUEST: u8 = $echo_request;
@@ -206,6 +245,52 @@ macro_rules! tuple {
             }
 
             #[inline(always)]
+            fn frontend_key(&self) -> $frontend {
+                $frontend {
+                    addr_be: self.daddr_be.by_words(),
+                    port_be: self.dport_be,
+                    protocol: self.protocol,
+                    pad: 0,
+                }
+            }
+
+            #[inline(always)]
+            fn with_destination(self, to: ($address, u16)) -> Self {
+                Self {
+                    daddr_be: to.0.by_words(),
+                    dport_be: to.1,
+                    ..self
+                }
+            }
+
+            #[inline(always)]
+            fn service_flow(
+                to: ($address, u16),
+                backend: u32,
+                service: u32,
+                expires: u32,
+            ) -> $service_flow {
+                $service_flow {
+                    addr_be: to.0.by_words(),
+                    port_be: to.1,
+                    pad: 0,
+                    backend,
+                    service,
+                    expires,
+                }
+            }
+
+            #[inline(always)]
+            fn service_flow_parts(flow: &$service_flow) -> ServiceFlowParts<$address> {
+                ServiceFlowParts {
+                    to: (flow.addr_be, flow.port_be),
+                    backend: flow.backend,
+                    service: flow.service,
+                    expires: flow.expires,
+                }
+            }
+
+            #[inline(always)]
             fn masquerade(config: &MasqueradeConfig) -> &Masquerade<$address> {
                 &config.$masquerade
             }
@@ -222,6 +307,8 @@ tuple!(
     Tuple4,
     NatEntry4,
     FragmentKey4,
+    FrontendKey4,
+    ServiceFlow4,
     u32,
     4,
     PROTOCOL_ICMP,
@@ -242,6 +329,8 @@ tuple!(
     Tuple6,
     NatEntry6,
     FragmentKey6,
+    FrontendKey6,
+    ServiceFlow6,
     [u32; 4],
     6,
     PROTOCOL_ICMPV6,

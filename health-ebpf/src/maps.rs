@@ -18,6 +18,11 @@ use health_common::metrics::{Counter, METRICS_ENTRIES};
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{POLICY_COUNTERS, POLICY_ENTRIES, PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::{
+    Affinity, AffinityKey, Backend, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FRONTENDS,
+    DEFAULT_MAGLEV, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, Frontend, FrontendKey4, FrontendKey6,
+    REVNAT_ANY_ENTRIES, REVNAT_ENTRIES, ServiceFlow4, ServiceFlow6, SourceRange,
+};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 const FRAGMENTS: u32 = 8_192;
@@ -106,6 +111,56 @@ pub static HEALTH_POLICY_COUNTERS: PerCpuArray<Counter> = PerCpuArray::pinned(PO
 /// Identities by address.
 #[map]
 pub static HEALTH_IPCACHE: LpmTrie<Addr, IpcacheEntry> = LpmTrie::pinned(IPCACHE_ENTRIES, 0);
+
+/// Frontends of IPv4 services.
+#[map]
+pub static HEALTH_SVC4: HashMap<FrontendKey4, Frontend> =
+    HashMap::pinned(DEFAULT_FRONTENDS, BPF_F_NO_PREALLOC);
+
+/// Frontends of IPv6 services.
+#[map]
+pub static HEALTH_SVC6: HashMap<FrontendKey6, Frontend> =
+    HashMap::pinned(DEFAULT_FRONTENDS, BPF_F_NO_PREALLOC);
+
+/// Which backends frontends choose from.
+#[map]
+pub static HEALTH_SLOTS: Array<u32> = Array::pinned(DEFAULT_SLOTS, 0);
+
+/// The same, by Maglev.
+#[map]
+pub static HEALTH_MAGLEV: Array<u32> = Array::pinned(DEFAULT_MAGLEV, 0);
+
+/// Backends of services.
+#[map]
+pub static HEALTH_BACKENDS: Array<Backend> = Array::pinned(DEFAULT_BACKENDS, 0);
+
+/// Clients that stay with their backends.
+#[map]
+pub static HEALTH_AFFINITY: LruHashMap<AffinityKey, Affinity> =
+    LruHashMap::pinned(DEFAULT_AFFINITY, 0);
+
+/// Who may use a service.
+#[map]
+pub static HEALTH_SOURCE_RANGES: LpmTrie<SourceRange, u32> =
+    LpmTrie::pinned(DEFAULT_SOURCE_RANGES, 0);
+
+/// IPv4 flows of TCP through services.
+#[map]
+pub static HEALTH_REVNAT4: LruHashMap<Tuple4, ServiceFlow4> = LruHashMap::pinned(REVNAT_ENTRIES, 0);
+
+/// IPv6 flows of TCP through services.
+#[map]
+pub static HEALTH_REVNAT6: LruHashMap<Tuple6, ServiceFlow6> = LruHashMap::pinned(REVNAT_ENTRIES, 0);
+
+/// IPv4 flows of other protocols through services.
+#[map]
+pub static HEALTH_REVNAT_ANY4: LruHashMap<Tuple4, ServiceFlow4> =
+    LruHashMap::pinned(REVNAT_ANY_ENTRIES, 0);
+
+/// IPv6 flows of other protocols through services.
+#[map]
+pub static HEALTH_REVNAT_ANY6: LruHashMap<Tuple6, ServiceFlow6> =
+    LruHashMap::pinned(REVNAT_ANY_ENTRIES, 0);
 
 /// Packet counters.
 #[map]

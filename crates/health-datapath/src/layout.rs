@@ -15,6 +15,10 @@ use health_common::metrics::Counter;
 use health_common::nat::{NatEntry4, NatEntry6};
 use health_common::policy::{PolicyEntry, PolicyKey};
 use health_common::rtt::{RttKey, RttRow};
+use health_common::service::{
+    Affinity, AffinityKey, Backend, Frontend, FrontendKey4, FrontendKey6, ServiceFlow4,
+    ServiceFlow6, SourceRange,
+};
 use health_common::tcp::{Flow, FlowKey, Peer};
 
 /// What is known about one map before it is opened.
@@ -86,11 +90,33 @@ pub const MASQUERADE: MapLayout = map::<u32, MasqueradeConfig>("HEALTH_MASQUERAD
 pub const EVENTS: MapLayout = map::<(), ()>("HEALTH_EVENTS");
 /// Which of it is wanted.
 pub const MONITOR: MapLayout = map::<u32, MonitorFilter>("HEALTH_MONITOR");
+/// Frontends of IPv4 services.
+pub const SVC4: MapLayout = map::<FrontendKey4, Frontend>("HEALTH_SVC4");
+/// Frontends of IPv6 services.
+pub const SVC6: MapLayout = map::<FrontendKey6, Frontend>("HEALTH_SVC6");
+/// Which backends a frontend chooses from.
+pub const SLOTS: MapLayout = map::<u32, u32>("HEALTH_SLOTS");
+/// The same, by Maglev.
+pub const MAGLEV: MapLayout = map::<u32, u32>("HEALTH_MAGLEV");
+/// Backends of services.
+pub const BACKENDS: MapLayout = map::<u32, Backend>("HEALTH_BACKENDS");
+/// Clients that stay with their backends.
+pub const AFFINITY: MapLayout = map::<AffinityKey, Affinity>("HEALTH_AFFINITY");
+/// Who may use a service.
+pub const SOURCE_RANGES: MapLayout = map::<Key<SourceRange>, u32>("HEALTH_SOURCE_RANGES");
+/// IPv4 flows of TCP through services.
+pub const REVNAT4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT4");
+/// IPv6 flows of TCP through services.
+pub const REVNAT6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT6");
+/// IPv4 flows of other protocols through services.
+pub const REVNAT_ANY4: MapLayout = map::<Tuple4, ServiceFlow4>("HEALTH_REVNAT_ANY4");
+/// IPv6 flows of other protocols through services.
+pub const REVNAT_ANY6: MapLayout = map::<Tuple6, ServiceFlow6>("HEALTH_REVNAT_ANY6");
 /// Settings.
 pub const CONFIG: MapLayout = map::<u32, DatapathConfig>("HEALTH_CONFIG");
 
 /// All maps that are always pinned.
-pub const MAPS: [MapLayout; 25] = [
+pub const MAPS: [MapLayout; 36] = [
     CT4,
     CT6,
     CT_ANY4,
@@ -115,6 +141,17 @@ pub const MAPS: [MapLayout; 25] = [
     MASQUERADE,
     EVENTS,
     MONITOR,
+    SVC4,
+    SVC6,
+    SLOTS,
+    MAGLEV,
+    BACKENDS,
+    AFFINITY,
+    SOURCE_RANGES,
+    REVNAT4,
+    REVNAT6,
+    REVNAT_ANY4,
+    REVNAT_ANY6,
     CONFIG,
 ];
 
