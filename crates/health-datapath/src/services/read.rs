@@ -11,10 +11,13 @@ use super::{ServiceTables, ServicesError, Sizes, Snapshot, family};
 use crate::layout;
 
 impl ServiceTables {
-    /// Reads all that is in the maps, whoever wrote it. Ports keep their numbers, and what is in the maps stays as it is;
+    /// Reads all that is in the maps, whoever wrote it, unless that was just done. Ports keep their numbers, and what is in the maps stays as it is;
     /// whatever is not right there is changed when its port is next [set](super::Change::set), or removed by
     /// [`Change::remove_others`](super::Change::remove_others).
     pub fn read(&mut self) -> Result<(), ServicesError> {
+        if self.is_current && self.snapshot.is_some() {
+            return Ok(());
+        }
         self.is_current = false;
         self.read_sizes()?;
         self.ports.clear();
