@@ -36,6 +36,14 @@ impl ServiceEntry {
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
+
+    /// Whether `wanted` means it: by its name, or by its namespace and name.
+    pub fn is_named(&self, wanted: &str) -> bool {
+        match wanted.split_once('/') {
+            Some((namespace, name)) => self.namespace == namespace && self.name == name,
+            None => self.name == wanted,
+        }
+    }
 }
 
 /// A port of a service.
@@ -111,6 +119,10 @@ pub struct ServiceBackend {
 pub struct ServiceConflict {
     /// The service without, `NAMESPACE/NAME`.
     pub service: String,
+    /// The name of its port; empty for the only one.
+    pub port: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
     /// Which address, and who has it.
     pub problem: String,
 }

@@ -61,6 +61,8 @@ impl View {
         }
         let conflict = |conflict: &Conflict| ServiceConflict {
             service: conflict.key.name.service.to_string(),
+            port: conflict.key.name.port.to_string(),
+            protocol: conflict.key.name.protocol.to_string(),
             problem: conflict.to_string(),
         };
         self.conflicts = state.conflicts().map(conflict).collect();
