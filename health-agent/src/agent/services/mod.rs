@@ -2,6 +2,8 @@
 
 mod measured;
 mod readiness;
+#[cfg(test)]
+mod tests;
 
 use std::convert::Infallible;
 use std::net::TcpListener;
@@ -12,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use health_model::ipam::Family;
 use health_probe::supervisor::Supervisor;
-use health_registry::config::Config;
+use health_registry::config::{Config, ServiceSettings};
 use health_registry::nodes::Node;
 use health_service::choice::Topology;
 use health_service::runner::Intervals;
@@ -72,24 +74,26 @@ pub(super) fn start(
     ports: Ports,
     probes: Option<&Supervisor>,
 ) -> anyhow::Result<ServedServices> {
-    serve(config, own, ports, probes, Unprogrammed).context("cannot serve services")
+    let topology = Topology {
+        node: config.node_name.as_str().into(),
+        zone: config.services.service_node_zone.as_deref().map(Into::into),
+    };
+    let pods = probes.map(|probes| {
+        let shared = own.secondary_addresses.clone();
+        PodReadiness::follow(probes.clone(), shared)
+    });
+    let provider = Unprogrammed;
+    serve(&config.services, topology, ports, pods, provider).context("cannot serve services")
 }
 
 fn serve(
-    config: &Config,
-    own: &Node,
+    settings: &ServiceSettings,
+    topology: Topology,
     ports: Ports,
-    probes: Option<&Supervisor>,
+    pods: Option<PodReadiness>,
     provider: impl Provider,
 ) -> anyhow::Result<ServedServices> {
     let folder = Folder::watch(&ports.folder, Selection::default());
-    let settings = &config.services;
-    let topology = Topology {
-        node: config.node_name.as_str().into(),
-        zone: settings.service_node_zone.as_deref().map(Into::into),
-    };
-    let pods =
-        probes.map(|probes| PodReadiness::follow(probes.clone(), own.secondary_addresses.clone()));
     let readiness = match &pods {
         Some(pods) => pods.readiness(),
         None => watch::channel(Arc::default()).1,

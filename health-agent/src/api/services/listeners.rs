@@ -202,3 +202,156 @@ impl Family {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::testing::{Bed, get};
+    use super::*;
+
+    /// Listeners on loopback addresses, and what they are told.
+    struct Stand {
+        bed: Bed,
+        checks: watch::Sender<Arc<HealthChecks>>,
+        deaf: watch::Receiver<Vec<ServiceProblem>>,
+        _listeners: ServiceListeners,
+    }
+
+    /// An address that nobody else listens on, and one on which a free port is found.
+    fn addresses() -> [IpAddr; 2] {
+        let [.., first, second] = std::process::id().to_be_bytes();
+        [
+            Ipv4Addr::new(127, 83, first, second).into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ]
+    }
+
+    fn free_port() -> u16 {
+        let listener = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+        listener.local_addr().unwrap().port()
+    }
+
+    impl Stand {
+        async fn start(results: &[bool]) -> Self {
+            let mut bed = Bed::start(results);
+            bed.until(|view| view.is_synced).await;
+            bed.until_healthy(true).await;
+            let (checks, told) = watch::channel(Arc::default());
+            let listeners = ServiceListeners::start(addresses(), told, bed.handle.clone());
+            let mut deaf = listeners.deaf();
+            deaf.changed().await.unwrap();
+            Self {
+                bed,
+                checks,
+                deaf,
+                _listeners: listeners,
+            }
+        }
+
+        /// Services of these names, ports and counts of endpoints, in both families.
+        async fn sync(&mut self, services: &[(&str, u16, usize)]) {
+            let checks = services.iter().map(|&(name, port, local_endpoints)| {
+                let check = HealthCheck {
+                    port,
+                    local_endpoints,
+                };
+                (ServiceName::new("shop", name), check)
+            });
+            let checks: BTreeMap<_, _> = checks.collect();
+            self.checks.send_replace(Arc::new([checks.clone(), checks]));
+            self.deaf.changed().await.unwrap();
+        }
+    }
+
+    async fn is_closed(address: IpAddr, port: u16) -> bool {
+        tokio::net::TcpStream::connect((address, port))
+            .await
+            .is_err()
+    }
+
+    #[tokio::test]
+    async fn load_balancers_are_told_of_endpoints_at_any_path() {
+        let mut stand = Stand::start(&[true, false]).await;
+        let port = free_port();
+        stand.sync(&[("web", port, 2)]).await;
+        for address in addresses() {
+            for path in ["/", "/healthz", "/some/where"] {
+                let (code, headers, body) = get((address, port).into(), path).await;
+                assert_eq!(code, 200, "{address} {path}: {body}");
+                assert_eq!(headers["x-load-balancing-endpoint-weight"], "2");
+                assert_eq!(headers["content-type"], "application/json");
+                assert_eq!(headers["x-content-type-options"], "nosniff");
+                assert_eq!(
+                    body,
+                    r#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}"#
+                );
+            }
+        }
+        // Without another listener: the count changes under those that are open.
+        stand.sync(&[("web", port, 0)]).await;
+        let at = (addresses()[0], port).into();
+        let (code, headers, body) = get(at, "/").await;
+        assert!(
+            code == 503 && body.contains("\"localEndpoints\":0"),
+            "{body}"
+        );
+        assert_eq!(headers["x-load-balancing-endpoint-weight"], "0");
+
+        stand.sync(&[("web", port, 2)]).await;
+        stand.bed.change();
+        stand.bed.until_healthy(false).await;
+        let (code, _, body) = get(at, "/").await;
+        assert!(
+            code == 503 && body.contains("\"serviceProxyHealthy\":false"),
+            "{body}"
+        );
+    }
+
+    #[tokio::test]
+    async fn listeners_open_move_and_close_with_their_services() {
+        let mut stand = Stand::start(&[true]).await;
+        let [first, second] = [free_port(), free_port()];
+        stand.sync(&[("web", first, 1)]).await;
+        stand.sync(&[("web", second, 1)]).await;
+        for address in addresses() {
+            assert!(is_closed(address, first).await);
+            assert_eq!(get((address, second).into(), "/").await.0, 200);
+        }
+        // Its port is another's from one sync to the next.
+        stand.sync(&[("api", second, 1), ("web", first, 1)]).await;
+        for (port, name) in [(first, "web"), (second, "api")] {
+            let (_, _, body) = get((addresses()[0], port).into(), "/").await;
+            assert!(body.contains(&format!("\"name\":\"{name}\"")), "{body}");
+        }
+        assert_eq!(*stand.deaf.borrow(), []);
+        stand.sync(&[]).await;
+        for address in addresses() {
+            assert!(is_closed(address, first).await && is_closed(address, second).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_told_and_tried_again_at_the_next_sync() {
+        let mut stand = Stand::start(&[true]).await;
+        let [taken, free] = [free_port(), free_port()];
+        let other = TcpListener::bind((addresses()[0], taken)).unwrap();
+        let services = [("web", taken, 1), ("api", free, 1)];
+        stand.sync(&services).await;
+        let told = stand.deaf.borrow().clone();
+        let [problem] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!(problem.subject, "service shop/web");
+        let place = format!("cannot listen on {}:{taken}: ", addresses()[0]);
+        assert!(problem.problem.contains(&place), "{problem:?}");
+        // Its other family and its neighbours work.
+        assert_eq!(get((addresses()[1], taken).into(), "/").await.0, 200);
+        assert_eq!(get((addresses()[0], free).into(), "/").await.0, 200);
+
+        drop(other);
+        stand.sync(&services).await;
+        assert_eq!(*stand.deaf.borrow(), []);
+        assert_eq!(get((addresses()[0], taken).into(), "/").await.0, 200);
+    }
+}

@@ -3,6 +3,8 @@
 pub mod listeners;
 pub mod pages;
 pub(super) mod paths;
+#[cfg(test)]
+mod testing;
 
 use std::sync::Arc;
 

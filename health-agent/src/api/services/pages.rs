@@ -91,3 +91,71 @@ fn failed(error: &dyn std::error::Error) -> Answer {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     Answer::of_text(status, "text/plain", error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use serde_json::Value;
+
+    use super::super::testing::{Bed, get};
+    use super::*;
+    use crate::api::monitor::Monitor;
+
+    fn serve(pages: impl IntoIterator<Item = Page>) -> (Monitor, std::net::SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        (Monitor::start(vec![listener], pages).unwrap(), address)
+    }
+
+    #[tokio::test]
+    async fn load_balancers_and_supervisors_are_told_how_services_do() {
+        let mut bed = Bed::start(&[true, false]);
+        bed.until(|view| view.is_synced && view.error.is_none())
+            .await;
+        let metrics = Arc::default();
+        let (_monitor, address) = serve(health(&bed.handle, &metrics));
+        bed.until_healthy(true).await;
+        let (code, headers, body) = get(address, "/healthz").await;
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(code, 200, "{body}");
+        assert_eq!(headers["content-type"], "application/json");
+        assert_eq!(headers["x-content-type-options"], "nosniff");
+        assert_eq!(body["nodeEligible"], true);
+        assert_eq!(body["status"]["IPv6"]["healthy"], true);
+        assert_eq!(body["lastUpdated"], body["currentTime"]);
+        let (code, _, body) = get(address, "/livez").await;
+        assert!(code == 200 && !body.contains("nodeEligible"), "{body}");
+
+        // A node that is about to go gets no new traffic, but works.
+        bed.handle.node(None);
+        assert_eq!(get(address, "/healthz").await.0, 503);
+        assert_eq!(get(address, "/livez").await.0, 200);
+        // What cannot be put in force makes it ill.
+        bed.change();
+        bed.until_healthy(false).await;
+        let (code, _, body) = get(address, "/livez").await;
+        assert!(code == 503 && body.contains("\"healthy\":false"), "{body}");
+        assert_eq!(get(address, "/metrics").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn metrics_and_the_mode_are_told() {
+        let mut bed = Bed::start(&[true]);
+        bed.until(|view| view.is_synced).await;
+        let counts = Arc::new(ServiceMetrics::default());
+        counts.note_livez(200);
+        let (_monitor, address) = serve(metrics(&bed.handle, &counts));
+        let (code, headers, text) = get(address, "/metrics").await;
+        assert_eq!(code, 200);
+        assert_eq!(headers["content-type"], Format::Classic.content_type());
+        let line = "kubeproxy_proxy_livez_total{code=\"200\"} 1\n";
+        assert!(text.contains(line), "{text}");
+        for (path, answer) in [("/healthz", "ok"), ("/proxyMode", "ebpf")] {
+            let (code, headers, text) = get(address, path).await;
+            assert_eq!((code, &*text), (200, answer), "{path}");
+            assert_eq!(headers["content-type"], "text/plain; charset=utf-8");
+        }
+    }
+}
