@@ -188,7 +188,9 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
-        let service_ports = services::Ports::open(config)?;
+        let service_parts = services::Sources::open(config)
+            .map(|sources| anyhow::Ok((sources, services::Ports::open(config)?)))
+            .transpose()?;
         let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let monitors = [
@@ -259,8 +261,8 @@ impl Agent {
             source.set_containers(containers.supervisor.clone());
         }
         let probes = containers.as_ref().map(|probes| &probes.supervisor);
-        let services = service_ports
-            .map(|ports| services::start(config, &own, ports, probes))
+        let services = service_parts
+            .map(|parts| services::start(config, &own, parts, probes))
             .transpose()?;
         if let Some(services) = &services {
             source.set_services(services.book.clone());

@@ -90,11 +90,11 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         zone: None,
     };
     let ports = Ports {
-        folder: services.to_owned(),
         health: Vec::new(),
         metrics: Vec::new(),
     };
-    serve(&settings, topology, ports, pods, Unprogrammed).unwrap()
+    let sources = Sources::of_folder(services);
+    serve(&settings, topology, sources, ports, pods, Unprogrammed).unwrap()
 }
 
 /// The backends that new flows go to, and those that probes tell of.
