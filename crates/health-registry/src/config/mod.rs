@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod service_sources;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::service_sources::{EtcdAccess, EtcdAccessError, ServiceSources};
 
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +130,9 @@ pub struct Config {
     /// Container probes.
     #[serde(flatten)]
     pub container_probing: ContainerProbing,
+    /// Services that others keep.
+    #[serde(flatten)]
+    pub service_sources: ServiceSources,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -198,6 +203,7 @@ mod tests {
             mesh_key_file: None,
             one_way: false,
             container_probing: ContainerProbing::default(),
+            service_sources: ServiceSources::default(),
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
@@ -217,7 +223,7 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 50] = [
+        let cases: [(&str, &str, Change); 52] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
             }),
@@ -226,6 +232,12 @@ mod tests {
             }),
             ("--container-probe-concurrency", "100001", |c| {
                 c.container_probing.container_probe_concurrency = 100_001;
+            }),
+            ("--services-from-etcd", "default", |c| {
+                c.service_sources.services_from_etcd = Some(EtcdAccess::Default);
+            }),
+            ("--service-proxy-name", "-own", |c| {
+                c.service_sources.service_proxy_name = Some("-own".into());
             }),
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {
