@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use health_probe::source::ObjectPod;
-use health_registry::kubernetes::{PodTable, PodWatch};
+use health_registry::kubernetes::{ObjectTable, watch_pods};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
 };
@@ -370,7 +370,7 @@ async fn the_registry_holds_what_a_real_api_server_says() -> anyhow::Result<()> 
     Ok(())
 }
 
-type Pods = PodTable<ObjectPod>;
+type Pods = ObjectTable<ObjectPod>;
 
 async fn until_pods(
     watch: &mut Receiver<Arc<Pods>>,
@@ -421,23 +421,23 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     let objects = [pod("n1", "a"), pod("n2", "elsewhere"), bad];
     cluster.create(objects.to_vec())?;
 
-    let pods = PodWatch::open(Some(&kubeconfig), "n1", ObjectPod::read)?;
-    let mut watch = pods.pods();
-    let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.pods.len() == count;
+    let pods = watch_pods(Some(&kubeconfig), "n1", ObjectPod::read)?;
+    let mut watch = pods.table();
+    let is_right = |pods: &Pods, count| pods.stale.is_none() && pods.objects.len() == count;
     let seen = until_pods(&mut watch, "the pods", |pods| is_right(pods, 2)).await?;
-    let a = seen.pods["default/a"].pod().context("a pod")?;
+    let a = seen.objects["default/a"].pod().context("a pod")?;
     // With what the server adds: a UID, defaults.
     assert_eq!(a.spec.uid.len(), 36);
     assert!(a.spec.containers[0].liveness.is_some());
-    assert_eq!(seen.pods["default/a"].problems().count(), 0);
-    assert_eq!(seen.pods["default/bad"].problems().count(), 1);
+    assert_eq!(seen.objects["default/a"].problems().count(), 0);
+    assert_eq!(seen.objects["default/bad"].problems().count(), 1);
 
     cluster.create(vec![pod("n1", "b")])?;
     until_pods(&mut watch, "another one", |pods| is_right(pods, 3)).await?;
     // A pod with a grace period is being deleted until its kubelet says that it is gone.
     cluster.kubectl(&["delete", "pod", "b", "--wait=false"], "")?;
     until_pods(&mut watch, "its end to be told", |pods| {
-        let b = pods.pods.get("default/b").and_then(|b| b.pod());
+        let b = pods.objects.get("default/b").and_then(|b| b.pod());
         b.and_then(|b| b.status.as_ref())
             .is_some_and(|status| status.deleting)
     })
@@ -448,7 +448,7 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
 
     cluster.kill_apiserver();
     let stale = until_pods(&mut watch, "stale", |pods| pods.stale.is_some()).await?;
-    assert_eq!(stale.pods.len(), 2);
+    assert_eq!(stale.objects.len(), 2);
     cluster.start_apiserver()?;
     cluster.create(vec![pod("n1", "c")])?;
     until_pods(&mut watch, "the server's return", |pods| is_right(pods, 3)).await?;
@@ -461,6 +461,6 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
         reason.is_some_and(|reason| reason.contains("(403)"))
     };
     let refused = until_pods(&mut watch, "the refusal", is_told).await?;
-    assert_eq!(refused.pods.len(), 3);
+    assert_eq!(refused.objects.len(), 3);
     Ok(())
 }

@@ -9,6 +9,7 @@ mod kubernetes_pods;
 mod node;
 mod own;
 mod routes;
+pub mod service_sources;
 mod state;
 mod uplinks;
 mod watch;

@@ -14,7 +14,7 @@ use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
 use health_registry::config::{
     Config, ConntrackTimeouts, ContainerProbing, GcInterval, Interval, ListenAddress,
-    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
+    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, ServiceSources,
 };
 use health_registry::identity;
 use ipnet::IpNet;
@@ -182,6 +182,9 @@ pub struct RunArgs {
     /// Container probes.
     #[command(flatten)]
     container_probing: ContainerProbing,
+    /// Services that others keep.
+    #[command(flatten)]
+    service_sources: ServiceSources,
     /// Group that may use the agent's socket [default: the agent's own]
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
@@ -258,6 +261,7 @@ impl RunArgs {
             mesh_key_file: self.mesh_key_file,
             one_way: self.one_way,
             container_probing: self.container_probing,
+            service_sources: self.service_sources,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,
             metrics_per_target: self.metrics_per_target,

@@ -375,6 +375,7 @@ impl Source for Fixture {
             mesh_key_file: None,
             one_way: false,
             container_probing: Default::default(),
+            service_sources: Default::default(),
             socket_group: None,
             endpoint_health: true,
             passive_rtt: true,
