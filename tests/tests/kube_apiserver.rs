@@ -1,4 +1,4 @@
-//! The registry of a Kubernetes cluster, and the pods of a node, against a real kube-apiserver, which
+//! The registry of a Kubernetes cluster, the pods of a node and services, against a real kube-apiserver, which
 //! `KUBE_APISERVER` names, on Debian's etcd, with the access that `deploy/kubernetes/rbac.yaml` gives.
 //! Needs `kubectl`.
 
@@ -10,12 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use health_agent::agent::service_sources::KubernetesServices;
+use health_model::api::ServiceProblem;
 use health_probe::source::ObjectPod;
 use health_registry::kubernetes::{ObjectTable, watch_pods};
 use health_registry::nodes::kubernetes::{
     EXCLUDE_LABEL, IPV4_HEALTH_ANNOTATION, KubernetesRegistry,
 };
 use health_registry::nodes::{Node, NodeSet, Registry};
+use health_service::source::ServiceSet;
+use health_service::spec::{Selection, ServiceName, SliceName};
 use serde_json::{Value, json};
 use tests::apiserver::node;
 use tests::{PATIENCE, wait_for};
@@ -462,5 +466,131 @@ async fn the_pods_of_a_node_are_those_of_a_real_api_server() -> anyhow::Result<(
     };
     let refused = until_pods(&mut watch, "the refusal", is_told).await?;
     assert_eq!(refused.objects.len(), 3);
+    Ok(())
+}
+
+async fn until_services(
+    watch: &mut Receiver<Arc<ServiceSet>>,
+    what: &str,
+    is_reached: impl Fn(&ServiceSet) -> bool,
+) -> anyhow::Result<Arc<ServiceSet>> {
+    let reached = tokio::time::timeout(PATIENCE, watch.wait_for(|set| is_reached(set))).await;
+    let reached = reached.map(|set| set.map(|set| set.clone()));
+    match reached {
+        Ok(set) => set.context("the watch ended"),
+        Err(_) => anyhow::bail!("waited in vain for {what}; it is {:?}", watch.borrow()),
+    }
+}
+
+fn service(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "ports": [{ "port": 80, "targetPort": 8080 }] },
+    })
+}
+
+/// As a controller of a cluster writes it.
+fn slice(service: &str, address: &str) -> Value {
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{service}-1"), "namespace": "default",
+            "labels": { "kubernetes.io/service-name": service },
+        },
+        "addressType": "IPv4", "ports": [{ "name": "", "port": 8080 }],
+        "endpoints": [{ "addresses": [address], "conditions": { "ready": true } }],
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_services_are_those_of_a_real_api_server() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start()?;
+    // It came with 1.21.
+    let has_slices = cluster
+        .kubectl(&["get", "--raw", "/apis/discovery.k8s.io/v1"], "")
+        .is_ok();
+    cluster.kubectl(&["apply", "-f", RBAC], "")?;
+    let token = [
+        "create",
+        "token",
+        "--namespace=health-agent",
+        "health-agent",
+    ];
+    let token = cluster.kubectl(&token, "")?;
+    let kubeconfig = cluster.write_kubeconfig("agent", token.trim())?;
+    let mut foreign = service("foreign");
+    foreign["metadata"]["labels"] =
+        json!({ "service.kubernetes.io/service-proxy-name": "another" });
+    cluster.create(vec![service("web"), foreign])?;
+    if has_slices {
+        cluster.create(vec![slice("web", "10.100.1.7")])?;
+    }
+
+    let services = KubernetesServices::open(Some(&kubeconfig), Selection::default())?;
+    let mut watch = services.services();
+    let has = |set: &ServiceSet, name: &str| {
+        set.services
+            .contains_key(&ServiceName::new("default", name))
+    };
+    let web_1 = SliceName::new("default", "web-1");
+    let is_well = |set: &ServiceSet| match has_slices {
+        true => set.synced.is_complete() && set.problems.is_empty(),
+        false => {
+            let told = set.problems.iter().map(|one| one.problem.as_str());
+            let told: Vec<_> = told.collect();
+            let without = "cannot list endpointslices: the API server answers 404: ";
+            set.synced.services && matches!(*told, [slices] if slices.contains(without))
+        }
+    };
+    let set = until_services(&mut watch, "the services", |set| {
+        is_well(set) && has(set, "web") && has(set, "kubernetes")
+    })
+    .await?;
+    assert!(!has(&set, "foreign"));
+    // The server gave it an address.
+    let web = set.services[&ServiceName::new("default", "web")]
+        .object
+        .as_ref();
+    let address = web.context("a service")?.common.cluster_ips[0].to_string();
+    assert!(address.starts_with("10.96.0."), "{address}");
+    if has_slices {
+        let read = set.slices[&web_1].object.as_ref().context("a slice")?;
+        assert_eq!(read.endpoints[0].address.to_string(), "10.100.1.7");
+    }
+
+    let unlabel = "service.kubernetes.io/service-proxy-name-";
+    cluster.kubectl(&["label", "service", "foreign", unlabel], "")?;
+    until_services(&mut watch, "it to come", |set| has(set, "foreign")).await?;
+    let headless = "service.kubernetes.io/headless=";
+    cluster.kubectl(&["label", "service", "foreign", headless], "")?;
+    until_services(&mut watch, "it to go", |set| !has(set, "foreign")).await?;
+
+    cluster.kill_apiserver();
+    let stale = until_services(&mut watch, "stale", |set| {
+        let mut told = set.problems.iter();
+        told.any(|one| one.problem.starts_with("services stay as they were at "))
+    })
+    .await?;
+    assert!(has(&stale, "web") && stale.slices.contains_key(&web_1) == has_slices);
+    cluster.start_apiserver()?;
+    cluster.create(vec![service("later")])?;
+    if has_slices {
+        cluster.kubectl(&["delete", "endpointslice", "web-1"], "")?;
+    }
+    until_services(&mut watch, "the server's return", |set| {
+        is_well(set) && has(set, "web") && has(set, "later") && !set.slices.contains_key(&web_1)
+    })
+    .await?;
+
+    cluster.kubectl(&["delete", "clusterrolebinding", "health-agent"], "")?;
+    cluster.kill_apiserver();
+    cluster.start_apiserver()?;
+    let refused = until_services(&mut watch, "the refusal", |set| {
+        let is_forbidden = |one: &ServiceProblem| one.problem.contains("(403)");
+        set.problems.iter().filter(|one| is_forbidden(one)).count() == 2
+    })
+    .await?;
+    assert!(has(&refused, "web") && has(&refused, "later"));
     Ok(())
 }

@@ -456,6 +456,25 @@ mod tests {
     }
 
     #[test]
+    fn a_document_may_be_yaml_and_has_fewer_fields_than_the_api_gives() {
+        let text = "\
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {namespace: shop, name: web-1, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints:
+- {addresses: [10.244.1.7], nodeName: hnode1}
+- {addresses: [10.244.2.9], nodeName: hnode2}
+";
+        let known = document("endpointslices/shop/web-1", text, None);
+        let set = ServiceDocument::set([&known].into_iter());
+        let slice = set.slices[&SliceName::new("shop", "web-1")].object.as_ref();
+        assert_eq!(slice.expect("a slice").endpoints.len(), 2);
+        assert_eq!(set.problems, []);
+    }
+
+    #[test]
     fn a_key_of_something_else_is_named_and_the_others_are_there() {
         let slice = document(
             "endpointslices/shop/web-1",
