@@ -10,6 +10,7 @@ mod node;
 mod own;
 mod pages;
 mod routes;
+pub mod service_sources;
 mod services;
 mod state;
 mod uplinks;

@@ -385,6 +385,7 @@ impl Source for Fixture {
             one_way: false,
             container_probing: Default::default(),
             services: Default::default(),
+            service_sources: Default::default(),
             socket_group: None,
             endpoint_health: true,
             passive_rtt: true,

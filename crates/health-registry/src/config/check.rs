@@ -40,6 +40,7 @@ impl Config {
         self.check_probing()?;
         self.container_probing.check()?;
         self.services.check()?;
+        self.service_sources.check(&self)?;
         self.check_conntrack()?;
         self.check_monitoring()?;
         Ok(Self { location, ..self })
