@@ -15,7 +15,6 @@ use health_model::settings::{AttachMode, Location};
 use health_registry::config::{
     Config, ConntrackTimeouts, ContainerProbing, GcInterval, Interval, ListenAddress,
     MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, ServiceSettings,
-    ServiceSources,
 };
 use health_registry::identity;
 use ipnet::IpNet;
@@ -187,9 +186,6 @@ pub struct RunArgs {
     /// Services.
     #[command(flatten)]
     services: ServiceSettings,
-    /// Services that others keep.
-    #[command(flatten)]
-    service_sources: ServiceSources,
     /// Group that may use the agent's socket [default: the agent's own]
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
@@ -267,7 +263,6 @@ impl RunArgs {
             one_way: self.one_way,
             container_probing: self.container_probing,
             services: self.services,
-            service_sources: self.service_sources,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,
             metrics_per_target: self.metrics_per_target,

@@ -385,7 +385,6 @@ impl Source for Fixture {
             one_way: false,
             container_probing: Default::default(),
             services: Default::default(),
-            service_sources: Default::default(),
             socket_group: None,
             endpoint_health: true,
             passive_rtt: true,

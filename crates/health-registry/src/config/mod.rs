@@ -135,9 +135,6 @@ pub struct Config {
     /// Services.
     #[serde(flatten)]
     pub services: ServiceSettings,
-    /// Services that others keep.
-    #[serde(flatten)]
-    pub service_sources: ServiceSources,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -209,7 +206,6 @@ mod tests {
             one_way: false,
             container_probing: ContainerProbing::default(),
             services: ServiceSettings::default(),
-            service_sources: ServiceSources::default(),
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
@@ -264,10 +260,10 @@ mod tests {
                 c.container_probing.container_probe_concurrency = 100_001;
             }),
             ("--services-from-etcd", "default", |c| {
-                c.service_sources.services_from_etcd = Some(EtcdAccess::Default);
+                c.services.sources.services_from_etcd = Some(EtcdAccess::Default);
             }),
             ("--service-proxy-name", "-own", |c| {
-                c.service_sources.service_proxy_name = Some("-own".into());
+                c.services.sources.service_proxy_name = Some("-own".into());
             }),
             ("--instance", "", |c| c.location.instance.clear()),
             ("--instance", "Node", |c| {

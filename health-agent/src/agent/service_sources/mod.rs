@@ -58,7 +58,7 @@ pub struct ServiceSources {
 impl ServiceSources {
     /// Fails only for settings that cannot be used; waits for no answer. Must be called in a tokio runtime.
     pub fn open(config: &Config) -> Result<Self, SourceError> {
-        let settings = &config.service_sources;
+        let settings = &config.services.sources;
         #[cfg(not(feature = "kubernetes"))]
         if settings.services_from_kubernetes.is_some() {
             return Err(SourceError::NotBuilt("--services-from-kubernetes"));
@@ -113,7 +113,7 @@ impl ServiceSources {
 /// Which objects of all sources are for this agent.
 pub fn selection(config: &Config) -> Selection {
     Selection {
-        proxy_name: config.service_sources.service_proxy_name.clone(),
+        proxy_name: config.services.sources.service_proxy_name.clone(),
     }
 }
 
