@@ -17,7 +17,7 @@ use crate::spec::{EndpointSlice, Selection, Service, ServiceName, SliceName, Spe
 const API: &str = "kubernetes";
 
 /// What is known of an object.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known<N, T> {
     /// It, if it could be read once; in the form in which that was so last.
     good: Option<(N, Sourced<T>)>,
@@ -247,7 +247,7 @@ impl ServiceSet {
 
 /// What stands at a key of a store whose keys are `services/NAMESPACE/NAME` and `endpointslices/NAMESPACE/NAME`: the
 /// manifest of one object each.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServiceDocument {
     /// A service.
     Service(KnownService),

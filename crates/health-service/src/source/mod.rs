@@ -55,7 +55,7 @@ impl Synced {
 }
 
 /// An object of a source.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Sourced<T> {
     /// It; none if it is not to be served.
     pub object: Option<Arc<T>>,

@@ -39,8 +39,9 @@ impl EtcdServices {
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             loop {
-                let set = set(&tables.borrow_and_update());
-                tell(&sender, set);
+                // Nobody waits for the set to be made.
+                let known = tables.borrow_and_update().clone();
+                tell(&sender, set(&known));
                 if tables.changed().await.is_err() {
                     return;
                 }

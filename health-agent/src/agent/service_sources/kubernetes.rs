@@ -44,8 +44,10 @@ impl KubernetesServices {
         let (sender, receiver) = watch::channel(Arc::default());
         let task = tokio::spawn(async move {
             loop {
-                let set = set(&services.borrow_and_update(), &slices.borrow_and_update());
-                tell(&sender, set);
+                // Nobody waits for the set to be made.
+                let known = services.borrow_and_update().clone();
+                let known_slices = slices.borrow_and_update().clone();
+                tell(&sender, set(&known, &known_slices));
                 let changed = tokio::select! {
                     changed = services.changed() => changed,
                     changed = slices.changed() => changed,
