@@ -5,6 +5,8 @@
 mod common;
 #[path = "api/probes.rs"]
 mod probes;
+#[path = "api/services.rs"]
+mod services;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -185,6 +187,7 @@ const REPORTS: [fn(&mut Fixture); 2] = [|_| {}, troubled];
 fn troubled(fixture: &mut Fixture) {
     fixture.is_troubled = true;
     fixture.probes_containers = true;
+    fixture.serves_services = true;
     fixture.registered = 2;
     fixture.peer = Some("Connection timed out");
 }

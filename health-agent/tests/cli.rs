@@ -5,6 +5,8 @@
 mod common;
 #[path = "cli/probes.rs"]
 mod probes;
+#[path = "cli/services.rs"]
+mod services;
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -199,6 +201,22 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("status --watch --probe", "--watch", "--probe"),
         ("node get", "<NAME>", ""),
         ("probe get", "<POD>", ""),
+        ("service get", "<SERVICE>", ""),
+        (
+            "run --service-node-zone z1",
+            "--service-manifests",
+            "required",
+        ),
+        (
+            "run --service-sync-max 500ms",
+            "--service-sync-max",
+            "1s to 1h",
+        ),
+        (
+            "run --service-health-listen on",
+            "--service-health-listen",
+            "on",
+        ),
         ("probe list --type ready", "--type", "ready"),
         ("probe list --watch --failing", "--watch", "--failing"),
         ("endpoint get 0", "<ID>", "0"),
@@ -258,6 +276,8 @@ fn without_an_agent_one_line_says_where_it_was_looked_for() {
         "probe list --watch",
         "probe get web",
         "probe events",
+        "service list",
+        "service get web",
         "config",
     ] {
         let line = failure(program_in(dir.path(), command));

@@ -9,6 +9,7 @@ mod kubernetes_pods;
 mod node;
 mod own;
 mod routes;
+mod services;
 mod state;
 mod uplinks;
 mod watch;
@@ -51,6 +52,7 @@ use health_registry::nodes::{self, Node, Registry};
 use self::containers::{ContainerProbes, Sources};
 use self::folders::NewFolders;
 use self::node::NodeDatapath;
+use self::services::ServedServices;
 use self::state::{AgentSource, Part};
 use self::uplinks::Uplinks;
 use self::watch::{Backoff, News};
@@ -148,6 +150,8 @@ struct Agent {
     endpoints: Manager,
     /// `None` if this agent probes no containers.
     containers: Option<ContainerProbes>,
+    /// `None` if this agent serves no services.
+    services: Option<ServedServices>,
     /// Endpoints whose programs could not be attached when they were looked at last.
     without_programs: BTreeSet<u16>,
     health_addresses: Receiver<Vec<IpAddr>>,
@@ -184,12 +188,13 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
+        let service_ports = services::Ports::open(config)?;
         let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let monitors = [
-            Monitor::start(healthz, healthz_page(source.clone()))
+            Monitor::start(healthz, [healthz_page(source.clone())])
                 .context("cannot serve GET /healthz")?,
-            Monitor::start(scrapes, metrics_page(exporter.clone()))
+            Monitor::start(scrapes, [metrics_page(exporter.clone())])
                 .context("cannot serve GET /metrics")?,
         ];
         let survey = endpoints::survey(config, &netlink).await?;
@@ -253,6 +258,13 @@ impl Agent {
         if let Some(containers) = &containers {
             source.set_containers(containers.supervisor.clone());
         }
+        let probes = containers.as_ref().map(|probes| &probes.supervisor);
+        let services = service_ports
+            .map(|ports| services::start(config, &own, ports, probes))
+            .transpose()?;
+        if let Some(services) = &services {
+            source.set_services(services.book.clone());
+        }
         source.set_parts(parts(
             relaying,
             collector.activity(),
@@ -288,6 +300,7 @@ impl Agent {
             own,
             endpoints,
             containers,
+            services,
             without_programs: BTreeSet::new(),
             host_responder,
             _collector: collector,
@@ -398,6 +411,7 @@ impl Agent {
         if let Some(mesh) = self.source.mesh() {
             mesh.shutdown().await;
         }
+        let services = self.services;
         let [healthz, scrapes] = self.monitors;
         let responders = async {
             tokio::join!(
@@ -405,6 +419,11 @@ impl Agent {
                 self.node.responder.shutdown(),
                 healthz.shutdown(),
                 scrapes.shutdown(),
+                async {
+                    if let Some(services) = services {
+                        services.stop().await;
+                    }
+                },
             );
         };
         if tokio::time::timeout(SHUTDOWN_TIMEOUT, responders)
@@ -559,6 +578,7 @@ fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
         Answer {
             status: StatusCode::OK,
             content_type: format.content_type(),
+            headers: Vec::new(),
             body: Box::new(move |out| exporter.scrape(format, out)),
         }
     };

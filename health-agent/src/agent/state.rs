@@ -33,6 +33,7 @@ use tracing::warn;
 use super::node::NodeDatapath;
 use super::watch::{EndpointOutcome, Outcome, PERIOD};
 use crate::api::liveness::{self, Grace, Liveness, Observation};
+use crate::api::services::ServiceBook;
 use crate::api::source::Source;
 
 /// The agent as the API shows it. Complete from the first moment, if empty at first.
@@ -53,6 +54,7 @@ pub(super) struct AgentSource {
     events: OnceLock<Arc<Hub>>,
     manager: OnceLock<Manager>,
     containers: OnceLock<Supervisor>,
+    services: OnceLock<ServiceBook>,
     enforcer: OnceLock<Enforcer>,
     identities: OnceLock<watch::Receiver<Arc<Identities>>>,
     /// What the start waits for.
@@ -91,6 +93,7 @@ impl AgentSource {
             identities: OnceLock::new(),
             manager: OnceLock::new(),
             containers: OnceLock::new(),
+            services: OnceLock::new(),
             enforcer: OnceLock::new(),
             waiting: RwLock::default(),
             repairs: RwLock::default(),
@@ -118,6 +121,11 @@ impl AgentSource {
                     true => told.warning(),
                     false => told,
                 }
+            }));
+            observations.extend(self.services.get().map(|book| match book.problem() {
+                Some((true, problem)) => Observation::now("services", Some(problem)),
+                Some((false, problem)) => Observation::now("services", Some(problem)).warning(),
+                None => Observation::now("services", None),
             }));
             observations.extend(mesh.registries().into_iter().map(|registry| {
                 let problem = registry
@@ -230,6 +238,11 @@ impl AgentSource {
     pub(super) fn set_containers(&self, supervisor: Supervisor) {
         // As there is one mesh.
         let _ = self.containers.set(supervisor);
+    }
+
+    pub(super) fn set_services(&self, book: ServiceBook) {
+        // As there is one mesh.
+        let _ = self.services.set(book);
     }
 
     /// A look at the endpoint and the datapath begins.
@@ -427,6 +440,10 @@ impl Source for AgentSource {
 
     fn containers(&self) -> Option<&Supervisor> {
         self.containers.get()
+    }
+
+    fn services(&self) -> Option<&ServiceBook> {
+        self.services.get()
     }
 
     fn repairs(&self) -> BTreeMap<String, u64> {

@@ -13,6 +13,7 @@ pub mod rtt;
 pub mod rtt_summary;
 mod serve;
 pub mod server;
+pub mod services;
 pub mod socket;
 pub mod source;
 mod streamed;

@@ -1,4 +1,4 @@
-//! Serves what monitoring asks for over TCP: one page, such as `/metrics` or `/healthz`, on each
+//! Serves what monitoring and load balancers ask for over TCP: a few pages, such as `/metrics` or `/healthz`, on an
 //! address.
 
 use std::fmt::Display;
@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use health_net::listen;
 use health_registry::config::ListenAddress;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{HeaderMap, StatusCode};
 use nix::errno::Errno;
 use tracing::info;
@@ -22,7 +22,7 @@ use tracing::info;
 use super::serve::{Limits, Server, has_body};
 use super::streamed;
 
-const BACKLOG: i32 = 64;
+pub(super) const BACKLOG: i32 = 64;
 const LIMITS: Limits = Limits {
     connections: 16,
     head: Duration::from_secs(2),
@@ -90,7 +90,7 @@ pub fn bind(flag: &'static str, listen: &ListenAddress) -> Result<Vec<TcpListene
 }
 
 /// Whether the host lacks the address or its whole IP version.
-fn is_missing(error: &io::Error) -> bool {
+pub(super) fn is_missing(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EADDRNOTAVAIL | Errno::EAFNOSUPPORT))
 }
@@ -104,6 +104,8 @@ pub struct Answer {
     pub status: StatusCode,
     /// The body's media type.
     pub content_type: &'static str,
+    /// Further headers.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Writes the body.
     pub body: WriteBody,
 }
@@ -114,6 +116,7 @@ impl Answer {
         Self {
             status,
             content_type,
+            headers: Vec::new(),
             body: Box::new(move |out| out.write_all(text.as_bytes())),
         }
     }
@@ -124,24 +127,27 @@ pub type MakeAnswer = Box<dyn Fn(&HeaderMap) -> Answer + Send + Sync>;
 
 /// A path and what makes its answers.
 pub struct Page {
-    /// The path.
+    /// The path, as axum matches it.
     pub path: &'static str,
     /// Makes them.
     pub answer: MakeAnswer,
 }
 
-/// Serves one page. Dropping it closes the listeners.
+/// Serves pages. Dropping it closes the listeners.
 #[derive(Debug)]
 pub struct Monitor(Server);
 
 impl Monitor {
-    /// Serves `page` on `listeners`. Must be called in a tokio runtime.
-    pub fn start(listeners: Vec<TcpListener>, page: Page) -> io::Result<Self> {
+    /// Serves `pages` on `listeners`. Must be called in a tokio runtime.
+    pub fn start(
+        listeners: Vec<TcpListener>,
+        pages: impl IntoIterator<Item = Page>,
+    ) -> io::Result<Self> {
         let listeners: io::Result<Vec<_>> = listeners
             .into_iter()
             .map(tokio::net::TcpListener::from_std)
             .collect();
-        Ok(Self(Server::start(listeners?, &router(page), LIMITS)))
+        Ok(Self(Server::start(listeners?, &router(pages), LIMITS)))
     }
 
     /// Closes the listeners and waits until the open exchanges have ended.
@@ -150,17 +156,22 @@ impl Monitor {
     }
 }
 
-fn router(page: Page) -> Router {
-    let path = page.path;
-    let page = Arc::new(page);
-    Router::new()
-        .route(path, get(move |headers| respond(headers, page)))
+fn router(pages: impl IntoIterator<Item = Page>) -> Router {
+    let mut router = Router::new();
+    let mut paths = Vec::new();
+    for page in pages {
+        paths.push(page.path);
+        let page = Arc::new(page);
+        router = router.route(page.path, get(move |headers| respond(headers, page)));
+    }
+    let paths = paths.join(", ");
+    router
         .fallback(async move || {
-            let body = format!("there is only {path} here\n");
+            let body = format!("there is only {paths} here\n");
             (StatusCode::NOT_FOUND, body)
         })
-        .method_not_allowed_fallback(async move || {
-            let body = format!("{path} is there to be read\n");
+        .method_not_allowed_fallback(async |request: Request| {
+            let body = format!("{} is there to be read\n", request.uri().path());
             (StatusCode::METHOD_NOT_ALLOWED, body)
         })
         .layer(middleware::from_fn(refuse_bodies))
@@ -174,7 +185,9 @@ async fn respond(headers: HeaderMap, page: Arc<Page>) -> Response {
         Ok(answer) => match streamed::body(move |out| (answer.body)(out)).await {
             Ok(body) => {
                 let content_type = [(CONTENT_TYPE, answer.content_type)];
-                (answer.status, content_type, body).into_response()
+                let mut response = (answer.status, content_type, body).into_response();
+                response.headers_mut().extend(answer.headers);
+                response
             }
             Err(error) => failed(&error),
         },
@@ -203,11 +216,12 @@ mod tests {
         let address = listeners[0].local_addr().unwrap();
         let answer =
             |_: &HeaderMap| Answer::of_text(StatusCode::OK, "text/plain", "fine".to_owned());
-        let page = Page {
-            path: "/page",
+        let page = |path| Page {
+            path,
             answer: Box::new(answer),
         };
-        (Monitor::start(listeners, page).unwrap(), address)
+        let pages = [page("/page"), page("/other")];
+        (Monitor::start(listeners, pages).unwrap(), address)
     }
 
     async fn ask(address: SocketAddr, request: &str) -> String {
@@ -220,15 +234,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_is_served_and_nothing_else() {
+    async fn the_pages_are_served_and_nothing_else() {
         let (monitor, address) = started();
         let response = ask(address, "GET /page").await;
         assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         assert!(response.ends_with("\r\n\r\nfine"), "{response}");
+        let response = ask(address, "GET /other").await;
+        assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
         let response = ask(address, "GET /").await;
         assert!(response.starts_with("HTTP/1.1 404 "), "{response}");
+        assert!(response.contains("only /page, /other here"), "{response}");
         let response = ask(address, "POST /page").await;
         assert!(response.starts_with("HTTP/1.1 405 "), "{response}");
+        assert!(response.contains("/page is there"), "{response}");
         monitor.shutdown().await;
         assert!(TcpStream::connect(address).await.is_err());
     }

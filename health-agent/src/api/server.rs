@@ -28,6 +28,7 @@ use super::answer::{Refusal, answer, as_lines, cannot_write, json, write_lines};
 use super::node_feed::{self, NodeFeed};
 use super::places::Places;
 use super::serve::{Client, Limits, Server, has_body};
+use super::services::paths as services;
 use super::source::Source;
 use super::{endpoints, policies, probes, streamed};
 
@@ -103,7 +104,7 @@ fn router<S: Source>(source: Arc<S>) -> Router {
 /// A path as OpenAPI writes it, and what answers it.
 type Route<S> = (&'static str, MethodRouter<Arc<Api<Arc<S>>>, Infallible>);
 
-fn routes<S: Source>() -> [Route<S>; 27] {
+fn routes<S: Source>() -> [Route<S>; 29] {
     [
         ("/v1beta/healthz", get(healthz)),
         ("/v1beta/status", get(status)),
@@ -146,6 +147,8 @@ fn routes<S: Source>() -> [Route<S>; 27] {
         ("/v1/pods", get(probes::pods)),
         ("/v1/pods/events", get(probes::events)),
         ("/v1/pods/problems", get(probes::problems)),
+        ("/v1/services", get(services::list)),
+        ("/v1/services/summary", get(services::summary)),
         ("/v1/config", get(config)),
         ("/v1/openapi.json", get(openapi)),
     ]

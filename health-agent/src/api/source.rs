@@ -21,6 +21,8 @@ use health_probe::supervisor::Supervisor;
 use health_registry::config::Config;
 use tokio::sync::mpsc;
 
+use super::services::ServiceBook;
+
 /// What the server reads; the agent implements it. Every call answers at once with what is known.
 pub trait Source: Send + Sync + 'static {
     /// The last results.
@@ -100,6 +102,10 @@ pub trait Source: Send + Sync + 'static {
     }
     /// What probes containers; `None` if this agent does not.
     fn containers(&self) -> Option<&Supervisor> {
+        None
+    }
+    /// What is told of services; `None` if this agent serves none.
+    fn services(&self) -> Option<&ServiceBook> {
         None
     }
     /// All security identities, by number.

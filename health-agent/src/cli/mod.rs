@@ -17,6 +17,7 @@ mod policy;
 mod probe;
 pub mod run;
 mod screen;
+mod service;
 mod status;
 mod watch;
 
@@ -140,6 +141,9 @@ pub enum Command {
     /// Show the probes of containers, and try those of a manifest
     #[command(subcommand)]
     Probe(probe::ProbeCommand),
+    /// Show the services that this node serves
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
     /// Show the pinned maps and programs, with or without an agent
     #[command(subcommand)]
     Bpf(bpf::BpfCommand),
@@ -168,6 +172,7 @@ impl Command {
             Self::Identity(command) => command.execute(&client).await?,
             Self::Policy(command) => command.execute(&client).await?,
             Self::Probe(command) => return Ok(command.execute(&client, &location).await?),
+            Self::Service(command) => command.execute(&client).await?,
             Self::Bpf(command) => command.execute(&client, &location).await?,
             Self::Cni(args) => return Ok(args.execute(&location).await),
             Self::Monitor(args) => args.execute(&client).await?,

@@ -14,7 +14,7 @@ use health_model::policy::PolicyMode;
 use health_model::settings::{AttachMode, Location};
 use health_registry::config::{
     Config, ConntrackTimeouts, ContainerProbing, GcInterval, Interval, ListenAddress,
-    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster,
+    MasqueradePorts, MasqueradeSettings, ProbeChoice, RegistrySpec, RemoteCluster, ServiceSettings,
 };
 use health_registry::identity;
 use ipnet::IpNet;
@@ -38,6 +38,7 @@ Examples:
   health-agent run --native-routing-cidr 10.0.0.0/8 --masquerade-exclude 192.0.2.0/24
   health-agent run --pod-manifests /etc/health-agent/pods --runtime-endpoint /run/containerd/containerd.sock
   health-agent run --registry kubernetes --pods-from-kubernetes --runtime-endpoint /run/containerd/containerd.sock
+  health-agent run --service-manifests /etc/health-agent/services --service-node-zone z1
   health-agent run --log-format json --log-level debug
   health-agent run --netns /run/netns/a --instance a --runtime-dir /run/health-agent/a";
 
@@ -182,6 +183,9 @@ pub struct RunArgs {
     /// Container probes.
     #[command(flatten)]
     container_probing: ContainerProbing,
+    /// Services.
+    #[command(flatten)]
+    services: ServiceSettings,
     /// Group that may use the agent's socket [default: the agent's own]
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
@@ -258,6 +262,7 @@ impl RunArgs {
             mesh_key_file: self.mesh_key_file,
             one_way: self.one_way,
             container_probing: self.container_probing,
+            services: self.services,
             socket_group: self.socket_group,
             metrics_address: self.metrics_address,
             metrics_per_target: self.metrics_per_target,

@@ -13,9 +13,11 @@ mod recent;
 mod render;
 #[cfg(test)]
 mod samples;
+pub mod services;
 mod summaries;
 mod summary;
 mod totals;
+mod write;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -2,6 +2,7 @@
 
 mod containers;
 mod endpoints;
+mod services;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use health_agent::api::server;
+use health_agent::api::services::ServiceBook;
 use health_agent::api::socket;
 use health_agent::api::source::Source;
 use health_common::events::{EVENT_CT_CLOSED, EVENT_DROP, Event, MonitorFilter};
@@ -55,9 +57,12 @@ pub(crate) struct Fixture {
     pub(crate) is_troubled: bool,
     /// Whether it probes the containers of [`containers::MANIFEST`].
     pub(crate) probes_containers: bool,
+    /// Whether it serves the services of [`services::MANIFEST`].
+    pub(crate) serves_services: bool,
     location: Location,
     manager: Option<Manager>,
     containers: Option<Supervisor>,
+    services: Option<ServiceBook>,
 }
 
 impl Fixture {
@@ -312,6 +317,10 @@ impl Source for Fixture {
         self.containers.as_ref()
     }
 
+    fn services(&self) -> Option<&ServiceBook> {
+        self.services.as_ref()
+    }
+
     fn identities(&self) -> Vec<IdentityEntry> {
         vec![
             IdentityEntry {
@@ -375,6 +384,7 @@ impl Source for Fixture {
             mesh_key_file: None,
             one_way: false,
             container_probing: Default::default(),
+            services: Default::default(),
             socket_group: None,
             endpoint_health: true,
             passive_rtt: true,
@@ -457,6 +467,7 @@ impl Ring for CannedRing {
 pub(crate) struct Agent {
     dir: TempDir,
     pods: watch::Sender<Arc<PodSet>>,
+    _services: Option<services::Served>,
     _runtime: Runtime,
 }
 
@@ -471,6 +482,7 @@ impl Agent {
             registered: 1,
             is_troubled: false,
             probes_containers: false,
+            serves_services: false,
             location: Location {
                 instance: "default".into(),
                 runtime_dir: dir.path().to_owned(),
@@ -479,6 +491,7 @@ impl Agent {
             },
             manager: None,
             containers: None,
+            services: None,
         };
         change(&mut fixture);
         let runtime = Builder::new_multi_thread()
@@ -492,6 +505,10 @@ impl Agent {
             let supervisor = containers::supervisor(dir.path(), pods.subscribe());
             fixture.containers = Some(runtime.block_on(supervisor));
         }
+        let services = fixture
+            .serves_services
+            .then(|| runtime.block_on(services::served(dir.path())));
+        fixture.services = services.as_ref().map(|served| served.book.clone());
         let socket = fixture.location.socket();
         let listener = {
             let _inside = runtime.enter();
@@ -505,6 +522,7 @@ impl Agent {
         Self {
             dir,
             pods,
+            _services: services,
             _runtime: runtime,
         }
     }

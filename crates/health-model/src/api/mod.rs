@@ -35,7 +35,7 @@ pub use self::probe::{
 };
 pub use self::service::{
     ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
-    ServiceProblem,
+    ServiceProblem, ServiceSummary,
 };
 pub use self::status::{
     AgentProblem, Diagnosis, FullMap, HealthStatus, NodeStatus, PolicyLag, ProbeEvent, SelfStatus,

@@ -17,8 +17,33 @@ pub struct ServiceEntry {
     pub kind: String,
     /// Where it was read.
     pub source: String,
+    /// Which endpoints traffic to its ClusterIPs may use: `Cluster` or `Local`.
+    pub internal_policy: String,
+    /// The same for traffic to all its other addresses.
+    pub external_policy: String,
+    /// How long a client stays with its backend after its last packet; none for no affinity.
+    pub affinity_ns: Option<u64>,
+    /// How a backend is chosen; none for the node's default.
+    pub algorithm: Option<String>,
+    /// The port on which this node tells load balancers whether it has endpoints.
+    pub health_check_node_port: Option<u16>,
     /// Its ports, as in its manifest.
     pub ports: Vec<ServicePortEntry>,
+}
+
+impl ServiceEntry {
+    /// `NAMESPACE/NAME`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Whether `wanted` means it: by its name, or by its namespace and name.
+    pub fn is_named(&self, wanted: &str) -> bool {
+        match wanted.split_once('/') {
+            Some((namespace, name)) => self.namespace == namespace && self.name == name,
+            None => self.name == wanted,
+        }
+    }
 }
 
 /// A port of a service.
@@ -71,8 +96,15 @@ pub struct ServiceBackend {
     pub terminating: bool,
     /// Whether it is on this node.
     pub local: bool,
-    /// Whether new flows of this node go to it.
-    pub used: bool,
+    /// Whether the probes of this node find that it can serve; none if they do not tell. Its conditions are what its
+    /// endpoint slice and these come to.
+    pub probed: Option<bool>,
+    /// Whether new flows go to it that may use endpoints of the whole cluster.
+    pub in_cluster_list: bool,
+    /// Whether new flows go to it that may use endpoints of this node only.
+    pub in_local_list: bool,
+    /// Whether it serves, but no new flows go to it: those that go there may stay.
+    pub lingering: bool,
     /// Its share of new flows relative to others of the port.
     pub weight: u16,
     /// The node that it is on.
@@ -87,6 +119,10 @@ pub struct ServiceBackend {
 pub struct ServiceConflict {
     /// The service without, `NAMESPACE/NAME`.
     pub service: String,
+    /// The name of its port; empty for the only one.
+    pub port: String,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: String,
     /// Which address, and who has it.
     pub problem: String,
 }
@@ -95,8 +131,26 @@ pub struct ServiceConflict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ServiceProblem {
-    /// What it is about: a file.
+    /// What it is about: a file, or a service.
     pub subject: String,
     /// What is wrong, with the object and the field.
     pub problem: String,
+}
+
+/// How the services of a node do as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServiceSummary {
+    /// Whether this agent serves any.
+    pub enabled: bool,
+    /// Whether all of them were read once: before that, none is known to be absent.
+    pub synced: bool,
+    /// How many there are.
+    pub services: u64,
+    /// Why what there was to do last could not be done; none if it could.
+    pub error: Option<String>,
+    /// The ports that are not served at an address, since another port has it.
+    pub conflicts: Vec<ServiceConflict>,
+    /// What keeps services from being served, and load balancers from hearing of them.
+    pub problems: Vec<ServiceProblem>,
 }

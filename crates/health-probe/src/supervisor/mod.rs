@@ -19,6 +19,7 @@ mod task;
 mod tests;
 mod view;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -104,6 +105,7 @@ pub struct Supervisor(Arc<Shared>);
 /// What the task and those who read have in common.
 struct Shared {
     prober: Prober,
+    node_addresses: Vec<IpAddr>,
     beginning: view::Beginning,
     state: Mutex<State>,
     changed: watch::Sender<u64>,
@@ -157,6 +159,7 @@ impl Supervisor {
         let (reporter, activity) = activity::channel();
         let shared = Arc::new(Shared {
             prober,
+            node_addresses: node_addresses.clone(),
             beginning: view::Beginning::default(),
             state: Mutex::default(),
             changed: watch::Sender::new(0),
@@ -192,6 +195,12 @@ impl Supervisor {
     /// All pods, by name.
     pub fn pods(&self) -> Vec<ProbedPod> {
         self.0.state().pods.shown()
+    }
+
+    /// Whether the pod that has an address can serve, as far as that is known. Left out are the addresses of the node,
+    /// and those that several pods have: one pod must not speak for the others.
+    pub fn readiness(&self) -> HashMap<IpAddr, bool> {
+        self.0.state().pods.readiness(&self.0.node_addresses)
     }
 
     /// What happened, or happened again, since the event of this number; the oldest first.

@@ -1,6 +1,7 @@
 //! The pods that are probed, and what is known of them.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use health_model::api::{ProbedContainer, ProbedPod};
@@ -59,6 +60,12 @@ impl TrackedPod {
         let serving = self.spec.containers.iter();
         let mut serving = serving.filter(|container| container.role != Role::Init);
         Some(!status.phase.is_final() && serving.all(|container| is_ready(&container.name)))
+    }
+
+    /// Whether it is at its end.
+    fn is_over(&self) -> bool {
+        let status = self.status.as_ref();
+        status.is_some_and(|status| status.phase.is_final())
     }
 
     fn show(&self) -> ProbedPod {
@@ -140,6 +147,32 @@ impl Pods {
         shown
     }
 
+    /// Whether the pod that has an address can serve. None is told of that nothing is known of, and of an address that
+    /// several pods have, or the node itself: one of them must not speak for the others.
+    pub(super) fn readiness(&self, node_addresses: &[IpAddr]) -> HashMap<IpAddr, bool> {
+        let mut owners: HashMap<IpAddr, Vec<&TrackedPod>> = HashMap::new();
+        for pod in self.iter() {
+            for ip in pod
+                .spec
+                .ips
+                .iter()
+                .filter(|ip| !node_addresses.contains(ip))
+            {
+                owners.entry(*ip).or_default().push(pod);
+            }
+        }
+        let known = owners.into_iter().filter_map(|(ip, pods)| {
+            let living: Vec<_> = pods.iter().filter(|pod| !pod.is_over()).collect();
+            match living[..] {
+                // One that is over has an address until somebody else gets it.
+                [] => Some((ip, false)),
+                [pod] => Some((ip, pod.ready().or(pod.was_ready.then_some(true))?)),
+                _ => None,
+            }
+        });
+        known.collect()
+    }
+
     /// How often containers were started again.
     pub(super) fn restarts(&self) -> Vec<(Arc<PodSpec>, Arc<str>, u64)> {
         let pods = self.iter();
@@ -163,5 +196,86 @@ const fn phase(phase: Phase) -> &'static str {
         Phase::Succeeded => "Succeeded",
         Phase::Failed => "Failed",
         Phase::Unknown => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Keeper;
+    use crate::spec;
+
+    const NODE: [u8; 4] = [172, 30, 0, 1];
+
+    /// A pod at `10.1.0.LAST`, or at another address, whose only container is ready or not.
+    fn pod(name: &str, ip: &str, phase: Phase, ready: Option<bool>) -> TrackedPod {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: {name}}}\n\
+             spec: {{containers: [{{name: app}}]}}\nstatus: {{podIP: {ip}}}"
+        );
+        let spec = Arc::new(spec::read(&text).pods.remove(0));
+        let status = ready.map(|ready| PodStatus {
+            phase,
+            containers: vec![ContainerStatus {
+                name: "app".into(),
+                id: Some("1".into()),
+                state: ContainerState::Running { started_at: None },
+                ready,
+                started: Some(true),
+            }],
+            ..PodStatus::default()
+        });
+        let sourced = SourcedPod {
+            spec,
+            status: None,
+            source: "pods".into(),
+            keeper: Keeper::Agent,
+        };
+        TrackedPod {
+            status,
+            ..TrackedPod::new(sourced, false)
+        }
+    }
+
+    fn readiness(pods: Vec<TrackedPod>) -> Vec<(u8, bool)> {
+        let mut all = Pods::default();
+        pods.into_iter().for_each(|pod| all.insert(pod));
+        let told = all.readiness(&[NODE.into()]).into_iter();
+        let mut told: Vec<_> = told
+            .map(|(ip, ready)| match ip {
+                IpAddr::V4(ip) => (ip.octets()[3], ready),
+                IpAddr::V6(_) => panic!("{ip}"),
+            })
+            .collect();
+        told.sort_unstable();
+        told
+    }
+
+    #[test]
+    fn the_readiness_of_an_address_is_that_of_the_only_pod_that_has_it() {
+        let running = Phase::Running;
+        let one = |name, ip, ready| pod(name, ip, running, ready);
+        let told = readiness(vec![
+            one("a", "10.1.0.1", Some(true)),
+            one("b", "10.1.0.2", Some(false)),
+            // Nothing is known of it.
+            one("c", "10.1.0.3", None),
+            // Pods that share an address, and one that has the node's.
+            one("d", "10.1.0.4", Some(true)),
+            one("e", "10.1.0.4", Some(false)),
+            one("f", "172.30.0.1", Some(false)),
+        ]);
+        assert_eq!(told, [(1, true), (2, false)]);
+    }
+
+    #[test]
+    fn a_pod_that_is_over_cannot_serve_and_leaves_its_address_to_the_next() {
+        let over = |name, ip| pod(name, ip, Phase::Succeeded, Some(true));
+        let told = readiness(vec![
+            over("a", "10.1.0.1"),
+            over("b", "10.1.0.2"),
+            pod("c", "10.1.0.2", Phase::Running, Some(true)),
+        ]);
+        assert_eq!(told, [(1, false), (2, true)]);
     }
 }

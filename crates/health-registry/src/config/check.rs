@@ -39,6 +39,7 @@ impl Config {
         self.check_endpoints()?;
         self.check_probing()?;
         self.container_probing.check()?;
+        self.services.check()?;
         self.check_conntrack()?;
         self.check_monitoring()?;
         Ok(Self { location, ..self })
@@ -235,10 +236,12 @@ impl Config {
 
     /// Where pages for monitoring are served.
     fn check_monitoring(&self) -> Result<(), InvalidSetting> {
-        for (flag, address) in [
+        let mut listens = vec![
             ("--metrics-address", self.metrics_address),
             ("--healthz-address", self.healthz_address),
-        ] {
+        ];
+        listens.extend(self.services.listens());
+        for (i, (flag, address)) in listens.iter().enumerate() {
             if address.port() == Some(0) {
                 return Err(InvalidSetting::new(
                     flag,
@@ -246,15 +249,16 @@ impl Config {
                     "must have a port from 1 to 65535: monitoring has to know it",
                 ));
             }
-        }
-        if self.metrics_address != ListenAddress::Off
-            && self.metrics_address == self.healthz_address
-        {
-            return Err(InvalidSetting::new(
-                "--healthz-address",
-                self.healthz_address,
-                "must not be the same as --metrics-address",
-            ));
+            let is_same = |(_, other): &&(_, ListenAddress)| other == address;
+            if *address != ListenAddress::Off
+                && let Some((other, _)) = listens[..i].iter().find(is_same)
+            {
+                return Err(InvalidSetting::new(
+                    flag,
+                    address,
+                    format!("must not be the same as {other}"),
+                ));
+            }
         }
         Ok(())
     }
@@ -292,7 +296,7 @@ fn interface(value: &str) -> Result<(), InvalidSetting> {
     }
 }
 
-fn within(
+pub(super) fn within(
     flag: &'static str,
     value: Duration,
     min: Duration,

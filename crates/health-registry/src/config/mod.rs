@@ -7,6 +7,7 @@ mod listen;
 mod masquerade;
 mod probing;
 mod registry;
+mod services;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ pub use self::masquerade::{
 };
 pub use self::probing::{Interval, IntervalError, ProbeChoice, ProbeChoiceError, ProbeIntervals};
 pub use self::registry::{RegistrySpec, RegistrySpecError, RemoteCluster, RemoteClusterError};
+pub use self::services::ServiceSettings;
 
 /// All settings of `health-agent run`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,6 +130,9 @@ pub struct Config {
     /// Container probes.
     #[serde(flatten)]
     pub container_probing: ContainerProbing,
+    /// Services.
+    #[serde(flatten)]
+    pub services: ServiceSettings,
     /// Group that may use the API's socket; without one the agent's.
     pub socket_group: Option<String>,
     /// Where `GET /metrics` is served.
@@ -198,6 +203,7 @@ mod tests {
             mesh_key_file: None,
             one_way: false,
             container_probing: ContainerProbing::default(),
+            services: ServiceSettings::default(),
             socket_group: None,
             metrics_per_target: false,
             metrics_address: "127.0.0.1:9962".parse().expect("an address"),
@@ -217,9 +223,33 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_named_by_flag_and_value() {
         type Change = fn(&mut Config);
-        let cases: [(&str, &str, Change); 50] = [
+        let cases: [(&str, &str, Change); 57] = [
             ("--pod-manifests", "pods", |c| {
                 c.container_probing.pod_manifests = Some("pods".into());
+            }),
+            ("--service-manifests", "services", |c| {
+                c.services.service_manifests = Some("services".into());
+            }),
+            ("--service-node-zone", "", |c| {
+                c.services.service_node_zone = Some(String::new());
+            }),
+            ("--service-node-zone", "a/b", |c| {
+                c.services.service_node_zone = Some("a/b".into());
+            }),
+            ("--service-sync-min", "10.001s", |c| {
+                c.services.service_sync_min = Duration::from_millis(10_001);
+            }),
+            ("--service-sync-max", "1s", |c| {
+                c.services.service_sync_min = Duration::from_secs(2);
+                c.services.service_sync_max = Duration::from_secs(1);
+            }),
+            ("--service-health-listen", "0.0.0.0:0", |c| {
+                c.services.service_manifests = Some("/services".into());
+                c.services.service_health_listen = "0.0.0.0:0".parse().expect("an address");
+            }),
+            ("--service-metrics-listen", "127.0.0.1:9962", |c| {
+                c.services.service_manifests = Some("/services".into());
+                c.services.service_metrics_listen = c.metrics_address;
             }),
             ("--container-probe-rate", "0", |c| {
                 c.container_probing.container_probe_rate = 0;
@@ -366,6 +396,13 @@ mod tests {
                     .starts_with(&format!("{flag} '{value}': "))
             );
         }
+    }
+
+    #[test]
+    fn without_services_nobody_listens_for_them() {
+        let mut none = config();
+        none.services.service_metrics_listen = none.metrics_address;
+        assert_eq!(none.clone().validated(), Ok(none));
     }
 
     #[test]

@@ -45,8 +45,9 @@ pub struct ServiceId {
 }
 
 impl ServiceAnswer {
-    /// The header that has [`ServiceAnswer::local_endpoints`].
-    pub const WEIGHT_HEADER: &str = "X-Load-Balancing-Endpoint-Weight";
+    /// The header that has [`ServiceAnswer::local_endpoints`]: `X-Load-Balancing-Endpoint-Weight`, in which case does
+    /// not matter.
+    pub const WEIGHT_HEADER: &str = "x-load-balancing-endpoint-weight";
 
     /// The status of HTTP: 200 or 503.
     pub const fn code(&self) -> u16 {

@@ -10,7 +10,7 @@ mod syncer;
 mod tests;
 mod view;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -46,8 +46,7 @@ pub struct Settings {
 /// Services that are served. Dropping it ends that, and leaves the kernel as it is.
 #[derive(Debug)]
 pub struct Services {
-    view: watch::Receiver<Arc<View>>,
-    health: Arc<Health>,
+    handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -64,6 +63,7 @@ impl Services {
         let (driver, trigger) = Driver::new(settings.intervals)?;
         let health = Arc::new(Health {
             proxy: Mutex::new(ProxyHealth::new(settings.health_timeout)),
+            changes: Mutex::default(),
             families: settings.families.clone(),
             start: Instant::now(),
             clock: settings.clock,
@@ -94,13 +94,39 @@ impl Services {
             }
         });
         Ok(Self {
-            view,
-            health,
+            handle: Handle { view, health },
             stop: Some(stop),
             task,
         })
     }
 
+    /// What tells how they do.
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Ends after a sync that is under way.
+    pub async fn stop(mut self) {
+        drop(self.stop.take());
+        // Syncs that panic do not end the task, so it has ended well.
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for Services {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What tells how services do, as long as somebody serves them and thereafter.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    view: watch::Receiver<Arc<View>>,
+    health: Arc<Health>,
+}
+
+impl Handle {
     /// What is served, now and whenever it changes.
     pub fn view(&self) -> watch::Receiver<Arc<View>> {
         self.view.clone()
@@ -123,24 +149,32 @@ impl Services {
         self.health.with(|health| health.livez(now, wall))
     }
 
-    /// Ends after a sync that is under way.
-    pub async fn stop(mut self) {
-        drop(self.stop.take());
-        // Syncs that panic do not end the task, so it has ended well.
-        let _ = (&mut self.task).await;
+    /// How many changes there were, and how many wait.
+    pub fn changes(&self) -> ChangeCounts {
+        *self.health.changes()
     }
 }
 
-impl Drop for Services {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+/// Changes of services and of endpoint slices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChangeCounts {
+    /// Changes of services since the start.
+    pub services: u64,
+    /// Those that the provider has not done.
+    pub pending_services: u64,
+    /// Changes of endpoint slices since the start.
+    pub endpoints: u64,
+    /// Those that the provider has not done.
+    pub pending_endpoints: u64,
+    /// When the last change was noticed; none before the first.
+    pub last_queued: Option<Timestamp>,
 }
 
 /// Whether changes reach the kernel in time, for all who tell or ask.
 #[derive(Debug)]
 struct Health {
     proxy: Mutex<ProxyHealth>,
+    changes: Mutex<ChangeCounts>,
     families: Vec<Family>,
     start: Instant,
     clock: fn() -> Timestamp,
@@ -151,6 +185,10 @@ impl Health {
         then(&mut self.proxy.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn changes(&self) -> MutexGuard<'_, ChangeCounts> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Since the start.
     fn now(&self) -> Duration {
         self.start.elapsed()
@@ -158,6 +196,7 @@ impl Health {
 
     fn queued(&self) {
         let now = self.now();
+        self.changes().last_queued = Some((self.clock)());
         self.with(|health| {
             for family in &self.families {
                 health.queued(*family, now);
@@ -167,6 +206,9 @@ impl Health {
 
     fn updated(&self) {
         let wall = (self.clock)();
+        let mut changes = self.changes();
+        (changes.pending_services, changes.pending_endpoints) = (0, 0);
+        drop(changes);
         self.with(|health| {
             for family in &self.families {
                 health.updated(*family, wall);

@@ -92,6 +92,15 @@ impl<P: Provider> Syncer<P> {
         touched
     }
 
+    /// Counts what the trackers were told.
+    fn count(&self) {
+        let mut changes = self.health.changes();
+        changes.services = self.services.total();
+        changes.pending_services += self.services.pending() as u64;
+        changes.endpoints = self.endpoints.total();
+        changes.pending_endpoints += self.endpoints.pending();
+    }
+
     /// Adds to what the provider has not done.
     fn note(&mut self, changes: Changes, moved: BTreeSet<PortKey>) {
         let pending = &mut self.pending;
@@ -124,6 +133,7 @@ impl<P: Provider> Job for Syncer<P> {
         let topology = self.topology.borrow().clone();
         let moved = self.state.set_topology(topology);
         let mut touched = self.tell(set);
+        self.count();
         let changes = self.state.sync(&mut self.services, &mut self.endpoints);
         self.note(changes, moved);
         let ports = self.pending.ports.iter();

@@ -99,7 +99,7 @@ impl Bed {
         Self {
             source,
             topology,
-            view: services.view(),
+            view: services.handle().view(),
             services,
             done,
         }
@@ -150,7 +150,7 @@ fn backends(view: &View, service: &str) -> Vec<(String, bool)> {
     };
     let backends = entry.ports[0].backends.iter();
     backends
-        .map(|one| (one.address.to_string(), one.used))
+        .map(|one| (one.address.to_string(), one.in_cluster_list))
         .collect()
 }
 
@@ -218,11 +218,20 @@ async fn what_failed_is_done_again_as_a_whole_with_all_that_came_since() {
     );
     let view = bed.until(|view| view.error.is_some()).await;
     assert_eq!(view.error.as_deref(), Some("no room"));
+    let counts = |bed: &Bed| {
+        let counts = bed.services.handle().changes();
+        [
+            (counts.services, counts.pending_services),
+            (counts.endpoints, counts.pending_endpoints),
+        ]
+    };
+    assert_eq!(counts(&bed), [(4, 1), (4, 1)]);
     // It panics now, and is asked again. A service that is back is not gone.
     bed.set(&[web(), other().endpoint("10.1.0.3", "there", "{}")]);
     assert_eq!(bed.done().await, done(2, true, &["other", "web"]));
     assert_eq!(bed.done().await, done(7, true, &["other", "web"]));
     bed.until(|view| view.error.is_none()).await;
+    assert_eq!(counts(&bed).map(|(_, pending)| pending), [0, 0]);
     assert_eq!(bed.done().await, done(67, true, &[]));
 }
 
@@ -239,23 +248,23 @@ async fn the_node_is_ill_while_a_change_waits_too_long() {
     bed.done().await;
     bed.until(|view| view.is_synced).await;
     sleep(s(30)).await;
-    assert!(bed.services.livez().healthy, "nothing waits");
+    assert!(bed.services.handle().livez().healthy, "nothing waits");
     bed.set(&[]);
     bed.done().await;
     sleep(s(19)).await;
     assert!(
-        bed.services.livez().healthy,
+        bed.services.handle().livez().healthy,
         "it does not wait too long yet"
     );
     sleep(s(1)).await;
-    let answer = bed.services.healthz();
+    let answer = bed.services.handle().healthz();
     assert_eq!((answer.healthy, answer.code()), (false, 503));
     assert_eq!(answer.status.len(), 1);
     for _ in 0..4 {
         bed.done().await;
     }
     bed.until(|view| view.error.is_none()).await;
-    assert!(bed.services.livez().healthy);
+    assert!(bed.services.handle().livez().healthy);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,14 +13,14 @@ use tokio::sync::watch;
 
 use crate::source::{ServiceSet, Sourced};
 use crate::spec::{PortKey, Service, ServiceName, ServicePort};
-use crate::state::{Conflict, Frontend, FrontendKind, PortState, State, Target};
+use crate::state::{Backend, Conflict, Frontend, FrontendKind, PortState, State, Target};
 
 /// What is served.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     /// Whether the sources have been read once as a whole: before that, nothing is known.
     pub is_synced: bool,
-    /// The services.
+    /// The services. What probes say of their backends is not told here.
     pub services: BTreeMap<ServiceName, Arc<ServiceEntry>>,
     /// The ports that are not served at an address, since another port has it.
     pub conflicts: Vec<ServiceConflict>,
@@ -61,6 +61,8 @@ impl View {
         }
         let conflict = |conflict: &Conflict| ServiceConflict {
             service: conflict.key.name.service.to_string(),
+            port: conflict.key.name.port.to_string(),
+            protocol: conflict.key.name.protocol.to_string(),
             problem: conflict.to_string(),
         };
         self.conflicts = state.conflicts().map(conflict).collect();
@@ -70,12 +72,20 @@ impl View {
 
 fn entry(sourced: &Sourced<Service>, state: &State) -> Option<ServiceEntry> {
     let service = sourced.object.as_deref()?;
-    let name = &service.common.name;
+    let common = &service.common;
+    let name = &common.name;
     Some(ServiceEntry {
         namespace: name.namespace.to_string(),
         name: name.name.to_string(),
-        kind: service.common.kind.name().to_owned(),
+        kind: common.kind.name().to_owned(),
         source: sourced.source.to_string(),
+        internal_policy: common.internal_policy.name().to_owned(),
+        external_policy: common.external_policy.name().to_owned(),
+        affinity_ns: common
+            .affinity
+            .map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+        algorithm: common.algorithm.map(|one| one.name().to_owned()),
+        health_check_node_port: common.health_check_node_port,
         ports: service.ports.iter().map(|port| show(port, state)).collect(),
     })
 }
@@ -97,7 +107,12 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
         entry
             .frontends
             .extend(frontends.map(|one| frontend(one, family)));
-        let used: BTreeSet<_> = served.into_iter().flat_map(used).collect();
+        let list = |of: fn(&PortState) -> Vec<SocketAddr>| -> BTreeSet<_> {
+            served.into_iter().flat_map(of).collect()
+        };
+        let cluster = list(|port| addresses(&port.cluster));
+        let local = list(|port| addresses(&port.local));
+        let lingering = list(|port| port.lingering.clone());
         let endpoints = state.endpoints().get(&key).iter();
         entry.backends.extend(endpoints.map(|one| ServiceBackend {
             address: one.address,
@@ -105,7 +120,10 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
             serving: one.conditions.serving,
             terminating: one.conditions.terminating,
             local: one.is_local,
-            used: used.contains(&one.address),
+            probed: None,
+            in_cluster_list: cluster.contains(&one.address),
+            in_local_list: local.contains(&one.address),
+            lingering: lingering.contains(&one.address),
             weight: one.weight,
             node: one.node.as_deref().map(str::to_owned),
             zone: one.zone.as_deref().map(str::to_owned),
@@ -114,10 +132,8 @@ fn show(port: &ServicePort, state: &State) -> ServicePortEntry {
     entry
 }
 
-/// Where new flows go.
-fn used(port: &PortState) -> impl Iterator<Item = SocketAddr> {
-    let backends = port.cluster.iter().chain(&port.local);
-    backends.map(|backend| backend.address)
+fn addresses(backends: &[Backend]) -> Vec<SocketAddr> {
+    backends.iter().map(|backend| backend.address).collect()
 }
 
 fn frontend(frontend: &Frontend, family: Family) -> ServiceFrontend {

@@ -155,6 +155,16 @@ pub enum TrafficPolicy {
     Local,
 }
 
+impl TrafficPolicy {
+    /// Its name in manifests and listings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cluster => "Cluster",
+            Self::Local => "Local",
+        }
+    }
+}
+
 /// Who may use the addresses of a load balancer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceRanges {

@@ -15,19 +15,15 @@ use health_mesh::{HelloRequestCounts, IgnoredReplyCounts};
 use health_model::api::RegistryState;
 use jiff::Timestamp;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::{encode, encode_eof, encode_registry};
 use prometheus_client::encoding::{
     DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, MetricEncoder, NoLabelSet,
-    prometheus_protobuf,
 };
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use prost::Message as _;
 
 use crate::metrics::containers::Sample;
-use crate::metrics::format::{ClassicWriter, Format};
+use crate::metrics::format::Format;
 use crate::metrics::histogram::Histogram;
-use crate::metrics::summaries::SummaryFamily;
 use crate::metrics::summary::{Address, Peer, Summary, Target};
 use crate::metrics::totals::{Class, Probes};
 use crate::metrics::{collections, containers, endpoints, events};
@@ -68,64 +64,12 @@ pub(super) struct Snapshot {
     pub(super) before: BTreeMap<Class, Histogram>,
 }
 
-/// Writes the metrics: text while it is made, messages when all are made.
+/// Writes the metrics.
 pub(super) fn write(snapshot: Snapshot, format: Format, out: &mut dyn io::Write) -> io::Result<()> {
     let snapshot = Arc::new(snapshot);
     let mut registry = Registry::with_prefix(PREFIX);
     registry.register_collector(Box::new(snapshot.clone()));
-    let mut text = TextWriter { out, failed: None };
-    let written = match format {
-        Format::OpenMetrics => write_open_metrics(&registry, &snapshot, &mut text),
-        Format::Classic => encode(&mut ClassicWriter::new(&mut text), &registry)
-            .and_then(|()| snapshot.write_summaries(&mut text)),
-        Format::Protobuf => return write_messages(&registry, &snapshot, text.out),
-    };
-    written.map_err(|error| {
-        text.failed
-            .take()
-            .unwrap_or_else(|| io::Error::other(error))
-    })
-}
-
-fn write_open_metrics(
-    registry: &Registry,
-    snapshot: &Snapshot,
-    out: &mut TextWriter<'_>,
-) -> fmt::Result {
-    encode_registry(out, registry)?;
-    snapshot.write_summaries(out)?;
-    encode_eof(out)
-}
-
-fn write_messages(
-    registry: &Registry,
-    snapshot: &Snapshot,
-    out: &mut dyn io::Write,
-) -> io::Result<()> {
-    let families = prometheus_protobuf::encode(registry).map_err(io::Error::other)?;
-    let summaries = snapshot.summaries().map(SummaryFamily::message);
-    for family in families.into_iter().chain(summaries) {
-        // Prometheus' own library leaves out what has no sample, too.
-        if !family.metric.is_empty() {
-            out.write_all(&family.encode_length_delimited_to_vec())?;
-        }
-    }
-    Ok(())
-}
-
-/// Takes text, and keeps the error that ended the writing.
-struct TextWriter<'a> {
-    out: &'a mut dyn io::Write,
-    failed: Option<io::Error>,
-}
-
-impl fmt::Write for TextWriter<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.out.write_all(text.as_bytes()).map_err(|error| {
-            self.failed = Some(error);
-            fmt::Error
-        })
-    }
+    super::write::write(&registry, snapshot.summaries(), format, out)
 }
 
 impl Collector for Snapshot {

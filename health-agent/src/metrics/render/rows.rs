@@ -92,11 +92,6 @@ impl Snapshot {
         .into_iter()
     }
 
-    pub(super) fn write_summaries(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        self.summaries()
-            .try_for_each(|family| family.write_text(out))
-    }
-
     pub(super) fn encode_probes(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let by_target = self.by_target();
         let probed = || {

@@ -6,6 +6,7 @@ use health_common::metrics::{Direction, Reason};
 use health_common::rtt::{PROTOCOL_TCP, Reply, RttKey, RttRow, SOURCE_KERNEL, bucket};
 use health_model::api::{HealthStatus, LargerPackets, PathMtuStatus, RejectedEntry};
 use prometheus_client::encoding::prometheus_protobuf::prometheus_data_model as model;
+use prost::Message as _;
 
 use super::super::samples;
 use super::super::totals::Totals;

@@ -1,0 +1,125 @@
+//! Which services are served, and where that is told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use health_model::duration::{duration_text, parse_duration};
+use health_model::settings::InvalidSetting;
+use serde::{Deserialize, Serialize};
+
+use super::ListenAddress;
+use super::check::within;
+
+/// Longest name of a zone, bytes: that of the value of a label.
+const MAX_ZONE_LEN: usize = 63;
+const MAX_SYNC_MIN: Duration = Duration::from_secs(10);
+const MIN_SYNC_MAX: Duration = Duration::from_secs(1);
+const MAX_SYNC_MAX: Duration = Duration::from_secs(3600);
+
+/// Services.
+#[derive(Args, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct ServiceSettings {
+    /// Serve the services whose manifests are in this folder, *.yaml, *.yml and *.json, with their endpoint slices; read
+    /// again when they change
+    #[arg(long, value_name = "DIR")]
+    pub service_manifests: Option<PathBuf>,
+    /// Zone of this node, as endpoint slices name it in their hints; needs --service-manifests
+    #[arg(long, value_name = "ZONE", requires = "service_manifests")]
+    pub service_node_zone: Option<String>,
+    /// Shortest time between two changes of the datapath for services, at most 10s
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]
+    #[serde(
+        rename = "service-sync-min-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
+    pub service_sync_min: Duration,
+    /// Time between two checks of the whole datapath for services, 1s to 1h; a change that waits twice as long makes
+    /// this node unhealthy
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
+    #[serde(
+        rename = "service-sync-max-ns",
+        with = "health_model::duration::nanoseconds"
+    )]
+    pub service_sync_max: Duration,
+    /// Where GET /healthz and /livez tell load balancers and supervisors how services do: ADDRESS:PORT, localhost:PORT
+    /// (both IP versions) or off; without services it is off
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:10256")]
+    pub service_health_listen: ListenAddress,
+    /// Where GET /metrics and /proxyMode are served as by kube-proxy: ADDRESS:PORT, localhost:PORT (both IP versions) or
+    /// off; without services it is off
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:10249")]
+    pub service_metrics_listen: ListenAddress,
+}
+
+impl Default for ServiceSettings {
+    fn default() -> Self {
+        Self {
+            service_manifests: None,
+            service_node_zone: None,
+            service_sync_min: Duration::from_millis(20),
+            service_sync_max: Duration::from_secs(30),
+            service_health_listen: ListenAddress::Address(([0, 0, 0, 0], 10256).into()),
+            service_metrics_listen: ListenAddress::Address(([127, 0, 0, 1], 10249).into()),
+        }
+    }
+}
+
+impl ServiceSettings {
+    /// Whether any services are served.
+    pub const fn has_services(&self) -> bool {
+        self.service_manifests.is_some()
+    }
+
+    /// Where pages are served, by flag; nowhere without services.
+    pub(super) fn listens(&self) -> impl Iterator<Item = (&'static str, ListenAddress)> {
+        let all = [
+            ("--service-health-listen", self.service_health_listen),
+            ("--service-metrics-listen", self.service_metrics_listen),
+        ];
+        all.into_iter().filter(|_| self.has_services())
+    }
+
+    /// Whether these can be used, but for where they listen.
+    pub(super) fn check(&self) -> Result<(), InvalidSetting> {
+        if let Some(path) = &self.service_manifests
+            && !path.is_absolute()
+        {
+            let why = "must be an absolute path";
+            return Err(InvalidSetting::new(
+                "--service-manifests",
+                path.display(),
+                why,
+            ));
+        }
+        if let Some(zone) = &self.service_node_zone {
+            let is_name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+            if !(1..=MAX_ZONE_LEN).contains(&zone.len()) || !zone.bytes().all(is_name) {
+                return Err(InvalidSetting::new(
+                    "--service-node-zone",
+                    zone.escape_default(),
+                    format!("must be 1 to {MAX_ZONE_LEN} letters, digits, '-', '_' and '.'"),
+                ));
+            }
+        }
+        let Self {
+            service_sync_min: min,
+            service_sync_max: max,
+            ..
+        } = *self;
+        within("--service-sync-min", min, Duration::ZERO, MAX_SYNC_MIN)?;
+        within("--service-sync-max", max, MIN_SYNC_MAX, MAX_SYNC_MAX)?;
+        if max < min {
+            return Err(InvalidSetting::new(
+                "--service-sync-max",
+                duration_text(max),
+                format!(
+                    "must not be shorter than --service-sync-min, which is {}",
+                    duration_text(min)
+                ),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,49 @@
+//! Tells what comes of syncs.
+
+use std::sync::Arc;
+
+use health_model::ipam::Family;
+use health_service::services::{Provider, Work};
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::api::services::listeners::HealthChecks;
+use crate::metrics::services::ServiceMetrics;
+
+/// A provider whose syncs are measured. What it has brought into the kernel, load balancers are told.
+pub(super) struct Measured<P> {
+    provider: P,
+    metrics: Arc<ServiceMetrics>,
+    told: watch::Sender<Arc<HealthChecks>>,
+}
+
+impl<P> Measured<P> {
+    pub(super) fn new(
+        provider: P,
+        metrics: Arc<ServiceMetrics>,
+        told: watch::Sender<Arc<HealthChecks>>,
+    ) -> Self {
+        Self {
+            provider,
+            metrics,
+            told,
+        }
+    }
+}
+
+impl<P: Provider> Provider for Measured<P> {
+    type Error = P::Error;
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), P::Error> {
+        let begin = Instant::now();
+        let result = self.provider.sync(work).await;
+        let (took, end) = (begin.elapsed(), Timestamp::now());
+        self.metrics.note_sync(&work, took, result.is_ok(), end);
+        if result.is_ok() {
+            let checks = Family::ALL.map(|family| work.state.health_checks(family));
+            self.told.send_replace(Arc::new(checks));
+        }
+        result
+    }
+}

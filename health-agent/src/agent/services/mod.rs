@@ -1,0 +1,158 @@
+//! Services: from manifests and what probes say into the kernel, and what load balancers are told.
+
+mod measured;
+mod readiness;
+#[cfg(test)]
+mod tests;
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_model::ipam::Family;
+use health_probe::supervisor::Supervisor;
+use health_registry::config::{Config, ServiceSettings};
+use health_registry::nodes::Node;
+use health_service::choice::Topology;
+use health_service::runner::Intervals;
+use health_service::services::{Provider, Services, Settings, Work};
+use health_service::source::{Folder, Probed};
+use health_service::spec::Selection;
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tracing::debug;
+
+use self::measured::Measured;
+use self::readiness::PodReadiness;
+use crate::api::monitor::{self, Monitor};
+use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
+use crate::api::services::{ServiceBook, pages};
+use crate::metrics::services::ServiceMetrics;
+
+/// After a sync that failed, the next.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Services that are served.
+pub(super) struct ServedServices {
+    services: Services,
+    pub(super) book: ServiceBook,
+    monitors: [Monitor; 2],
+    /// Those that end when they are dropped.
+    _sources: (Folder, Probed, Option<PodReadiness>),
+    _listeners: ServiceListeners,
+}
+
+/// Where services come from, and where it is told how they do: nobody else has these ports.
+pub(super) struct Ports {
+    folder: PathBuf,
+    health: Vec<TcpListener>,
+    metrics: Vec<TcpListener>,
+}
+
+impl Ports {
+    /// `None` if this agent is to serve no services.
+    pub(super) fn open(config: &Config) -> Result<Option<Self>, monitor::BindError> {
+        let settings = &config.services;
+        let Some(folder) = settings.service_manifests.clone() else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            folder,
+            health: monitor::bind("--service-health-listen", &settings.service_health_listen)?,
+            metrics: monitor::bind("--service-metrics-listen", &settings.service_metrics_listen)?,
+        }))
+    }
+}
+
+/// Begins to serve services; readiness is that of the pods of `probes`.
+pub(super) fn start(
+    config: &Config,
+    own: &Node,
+    ports: Ports,
+    probes: Option<&Supervisor>,
+) -> anyhow::Result<ServedServices> {
+    let topology = Topology {
+        node: config.node_name.as_str().into(),
+        zone: config.services.service_node_zone.as_deref().map(Into::into),
+    };
+    let pods = probes.map(|probes| {
+        let shared = own.secondary_addresses.clone();
+        PodReadiness::follow(probes.clone(), shared)
+    });
+    let provider = Unprogrammed;
+    serve(&config.services, topology, ports, pods, provider).context("cannot serve services")
+}
+
+fn serve(
+    settings: &ServiceSettings,
+    topology: Topology,
+    ports: Ports,
+    pods: Option<PodReadiness>,
+    provider: impl Provider,
+) -> anyhow::Result<ServedServices> {
+    let folder = Folder::watch(&ports.folder, Selection::default());
+    let readiness = match &pods {
+        Some(pods) => pods.readiness(),
+        None => watch::channel(Arc::default()).1,
+    };
+    let probed = Probed::of(folder.services(), topology.node.clone(), readiness.clone());
+    let metrics = Arc::new(ServiceMetrics::default());
+    let (told, checks) = watch::channel(Arc::<HealthChecks>::default());
+    let services = Services::start(
+        Settings {
+            intervals: Intervals {
+                min: settings.service_sync_min,
+                retry: RETRY,
+                max: settings.service_sync_max,
+            },
+            families: Family::ALL.to_vec(),
+            health_timeout: settings.service_sync_max * 2,
+            clock: Timestamp::now,
+        },
+        watch::channel(topology).1,
+        vec![probed.services()],
+        Measured::new(provider, metrics.clone(), told),
+    )?;
+    let handle = services.handle();
+    let listeners = ServiceListeners::start(EVERYWHERE, checks, handle.clone());
+    let book = ServiceBook {
+        readiness,
+        deaf: listeners.deaf(),
+        handle,
+    };
+    let monitors = [
+        Monitor::start(ports.health, pages::health(&book.handle, &metrics))?,
+        Monitor::start(ports.metrics, pages::metrics(&book.handle, &metrics))?,
+    ];
+    Ok(ServedServices {
+        services,
+        book,
+        monitors,
+        _sources: (folder, probed, pods),
+        _listeners: listeners,
+    })
+}
+
+impl ServedServices {
+    /// Ends after a sync that is under way, and when requests are answered. The kernel goes on.
+    pub(super) async fn stop(self) {
+        self.services.stop().await;
+        let [health, metrics] = self.monitors;
+        tokio::join!(health.shutdown(), metrics.shutdown());
+    }
+}
+
+/// Brings nothing into the kernel.
+struct Unprogrammed;
+
+impl Provider for Unprogrammed {
+    type Error = Infallible;
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), Infallible> {
+        debug!(is_full = work.is_full, ports = ?work.changes.ports, "services change");
+        Ok(())
+    }
+}

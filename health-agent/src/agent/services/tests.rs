@@ -1,0 +1,180 @@
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+
+use health_probe::source::Folder as Pods;
+use health_probe::spec::PodSpec;
+use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, SupervisorOptions};
+use health_probe::worker::Limits;
+
+use super::*;
+
+/// A pod at this address, which is ready while somebody listens at `host`.
+fn pod(ip: IpAddr, host: SocketAddr) -> String {
+    let port = host.port();
+    let host = host.ip();
+    format!(
+        "\
+apiVersion: v1
+kind: Pod
+metadata:
+  {{name: web, namespace: shop, annotations: {{probe.health-agent.io/app.readiness.period: 50ms}}}}
+spec: {{containers: [{{name: app, readinessProbe: {{tcpSocket: {{host: {host}, port: {port}}}, failureThreshold: 1}}}}]}}
+status:
+  phase: Running
+  podIP: {ip}
+  containerStatuses: [{{name: app, containerID: 'test://1', state: {{running: {{}}}}}}]
+"
+    )
+}
+
+/// A service with two endpoints on this node, of which one is the pod's.
+fn service(ip: IpAddr) -> String {
+    format!(
+        "\
+apiVersion: v1
+kind: Service
+metadata: {{namespace: shop, name: web}}
+spec: {{clusterIP: 10.96.0.1, ports: [{{port: 80}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{namespace: shop, name: web-1, labels: {{kubernetes.io/service-name: web}}}}
+addressType: IPv4
+ports: [{{port: 8080}}]
+endpoints:
+- {{addresses: [10.1.0.1], nodeName: here}}
+- {{addresses: [{ip}], nodeName: here}}
+"
+    )
+}
+
+struct NoEndpoints;
+
+impl Endpoints for NoEndpoints {
+    fn find(&self, _: &PodSpec) -> Option<LocalEndpoint> {
+        None
+    }
+    fn set_ready(&self, _: u16, _: Option<bool>) {}
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+}
+
+fn supervisor(pods: &Pods, state: &Path) -> Supervisor {
+    let options = SupervisorOptions {
+        pods: pods.pods(),
+        runtime: None,
+        restarts: Restarts::None,
+        endpoints: Arc::new(NoEndpoints),
+        node_addresses: vec![Ipv4Addr::new(172, 30, 0, 1).into()],
+        limits: Limits {
+            per_second: 1000,
+            concurrent: 10,
+        },
+        certificates: state.to_owned(),
+        state_file: state.join("probes.json"),
+    };
+    Supervisor::start(options).unwrap()
+}
+
+/// Services of a folder, on a node whose pods are probed.
+fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
+    let settings = ServiceSettings {
+        // None that is not asked for.
+        service_sync_max: Duration::from_secs(3600),
+        ..ServiceSettings::default()
+    };
+    let topology = Topology {
+        node: "here".into(),
+        zone: None,
+    };
+    let ports = Ports {
+        folder: services.to_owned(),
+        health: Vec::new(),
+        metrics: Vec::new(),
+    };
+    serve(&settings, topology, ports, pods, Unprogrammed).unwrap()
+}
+
+/// The backends that new flows go to, and those that probes tell of.
+fn backends(book: &ServiceBook) -> (Vec<IpAddr>, Vec<(IpAddr, bool)>) {
+    let services = book.services(|_| true);
+    let ports = services.iter().flat_map(|service| &service.ports);
+    let all: Vec<_> = ports.flat_map(|port| &port.backends).collect();
+    let used = all.iter().filter(|one| one.in_cluster_list);
+    let probed = all
+        .iter()
+        .filter_map(|one| Some((one.address.ip(), one.probed?)));
+    (used.map(|one| one.address.ip()).collect(), probed.collect())
+}
+
+#[tokio::test]
+async fn a_container_that_is_not_ready_leaves_the_backends_and_comes_back() {
+    let [.., first, second] = std::process::id().to_be_bytes();
+    let listener = TcpListener::bind((Ipv4Addr::new(127, 84, first, second), 0)).unwrap();
+    let host = listener.local_addr().unwrap();
+    let ip = IpAddr::from([10, 1, 0, 2]);
+    let dir = tempfile::tempdir().unwrap();
+    let [pods_dir, services_dir] = ["pods", "services"].map(|name| dir.path().join(name));
+    for (folder, text) in [(&pods_dir, pod(ip, host)), (&services_dir, service(ip))] {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::write(folder.join("web.yaml"), text).unwrap();
+    }
+    let pods = Pods::watch(&pods_dir);
+    let probes = supervisor(&pods, dir.path());
+    let readiness = PodReadiness::follow(probes.clone(), Vec::new());
+    let served = served(&services_dir, Some(readiness));
+    let other = IpAddr::from([10, 1, 0, 1]);
+    let mut view = served.book.handle.view();
+    let mut until = async |used: Vec<IpAddr>, ready: bool| {
+        while backends(&served.book) != (used.clone(), vec![(ip, ready)]) {
+            // Readiness is known a moment before the view follows it.
+            let _ = tokio::time::timeout(Duration::from_millis(10), view.changed()).await;
+        }
+    };
+    until(vec![other, ip], true).await;
+    drop(listener);
+    until(vec![other], false).await;
+    let _listener = TcpListener::bind(host).unwrap();
+    until(vec![other, ip], true).await;
+    probes.shutdown().await;
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_with_an_address_of_the_node_says_nothing_of_its_neighbours_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let ip = IpAddr::from([172, 30, 0, 2]);
+    let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+    std::fs::write(dir.path().join("web.yaml"), pod(ip, nobody)).unwrap();
+    let pods = Pods::watch(dir.path());
+    let probes = supervisor(&pods, dir.path());
+    let of_all = PodReadiness::follow(probes.clone(), Vec::new());
+    let is_told = |told: &Arc<_>| **told == [(ip, false)].into();
+    of_all.readiness().wait_for(is_told).await.unwrap();
+    let shared = PodReadiness::follow(probes.clone(), vec![ip]);
+    // It has looked by then.
+    let mut changes = probes.changes();
+    changes.changed().await.unwrap();
+    tokio::task::yield_now().await;
+    assert!(shared.readiness().borrow().is_empty());
+    probes.shutdown().await;
+}
+
+#[tokio::test]
+async fn without_services_that_can_be_read_the_agent_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(&dir.path().join("none"), None);
+    let mut view = served.book.handle.view();
+    view.wait_for(|view| !view.problems.is_empty())
+        .await
+        .unwrap();
+    let summary = served.book.summary();
+    assert!(summary.enabled && !summary.synced, "{summary:?}");
+    let (is_failure, told) = served.book.problem().unwrap();
+    assert!(
+        !is_failure && told.starts_with("the services are not read yet: "),
+        "{told}"
+    );
+    assert!(told.contains("none"), "{told}");
+}

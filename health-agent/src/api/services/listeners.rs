@@ -1,0 +1,357 @@
+//! Listeners on the health-check node ports of services (`pkg/proxy/healthcheck/service_health.go` of Kubernetes): each
+//! tells load balancers whether this node has endpoints of its service.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use health_model::api::ServiceProblem;
+use health_net::listen;
+use health_service::health_check::{ServiceAnswer, ServiceHealth};
+use health_service::services::Handle;
+use health_service::spec::ServiceName;
+use health_service::state::HealthCheck;
+use hyper::header::HeaderName;
+use hyper::{HeaderMap, StatusCode};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+
+use super::pages::json;
+use crate::api::monitor::{Answer, BACKLOG, Monitor, Page, is_missing};
+
+/// What load balancers are told, by family as in [`Family::ALL`](health_model::ipam::Family::ALL). Sent with each sync,
+/// whether it changed or not.
+pub type HealthChecks = [BTreeMap<ServiceName, HealthCheck>; 2];
+
+/// All addresses of the node, by family as in [`HealthChecks`].
+pub const EVERYWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+];
+
+/// Longest wait for the requests under way on a port that is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Listens on the health-check node ports. Dropping it closes them.
+#[derive(Debug)]
+pub struct ServiceListeners {
+    deaf: watch::Receiver<Vec<ServiceProblem>>,
+    task: JoinHandle<()>,
+}
+
+impl ServiceListeners {
+    /// Begins to listen at these addresses. Must be called in a tokio runtime.
+    pub fn start(
+        addresses: [IpAddr; 2],
+        mut checks: watch::Receiver<Arc<HealthChecks>>,
+        handle: Handle,
+    ) -> Self {
+        let (sender, deaf) = watch::channel(Vec::new());
+        let task = tokio::spawn(async move {
+            let mut families = addresses.map(|address| Family::new(address, handle.clone()));
+            loop {
+                let all = checks.borrow_and_update().clone();
+                for (family, checks) in families.iter_mut().zip(&*all) {
+                    family.sync(checks).await;
+                }
+                let problems = families.iter().flat_map(Family::problems).collect();
+                sender.send_replace(problems);
+                if checks.changed().await.is_err() {
+                    // Nobody serves services any more, and so nobody has endpoints.
+                    return;
+                }
+            }
+        });
+        Self { deaf, task }
+    }
+
+    /// The services on whose port nobody listens, and why.
+    pub fn deaf(&self) -> watch::Receiver<Vec<ServiceProblem>> {
+        self.deaf.clone()
+    }
+}
+
+impl Drop for ServiceListeners {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The listeners of a family.
+#[derive(Debug)]
+struct Family {
+    address: IpAddr,
+    health: Arc<SharedHealth>,
+    /// By service.
+    open: HashMap<ServiceName, Monitor>,
+    /// Ports that could not be opened, and why.
+    failed: BTreeMap<ServiceName, (u16, String)>,
+}
+
+/// What requests are answered from.
+#[derive(Debug)]
+struct SharedHealth {
+    known: Mutex<ServiceHealth>,
+    handle: Handle,
+}
+
+impl SharedHealth {
+    fn known(&self) -> MutexGuard<'_, ServiceHealth> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answer(&self, service: &ServiceName) -> Answer {
+        let is_healthy = self.handle.livez().healthy;
+        let Some(answer) = self.known().answer(service, is_healthy) else {
+            // It is about to be closed: whoever asks must not take that for an endpoint.
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            return Answer::of_text(status, "text/plain", format!("{service} is gone\n"));
+        };
+        let weight = (WEIGHT_HEADER, answer.local_endpoints.into());
+        json(answer.code(), &answer, Some(weight))
+    }
+}
+
+const WEIGHT_HEADER: HeaderName = HeaderName::from_static(ServiceAnswer::WEIGHT_HEADER);
+
+impl Family {
+    fn new(address: IpAddr, handle: Handle) -> Self {
+        Self {
+            address,
+            health: Arc::new(SharedHealth {
+                known: Mutex::default(),
+                handle,
+            }),
+            open: HashMap::new(),
+            failed: BTreeMap::new(),
+        }
+    }
+
+    /// Closes, opens and moves listeners.
+    async fn sync(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) {
+        let listeners = self.health.known().sync(checks);
+        for (service, port) in listeners.close {
+            if let Some(monitor) = self.open.remove(&service) {
+                // Its port may be wanted by another; what takes longer is cut off.
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, monitor.shutdown()).await;
+                info!(%service, port, "load balancers are told no more of a service");
+            }
+        }
+        self.failed
+            .retain(|service, (port, _)| checks.get(service).is_some_and(|one| one.port == *port));
+        for (service, port) in listeners.open {
+            match self.listen(&service, port) {
+                Ok(monitor) => {
+                    self.failed.remove(&service);
+                    if let Some(monitor) = monitor {
+                        self.open.insert(service.clone(), monitor);
+                        let address = self.address;
+                        info!(%service, %address, port, "load balancers are told of a service");
+                    }
+                }
+                Err(error) => {
+                    self.health.known().failed(&service);
+                    self.note_failure(service, port, error.to_string());
+                }
+            }
+        }
+    }
+
+    /// None on a host without this family.
+    fn listen(&self, service: &ServiceName, port: u16) -> io::Result<Option<Monitor>> {
+        let listener = match listen::tcp(SocketAddr::new(self.address, port), BACKLOG) {
+            Ok(listener) => listener,
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // Load balancers ask for whatever path they are set to.
+        let pages = ["/", "/{*path}"].map(|path| {
+            let (health, service) = (self.health.clone(), service.clone());
+            let answer = move |_: &HeaderMap| health.answer(&service);
+            Page {
+                path,
+                answer: Box::new(answer),
+            }
+        });
+        Monitor::start(vec![listener], pages).map(Some)
+    }
+
+    /// Tells it once for all the times that it is tried.
+    fn note_failure(&mut self, service: ServiceName, port: u16, error: String) {
+        let failure = (port, error);
+        if self.failed.get(&service) != Some(&failure) {
+            let (port, error) = &failure;
+            let address = self.address;
+            warn!(%service, %address, port, error, "cannot listen on the health-check node port of a service; it is tried again at the next sync");
+        }
+        self.failed.insert(service, failure);
+    }
+
+    fn problems(&self) -> impl Iterator<Item = ServiceProblem> {
+        self.failed.iter().map(|(service, (port, error))| {
+            let address = SocketAddr::new(self.address, *port);
+            ServiceProblem {
+                subject: format!("service {service}"),
+                problem: format!(
+                    "spec.healthCheckNodePort: cannot listen on {address}: {error}; load balancers hear nothing of it"
+                ),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::super::testing::{Bed, get};
+    use super::*;
+
+    /// Listeners on loopback addresses, and what they are told.
+    struct Stand {
+        bed: Bed,
+        checks: watch::Sender<Arc<HealthChecks>>,
+        deaf: watch::Receiver<Vec<ServiceProblem>>,
+        _listeners: ServiceListeners,
+    }
+
+    /// An address that nobody else listens on, and one on which a free port is found.
+    fn addresses() -> [IpAddr; 2] {
+        let [.., first, second] = std::process::id().to_be_bytes();
+        [
+            Ipv4Addr::new(127, 83, first, second).into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ]
+    }
+
+    fn free_port() -> u16 {
+        let listener = TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).unwrap();
+        listener.local_addr().unwrap().port()
+    }
+
+    impl Stand {
+        async fn start(results: &[bool]) -> Self {
+            let mut bed = Bed::start(results);
+            bed.until(|view| view.is_synced).await;
+            bed.until_healthy(true).await;
+            let (checks, told) = watch::channel(Arc::default());
+            let listeners = ServiceListeners::start(addresses(), told, bed.handle.clone());
+            let mut deaf = listeners.deaf();
+            deaf.changed().await.unwrap();
+            Self {
+                bed,
+                checks,
+                deaf,
+                _listeners: listeners,
+            }
+        }
+
+        /// Services of these names, ports and counts of endpoints, in both families.
+        async fn sync(&mut self, services: &[(&str, u16, usize)]) {
+            let checks = services.iter().map(|&(name, port, local_endpoints)| {
+                let check = HealthCheck {
+                    port,
+                    local_endpoints,
+                };
+                (ServiceName::new("shop", name), check)
+            });
+            let checks: BTreeMap<_, _> = checks.collect();
+            self.checks.send_replace(Arc::new([checks.clone(), checks]));
+            self.deaf.changed().await.unwrap();
+        }
+    }
+
+    async fn is_closed(address: IpAddr, port: u16) -> bool {
+        tokio::net::TcpStream::connect((address, port))
+            .await
+            .is_err()
+    }
+
+    #[tokio::test]
+    async fn load_balancers_are_told_of_endpoints_at_any_path() {
+        let mut stand = Stand::start(&[true, false]).await;
+        let port = free_port();
+        stand.sync(&[("web", port, 2)]).await;
+        for address in addresses() {
+            for path in ["/", "/healthz", "/some/where"] {
+                let (code, headers, body) = get((address, port).into(), path).await;
+                assert_eq!(code, 200, "{address} {path}: {body}");
+                assert_eq!(headers["x-load-balancing-endpoint-weight"], "2");
+                assert_eq!(headers["content-type"], "application/json");
+                assert_eq!(headers["x-content-type-options"], "nosniff");
+                assert_eq!(
+                    body,
+                    r#"{"service":{"namespace":"shop","name":"web"},"localEndpoints":2,"serviceProxyHealthy":true}"#
+                );
+            }
+        }
+        // Without another listener: the count changes under those that are open.
+        stand.sync(&[("web", port, 0)]).await;
+        let at = (addresses()[0], port).into();
+        let (code, headers, body) = get(at, "/").await;
+        assert!(
+            code == 503 && body.contains("\"localEndpoints\":0"),
+            "{body}"
+        );
+        assert_eq!(headers["x-load-balancing-endpoint-weight"], "0");
+
+        stand.sync(&[("web", port, 2)]).await;
+        stand.bed.change();
+        stand.bed.until_healthy(false).await;
+        let (code, _, body) = get(at, "/").await;
+        assert!(
+            code == 503 && body.contains("\"serviceProxyHealthy\":false"),
+            "{body}"
+        );
+    }
+
+    #[tokio::test]
+    async fn listeners_open_move_and_close_with_their_services() {
+        let mut stand = Stand::start(&[true]).await;
+        let [first, second] = [free_port(), free_port()];
+        stand.sync(&[("web", first, 1)]).await;
+        stand.sync(&[("web", second, 1)]).await;
+        for address in addresses() {
+            assert!(is_closed(address, first).await);
+            assert_eq!(get((address, second).into(), "/").await.0, 200);
+        }
+        // Its port is another's from one sync to the next.
+        stand.sync(&[("api", second, 1), ("web", first, 1)]).await;
+        for (port, name) in [(first, "web"), (second, "api")] {
+            let (_, _, body) = get((addresses()[0], port).into(), "/").await;
+            assert!(body.contains(&format!("\"name\":\"{name}\"")), "{body}");
+        }
+        assert_eq!(*stand.deaf.borrow(), []);
+        stand.sync(&[]).await;
+        for address in addresses() {
+            assert!(is_closed(address, first).await && is_closed(address, second).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_in_use_is_told_and_tried_again_at_the_next_sync() {
+        let mut stand = Stand::start(&[true]).await;
+        let [taken, free] = [free_port(), free_port()];
+        let other = TcpListener::bind((addresses()[0], taken)).unwrap();
+        let services = [("web", taken, 1), ("api", free, 1)];
+        stand.sync(&services).await;
+        let told = stand.deaf.borrow().clone();
+        let [problem] = &told[..] else {
+            panic!("{told:?}")
+        };
+        assert_eq!(problem.subject, "service shop/web");
+        let place = format!("cannot listen on {}:{taken}: ", addresses()[0]);
+        assert!(problem.problem.contains(&place), "{problem:?}");
+        // Its other family and its neighbours work.
+        assert_eq!(get((addresses()[1], taken).into(), "/").await.0, 200);
+        assert_eq!(get((addresses()[0], free).into(), "/").await.0, 200);
+
+        drop(other);
+        stand.sync(&services).await;
+        assert_eq!(*stand.deaf.borrow(), []);
+        assert_eq!(get((addresses()[0], taken).into(), "/").await.0, 200);
+    }
+}

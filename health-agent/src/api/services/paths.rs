@@ -1,0 +1,49 @@
+//! The paths under `/v1/services`.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::Response;
+use health_model::api::{ServiceEntry, ServiceSummary};
+use serde::Deserialize;
+
+use crate::api::answer::{Refusal, answer};
+use crate::api::server::Shared;
+use crate::api::source::Source;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct ListQuery {
+    service: Option<String>,
+    namespace: Option<String>,
+}
+
+impl ListQuery {
+    fn has(&self, service: &ServiceEntry) -> bool {
+        let namespace = self.namespace.as_deref();
+        self.service
+            .as_deref()
+            .is_none_or(|wanted| service.is_named(wanted))
+            && namespace.is_none_or(|wanted| service.namespace == wanted)
+    }
+}
+
+pub(in crate::api) async fn list<S: Source>(
+    State(api): Shared<S>,
+    query: Result<Query<ListQuery>, QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Query(query) = query?;
+    answer(move || {
+        let book = api.source.services();
+        let services = book.map(|book| book.services(|service| query.has(service)));
+        Ok(services.unwrap_or_default())
+    })
+    .await
+}
+
+pub(in crate::api) async fn summary<S: Source>(State(api): Shared<S>) -> Result<Response, Refusal> {
+    answer(move || {
+        let book = api.source.services();
+        Ok(book.map_or_else(ServiceSummary::default, |book| book.summary()))
+    })
+    .await
+}

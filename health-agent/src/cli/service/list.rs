@@ -1,0 +1,192 @@
+//! `health-agent service list`: the services of this node.
+
+use clap::{Args, ValueEnum};
+use health_model::api::{ServiceConflict, ServiceEntry, ServicePortEntry, ServiceSummary};
+use health_model::duration::short_duration;
+
+use super::{conflicts_of, path, policy, port_title, refusal, warn};
+use crate::api::client::Client;
+use crate::cli::output::{Format, NONE, table};
+
+const EXAMPLES: &str = "\
+Columns:
+  FRONTENDS   where traffic of the port arrives
+  BACKENDS    how many endpoints are ready, of all
+  POLICY      which endpoints traffic may use: all of the cluster, or those of this node; to ClusterIPs, and to all
+              other addresses where that differs
+  AFFINITY    how long a client stays with its backend after its last packet
+  ALGORITHM   how a backend is chosen, if not by the default
+  PROBLEM     what becomes of traffic without a backend, and addresses that another service has
+
+Output:
+  wide adds columns and shows problems in full
+
+Examples:
+  health-agent service list
+  health-agent service list --namespace shop -o wide
+  health-agent service list -o json | jq -r '.[] | select(.type == \"NodePort\") | .name'";
+
+/// Flags of `service list`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct ListArgs {
+    /// Only services of this namespace
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// Omit the column names
+    #[arg(long)]
+    no_headers: bool,
+    /// Form of the output
+    #[arg(
+        short,
+        long,
+        value_enum,
+        value_name = "FORMAT",
+        default_value = "table"
+    )]
+    output: ListFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ListFormat {
+    /// For people
+    Table,
+    /// The same with more columns
+    Wide,
+    /// One JSON array
+    Json,
+    /// One JSON object a line
+    Jsonl,
+    /// One YAML document
+    Yaml,
+}
+
+impl ListArgs {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let path = path(None, self.namespace.as_deref());
+        let services: Vec<ServiceEntry> = client.get(&path).await?;
+        let summary: ServiceSummary = client.get("/v1/services/summary").await?;
+        warn(&summary);
+        let format = match self.output {
+            ListFormat::Table | ListFormat::Wide => Format::Table,
+            ListFormat::Json => Format::Json,
+            ListFormat::Jsonl => Format::Jsonl,
+            ListFormat::Yaml => Format::Yaml,
+        };
+        let wide = self.output == ListFormat::Wide;
+        format.print_rows(&services, |services| {
+            services_table(services, &summary.conflicts, wide, !self.no_headers)
+        })
+    }
+}
+
+fn services_table(
+    services: &[ServiceEntry],
+    conflicts: &[ServiceConflict],
+    wide: bool,
+    has_headers: bool,
+) -> String {
+    let mut header = vec![
+        "SERVICE",
+        "PORT",
+        "TYPE",
+        "FRONTENDS",
+        "BACKENDS",
+        "POLICY",
+        "AFFINITY",
+        "ALGORITHM",
+    ];
+    if wide {
+        header.extend(["HEALTH CHECK PORT", "SOURCE"]);
+    }
+    header.push("PROBLEM");
+    let ports = services
+        .iter()
+        .flat_map(|service| service.ports.iter().map(move |port| (service, port)));
+    let rows = ports.map(|(service, port)| {
+        let frontends: Vec<_> = port.frontends.iter().map(|one| &*one.listen).collect();
+        let ready = port.backends.iter().filter(|one| one.ready).count();
+        let mut row = vec![
+            service.full_name(),
+            port_title(port),
+            service.kind.clone(),
+            or_none(frontends.join("\n")),
+            format!("{ready}/{}", port.backends.len()),
+            policy(service),
+            service.affinity_ns.map_or(NONE.to_owned(), short_duration),
+            service.algorithm.as_deref().unwrap_or(NONE).to_owned(),
+        ];
+        if wide {
+            let check = service.health_check_node_port;
+            row.push(check.map_or(NONE.to_owned(), |port| port.to_string()));
+            row.push(service.source.clone());
+        }
+        row.push(problems(service, port, conflicts, wide));
+        row
+    });
+    let text = table(header, rows);
+    match has_headers {
+        true => text,
+        false => text
+            .split_once('\n')
+            .map_or("", |(_, rows)| rows)
+            .to_owned(),
+    }
+}
+
+fn or_none(text: String) -> String {
+    match text.is_empty() {
+        true => NONE.to_owned(),
+        false => text,
+    }
+}
+
+fn problems(
+    service: &ServiceEntry,
+    port: &ServicePortEntry,
+    conflicts: &[ServiceConflict],
+    wide: bool,
+) -> String {
+    let conflicts: Vec<_> = conflicts_of(service, port, conflicts).collect();
+    let mut problems: Vec<String> = refusal(port).map(str::to_owned).into_iter().collect();
+    match (conflicts.len(), wide) {
+        (0, _) => {}
+        (_, true) => problems.extend(conflicts.iter().map(|one| one.problem.clone())),
+        (1, false) => problems.push("an address is another's".to_owned()),
+        (many, false) => problems.push(format!("{many} addresses are others'")),
+    }
+    or_none(problems.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{conflict, web};
+    use super::*;
+
+    #[test]
+    fn each_port_has_a_row_with_its_frontends_below_each_other() {
+        let text = services_table(&[web()], &[conflict()], false, true);
+        assert_eq!(
+            text,
+            "\
+SERVICE    PORT          TYPE           FRONTENDS         BACKENDS   POLICY          AFFINITY   ALGORITHM   PROBLEM
+shop/web   http 80/TCP   LoadBalancer   10.96.0.1:80      1/3        Cluster/Local   3h0m0s     maglev      no local backends: drops
+                                        node port 30080
+shop/web   dns 53/UDP    LoadBalancer   -                 0/0        Cluster/Local   3h0m0s     maglev      an address is another's
+"
+        );
+        let without = services_table(&[web()], &[], false, false);
+        assert!(without.starts_with("shop/web "), "{without}");
+    }
+
+    #[test]
+    fn wide_has_more_columns_and_whole_problems() {
+        let text = services_table(&[web()], &[conflict()], true, false);
+        let last = text.lines().last().unwrap();
+        assert!(
+            last.contains("   31000               services/web.yaml   service shop/web: "),
+            "{text}"
+        );
+        assert!(last.ends_with(&conflict().problem), "{text}");
+    }
+}

@@ -1,0 +1,240 @@
+//! `health-agent service`: the services of this node.
+
+mod list;
+mod show;
+
+use clap::Subcommand;
+use health_model::api::{
+    ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry, ServiceSummary,
+};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::output::printable;
+use crate::api::client::Client;
+
+const EXAMPLES: &str = "\
+Examples:
+  health-agent service list
+  health-agent service list --namespace shop -o wide
+  health-agent service get shop/web";
+
+/// Commands of `service`.
+#[derive(Debug, Subcommand)]
+#[command(after_help = EXAMPLES)]
+pub enum ServiceCommand {
+    /// List the services of this node, a line for each port
+    List(list::ListArgs),
+    /// Show everything about one service
+    Get(show::GetArgs),
+}
+
+impl ServiceCommand {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        match self {
+            Self::List(args) => args.execute(client).await,
+            Self::Get(args) => args.execute(client).await,
+        }
+    }
+}
+
+/// The path of the services of this name, in this namespace.
+fn path(service: Option<&str>, namespace: Option<&str>) -> String {
+    let parameters = [("service", service), ("namespace", namespace)];
+    let parameters: Vec<_> = parameters
+        .into_iter()
+        .filter_map(|(key, value)| {
+            let encoded = utf8_percent_encode(value?, NON_ALPHANUMERIC);
+            Some(format!("{key}={encoded}"))
+        })
+        .collect();
+    match &parameters[..] {
+        [] => "/v1/services".to_owned(),
+        some => format!("/v1/services?{}", some.join("&")),
+    }
+}
+
+/// Says on stderr what makes a listing of services incomplete.
+fn warn(summary: &ServiceSummary) {
+    if !summary.enabled {
+        eprintln!("warning: this agent serves no services; see run --service-manifests");
+        return;
+    }
+    if !summary.synced {
+        eprintln!("warning: the services are not read yet");
+    }
+    if let Some(error) = &summary.error {
+        let text = format!("services are not in force as shown: {error}");
+        eprintln!("warning: {}", printable(&text));
+    }
+    for problem in &summary.problems {
+        let text = format!("{}: {}", problem.subject, problem.problem);
+        eprintln!("warning: {}", printable(&text));
+    }
+}
+
+/// `NAME NUMBER/PROTOCOL`.
+fn port_title(port: &ServicePortEntry) -> String {
+    let number = format!("{}/{}", port.port, port.protocol);
+    match &*port.name {
+        "" => number,
+        name => format!("{name} {number}"),
+    }
+}
+
+/// Which endpoints traffic may use: that to ClusterIPs, and all other where that differs.
+fn policy(service: &ServiceEntry) -> String {
+    let (internal, external) = (&service.internal_policy, &service.external_policy);
+    match internal == external {
+        true => internal.clone(),
+        false => format!("{internal}/{external}"),
+    }
+}
+
+/// What becomes of new flows that get no backend.
+fn refusal(port: &ServicePortEntry) -> Option<&'static str> {
+    let has = |target: &str| {
+        let is_target = |one: &ServiceFrontend| one.inside == target || one.outside == target;
+        port.frontends.iter().any(is_target)
+    };
+    if has("reject") {
+        Some("no backends: rejects")
+    } else if has("drop") {
+        Some("no local backends: drops")
+    } else {
+        None
+    }
+}
+
+/// The conflicts of a port.
+fn conflicts_of<'a>(
+    service: &ServiceEntry,
+    port: &'a ServicePortEntry,
+    conflicts: &'a [ServiceConflict],
+) -> impl Iterator<Item = &'a ServiceConflict> {
+    let full_name = service.full_name();
+    conflicts.iter().filter(move |conflict| {
+        conflict.service == full_name
+            && (&conflict.port, &conflict.protocol) == (&port.name, &port.protocol)
+    })
+}
+
+#[cfg(test)]
+mod fixture {
+    use health_model::api::{
+        ServiceBackend, ServiceConflict, ServiceEntry, ServiceFrontend, ServicePortEntry,
+    };
+
+    /// A port with a NodePort that has another's address, and backends in each state.
+    pub(super) fn web() -> ServiceEntry {
+        let frontend = |kind: &str, listen: &str, outside: &str| ServiceFrontend {
+            kind: kind.into(),
+            listen: listen.into(),
+            family: "IPv4".into(),
+            inside: "cluster".into(),
+            outside: outside.into(),
+        };
+        let well = backend("10.244.1.7:8080");
+        let backends = vec![
+            ServiceBackend {
+                local: true,
+                probed: Some(true),
+                in_local_list: true,
+                ..well.clone()
+            },
+            ServiceBackend {
+                address: "10.244.1.8:8080".parse().unwrap(),
+                local: true,
+                ready: false,
+                serving: false,
+                probed: Some(false),
+                in_cluster_list: false,
+                ..well.clone()
+            },
+            ServiceBackend {
+                address: "10.244.2.9:8080".parse().unwrap(),
+                ready: false,
+                terminating: true,
+                lingering: true,
+                in_cluster_list: false,
+                node: Some("hnode2".into()),
+                weight: 20,
+                ..well
+            },
+        ];
+        ServiceEntry {
+            namespace: "shop".into(),
+            name: "web".into(),
+            kind: "LoadBalancer".into(),
+            source: "services/web.yaml".into(),
+            internal_policy: "Cluster".into(),
+            external_policy: "Local".into(),
+            affinity_ns: Some(10_800_000_000_000),
+            algorithm: Some("maglev".into()),
+            health_check_node_port: Some(31_000),
+            ports: vec![
+                ServicePortEntry {
+                    name: "http".into(),
+                    protocol: "TCP".into(),
+                    port: 80,
+                    node_port: Some(30_080),
+                    frontends: vec![
+                        frontend("ClusterIP", "10.96.0.1:80", "cluster"),
+                        frontend("NodePort", "node port 30080", "drop"),
+                    ],
+                    backends,
+                },
+                ServicePortEntry {
+                    name: "dns".into(),
+                    protocol: "UDP".into(),
+                    port: 53,
+                    node_port: None,
+                    frontends: Vec::new(),
+                    backends: Vec::new(),
+                },
+            ],
+        }
+    }
+
+    fn backend(address: &str) -> ServiceBackend {
+        ServiceBackend {
+            address: address.parse().unwrap(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            local: false,
+            probed: None,
+            in_cluster_list: true,
+            in_local_list: false,
+            lingering: false,
+            weight: 1,
+            node: Some("hnode1".into()),
+            zone: None,
+        }
+    }
+
+    /// Another service has the address of its port `dns`.
+    pub(super) fn conflict() -> ServiceConflict {
+        ServiceConflict {
+            service: "shop/web".into(),
+            port: "dns".into(),
+            protocol: "UDP".into(),
+            problem: "service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 is that of shop/old:dns/UDP, which \
+                      comes first: it is not served at 10.96.0.1:53/UDP"
+                .into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_holds_what_is_meant() {
+        assert_eq!(path(None, None), "/v1/services");
+        assert_eq!(
+            path(Some("shop/web"), Some("a&b")),
+            "/v1/services?service=shop%2Fweb&namespace=a%26b"
+        );
+    }
+}

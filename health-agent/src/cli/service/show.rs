@@ -1,0 +1,342 @@
+//! `health-agent service get`: everything about one service.
+
+use std::fmt::{self, Write};
+
+use anyhow::bail;
+use clap::Args;
+use health_model::api::{
+    ServiceBackend, ServiceConflict, ServiceEntry, ServicePortEntry, ServiceProblem, ServiceSummary,
+};
+use health_model::duration::short_duration;
+use serde::Serialize;
+
+use super::{conflicts_of, path, port_title, refusal, warn};
+use crate::api::client::Client;
+use crate::cli::output::{NONE, OutputArgs, indent, printable, table};
+
+const EXAMPLES: &str = "\
+Columns:
+  INSIDE, OUTSIDE   what becomes of new flows of this node and its pods, and of all others: a backend of the cluster or
+                    of this node (local), drop or reject
+  READINESS FROM    what says so: a probe of this node, or the endpoint slice
+  NEW FLOWS         those that may use backends of the whole cluster, or of this node only (local); a lingering backend
+                    keeps its flows and gets no new ones
+
+Examples:
+  health-agent service get web
+  health-agent service get shop/web -o json | jq '.service.ports[].backends[] | select(.ready)'";
+
+/// Flags of `service get`.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct GetArgs {
+    /// NAMESPACE/NAME, or a NAME that only one service has
+    service: String,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// What is known about a service.
+#[derive(Debug, Serialize)]
+struct ServiceDetails {
+    service: ServiceEntry,
+    conflicts: Vec<ServiceConflict>,
+    problems: Vec<ServiceProblem>,
+}
+
+impl GetArgs {
+    pub(super) async fn execute(self, client: &Client) -> anyhow::Result<()> {
+        let path = path(Some(&self.service), None);
+        let services: Vec<ServiceEntry> = client.get(&path).await?;
+        let summary: ServiceSummary = client.get("/v1/services/summary").await?;
+        if !summary.enabled {
+            bail!(
+                "no service {:?}: this agent serves no services",
+                self.service
+            );
+        }
+        if services.is_empty() {
+            warn(&summary);
+        }
+        let service = the_one(&self.service, services)?;
+        let name = service.full_name();
+        let ServiceSummary {
+            mut conflicts,
+            mut problems,
+            ..
+        } = summary;
+        conflicts.retain(|conflict| conflict.service == name);
+        problems.retain(|problem| is_about(problem, &service));
+        let details = ServiceDetails {
+            service,
+            conflicts,
+            problems,
+        };
+        self.output.output.print_object(&details, text)
+    }
+}
+
+/// The only one of these services, which `wanted` means.
+fn the_one(wanted: &str, mut services: Vec<ServiceEntry>) -> anyhow::Result<ServiceEntry> {
+    match (services.pop(), &services[..]) {
+        (None, _) => bail!(
+            "no service {wanted:?} is served; `health-agent service list` shows those that are"
+        ),
+        (Some(service), []) => Ok(service),
+        (Some(last), others) => {
+            let names = others.iter().chain([&last]).map(ServiceEntry::full_name);
+            let names: Vec<_> = names.collect();
+            bail!(
+                "several services are {wanted:?}: give one of {}",
+                names.join(", ")
+            )
+        }
+    }
+}
+
+/// Whether a problem is one of the service or of what it was read from, or names it.
+fn is_about(problem: &ServiceProblem, service: &ServiceEntry) -> bool {
+    let name = service.full_name();
+    let is_end = |rest: &str| {
+        let next = rest.chars().next();
+        next.is_none_or(|c| !(c.is_ascii_alphanumeric() || c == '-'))
+    };
+    let named = |text: &str| text.split(&*name).skip(1).any(is_end);
+    problem.subject == service.source || named(&problem.subject) || named(&problem.problem)
+}
+
+fn text(details: &ServiceDetails) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut text, details);
+    text
+}
+
+fn write(out: &mut String, details: &ServiceDetails) -> fmt::Result {
+    let ServiceDetails {
+        service,
+        conflicts,
+        problems,
+    } = details;
+    let number = |port: Option<u16>| port.map_or(NONE.to_owned(), |port| port.to_string());
+    for (label, value) in [
+        ("Service", service.full_name()),
+        ("Type", service.kind.clone()),
+        ("Source", service.source.clone()),
+        ("Internal traffic", service.internal_policy.clone()),
+        ("External traffic", service.external_policy.clone()),
+        (
+            "Affinity",
+            service.affinity_ns.map_or(NONE.to_owned(), short_duration),
+        ),
+        (
+            "Algorithm",
+            service.algorithm.as_deref().unwrap_or("default").to_owned(),
+        ),
+        ("Health check port", number(service.health_check_node_port)),
+    ] {
+        writeln!(out, "{label}:   {}", printable(&value))?;
+    }
+    writeln!(out, "Ports:")?;
+    for port in &service.ports {
+        write_port(out, service, port, conflicts)?;
+    }
+    if problems.is_empty() {
+        return writeln!(out, "Problems:   none");
+    }
+    writeln!(out, "Problems:")?;
+    for problem in problems {
+        let text = format!("{}: {}", problem.subject, problem.problem);
+        writeln!(out, "  {}", printable(&text))?;
+    }
+    Ok(())
+}
+
+fn write_port(
+    out: &mut String,
+    service: &ServiceEntry,
+    port: &ServicePortEntry,
+    conflicts: &[ServiceConflict],
+) -> fmt::Result {
+    writeln!(out, "  {}:", printable(&port_title(port)))?;
+    if port.frontends.is_empty() {
+        writeln!(out, "    Frontends:   none")?;
+    } else {
+        writeln!(out, "    Frontends:")?;
+        out.push_str(&indent(6, &frontends(port)));
+    }
+    for conflict in conflicts_of(service, port, conflicts) {
+        writeln!(out, "    Conflict:   {}", printable(&conflict.problem))?;
+    }
+    if let Some(refusal) = refusal(port) {
+        writeln!(out, "    Problem:   {refusal}")?;
+    }
+    if port.backends.is_empty() {
+        return writeln!(out, "    Backends:   none");
+    }
+    writeln!(out, "    Backends:")?;
+    out.push_str(&indent(6, &backends(port)));
+    Ok(())
+}
+
+fn frontends(port: &ServicePortEntry) -> String {
+    let rows = port.frontends.iter().map(|one| {
+        [
+            &*one.kind,
+            &*one.listen,
+            &*one.family,
+            &*one.inside,
+            &*one.outside,
+        ]
+    });
+    table(["TYPE", "LISTEN", "FAMILY", "INSIDE", "OUTSIDE"], rows)
+}
+
+fn backends(port: &ServicePortEntry) -> String {
+    let rows = port.backends.iter().map(|one| {
+        let text = |text: &Option<String>| text.as_deref().unwrap_or(NONE).to_owned();
+        [
+            one.address.to_string(),
+            state(one).to_owned(),
+            readiness_from(one).to_owned(),
+            new_flows(one).to_owned(),
+            one.weight.to_string(),
+            text(&one.node),
+            text(&one.zone),
+        ]
+    });
+    let header = [
+        "ADDRESS",
+        "STATE",
+        "READINESS FROM",
+        "NEW FLOWS",
+        "WEIGHT",
+        "NODE",
+        "ZONE",
+    ];
+    table(header, rows)
+}
+
+const fn state(backend: &ServiceBackend) -> &'static str {
+    match (backend.terminating, backend.serving, backend.ready) {
+        (true, true, _) => "terminating, serving",
+        (true, false, _) => "terminating",
+        (false, _, true) => "ready",
+        (false, true, false) => "not ready, serving",
+        (false, false, false) => "not ready",
+    }
+}
+
+/// A probe that finds an endpoint well does not bring back one that its slice takes out.
+fn readiness_from(backend: &ServiceBackend) -> &'static str {
+    match backend.probed {
+        Some(false) => "probe",
+        Some(true) if backend.ready => "probe",
+        _ => "slice",
+    }
+}
+
+const fn new_flows(backend: &ServiceBackend) -> &'static str {
+    match (
+        backend.in_cluster_list,
+        backend.in_local_list,
+        backend.lingering,
+    ) {
+        (true, true, _) => "cluster, local",
+        (true, false, _) => "cluster",
+        (false, true, _) => "local",
+        (false, false, true) => "none, lingering",
+        (false, false, false) => "none",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture::{conflict, web};
+    use super::*;
+
+    fn problem(subject: &str, problem: &str) -> ServiceProblem {
+        ServiceProblem {
+            subject: subject.into(),
+            problem: problem.into(),
+        }
+    }
+
+    #[test]
+    fn everything_about_the_service_is_said() {
+        let details = ServiceDetails {
+            service: web(),
+            conflicts: vec![conflict()],
+            problems: vec![problem("service shop/web", "nobody \u{1b}[1m hears of it")],
+        };
+        assert_eq!(
+            text(&details),
+            "\
+Service:   shop/web
+Type:   LoadBalancer
+Source:   services/web.yaml
+Internal traffic:   Cluster
+External traffic:   Local
+Affinity:   3h0m0s
+Algorithm:   maglev
+Health check port:   31000
+Ports:
+  http 80/TCP:
+    Frontends:
+      TYPE        LISTEN            FAMILY   INSIDE    OUTSIDE
+      ClusterIP   10.96.0.1:80      IPv4     cluster   cluster
+      NodePort    node port 30080   IPv4     cluster   drop
+    Problem:   no local backends: drops
+    Backends:
+      ADDRESS           STATE                  READINESS FROM   NEW FLOWS         WEIGHT   NODE     ZONE
+      10.244.1.7:8080   ready                  probe            cluster, local    1        hnode1   -
+      10.244.1.8:8080   not ready              probe            none              1        hnode1   -
+      10.244.2.9:8080   terminating, serving   slice            none, lingering   20       hnode2   -
+  dns 53/UDP:
+    Frontends:   none
+    Conflict:   service shop/web: spec.clusterIPs of shop/web:dns/UDP IPv4 is that of shop/old:dns/UDP, which comes first: it is not served at 10.96.0.1:53/UDP
+    Backends:   none
+Problems:
+  service shop/web: nobody \\u{1b}[1m hears of it
+"
+        );
+    }
+
+    #[test]
+    fn a_name_means_one_service() {
+        let named = |namespace: &str| ServiceEntry {
+            namespace: namespace.into(),
+            ..web()
+        };
+        let find = |services| {
+            let found = the_one("web", services);
+            found
+                .map(|service| service.full_name())
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!(find(vec![named("a")]).as_deref(), Ok("a/web"));
+        assert_eq!(
+            find(vec![named("a"), named("b")]).unwrap_err(),
+            "several services are \"web\": give one of a/web, b/web"
+        );
+        let unknown = find(Vec::new()).unwrap_err();
+        assert!(
+            unknown.starts_with("no service \"web\" is served"),
+            "{unknown}"
+        );
+    }
+
+    #[test]
+    fn problems_of_a_service_are_those_that_name_it() {
+        for (subject, text, is_ours) in [
+            ("services/web.yaml", "no object", true),
+            ("services/b.yaml", "endpoint slice shop/web: ports", true),
+            ("services/b.yaml", "endpoint slice shop/web-2: ports", false),
+            ("service shop/web", "nobody listens", true),
+            ("service shop/website", "nobody listens", false),
+        ] {
+            let problem = problem(subject, text);
+            assert_eq!(is_about(&problem, &web()), is_ours, "{problem:?}");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! What services come to, with the names of kube-proxy: dashboards and alerts made for it go on.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use std::{fmt, io, iter};
+
+use health_service::services::{ChangeCounts, Work};
+use health_service::state::NoLocalEndpoints;
+use jiff::Timestamp;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use super::format::Format;
+use super::write::write;
+
+const PREFIX: &str = "kubeproxy";
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Code {
+    code: u32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Policy {
+    traffic_policy: &'static str,
+}
+
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// What is counted and measured from the start on.
+#[derive(Debug)]
+pub struct ServiceMetrics {
+    syncs: Histogram,
+    full_syncs: Histogram,
+    partial_syncs: Histogram,
+    programming: Histogram,
+    last_sync: Seconds,
+    failures: Counter,
+    no_local_endpoints: Family<Policy, Gauge>,
+    healthz: Family<Code, Counter>,
+    livez: Family<Code, Counter>,
+}
+
+impl Default for ServiceMetrics {
+    fn default() -> Self {
+        // 1 ms to 16 s, as kube-proxy has them.
+        let syncs = || Histogram::new(exponential_buckets(0.001, 2.0, 15));
+        Self {
+            syncs: syncs(),
+            full_syncs: syncs(),
+            partial_syncs: syncs(),
+            programming: Histogram::new(programming_buckets()),
+            last_sync: Gauge::default(),
+            failures: Counter::default(),
+            no_local_endpoints: Family::default(),
+            healthz: Family::default(),
+            livez: Family::default(),
+        }
+    }
+}
+
+/// Seconds: quarters, then each of the first minute, and fewer up to five minutes.
+fn programming_buckets() -> impl Iterator<Item = f64> {
+    let steps = |first: u16, last, by| (first..=last).step_by(by).map(f64::from);
+    [0.25, 0.5]
+        .into_iter()
+        .chain(steps(1, 59, 1))
+        .chain(steps(60, 115, 5))
+        .chain(steps(120, 300, 30))
+}
+
+impl ServiceMetrics {
+    /// A sync took so long, and ended at this time.
+    pub(crate) fn note_sync(
+        &self,
+        work: &Work<'_>,
+        took: Duration,
+        is_success: bool,
+        end: Timestamp,
+    ) {
+        let seconds = took.as_secs_f64();
+        self.syncs.observe(seconds);
+        let of_kind = match work.is_full {
+            true => &self.full_syncs,
+            false => &self.partial_syncs,
+        };
+        of_kind.observe(seconds);
+        if !is_success {
+            self.failures.inc();
+            return;
+        }
+        self.last_sync.set(seconds_of(end));
+        for time in work.changes.trigger_times.values().flatten() {
+            let waited = end.duration_since(*time).as_secs_f64();
+            // A clock that was set back says nothing.
+            if waited >= 0.0 {
+                self.programming.observe(waited);
+            }
+        }
+        let NoLocalEndpoints { internal, external } = work.state.no_local_endpoints();
+        for (traffic_policy, count) in [("internal", internal), ("external", external)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            let gauges = &self.no_local_endpoints;
+            gauges.get_or_create(&Policy { traffic_policy }).set(count);
+        }
+    }
+
+    /// `GET /healthz` was answered with this status of HTTP.
+    pub(crate) fn note_healthz(&self, code: u16) {
+        self.healthz
+            .get_or_create(&Code { code: code.into() })
+            .inc();
+    }
+
+    /// `GET /livez` was.
+    pub(crate) fn note_livez(&self, code: u16) {
+        self.livez.get_or_create(&Code { code: code.into() }).inc();
+    }
+
+    /// Writes all metrics, beside the changes that there were.
+    pub(crate) fn scrape(
+        self: &Arc<Self>,
+        changes: ChangeCounts,
+        format: Format,
+        out: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let mut registry = Registry::with_prefix(PREFIX);
+        let scrape = Scrape {
+            metrics: self.clone(),
+            changes,
+        };
+        registry.register_collector(Box::new(scrape));
+        write(&registry, iter::empty(), format, out)
+    }
+}
+
+/// Seconds since 1970.
+fn seconds_of(time: Timestamp) -> f64 {
+    time.duration_since(Timestamp::UNIX_EPOCH).as_secs_f64()
+}
+
+/// What one scrape shows.
+#[derive(Debug)]
+struct Scrape {
+    metrics: Arc<ServiceMetrics>,
+    changes: ChangeCounts,
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let ServiceMetrics {
+            syncs,
+            full_syncs,
+            partial_syncs,
+            programming,
+            last_sync,
+            failures,
+            no_local_endpoints,
+            healthz,
+            livez,
+        } = &*self.metrics;
+        let ChangeCounts {
+            services,
+            pending_services,
+            endpoints,
+            pending_endpoints,
+            last_queued,
+        } = self.changes;
+        let encoder = &mut encoder;
+        let last_queued = last_queued.map(seconds_of).unwrap_or_default();
+        let all: [(_, _, &dyn EncodeMetric); 14] = [
+            (
+                "sync_proxy_rules_duration_seconds",
+                "How long syncs took",
+                syncs,
+            ),
+            (
+                "sync_full_proxy_rules_duration_seconds",
+                "How long syncs took that looked at all there is",
+                full_syncs,
+            ),
+            (
+                "sync_partial_proxy_rules_duration_seconds",
+                "How long syncs took that looked at what had changed",
+                partial_syncs,
+            ),
+            (
+                "network_programming_duration_seconds",
+                "Time from a change of endpoints in the cluster until it was in the kernel",
+                programming,
+            ),
+            (
+                "sync_proxy_rules_last_timestamp_seconds",
+                "When the last sync ended well",
+                last_sync,
+            ),
+            (
+                "sync_proxy_rules_last_queued_timestamp_seconds",
+                "When a sync was last asked for",
+                &ConstGauge::new(last_queued),
+            ),
+            (
+                "sync_proxy_rules_ebpf_sync_failures",
+                "Syncs that failed",
+                failures,
+            ),
+            (
+                "sync_proxy_rules_service_changes",
+                "Changes of services",
+                &ConstCounter::new(services),
+            ),
+            (
+                "sync_proxy_rules_service_changes_pending",
+                "Changes of services that are not in the kernel",
+                &ConstGauge::new(pending_services),
+            ),
+            (
+                "sync_proxy_rules_endpoint_changes",
+                "Changes of endpoint slices",
+                &ConstCounter::new(endpoints),
+            ),
+            (
+                "sync_proxy_rules_endpoint_changes_pending",
+                "Changes of endpoint slices that are not in the kernel",
+                &ConstGauge::new(pending_endpoints),
+            ),
+            (
+                "sync_proxy_rules_no_local_endpoints_total",
+                "Ports with endpoints, but none on this node for traffic that may use no other",
+                no_local_endpoints,
+            ),
+            (
+                "proxy_healthz",
+                "Answers of GET /healthz by status of HTTP",
+                healthz,
+            ),
+            (
+                "proxy_livez",
+                "Answers of GET /livez by status of HTTP",
+                livez,
+            ),
+        ];
+        for (name, help, metric) in all {
+            let described = encoder.encode_descriptor(name, help, None, metric.metric_type())?;
+            metric.encode(described)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::collections::BTreeSet;
+
+    use health_service::choice::Topology;
+    use health_service::spec::ServiceName;
+    use health_service::state::{Changes, State};
+
+    use super::*;
+
+    fn scraped(metrics: &Arc<ServiceMetrics>) -> String {
+        let changes = ChangeCounts {
+            services: 7,
+            pending_services: 1,
+            endpoints: 9,
+            pending_endpoints: 2,
+            last_queued: Timestamp::from_second(50).ok(),
+        };
+        let mut text = Vec::new();
+        metrics.scrape(changes, Format::Classic, &mut text).unwrap();
+        String::from_utf8(text).unwrap()
+    }
+
+    /// Metrics of a full sync that ended well after 3 ms, and of one of changes that failed.
+    fn metrics() -> Arc<ServiceMetrics> {
+        let metrics = Arc::new(ServiceMetrics::default());
+        let state = State::new(Topology {
+            node: "here".into(),
+            zone: None,
+        });
+        let second = |second| Timestamp::from_second(second).unwrap();
+        let web = ServiceName::new("shop", "web");
+        let times = vec![second(98), second(200)];
+        let changes = Changes {
+            trigger_times: BTreeMap::from([(web, times)]),
+            ..Changes::default()
+        };
+        let work = |is_full| Work {
+            state: &state,
+            changes: &changes,
+            is_full,
+        };
+        let took = Duration::from_millis(3);
+        metrics.note_sync(&work(true), took, true, second(100));
+        metrics.note_sync(&work(false), took, false, second(101));
+        metrics.note_healthz(503);
+        metrics.note_livez(200);
+        metrics
+    }
+
+    #[test]
+    fn syncs_changes_and_answers_have_the_names_of_kube_proxy() {
+        let text = scraped(&metrics());
+        for line in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.002\"} 0",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.004\"} 2",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds_count 1",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds_count 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{le=\"2.0\"} 1",
+            "kubeproxy_network_programming_duration_seconds_count 1",
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds 100.0",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds 50.0",
+            "kubeproxy_sync_proxy_rules_ebpf_sync_failures_total 1",
+            "kubeproxy_sync_proxy_rules_service_changes_total 7",
+            "kubeproxy_sync_proxy_rules_service_changes_pending 1",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_total 9",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 2",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\"} 0",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+            "kubeproxy_proxy_livez_total{code=\"200\"} 1",
+        ] {
+            assert!(text.lines().any(|one| one == line), "no {line} in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn the_page_on_metrics_lists_exactly_those_there_are() {
+        let page = include_str!("../../../docs/metrics.md");
+        let (_, page) = page.split_once("| metric, after `kubeproxy_` |").unwrap();
+        let (page, _) = page.split_once("\n\n").unwrap();
+        let names = page.lines().filter_map(|line| {
+            let (cell, _) = line.strip_prefix("| `")?.split_once("` |")?;
+            Some(cell.split("`, `").map(|name| format!("{PREFIX}_{name}")))
+        });
+        let documented: BTreeSet<String> = names.flatten().collect();
+        let text = scraped(&metrics());
+        let described: BTreeSet<String> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+            .map(str::to_owned)
+            .collect();
+        assert_eq!(described, documented);
+    }
+}

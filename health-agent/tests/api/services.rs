@@ -1,0 +1,59 @@
+//! Services in the API.
+
+use serde_json::json;
+
+use super::common::Agent;
+use super::{assert_documented, document, request, troubled};
+
+#[test]
+fn services_are_told_as_they_are_asked_for() {
+    let agent = Agent::start(troubled);
+    let document = document(&agent);
+    let operation = &document["paths"]["/v1/services"]["get"];
+    for (query, code, services) in [
+        ("", 200, Some(3)),
+        ("?service=web", 200, Some(2)),
+        ("?service=shop%2Fweb", 200, Some(1)),
+        ("?namespace=shop", 200, Some(2)),
+        ("?service=web&namespace=test", 200, Some(1)),
+        ("?service=shop", 200, Some(0)),
+        ("?name=web", 400, None),
+    ] {
+        let (answered, body) = request(&agent, "get", &format!("/v1/services{query}"));
+        assert_eq!(answered, code, "{query}: {body}");
+        assert_eq!(body.as_array().map(Vec::len), services, "{query}");
+        assert_documented(&document, operation, code, &body);
+    }
+    let (_, services) = request(&agent, "get", "/v1/services?service=shop/web");
+    let web = &services[0];
+    assert_eq!(web["algorithm"], "maglev");
+    assert_eq!(web["affinity-ns"], 10_800_000_000_000_u64);
+    let frontends = web["ports"][0]["frontends"].as_array().unwrap();
+    let frontends: Vec<_> = frontends.iter().map(|one| &one["listen"]).collect();
+    assert_eq!(frontends, ["10.96.0.1:80", "node port 30080"]);
+    let backends = web["ports"][0]["backends"].as_array().unwrap();
+    let told = |field: &str| -> Vec<_> { backends.iter().map(|one| one[field].clone()).collect() };
+    assert_eq!(told("probed"), [json!(true), json!(false), json!(null)]);
+    assert_eq!(told("ready"), [true, false, false]);
+    assert_eq!(told("in-cluster-list"), [true, false, false]);
+    assert_eq!(told("lingering"), [false, false, true]);
+}
+
+#[test]
+fn a_summary_tells_what_is_wrong_with_services() {
+    let agent = Agent::start(troubled);
+    let (_, summary) = request(&agent, "get", "/v1/services/summary");
+    assert_eq!(
+        (&summary["enabled"], &summary["synced"]),
+        (&json!(true), &json!(true))
+    );
+    assert_eq!(summary["services"], 3);
+    assert_eq!(summary["error"], json!(null));
+    assert_eq!(summary["conflicts"][0]["service"], "shop/web");
+    assert_eq!(summary["conflicts"][0]["port"], "dns");
+    let problems = summary["problems"].as_array().unwrap();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    let without = Agent::start(|_| {});
+    let (_, summary) = request(&without, "get", "/v1/services/summary");
+    assert_eq!(summary["enabled"], false);
+}
