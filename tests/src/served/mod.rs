@@ -8,6 +8,6 @@ mod manifest;
 pub mod show;
 
 pub use backend::{Backend, PORT};
-pub use client::{Answer, Answers, Connection, curl};
+pub use client::{Answer, Answers, Connection, curl, curl_soon};
 pub use datagrams::{Datagrams, reply_to};
 pub use manifest::{Manifests, ServiceManifest, ServicePort, SliceEndpoint, cluster_ips};

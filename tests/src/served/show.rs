@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use tempfile::TempDir;
 
-use super::{Answers, Backend, Manifests, ServiceManifest, cluster_ips, curl};
+use super::{Answers, Backend, Manifests, ServiceManifest, cluster_ips, curl, curl_soon};
 use crate::{Bed, Member, Node, PATIENCE, wait_for};
 
 /// The service's name, and that of its backends before their number.
@@ -120,7 +120,7 @@ impl Show {
                 return Ok(Some(false));
             }
             for target in &self.targets {
-                let answers = curl(&self.client.name, *target, 10 * BACKENDS)?;
+                let answers = curl_soon(&self.client.name, *target, 10 * BACKENDS)?;
                 let is_so = (answers.of(first) > 0) == is_ready && answers.failed.is_empty();
                 ensure!(is_so, "{target}: {answers}");
             }
