@@ -202,11 +202,7 @@ fn bad_usage_exits_2_and_names_flag_and_value() {
         ("node get", "<NAME>", ""),
         ("probe get", "<POD>", ""),
         ("service get", "<SERVICE>", ""),
-        (
-            "run --service-node-zone z1",
-            "--service-manifests",
-            "required",
-        ),
+        ("run --service-node-zone a/b", "--service-node-zone", "a/b"),
         (
             "run --service-sync-max 500ms",
             "--service-sync-max",

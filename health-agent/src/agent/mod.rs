@@ -8,6 +8,7 @@ mod folders;
 mod kubernetes_pods;
 mod node;
 mod own;
+mod pages;
 mod routes;
 mod services;
 mod state;
@@ -20,7 +21,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hyper::{HeaderMap, StatusCode};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Gid;
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,9 +56,9 @@ use self::services::ServedServices;
 use self::state::{AgentSource, Part};
 use self::uplinks::Uplinks;
 use self::watch::{Backoff, News};
-use crate::api::monitor::{self, Answer, Monitor, Page};
+use crate::api::monitor::{self, Monitor};
 use crate::api::{server, socket};
-use crate::metrics::{Exporter, Format};
+use crate::metrics::Exporter;
 use crate::pidfile::PidFile;
 
 /// Longest wait for requests that are under way when the agent stops.
@@ -188,13 +188,15 @@ impl Agent {
         let listeners = hello::bind(&own.addresses, config.health_port)?;
         let healthz = monitor::bind("--healthz-address", &config.healthz_address)?;
         let scrapes = monitor::bind("--metrics-address", &config.metrics_address)?;
-        let service_ports = services::Ports::open(config)?;
+        let service_parts = services::Sources::open(config)
+            .map(|sources| anyhow::Ok((sources, services::Ports::open(config)?)))
+            .transpose()?;
         let pods = Sources::open(config)?;
         let exporter = Arc::new(Exporter::new(source.clone(), config.location.clone()));
         let monitors = [
-            Monitor::start(healthz, [healthz_page(source.clone())])
+            Monitor::start(healthz, [pages::healthz(source.clone())])
                 .context("cannot serve GET /healthz")?,
-            Monitor::start(scrapes, [metrics_page(exporter.clone())])
+            Monitor::start(scrapes, [pages::metrics(exporter.clone())])
                 .context("cannot serve GET /metrics")?,
         ];
         let survey = endpoints::survey(config, &netlink).await?;
@@ -259,8 +261,8 @@ impl Agent {
             source.set_containers(containers.supervisor.clone());
         }
         let probes = containers.as_ref().map(|probes| &probes.supervisor);
-        let services = service_ports
-            .map(|ports| services::start(config, &own, ports, probes))
+        let services = service_parts
+            .map(|parts| services::start(config, &own, parts, probes))
             .transpose()?;
         if let Some(services) = &services {
             source.set_services(services.book.clone());
@@ -561,30 +563,6 @@ fn pace(config: &Config) -> Pace {
             longest: config.conntrack_gc_max_interval,
         },
         GcInterval::Fixed(interval) => Pace::Fixed(interval),
-    }
-}
-
-fn healthz_page(source: Arc<AgentSource>) -> Page {
-    Page {
-        path: "/healthz",
-        answer: Box::new(move |_| source.liveness().answer()),
-    }
-}
-
-fn metrics_page(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
-    let answer = move |headers: &HeaderMap| {
-        let format = Format::accepted(headers);
-        let exporter = exporter.clone();
-        Answer {
-            status: StatusCode::OK,
-            content_type: format.content_type(),
-            headers: Vec::new(),
-            body: Box::new(move |out| exporter.scrape(format, out)),
-        }
-    };
-    Page {
-        path: "/metrics",
-        answer: Box::new(answer),
     }
 }
 

@@ -25,8 +25,8 @@ pub struct ServiceSettings {
     /// again when they change
     #[arg(long, value_name = "DIR")]
     pub service_manifests: Option<PathBuf>,
-    /// Zone of this node, as endpoint slices name it in their hints; needs --service-manifests
-    #[arg(long, value_name = "ZONE", requires = "service_manifests")]
+    /// Zone of this node, as endpoint slices name it in their hints
+    #[arg(long, value_name = "ZONE")]
     pub service_node_zone: Option<String>,
     /// Shortest time between two changes of the datapath for services, at most 10s
     #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = parse_duration)]

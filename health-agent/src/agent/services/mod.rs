@@ -2,12 +2,12 @@
 
 mod measured;
 mod readiness;
+mod sources;
 #[cfg(test)]
 mod tests;
 
 use std::convert::Infallible;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,14 +19,13 @@ use health_registry::nodes::Node;
 use health_service::choice::Topology;
 use health_service::runner::Intervals;
 use health_service::services::{Provider, Services, Settings, Work};
-use health_service::source::{Folder, Probed};
-use health_service::spec::Selection;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tracing::debug;
 
 use self::measured::Measured;
 use self::readiness::PodReadiness;
+pub(super) use self::sources::Sources;
 use crate::api::monitor::{self, Monitor};
 use crate::api::services::listeners::{EVERYWHERE, HealthChecks, ServiceListeners};
 use crate::api::services::{ServiceBook, pages};
@@ -41,29 +40,24 @@ pub(super) struct ServedServices {
     pub(super) book: ServiceBook,
     monitors: [Monitor; 2],
     /// Those that end when they are dropped.
-    _sources: (Folder, Probed, Option<PodReadiness>),
+    _sources: (Sources, Option<PodReadiness>),
     _listeners: ServiceListeners,
 }
 
-/// Where services come from, and where it is told how they do: nobody else has these ports.
+/// Where it is told how services do: nobody else has these ports.
 pub(super) struct Ports {
-    folder: PathBuf,
     health: Vec<TcpListener>,
     metrics: Vec<TcpListener>,
 }
 
 impl Ports {
-    /// `None` if this agent is to serve no services.
-    pub(super) fn open(config: &Config) -> Result<Option<Self>, monitor::BindError> {
+    /// Listens there.
+    pub(super) fn open(config: &Config) -> Result<Self, monitor::BindError> {
         let settings = &config.services;
-        let Some(folder) = settings.service_manifests.clone() else {
-            return Ok(None);
-        };
-        Ok(Some(Self {
-            folder,
+        Ok(Self {
             health: monitor::bind("--service-health-listen", &settings.service_health_listen)?,
             metrics: monitor::bind("--service-metrics-listen", &settings.service_metrics_listen)?,
-        }))
+        })
     }
 }
 
@@ -71,7 +65,7 @@ impl Ports {
 pub(super) fn start(
     config: &Config,
     own: &Node,
-    ports: Ports,
+    (sources, ports): (Sources, Ports),
     probes: Option<&Supervisor>,
 ) -> anyhow::Result<ServedServices> {
     let topology = Topology {
@@ -83,22 +77,23 @@ pub(super) fn start(
         PodReadiness::follow(probes.clone(), shared)
     });
     let provider = Unprogrammed;
-    serve(&config.services, topology, ports, pods, provider).context("cannot serve services")
+    let settings = &config.services;
+    serve(settings, topology, sources, ports, pods, provider).context("cannot serve services")
 }
 
 fn serve(
     settings: &ServiceSettings,
     topology: Topology,
+    mut sources: Sources,
     ports: Ports,
     pods: Option<PodReadiness>,
     provider: impl Provider,
 ) -> anyhow::Result<ServedServices> {
-    let folder = Folder::watch(&ports.folder, Selection::default());
     let readiness = match &pods {
         Some(pods) => pods.readiness(),
         None => watch::channel(Arc::default()).1,
     };
-    let probed = Probed::of(folder.services(), topology.node.clone(), readiness.clone());
+    let sets = sources.services(&topology.node, &readiness);
     let metrics = Arc::new(ServiceMetrics::default());
     let (told, checks) = watch::channel(Arc::<HealthChecks>::default());
     let services = Services::start(
@@ -113,7 +108,7 @@ fn serve(
             clock: Timestamp::now,
         },
         watch::channel(topology).1,
-        vec![probed.services()],
+        sets,
         Measured::new(provider, metrics.clone(), told),
     )?;
     let handle = services.handle();
@@ -131,7 +126,7 @@ fn serve(
         services,
         book,
         monitors,
-        _sources: (folder, probed, pods),
+        _sources: (sources, pods),
         _listeners: listeners,
     })
 }

@@ -5,6 +5,7 @@ use health_probe::source::Folder as Pods;
 use health_probe::spec::PodSpec;
 use health_probe::supervisor::{Endpoints, LocalEndpoint, Restarts, SupervisorOptions};
 use health_probe::worker::Limits;
+use health_service::state::{Changes, State};
 
 use super::*;
 
@@ -89,11 +90,11 @@ fn served(services: &Path, pods: Option<PodReadiness>) -> ServedServices {
         zone: None,
     };
     let ports = Ports {
-        folder: services.to_owned(),
         health: Vec::new(),
         metrics: Vec::new(),
     };
-    serve(&settings, topology, ports, pods, Unprogrammed).unwrap()
+    let sources = Sources::of_folder(services);
+    serve(&settings, topology, sources, ports, pods, Unprogrammed).unwrap()
 }
 
 /// The backends that new flows go to, and those that probes tell of.
@@ -177,4 +178,44 @@ async fn without_services_that_can_be_read_the_agent_says_so() {
         "{told}"
     );
     assert!(told.contains("none"), "{told}");
+}
+
+/// Fails until it is told to work.
+struct Moody(watch::Receiver<bool>);
+
+impl Provider for Moody {
+    type Error = &'static str;
+
+    async fn sync(&mut self, _: Work<'_>) -> Result<(), &'static str> {
+        self.0.borrow().then_some(()).ok_or("no room")
+    }
+}
+
+#[tokio::test]
+async fn load_balancers_are_told_of_what_is_in_force_and_no_more() {
+    let (works, mood) = watch::channel(false);
+    let (told, mut checks) = watch::channel(Arc::<HealthChecks>::default());
+    let metrics = Arc::new(ServiceMetrics::default());
+    let mut provider = Measured::new(Moody(mood), metrics, told);
+    let (state, changes) = (
+        State::new(Topology {
+            node: "here".into(),
+            zone: None,
+        }),
+        Changes::default(),
+    );
+    let work = Work {
+        state: &state,
+        changes: &changes,
+        is_full: true,
+    };
+    assert_eq!(provider.sync(work).await, Err("no room"));
+    assert!(!checks.has_changed().unwrap());
+    works.send_replace(true);
+    assert_eq!(provider.sync(work).await, Ok(()));
+    // Also when nothing has changed: who could not listen tries again.
+    assert!(checks.has_changed().unwrap());
+    checks.mark_unchanged();
+    assert_eq!(provider.sync(work).await, Ok(()));
+    assert!(checks.has_changed().unwrap());
 }

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use health_model::api::ServiceProblem;
 use health_net::listen;
 use health_service::health_check::{ServiceAnswer, ServiceHealth};
@@ -32,7 +33,7 @@ pub const EVERYWHERE: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// Longest wait for the requests under way on a port that is closed.
+/// Longest wait for the requests under way on ports that are closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Listens on the health-check node ports. Dropping it closes them.
@@ -133,13 +134,13 @@ impl Family {
     /// Closes, opens and moves listeners.
     async fn sync(&mut self, checks: &BTreeMap<ServiceName, HealthCheck>) {
         let listeners = self.health.known().sync(checks);
-        for (service, port) in listeners.close {
-            if let Some(monitor) = self.open.remove(&service) {
-                // Its port may be wanted by another; what takes longer is cut off.
-                let _ = tokio::time::timeout(CLOSE_TIMEOUT, monitor.shutdown()).await;
-                info!(%service, port, "load balancers are told no more of a service");
-            }
-        }
+        let closing = listeners.close.iter().filter_map(|(service, port)| {
+            let monitor = self.open.remove(service)?;
+            info!(%service, port, "load balancers are told no more of a service");
+            Some(monitor.shutdown())
+        });
+        // Their ports may be wanted by others; what takes longer is cut off.
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, join_all(closing)).await;
         self.failed
             .retain(|service, (port, _)| checks.get(service).is_some_and(|one| one.port == *port));
         for (service, port) in listeners.open {

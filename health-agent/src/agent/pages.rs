@@ -1,0 +1,36 @@
+//! The pages for monitoring.
+
+use std::sync::Arc;
+
+use health_model::settings::Location;
+use hyper::{HeaderMap, StatusCode};
+
+use super::state::AgentSource;
+use crate::api::monitor::{Answer, Page};
+use crate::metrics::{Exporter, Format};
+
+/// Whether this agent is healthy.
+pub(super) fn healthz(source: Arc<AgentSource>) -> Page {
+    Page {
+        path: "/healthz",
+        answer: Box::new(move |_| source.liveness().answer()),
+    }
+}
+
+/// What the agent counts and measures.
+pub(super) fn metrics(exporter: Arc<Exporter<AgentSource, Location>>) -> Page {
+    let answer = move |headers: &HeaderMap| {
+        let format = Format::accepted(headers);
+        let exporter = exporter.clone();
+        Answer {
+            status: StatusCode::OK,
+            content_type: format.content_type(),
+            headers: Vec::new(),
+            body: Box::new(move |out| exporter.scrape(format, out)),
+        }
+    };
+    Page {
+        path: "/metrics",
+        answer: Box::new(answer),
+    }
+}
