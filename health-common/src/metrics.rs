@@ -47,10 +47,6 @@ pub enum Reason {
     CtInvalid = 11,
     /// An ICMP error about a flow of an endpoint.
     CtRelated = 12,
-    /// A packet to a service was sent to a backend.
-    ServiceTranslated = 13,
-    /// A backend's answer got the service's address.
-    ServiceAnswered = 14,
     /// An event that somebody monitors was lost: the ring buffer was full.
     EventLost = 127,
     /// Dropped: the source address cannot be answered or is not the sender's.
@@ -58,13 +54,11 @@ pub enum Reason {
     /// Dropped: a packet to a service whose backend was not to be found.
     ServiceNoBackend = 158,
     /// Dropped: a packet to a service without a backend; its sender is told by an ICMP error.
-    ServiceRejected = 159,
+    ServiceRejected = 240,
     /// Dropped: a packet to a service that only has backends elsewhere, where its policy wants one on this node.
-    ServiceNoLocal = 160,
+    ServiceNoLocal = 241,
     /// Dropped: a packet to a service from a source that is not in its ranges.
     ServiceSourceRange = 177,
-    /// Dropped: a new flow of a service whose ports collide with another flow of the client to the same backend.
-    ServiceCollision = 161,
     /// Dropped: no rule of the endpoint's policy allows it.
     PolicyDenied = 133,
     /// Dropped: an IP header of an endpoint that is cut short; of no use to a policy, since it is cut short or has more
@@ -88,7 +82,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons, for listings.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 28] = [
         Self::Forwarded,
         Self::EchoAnswered,
         Self::NeighbourAnswered,
@@ -102,8 +96,6 @@ impl Reason {
         Self::ProbeDamaged,
         Self::CtInvalid,
         Self::CtRelated,
-        Self::ServiceTranslated,
-        Self::ServiceAnswered,
         Self::EventLost,
         Self::InvalidSource,
         Self::PolicyDenied,
@@ -118,7 +110,6 @@ impl Reason {
         Self::ServiceNoBackend,
         Self::ServiceRejected,
         Self::ServiceNoLocal,
-        Self::ServiceCollision,
         Self::ServiceSourceRange,
     ];
 
@@ -153,12 +144,9 @@ impl Reason {
             Self::NatUnsupported => "Unsupported for NAT masquerade",
             Self::PolicyDeniedByRule => "Policy denied by denylist",
             Self::FragmentUnknown => "Fragment of an unknown packet",
-            Self::ServiceTranslated => "Sent to a backend",
-            Self::ServiceAnswered => "Answered by a backend",
             Self::ServiceNoBackend => "Service backend not found",
             Self::ServiceRejected => "Service without endpoints",
             Self::ServiceNoLocal => "Service without local endpoints",
-            Self::ServiceCollision => "Service flow collides with another",
             Self::ServiceSourceRange => "Not in the service's source ranges",
             Self::EventLost => "Event lost",
         }

@@ -29,6 +29,7 @@ use crate::frame::{Frame, IP_AT, L4_AT4, L4_AT6, MARK_ANSWERED};
 use crate::maps::{HEALTH_CONFIG, HEALTH_ENDPOINTS};
 use crate::metrics::{Verdict, count, ignore, pass, redirected, refuse};
 use crate::packet::load;
+use crate::service;
 
 /// Whether an exchange is entered into conntrack and counted. Only benchmarks do without.
 pub trait State {
@@ -51,6 +52,11 @@ impl State for Stateless {
 /// A packet on its way to an endpoint.
 #[inline(always)]
 pub fn to_endpoint<S: State>(frame: &Frame) -> Verdict {
+    // What the endpoint sent to itself through a service, or is told of its own packet.
+    if frame.mark() == MARK_ANSWERED {
+        frame.set_mark(0);
+        return pass(frame, Reason::Forwarded, Direction::Egress);
+    }
     // A tagged packet is not for the endpoint's untagged device.
     if frame.has_vlan_tag() {
         return pass(frame, Reason::LeftToStack, Direction::Egress);
@@ -86,7 +92,7 @@ pub fn from_endpoint(frame: &Frame) -> Verdict {
 }
 
 /// What of an endpoint's packets differs between the IP versions.
-trait Packets: Steps {
+trait Packets: Steps + service::Steps {
     /// Whether all but this version's ICMP is told from an echo request by the header's protocol. With IPv6 an
     /// extension header may stand before one.
     const TELLS_PROTOCOL: bool;
@@ -152,12 +158,16 @@ fn to_endpoint_ip<T: Packets, S: State>(frame: &Frame) -> Verdict {
     }
     let Some(config) = for_health_endpoint(frame, destination) else {
         return match endpoint_at(frame, destination) {
-            Some(endpoint) => settle(
-                frame,
-                track::<T>(frame, TUPLE_IN, Some(endpoint)),
-                Reason::Forwarded,
-                Direction::Egress,
-            ),
+            Some(endpoint) => {
+                let tracked = track::<T>(frame, TUPLE_IN, Some(endpoint));
+                if tracked.is_ok()
+                    && service::is_on()
+                    && let Some(verdict) = service::answer::<T>(frame)
+                {
+                    return verdict;
+                }
+                settle(frame, tracked, Reason::Forwarded, Direction::Egress)
+            }
             None => pass(frame, Reason::Forwarded, Direction::Egress),
         };
     };
@@ -351,6 +361,11 @@ fn from_endpoint_ip<T: Packets>(frame: &Frame) -> Verdict {
         };
     }
     if let Some(endpoint) = endpoint_at(frame, source) {
+        if service::is_on()
+            && let Some(verdict) = service::send::<T>(frame, endpoint)
+        {
+            return verdict;
+        }
         let tracked = track::<T>(frame, TUPLE_OUT, Some(endpoint));
         return settle(frame, tracked, Reason::Forwarded, Direction::Ingress);
     }

@@ -2,19 +2,21 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::maps::LruHashMap;
+use aya_ebpf::maps::{HashMap, LruHashMap};
 use health_common::ct::{CtEntry, Tuple4, Tuple6};
 use health_common::echo::{Ipv4Header, Ipv6Header};
 use health_common::fragment::FragmentPorts;
 use health_common::probe::{
     MESSAGE_LEN, ProbeMessage, is_intact4, is_intact6, may_be_probe4, may_be_probe6,
 };
+use health_common::service::Frontend;
 use health_common::tuple::Tuple;
 
 use crate::frame::{Frame, IP_AT};
 use crate::maps::{
     HEALTH_CT_ANY4, HEALTH_CT_ANY6, HEALTH_CT4, HEALTH_CT6, HEALTH_FRAGMENTS4, HEALTH_FRAGMENTS6,
-    HEALTH_NAT_ANY4, HEALTH_NAT_ANY6, HEALTH_NAT4, HEALTH_NAT6,
+    HEALTH_NAT_ANY4, HEALTH_NAT_ANY6, HEALTH_NAT4, HEALTH_NAT6, HEALTH_REVNAT_ANY4,
+    HEALTH_REVNAT_ANY6, HEALTH_REVNAT4, HEALTH_REVNAT6, HEALTH_SVC4, HEALTH_SVC6,
 };
 use crate::packet::{Inner, ParsedPacket, read_inner4, read_inner6, read4, read6};
 use crate::table::Table;
@@ -25,6 +27,10 @@ pub trait Version: Tuple + Sized + 'static {
     fn flows() -> Table<Self, CtEntry>;
     /// Its translations.
     fn translations() -> Table<Self, Self::Translation>;
+    /// Frontends of its services.
+    fn frontends() -> &'static HashMap<Self::FrontendKey, Frontend>;
+    /// Its flows through services.
+    fn service_flows() -> Table<Self, Self::ServiceFlow>;
     /// Ports of its packets that come in fragments.
     fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts>;
     /// Bytes of this version's addresses and two ports, as a tuple begins: a `struct bpf_sock_tuple`.
@@ -69,7 +75,7 @@ pub trait Version: Tuple + Sized + 'static {
 
 macro_rules! version {
     (
-        $tuple:ty, $header:ty, $flows:expr, $translations:expr, $fragments:ident, $read:ident,
+        $tuple:ty, $header:ty, $flows:expr, $translations:expr, $service_flows:expr, $frontends:ident, $fragments:ident, $read:ident,
         $read_inner:ident, $protocol:ident, $may_be_probe:ident, $is_intact:ident, $check_at:expr
     ) => {
         impl Version for $tuple {
@@ -106,6 +112,14 @@ macro_rules! version {
                 $translations
             }
             #[inline(always)]
+            fn frontends() -> &'static HashMap<Self::FrontendKey, Frontend> {
+                &$frontends
+            }
+            #[inline(always)]
+            fn service_flows() -> Table<Self, Self::ServiceFlow> {
+                $service_flows
+            }
+            #[inline(always)]
             fn fragments() -> &'static LruHashMap<Self::FragmentKey, FragmentPorts> {
                 &$fragments
             }
@@ -137,6 +151,11 @@ version!(
         tcp: &HEALTH_NAT4,
         others: &HEALTH_NAT_ANY4,
     },
+    Table {
+        tcp: &HEALTH_REVNAT4,
+        others: &HEALTH_REVNAT_ANY4,
+    },
+    HEALTH_SVC4,
     HEALTH_FRAGMENTS4,
     read4,
     read_inner4,
@@ -156,6 +175,11 @@ version!(
         tcp: &HEALTH_NAT6,
         others: &HEALTH_NAT_ANY6,
     },
+    Table {
+        tcp: &HEALTH_REVNAT6,
+        others: &HEALTH_REVNAT_ANY6,
+    },
+    HEALTH_SVC6,
     HEALTH_FRAGMENTS6,
     read6,
     read_inner6,

@@ -30,6 +30,7 @@ pub mod policy;
 pub mod probe_flow;
 pub mod rewrite;
 pub mod rtt;
+pub mod service;
 pub mod table;
 pub mod tcp;
 pub mod turnround;

@@ -6,6 +6,7 @@
 //! writes a pool where none was, and then has the frontend name it; nothing is changed under a program that reads it.
 
 pub mod choice;
+pub mod unreachable;
 
 use crate::addr::Addr;
 

@@ -1,0 +1,256 @@
+//! The choice of a backend for a new flow.
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use health_common::ct::{CtState, Timeouts, lifetime};
+use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
+use health_common::service::choice::{flow_hash, scaled, weighted};
+use health_common::service::{
+    ALGORITHM_LEAST_CONNECTION, ALGORITHM_MAGLEV, ALGORITHM_ROUND_ROBIN, Affinity, AffinityKey,
+    Backend, FRONTEND_DROPS_INSIDE, FRONTEND_RESTRICTED, FRONTEND_WEIGHTED, Frontend, Pool,
+    SourceRange,
+};
+use health_common::tcp::IP_PROTOCOL_TCP;
+use health_common::tuple::ServiceFlowParts;
+
+use super::request::{gateway, opens};
+use super::step::{Request, StepResult};
+use crate::clock::coarse_now_secs;
+use crate::frame::Frame;
+use crate::ip_version::Version;
+use crate::ipcache::TrieKey;
+use crate::maps::{
+    HEALTH_AFFINITY, HEALTH_BACKENDS, HEALTH_CONFIG, HEALTH_MAGLEV, HEALTH_SLOTS,
+    HEALTH_SOURCE_RANGES,
+};
+
+/// How many backends are tried whose ports to the client may be another connection's.
+const TRIES: u32 = 3;
+/// Bits of a key of `HEALTH_SOURCE_RANGES`.
+const SOURCE_BITS: u32 = 8 * size_of::<SourceRange>() as u32;
+
+/// Chooses a backend for a new flow from an endpoint, and enters the flow.
+#[inline(always)]
+pub(super) fn choose<T: Version>(_frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let flow = request.tuple;
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return StepResult::PASSED;
+    };
+    // SAFETY: entries are replaced as a whole.
+    let Some(&frontend) = (unsafe { T::frontends().get(flow.frontend_key()) }) else {
+        return StepResult::PASSED;
+    };
+    let client = flow.source().0.to_addr();
+    if frontend.flags & FRONTEND_RESTRICTED != 0 && !is_in_range(client, frontend.service) {
+        return StepResult::dropped(Reason::ServiceSourceRange);
+    }
+    if frontend.inside.len == 0 {
+        return if frontend.flags & FRONTEND_DROPS_INSIDE != 0 {
+            StepResult::dropped(Reason::ServiceNoLocal)
+        } else {
+            StepResult::REJECTED
+        };
+    }
+    let index = match lasting(client, &frontend) {
+        Some(index) => Some(index),
+        None => fresh(request, &frontend),
+    };
+    let Some((index, to)) =
+        index.and_then(|index| Some((index, address::<T>(index, frontend.service)?)))
+    else {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    };
+    request.set_backend(to);
+    if frontend.affinity_secs != 0 {
+        let key = AffinityKey {
+            client,
+            service: frontend.service,
+        };
+        let affinity = Affinity {
+            backend: index,
+            last_used: coarse_now_secs(),
+        };
+        // Without room, the next flow may go elsewhere.
+        let _ = HEALTH_AFFINITY.insert(key, affinity, u64::from(BPF_ANY));
+    }
+    enter(&flow, to, index, frontend.service, &config.timeouts)
+}
+
+/// Enters a flow, both ways.
+#[inline(always)]
+fn enter<T: Version>(
+    flow: &T,
+    to: (T::Address, u16),
+    index: u32,
+    service: u32,
+    timeouts: &Timeouts,
+) -> StepResult {
+    let expires = coarse_now_secs() + lifetime(flow.protocol(), CtState::default(), timeouts);
+    let back = T::service_flow(flow.destination(), index, service, expires);
+    let answer = match gateway::<T>() {
+        // Of itself, an endpoint gets the packet from the gateway, and answers there.
+        Some(gateway) if to.0 == flow.source().0 => flow
+            .with_destination((gateway, flow.source().1))
+            .reply()
+            .with_destination(to)
+            .reply(),
+        _ => flow.with_destination(to).reply(),
+    };
+    if T::service_flows()
+        .insert(&answer, &back, u64::from(BPF_ANY))
+        .is_err()
+    {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
+    let out = T::service_flow(to, index, service, expires);
+    if T::service_flows()
+        .insert(flow, &out, u64::from(BPF_ANY))
+        .is_err()
+    {
+        return StepResult::dropped(Reason::ServiceNoBackend);
+    }
+    if let Some(backend) = HEALTH_BACKENDS.get_ptr_mut(index) {
+        // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+        unsafe {
+            atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(&raw mut (*backend).flows, 1)
+        };
+    }
+    StepResult::FOUND
+}
+
+/// Whether a flow's backend still serves its service.
+#[inline(always)]
+pub(super) fn is_serving<T: Version>(parts: &ServiceFlowParts<T::Address>) -> bool {
+    address::<T>(parts.backend, parts.service).is_some_and(|to| to == parts.to)
+}
+
+/// Where a backend of a service listens.
+#[inline(always)]
+fn address<T: Version>(index: u32, service: u32) -> Option<(T::Address, u16)> {
+    let backend: &Backend = HEALTH_BACKENDS.get(index)?;
+    let is_of_version = backend.addr.is_v4() == (T::IP_VERSION == 4);
+    (backend.service == service && is_of_version)
+        .then(|| (T::Address::of_addr(&backend.addr), backend.port_be))
+}
+
+/// Whether a client is in the ranges of a service.
+#[inline(always)]
+fn is_in_range(client: health_common::addr::Addr, service: u32) -> bool {
+    let key = TrieKey {
+        prefix_len: SOURCE_BITS,
+        data: SourceRange {
+            service_be: service.to_be(),
+            addr: client,
+        },
+    };
+    HEALTH_SOURCE_RANGES.get(key.as_key()).is_some()
+}
+
+/// The backend that a client stays with.
+#[inline(always)]
+fn lasting(client: health_common::addr::Addr, frontend: &Frontend) -> Option<u32> {
+    if frontend.affinity_secs == 0 {
+        return None;
+    }
+    let key = AffinityKey {
+        client,
+        service: frontend.service,
+    };
+    // SAFETY: entries are replaced as a whole.
+    let affinity = unsafe { HEALTH_AFFINITY.get(key) }?;
+    let is_fresh = coarse_now_secs().wrapping_sub(affinity.last_used) < frontend.affinity_secs;
+    let backend = HEALTH_BACKENDS.get(affinity.backend)?;
+    (is_fresh && backend.service == frontend.service).then_some(affinity.backend)
+}
+
+/// A backend by the service's algorithm; of TCP rather one to which the client has no connection between the same ports.
+#[inline(always)]
+fn fresh<T: Version>(request: &Request<T>, frontend: &Frontend) -> Option<u32> {
+    let flow = &request.tuple;
+    let mut index = by_algorithm(flow, frontend, frontend.inside)?;
+    if flow.protocol() != IP_PROTOCOL_TCP || !opens(request) {
+        return Some(index);
+    }
+    for _ in 1..TRIES {
+        let to = address::<T>(index, frontend.service)?;
+        let translated = flow.with_destination(to);
+        let is_taken = match T::flows().tcp.get_ptr(&translated) {
+            // SAFETY: a value of that map.
+            Some(tracked) => unsafe {
+                !(*tracked).has_expired(coarse_now_secs()) && !(*tracked).state().is_closed()
+            },
+            None => false,
+        };
+        if !is_taken {
+            break;
+        }
+        index = by_chance(frontend, frontend.inside)?;
+    }
+    Some(index)
+}
+
+#[inline(always)]
+fn by_algorithm<T: Version>(flow: &T, frontend: &Frontend, pool: Pool) -> Option<u32> {
+    match frontend.algorithm {
+        ALGORITHM_MAGLEV => {
+            let place = hash(flow, frontend.affinity_secs != 0).checked_rem(pool.len)?;
+            HEALTH_MAGLEV.get(pool.at + place).copied()
+        }
+        ALGORITHM_ROUND_ROBIN if frontend.flags & FRONTEND_WEIGHTED == 0 => {
+            let turn = HEALTH_SLOTS.get_ptr_mut(pool.at)?;
+            // SAFETY: an aligned word of a map value. For why an intrinsic see `conntrack::add`.
+            let turn = unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(turn, 1) };
+            slot(pool, turn.checked_rem(pool.len)?)
+        }
+        ALGORITHM_LEAST_CONNECTION => {
+            let (one, other) = (by_chance(frontend, pool)?, by_chance(frontend, pool)?);
+            let is_busier = HEALTH_BACKENDS.get(one)?.flows > HEALTH_BACKENDS.get(other)?.flows;
+            Some(if is_busier { other } else { one })
+        }
+        _ => by_chance(frontend, pool),
+    }
+}
+
+/// A random backend. Of a Maglev table, that of a random place.
+#[inline(always)]
+fn by_chance(frontend: &Frontend, pool: Pool) -> Option<u32> {
+    let first = scaled(random(), pool.len);
+    if frontend.algorithm == ALGORITHM_MAGLEV {
+        return HEALTH_MAGLEV.get(pool.at + first).copied();
+    }
+    if frontend.flags & FRONTEND_WEIGHTED == 0 {
+        return slot(pool, first);
+    }
+    let threshold = *HEALTH_SLOTS.get(pool.at + 1 + pool.len + first)?;
+    let alias = *HEALTH_SLOTS.get(pool.at + 1 + 2 * pool.len + first)?;
+    slot(pool, weighted(first, threshold, alias, random()))
+}
+
+#[inline(always)]
+fn slot(pool: Pool, place: u32) -> Option<u32> {
+    HEALTH_SLOTS.get(pool.at + 1 + place).copied()
+}
+
+#[inline(always)]
+fn hash<T: Version>(flow: &T, is_by_client: bool) -> u32 {
+    let (source, destination) = (flow.source(), flow.destination());
+    let ports = if is_by_client {
+        0
+    } else {
+        u64::from(u16::from_be(source.1)) << 24 | u64::from(u16::from_be(destination.1)) << 40
+    };
+    flow_hash(
+        &source.0.to_addr().words_be,
+        &destination.0.to_addr().words_be,
+        ports | u64::from(flow.protocol()),
+    )
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_get_prandom_u32() }
+}

@@ -1,0 +1,98 @@
+//! Services: a packet to a frontend is sent to a backend, and what the backend answers gets the frontend's address.
+//!
+//! Known flows are looked up first, so that they keep their backend whatever becomes of the service. Policy judges the
+//! packet between both: it sees the backend in what a client sends, and the client in what a backend is sent.
+
+mod answer;
+mod backend;
+mod reject;
+mod request;
+mod step;
+
+use health_common::config::SERVICES;
+
+use crate::frame::{Frame, MARK_ANSWERED};
+use crate::maps::HEALTH_CONFIG;
+use crate::metrics::{Verdict, redirected, refuse};
+use health_common::endpoint::EndpointInfo;
+use health_common::metrics::{Direction, Reason};
+use network_types::eth::EthHdr;
+
+pub use step::Steps;
+use step::{Request, StepResult};
+
+/// Whether there are services.
+#[inline(always)]
+pub fn is_on() -> bool {
+    HEALTH_CONFIG
+        .get(0)
+        .is_some_and(|config| config.flags & SERVICES != 0)
+}
+
+/// Sends a packet of an endpoint on to a backend if it is for a service. `None`: it goes its way, to the backend or,
+/// untouched, to where it was going.
+#[inline(always)]
+pub fn send<T: Steps>(frame: &Frame, endpoint: &EndpointInfo) -> Option<Verdict> {
+    let skb = frame.skb();
+    let mut request = Request::<T>::new();
+    let result = match T::find(skb, &mut request) {
+        StepResult::IS_NEW => T::choose(skb, &mut request),
+        result => result,
+    };
+    let result = match result {
+        StepResult::FOUND => T::rewrite(skb, &mut request),
+        StepResult::IS_ERROR => T::send_error(skb, &mut request),
+        result => result,
+    };
+    match result {
+        StepResult::TURNED => Some(turn_round(frame, endpoint)),
+        StepResult::REJECTED => Some(reject(frame, endpoint, T::reject(skb, &mut request))),
+        result => dropped(frame, result, Direction::Ingress),
+    }
+}
+
+/// Gives a backend's answer to an endpoint the frontend's address.
+#[inline(always)]
+pub fn answer<T: Steps>(frame: &Frame) -> Option<Verdict> {
+    let mut request = Request::<T>::new();
+    dropped(
+        frame,
+        T::answer(frame.skb(), &mut request),
+        Direction::Egress,
+    )
+}
+
+#[inline(always)]
+fn dropped(frame: &Frame, result: StepResult, direction: Direction) -> Option<Verdict> {
+    for reason in step::DROPS {
+        if result == StepResult::dropped(reason) {
+            return Some(refuse(frame, reason, direction));
+        }
+    }
+    None
+}
+
+/// Tells a client that there is no backend, if an error could be made of its packet.
+#[inline(always)]
+fn reject(frame: &Frame, endpoint: &EndpointInfo, result: StepResult) -> Verdict {
+    if result == StepResult::TURNED {
+        crate::metrics::count(frame, Reason::ServiceRejected, Direction::Ingress);
+        turn_round(frame, endpoint)
+    } else {
+        refuse(frame, Reason::ServiceRejected, Direction::Ingress)
+    }
+}
+
+/// Sends a packet back to the endpoint that it came from. No policy judges it: the endpoint talks to itself, or is told
+/// of its own packet.
+#[inline(always)]
+fn turn_round(frame: &Frame, endpoint: &EndpointInfo) -> Verdict {
+    let addresses = [endpoint.mac, endpoint.host_mac];
+    if !frame.store(0, &addresses) {
+        return refuse(frame, Reason::WriteFailed, Direction::Ingress);
+    }
+    const _: () = assert!(core::mem::offset_of!(EthHdr, ether_type) == size_of::<[[u8; 6]; 2]>());
+    frame.set_mark(MARK_ANSWERED);
+    let code = frame.redirect(endpoint.ifindex, 0);
+    redirected(frame, Reason::Forwarded, Direction::Ingress, code)
+}

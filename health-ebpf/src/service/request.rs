@@ -1,0 +1,246 @@
+//! Packets from a client to a service.
+
+use health_common::config::DatapathConfig;
+use health_common::ct::{CtState, IP_PROTOCOL_UDP, TUPLE_OUT, lifetime};
+use health_common::masquerade::Address as _;
+use health_common::metrics::Reason;
+use health_common::nat::End;
+use health_common::packet::Kind;
+use health_common::tcp::{ACK, IP_PROTOCOL_TCP, SYN};
+use health_common::tuple::ServiceFlowParts;
+
+use super::backend::is_serving;
+use super::step::{Request, StepResult};
+use crate::clock::coarse_now_secs;
+use crate::fragment::{find as find_fragment, keep};
+use crate::frame::{Frame, IP_AT};
+use crate::ip_version::Version;
+use crate::maps::HEALTH_CONFIG;
+use crate::packet::{Inner, ParsedPacket};
+use crate::rewrite::{self, Ends};
+
+/// Reads a packet that an endpoint sent, and finds the backend of its flow.
+#[inline(always)]
+pub(super) fn find<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let Some(config) = HEALTH_CONFIG.get(0) else {
+        return StepResult::PASSED;
+    };
+    let Some(ParsedPacket {
+        mut packet,
+        content_at,
+    }) = T::read(frame, IP_AT, TUPLE_OUT)
+    else {
+        return StepResult::PASSED;
+    };
+    request.content_at = content_at;
+    match packet.kind {
+        Kind::Flow | Kind::Fragment(_) => {}
+        Kind::IcmpError => return StepResult::IS_ERROR,
+        Kind::NoFlow => return StepResult::PASSED,
+    }
+    if !find_fragment(&mut packet) {
+        return StepResult::PASSED;
+    }
+    request.tuple = packet.tuple;
+    request.is_later = packet.is_later().into();
+    request.tcp_flags = packet.tcp_flags.into();
+    // Keys must be on the stack.
+    let flow = request.tuple;
+    if let Some(to) = known(request, &flow, config) {
+        keep(&packet, &config.timeouts);
+        request.set_backend(to);
+        return StepResult::FOUND;
+    }
+    // SAFETY: entries are replaced as a whole.
+    if unsafe { T::frontends().get(flow.frontend_key()) }.is_some() {
+        keep(&packet, &config.timeouts);
+        return StepResult::IS_NEW;
+    }
+    // A connection without a service between the ports of one with it: its answers are nobody else's.
+    if opens(request) {
+        let _ = T::service_flows().remove(&flow.reply());
+    }
+    StepResult::PASSED
+}
+
+/// Where the packets of a known flow go; `None` if it is to get another backend.
+#[inline(always)]
+fn known<T: Version>(
+    request: &Request<T>,
+    flow: &T,
+    config: &DatapathConfig,
+) -> Option<(T::Address, u16)> {
+    let entry = T::service_flows().get_ptr_mut(flow)?;
+    // SAFETY: a value of that map, valid memory for the program's run; words that are replaced together are only read
+    // together by whoever sent the packets of this flow.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    let protocol = flow.protocol();
+    if protocol == IP_PROTOCOL_TCP {
+        if opens(request) && !may_reopen(flow, &parts) {
+            return None;
+        }
+        return Some(parts.to);
+    }
+    let now = coarse_now_secs();
+    let is_over = now >= parts.expires;
+    if is_over || protocol == IP_PROTOCOL_UDP && !is_serving::<T>(&parts) {
+        return None;
+    }
+    let expires = now + lifetime(protocol, CtState::default(), &config.timeouts);
+    if expires != parts.expires {
+        // SAFETY: as above; a value is replaced by itself but for the time.
+        unsafe { *entry = T::service_flow(parts.to, parts.backend, parts.service, expires) };
+    }
+    Some(parts.to)
+}
+
+/// Whether a SYN of a known flow goes to its backend: sent again, or before anybody closed the connection.
+#[inline(always)]
+fn may_reopen<T: Version>(flow: &T, parts: &ServiceFlowParts<T::Address>) -> bool {
+    if !is_serving::<T>(parts) {
+        return false;
+    }
+    let translated = flow.with_destination(parts.to);
+    match T::flows().tcp.get_ptr(&translated) {
+        // SAFETY: a value of that map.
+        Some(tracked) => unsafe { !(*tracked).state().is_closed() },
+        None => true,
+    }
+}
+
+/// Whether a packet opens a connection.
+#[inline(always)]
+pub(super) fn opens<T: Version>(request: &Request<T>) -> bool {
+    request.tcp_flags as u8 & (SYN | ACK) == SYN
+}
+
+/// Rewrites a packet whose backend was found.
+///
+/// An endpoint that is its own backend gets the packet from the gateway, which it does not take for itself; what it
+/// answers to the gateway is found as a flow, too, and goes the same way back.
+#[inline(always)]
+pub(super) fn rewrite<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let flow = request.tuple;
+    let (source, destination) = (flow.source(), flow.destination());
+    let backend = request.backend();
+    let gateway = gateway::<T>();
+    if gateway.is_some_and(|gateway| gateway == destination.0) {
+        let client = (source.0, destination.1);
+        return both(frame, request, (source, backend), (destination, client));
+    }
+    if backend.0 == source.0 {
+        let Some(gateway) = gateway else {
+            return StepResult::dropped(Reason::ServiceNoBackend);
+        };
+        let client = (gateway, source.1);
+        return both(frame, request, (source, client), (destination, backend));
+    }
+    match end(frame, request, End::Destination, destination, backend) {
+        Some(()) => StepResult::FOUND,
+        None => StepResult::dropped(Reason::WriteFailed),
+    }
+}
+
+/// An end before, and after.
+type Change<T> = (
+    (<T as health_common::tuple::Tuple>::Address, u16),
+    (<T as health_common::tuple::Tuple>::Address, u16),
+);
+
+#[inline(always)]
+fn both<T: Version>(
+    frame: &Frame,
+    request: &Request<T>,
+    source: Change<T>,
+    destination: Change<T>,
+) -> StepResult {
+    let is_written = end(frame, request, End::Source, source.0, source.1).is_some()
+        && end(
+            frame,
+            request,
+            End::Destination,
+            destination.0,
+            destination.1,
+        )
+        .is_some();
+    if is_written {
+        StepResult::TURNED
+    } else {
+        StepResult::dropped(Reason::WriteFailed)
+    }
+}
+
+#[inline(always)]
+fn end<T: Version>(
+    frame: &Frame,
+    request: &Request<T>,
+    end: End,
+    old: (T::Address, u16),
+    new: (T::Address, u16),
+) -> Option<()> {
+    let ends = Ends::<T> { end, old, new };
+    let protocol = request.tuple.protocol();
+    rewrite::packet(frame, IP_AT as u32, request.content_at(), protocol, &ends)
+}
+
+/// The gateway of this node's endpoints.
+#[inline(always)]
+pub(super) fn gateway<T: Version>() -> Option<T::Address> {
+    let config = HEALTH_CONFIG.get(0)?;
+    let gateway = if T::IP_VERSION == 4 {
+        &config.gateway4
+    } else {
+        &config.gateway6
+    };
+    (!gateway.is_unset()).then(|| T::Address::of_addr(gateway))
+}
+
+/// Sends an ICMP error about what a service answered to the backend that did.
+#[inline(always)]
+pub(super) fn send_error<T: Version>(frame: &Frame, request: &mut Request<T>) -> StepResult {
+    let error_at = request.content_at;
+    let Some((_, destination)) = T::addresses(frame, IP_AT) else {
+        return StepResult::PASSED;
+    };
+    let Some(inner) = T::read_inner(frame, IP_AT, error_at, TUPLE_OUT) else {
+        return StepResult::PASSED;
+    };
+    // Keys must be on the stack.
+    let flow = inner.reply;
+    let Some(entry) = T::service_flows().get_ptr(&flow) else {
+        return StepResult::PASSED;
+    };
+    // SAFETY: a value of that map.
+    let parts = T::service_flow_parts(unsafe { &*entry });
+    if destination != flow.destination().0 || parts.to.0 == flow.source().0 {
+        return StepResult::PASSED;
+    }
+    let inside = Ends::<T> {
+        end: End::Source,
+        old: flow.destination(),
+        new: parts.to,
+    };
+    let around = Ends::<T> {
+        end: End::Destination,
+        old: (destination, 0),
+        new: (parts.to.0, 0),
+    };
+    error(frame, error_at, &inner, &inside, &around)
+}
+
+/// Rewrites an ICMP error, and the packet in it.
+#[inline(always)]
+pub(super) fn error<T: Version>(
+    frame: &Frame,
+    error_at: u32,
+    inner: &Inner<T>,
+    inside: &Ends<T>,
+    around: &Ends<T>,
+) -> StepResult {
+    if rewrite::inner(frame, error_at, inner, inside).is_none()
+        || rewrite::packet(frame, IP_AT as u32, Some(error_at), T::ICMP, around).is_none()
+    {
+        return StepResult::dropped(Reason::WriteFailed);
+    }
+    StepResult::PASSED
+}

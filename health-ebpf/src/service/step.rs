@@ -1,0 +1,157 @@
+//! What the steps know of a packet, what they return, and what makes them functions of their own.
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
+use health_common::ct::{Tuple4, Tuple6};
+use health_common::metrics::Reason;
+
+use super::answer::answer;
+use super::backend::choose;
+use super::reject::{Unreachable, reject};
+use super::request::{find, rewrite, send_error};
+use crate::frame::Frame;
+use crate::ip_version::Version;
+
+/// What a step makes of a packet. Functions in the kernel return nothing but numbers: this one.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct StepResult(u32);
+
+/// The reasons with which packets are dropped here.
+pub(super) const DROPS: [Reason; 4] = [
+    Reason::WriteFailed,
+    Reason::ServiceNoBackend,
+    Reason::ServiceNoLocal,
+    Reason::ServiceSourceRange,
+];
+
+impl StepResult {
+    /// The packet goes on as it is.
+    pub(super) const PASSED: Self = Self(0);
+    /// The request names the backend.
+    pub(super) const FOUND: Self = Self(1);
+    /// A packet to a service, of a flow that has no backend yet.
+    pub(super) const IS_NEW: Self = Self(2);
+    /// It is an ICMP error.
+    pub(super) const IS_ERROR: Self = Self(3);
+    /// It goes back to who sent it.
+    pub(super) const TURNED: Self = Self(4);
+    /// Its sender is to be told that there is no backend.
+    pub(super) const REJECTED: Self = Self(5);
+
+    /// The packet is dropped. The numbers of such reasons begin at 128.
+    #[inline(always)]
+    pub(super) const fn dropped(reason: Reason) -> Self {
+        Self(reason as u32)
+    }
+}
+
+/// What the steps know of a packet to a service.
+#[repr(C)]
+pub struct Request<T: Version> {
+    /// Of the packet, in direction out.
+    pub(super) tuple: T,
+    /// Address of the backend.
+    pub(super) addr_be: T::Address,
+    /// Its port.
+    pub(super) port_be: u32,
+    /// Where the transport header or the ICMP error begins.
+    pub(super) content_at: u32,
+    /// A later fragment: there is no transport header.
+    pub(super) is_later: u32,
+    /// Of the segment, 0 for other protocols.
+    pub(super) tcp_flags: u32,
+}
+
+impl<T: Version> Request<T>
+where
+    T::Address: Default,
+{
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self {
+            tuple: T::default(),
+            addr_be: T::Address::default(),
+            port_be: 0,
+            content_at: 0,
+            is_later: 0,
+            tcp_flags: 0,
+        }
+    }
+}
+
+impl<T: Version> Request<T> {
+    /// Where the backend listens.
+    #[inline(always)]
+    pub(super) fn backend(&self) -> (T::Address, u16) {
+        (self.addr_be, self.port_be as u16)
+    }
+
+    #[inline(always)]
+    pub(super) fn set_backend(&mut self, (addr_be, port_be): (T::Address, u16)) {
+        (self.addr_be, self.port_be) = (addr_be, port_be.into());
+    }
+
+    /// Where the transport header begins, if there is one.
+    #[inline(always)]
+    pub(super) fn content_at(&self) -> Option<u32> {
+        (self.is_later == 0).then_some(self.content_at)
+    }
+}
+
+/// The steps as functions of their own: the verifier looks at each once, and not once for each way that leads there.
+pub trait Steps: Version<Address: Default> + Unreachable {
+    /// See [`find`].
+    fn find(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`choose`].
+    fn choose(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`rewrite`].
+    fn rewrite(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`send_error`].
+    fn send_error(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`answer`].
+    fn answer(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+    /// See [`reject`].
+    fn reject(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult;
+}
+
+macro_rules! steps {
+    ($tuple:ty, $($step:ident as $name:ident),+) => {
+        impl Steps for $tuple {$(
+            #[inline(always)]
+            fn $step(skb: *mut __sk_buff, request: &mut Request<Self>) -> StepResult {
+                #[unsafe(no_mangle)]
+                #[inline(never)]
+                extern "C" fn $name(skb: *mut __sk_buff, request: *mut Request<$tuple>) -> u32 {
+                    let ctx = TcContext::new(skb);
+                    // SAFETY: a reference, in the only call.
+                    let result = match unsafe { request.as_mut() } {
+                        Some(request) => $step::<$tuple>(&Frame::new(&ctx), request),
+                        None => StepResult::PASSED,
+                    };
+                    result.0
+                }
+                StepResult($name(skb, request))
+            }
+        )+}
+    };
+}
+
+steps!(
+    Tuple4,
+    find as service4_find,
+    choose as service4_choose,
+    rewrite as service4_rewrite,
+    send_error as service4_send_error,
+    answer as service4_answer,
+    reject as service4_reject
+);
+steps!(
+    Tuple6,
+    find as service6_find,
+    choose as service6_choose,
+    rewrite as service6_rewrite,
+    send_error as service6_send_error,
+    answer as service6_answer,
+    reject as service6_reject
+);
