@@ -24,6 +24,7 @@ pub mod probed;
 pub mod process;
 pub mod processes;
 pub mod relay;
+pub mod served;
 pub mod snapshot;
 pub mod testrun;
 pub mod transfer;

@@ -48,6 +48,13 @@ pub(crate) const CONTAINERS: &[Tool] = &[
     tool("ctr", "containerd"),
 ];
 
+/// What a bed with services needs.
+pub(crate) const SERVICES: &[Tool] = &[
+    tool("setpriv", "util-linux"),
+    tool("nginx", "nginx-light"),
+    tool("curl", "curl"),
+];
+
 /// What the tests need.
 pub(crate) const TESTS: &[Tool] = &[
     tool("ip", "iproute2"),
@@ -76,6 +83,7 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("containerd", "containerd"),
     tool("ctr", "containerd"),
     tool("nginx", "nginx-light"),
+    tool("curl", "curl"),
 ];
 
 /// What runs virtual machines.

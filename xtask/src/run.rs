@@ -19,12 +19,15 @@ pub(crate) struct Args {
     /// Give nodes and endpoints IPv6 addresses too
     #[arg(long)]
     ipv6: bool,
-    /// Print the first node's status as JSON
+    /// Print the first node's status as JSON, and what became of requests to services
     #[arg(long)]
     json: bool,
     /// Run containers under containerd on the first node, and show how they are probed
     #[arg(long)]
     probes: bool,
+    /// Run a web service with three backends, and show who answers while one is not ready
+    #[arg(long, conflicts_with = "probes")]
+    services: bool,
     #[command(flatten)]
     vm: vm::Choice,
 }
@@ -38,6 +41,7 @@ impl Args {
             (self.ipv6, "--ipv6"),
             (self.json, "--json"),
             (self.probes, "--probes"),
+            (self.services, "--services"),
         ] {
             if wanted {
                 flags.push(flag.to_owned());
@@ -55,6 +59,9 @@ pub(crate) fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<ExitCode
     packages::require(packages::BED)?;
     if args.probes {
         packages::require(packages::CONTAINERS)?;
+    }
+    if args.services {
+        packages::require(packages::SERVICES)?;
     }
     run_command(workspace.cargo()?.args([
         "build",

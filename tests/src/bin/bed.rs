@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 use tests::bed::{Bed, BedLock, Node, WaitOutcome};
 use tests::probed::ProbedContainers;
 use tests::process::{Running, shown, tell};
+use tests::served::show::{Folders, Report, Show};
 use tests::{PATIENCE, wait_for};
 
 #[derive(Parser)]
@@ -28,12 +29,15 @@ struct Cli {
     /// Give nodes and endpoints IPv6 addresses too
     #[arg(long)]
     ipv6: bool,
-    /// Print the first node's status as JSON
+    /// Print the first node's status as JSON, and what became of requests to services
     #[arg(long)]
     json: bool,
     /// Run containers on the first node, and show how they are probed
     #[arg(long)]
     probes: bool,
+    /// Run a web service with three backends, and show who answers while one is not ready
+    #[arg(long, conflicts_with = "probes")]
+    services: bool,
     /// How long the first answers of all probes may take
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
@@ -58,6 +62,12 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let containers = cli.probes.then(ProbedContainers::new).transpose()?;
     if let Some(containers) = &containers {
         builder = builder.first_agent_args(&containers.agent_args());
+    }
+    let folders = cli.services.then(Folders::new).transpose()?;
+    if let Some(folders) = &folders {
+        builder = builder
+            .agent_args(&folders.agent_args())
+            .first_agent_args(&folders.first_agent_args());
     }
     let bed = builder.start_with(lock)?;
     let patience = Duration::from_secs(cli.patience);
@@ -95,6 +105,20 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let mut result = result;
+    let show = match folders {
+        Some(folders) => {
+            tell("starting a service");
+            let show = Show::start(folders, &bed)?;
+            let report = show.run(|| signals.pending().next().is_some())?;
+            print_report(&report, cli.json)?;
+            if !report.is_good() {
+                result = result.and(Err(anyhow::anyhow!("requests went where they should not")));
+            }
+            Some(show)
+        }
+        None => None,
+    };
     if cli.once {
         return result;
     }
@@ -102,6 +126,9 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         tell(format_args!("warning: {error:#}"));
     }
     print_guide(&bed);
+    if let Some(show) = &show {
+        tell(show.guide(bed.node(1)));
+    }
     let watch = match &containers {
         Some(_) => Some(watch_probes(bed.node(1))?),
         None => None,
@@ -124,6 +151,16 @@ fn print_status(node: &Node, json: bool) -> anyhow::Result<()> {
     io::stdout()
         .write_all(ran.stdout.as_bytes())
         .context("cannot print the status")
+}
+
+fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
+    let text = match json {
+        true => serde_json::to_string_pretty(report)? + "\n",
+        false => report.to_string(),
+    };
+    io::stdout()
+        .write_all(text.as_bytes())
+        .context("cannot print who answered")
 }
 
 /// Waits until every probe of the node has a result, and prints them.

@@ -50,6 +50,7 @@ mod residue;
 mod rtt;
 mod rtt_list;
 mod service_sources;
+mod services;
 mod slow_peer;
 mod stack;
 mod startup;

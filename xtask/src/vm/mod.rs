@@ -209,6 +209,8 @@ const SMALL_TOOLS: &[&str] = &[
     "traceroute",
     "dig",
     "dnsmasq",
+    "nginx",
+    "curl",
 ];
 
 fn first_failure(first: u8, next: u8) -> u8 {

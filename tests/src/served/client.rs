@@ -1,0 +1,185 @@
+//! Clients of a service, and who answered them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use health_net::netns::NetNs;
+use serde::Serialize;
+
+use crate::PATIENCE;
+use crate::bed::command_in;
+use crate::process::run;
+
+/// How long a request may take that is made again if it fails.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Who answered, and whom it took the client for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The backend's name.
+    pub backend: String,
+    /// The client's address, as the backend saw it.
+    pub client: IpAddr,
+}
+
+impl Answer {
+    /// Reads an answer, and returns what is behind it.
+    pub(super) fn read(bytes: &[u8]) -> anyhow::Result<(Self, &[u8])> {
+        let mut words = bytes.splitn(3, |byte| byte.is_ascii_whitespace());
+        let mut word = || words.next().context("a word is missing");
+        let (backend, client) = (word()?, word()?);
+        let answer = Self {
+            backend: std::str::from_utf8(backend)?.to_owned(),
+            client: std::str::from_utf8(client)?.parse()?,
+        };
+        Ok((answer, words.next().unwrap_or_default()))
+    }
+}
+
+/// What became of many requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Answers {
+    /// How many each backend answered.
+    pub backends: BTreeMap<String, usize>,
+    /// The client's addresses, as the backends saw them.
+    pub clients: BTreeSet<IpAddr>,
+    /// How many failed, by curl's exit code: 7 if the connection was refused, 28 if it took too long.
+    pub failed: BTreeMap<u8, usize>,
+}
+
+impl Answers {
+    /// How many this backend answered.
+    pub fn of(&self, backend: &str) -> usize {
+        self.backends.get(backend).copied().unwrap_or(0)
+    }
+
+    /// The names of those who answered, if no request failed.
+    pub fn all_from(&self) -> Option<Vec<&str>> {
+        let names = self.backends.keys().map(String::as_str);
+        self.failed.is_empty().then(|| names.collect())
+    }
+
+    /// Counts an answer.
+    pub fn add(&mut self, answer: Answer) {
+        *self.backends.entry(answer.backend).or_default() += 1;
+        self.clients.insert(answer.client);
+    }
+}
+
+impl fmt::Display for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "answers {:?}", self.backends)?;
+        if !self.failed.is_empty() {
+            write!(f, ", failures by exit code of curl {:?}", self.failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// Has curl send that many requests in a named namespace, each on a connection of its own, and counts who answered. It
+/// ends with the first that fails.
+pub fn curl(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
+    curl_within(namespace, target, requests, PATIENCE)
+}
+
+/// As [`curl`], with little time for each request: for those who ask again and again.
+pub fn curl_soon(namespace: &str, target: SocketAddr, requests: usize) -> anyhow::Result<Answers> {
+    curl_within(namespace, target, requests, SOON)
+}
+
+fn curl_within(
+    namespace: &str,
+    target: SocketAddr,
+    requests: usize,
+    each: Duration,
+) -> anyhow::Result<Answers> {
+    let mut curl = command_in(namespace, "curl");
+    curl.args(["--silent", "--noproxy", "*", "--fail-early"])
+        .args(["--max-time", &each.as_secs().to_string()])
+        .args(["--header", "Connection: close"])
+        .args(["--write-out", "%{exitcode}\\n"])
+        .arg(format!("http://{target}/?[1-{requests}]"));
+    let ran = run(&mut curl)?;
+    let mut answers = Answers::default();
+    let mut lines = ran.stdout.lines();
+    for _ in 0..requests {
+        let mut next = || {
+            lines
+                .next()
+                .with_context(|| format!("{} said {:?} {}", ran.command, ran.stdout, ran.stderr))
+        };
+        let mut line = next()?;
+        let mut answer = None;
+        // A request that failed has no answer before its exit code.
+        if line.parse::<u8>().is_err() {
+            answer = Some(Answer::read(line.as_bytes())?.0);
+            line = next()?;
+        }
+        match (line.parse()?, answer) {
+            (0, Some(answer)) => answers.add(answer),
+            (code, _) => {
+                *answers.failed.entry(code).or_default() += 1;
+                break;
+            }
+        }
+    }
+    Ok(answers)
+}
+
+/// A connection to a web server that stays open.
+#[derive(Debug)]
+pub struct Connection(BufReader<TcpStream>);
+
+impl Connection {
+    /// Opens it in a named namespace.
+    pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
+        let connect = || TcpStream::connect_timeout(&target, PATIENCE);
+        let stream = NetNs::open(namespace)?.run_in(connect)?;
+        let stream = stream.with_context(|| format!("{namespace} cannot connect to {target}"))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Asks who is there.
+    pub fn ask(&mut self) -> anyhow::Result<Answer> {
+        self.upload(0)
+    }
+
+    /// The same with that many bytes.
+    pub fn upload(&mut self, bytes: usize) -> anyhow::Result<Answer> {
+        let stream = self.0.get_mut();
+        write!(
+            stream,
+            "POST / HTTP/1.1\r\nHost: web\r\nContent-Length: {bytes}\r\n\r\n"
+        )
+        .and_then(|()| stream.write_all(&vec![b'x'; bytes]))
+        .context("cannot ask on an open connection")?;
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            let read = self.0.read_line(&mut line);
+            if read.context("no answer on an open connection")? == 0 {
+                bail!("a connection was closed");
+            }
+            if line == "\r\n" {
+                break;
+            }
+            if let Some(text) = line.strip_prefix("Content-Length: ") {
+                length = text.trim_end().parse()?;
+            }
+        }
+        let mut body = vec![0; length];
+        self.0.read_exact(&mut body)?;
+        Ok(Answer::read(&body)?.0)
+    }
+
+    /// The socket.
+    pub fn stream(&self) -> &TcpStream {
+        self.0.get_ref()
+    }
+}

@@ -1,0 +1,143 @@
+//! Datagrams that are answered by name.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use health_net::netns::NetNs;
+
+use super::backend::PORT;
+use super::client::Answer;
+use crate::process::tell;
+
+/// Most time between two looks whether to end.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The longest datagram.
+const LONGEST: usize = 1 << 16;
+
+/// A thread that answers datagrams to a port of all addresses of a namespace, until this is dropped.
+#[derive(Debug)]
+pub(super) struct DatagramServer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DatagramServer {
+    pub(super) fn start(netns: &NetNs, name: &str) -> anyhow::Result<Self> {
+        let socket = netns.run_in(|| UdpSocket::bind((Ipv6Addr::UNSPECIFIED, PORT)))?;
+        let socket = socket.with_context(|| format!("{name} cannot bind port {PORT}"))?;
+        socket.set_read_timeout(Some(PAUSE))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = thread::Builder::new().name("datagrams".to_owned()).spawn({
+            let (stop, name) = (stop.clone(), name.to_owned());
+            move || {
+                if let Err(error) = serve(&socket, &name, &stop) {
+                    tell(format_args!("{name} answers no more datagrams: {error}"));
+                }
+            }
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for DatagramServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tell("a server of datagrams panicked");
+        }
+    }
+}
+
+fn serve(socket: &UdpSocket, name: &str, stop: &AtomicBool) -> io::Result<()> {
+    let mut buffer = vec![0; LONGEST];
+    while !stop.load(Ordering::Relaxed) {
+        match socket.recv_from(&mut buffer) {
+            Ok((length, peer)) => {
+                // Whoever asked may be gone, or may not be answered.
+                let _ = socket.send_to(&reply_to(&buffer[..length], name, peer), peer);
+            }
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock
+                        | io::ErrorKind::TimedOut
+                        | io::ErrorKind::Interrupted
+                        | io::ErrorKind::ConnectionRefused
+                ) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What a backend of this name says to a datagram: name, the client's address, the datagram.
+pub fn reply_to(datagram: &[u8], name: &str, peer: SocketAddr) -> Vec<u8> {
+    let ip = peer.ip().to_canonical();
+    let mut reply = format!("{name} {ip} ").into_bytes();
+    reply.extend_from_slice(datagram);
+    reply
+}
+
+/// A client's socket, connected to a service.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+    /// Makes each question another.
+    asked: u64,
+}
+
+impl Datagrams {
+    /// Opens it in a named namespace, at a port of its own.
+    pub fn open(namespace: &str, target: SocketAddr) -> anyhow::Result<Self> {
+        let open = || {
+            let unspecified: IpAddr = match target {
+                SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let socket = UdpSocket::bind((unspecified, 0))?;
+            socket.connect(target)?;
+            io::Result::Ok(socket)
+        };
+        let socket = NetNs::open(namespace)?.run_in(open)?;
+        Ok(Self {
+            socket: socket.with_context(|| format!("{namespace} to {target}"))?,
+            asked: 0,
+        })
+    }
+
+    /// Asks once, and waits for the answer for a while; `None` if there is none. An error that came by ICMP is one of
+    /// the socket.
+    pub fn ask(&mut self, patience: Duration) -> io::Result<Option<Answer>> {
+        self.asked += 1;
+        let question = self.asked.to_string();
+        self.ask_with(question.as_bytes(), patience)
+    }
+
+    /// As [`ask`](Self::ask), with this question, which the answer has to hold.
+    pub fn ask_with(&mut self, question: &[u8], patience: Duration) -> io::Result<Option<Answer>> {
+        self.socket.set_read_timeout(Some(patience))?;
+        self.socket.send(question)?;
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            let length = match self.socket.recv(&mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                received => received?,
+            };
+            let (answer, rest) = Answer::read(&buffer[..length]).map_err(io::Error::other)?;
+            // Not one to an earlier question that was given up.
+            if rest == question {
+                return Ok(Some(answer));
+            }
+        }
+    }
+}

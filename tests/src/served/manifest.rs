@@ -1,0 +1,268 @@
+//! Services and endpoint slices, as the agents of a bed read them from a folder.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::backend::{Backend, PORT};
+
+/// The ClusterIPs of the service with this number, the one of IPv4 first.
+pub fn cluster_ips(number: u8) -> [IpAddr; 2] {
+    [
+        Ipv4Addr::new(10, 96, 0, number).into(),
+        Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, number.into()).into(),
+    ]
+}
+
+/// A port of a service.
+#[derive(Clone, Debug)]
+pub struct ServicePort {
+    /// Its name.
+    pub name: &'static str,
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: &'static str,
+    /// Its number at the ClusterIPs.
+    pub port: u16,
+    /// Its number at the endpoints.
+    pub target: u16,
+    /// Its number at the nodes, if it has one.
+    pub node_port: Option<u16>,
+}
+
+impl ServicePort {
+    /// The port of the backends' web server, and where it is reached.
+    pub const fn http(port: u16) -> Self {
+        Self {
+            name: "http",
+            protocol: "TCP",
+            port,
+            target: PORT,
+            node_port: None,
+        }
+    }
+
+    /// The port where backends answer datagrams, and where it is reached.
+    pub const fn datagrams(port: u16) -> Self {
+        Self {
+            name: "datagrams",
+            protocol: "UDP",
+            ..Self::http(port)
+        }
+    }
+}
+
+/// An endpoint of a service.
+#[derive(Clone, Debug)]
+pub struct SliceEndpoint {
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The node that it is on.
+    pub node: String,
+    /// Whether it is to get new flows.
+    pub ready: bool,
+    /// Whether it can serve.
+    pub serving: bool,
+    /// Whether it is ending.
+    pub terminating: bool,
+    /// The zones that it is for.
+    pub zones: Vec<&'static str>,
+    /// The nodes that it is for.
+    pub nodes: Vec<&'static str>,
+}
+
+impl SliceEndpoint {
+    /// A ready one with these addresses on a node.
+    pub fn new(addresses: Vec<IpAddr>, node: &str) -> Self {
+        Self {
+            addresses,
+            node: node.to_owned(),
+            ready: true,
+            serving: true,
+            terminating: false,
+            zones: Vec::new(),
+            nodes: Vec::new(),
+        }
+    }
+
+    /// Whether it is ready, and can serve.
+    pub fn set_ready(&mut self, is_ready: bool) {
+        (self.ready, self.serving) = (is_ready, is_ready);
+    }
+
+    fn json(&self, address: IpAddr) -> Value {
+        let named = |names: &[&str]| -> Vec<Value> {
+            names.iter().map(|name| json!({ "name": name })).collect()
+        };
+        json!({
+            "addresses": [address],
+            "nodeName": self.node,
+            "conditions": {
+                "ready": self.ready,
+                "serving": self.serving,
+                "terminating": self.terminating,
+            },
+            "hints": { "forZones": named(&self.zones), "forNodes": named(&self.nodes) },
+        })
+    }
+}
+
+/// A service, and one slice of its endpoints for each IP version.
+#[derive(Clone, Debug)]
+pub struct ServiceManifest {
+    /// Its name, in the namespace `default`.
+    pub name: String,
+    /// Its ClusterIPs.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its ports.
+    pub ports: Vec<ServicePort>,
+    /// What else is in its `spec`.
+    pub spec: Value,
+    /// Its annotations.
+    pub annotations: Value,
+    /// Its endpoints.
+    pub endpoints: Vec<SliceEndpoint>,
+}
+
+impl ServiceManifest {
+    /// A service with the ClusterIPs of this number, where the web server is at port 80 and datagrams are answered.
+    pub fn new(name: &str, number: u8) -> Self {
+        Self {
+            name: name.to_owned(),
+            cluster_ips: cluster_ips(number).to_vec(),
+            ports: vec![ServicePort::http(80), ServicePort::datagrams(80)],
+            spec: json!({}),
+            annotations: json!({}),
+            endpoints: Vec::new(),
+        }
+    }
+
+    /// With these endpoints, all of them ready.
+    #[must_use]
+    pub fn of<'a>(mut self, backends: impl IntoIterator<Item = &'a Backend>) -> Self {
+        let backends = backends.into_iter();
+        self.endpoints = backends.map(Backend::slice_endpoint).collect();
+        self
+    }
+
+    /// With these fields more in its `spec`.
+    #[must_use]
+    pub fn spec(mut self, spec: Value) -> Self {
+        self.spec = spec;
+        self
+    }
+
+    /// What is in its file.
+    pub fn json(&self) -> Value {
+        let ports = self.ports.iter().map(|port| {
+            let mut shown = json!({
+                "name": port.name,
+                "protocol": port.protocol,
+                "port": port.port,
+                "targetPort": port.target,
+            });
+            if let Some(number) = port.node_port {
+                shown["nodePort"] = number.into();
+            }
+            shown
+        });
+        let has_node_port = self.ports.iter().any(|port| port.node_port.is_some());
+        let mut spec = json!({
+            "type": if has_node_port { "NodePort" } else { "ClusterIP" },
+            "clusterIP": self.cluster_ips.first(),
+            "clusterIPs": self.cluster_ips,
+            "ports": ports.collect::<Vec<_>>(),
+        });
+        for (field, value) in self.spec.as_object().into_iter().flatten() {
+            spec[field] = value.clone();
+        }
+        let service = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": self.name, "annotations": self.annotations },
+            "spec": spec,
+        });
+        let slices = [("IPv4", true), ("IPv6", false)].map(|(family, is_v4)| {
+            let endpoints = self.endpoints.iter().filter_map(|endpoint| {
+                let mut addresses = endpoint.addresses.iter();
+                let address = addresses.find(|address| address.is_ipv4() == is_v4)?;
+                Some(endpoint.json(*address))
+            });
+            let ports = self.ports.iter().map(
+                |port| json!({ "name": port.name, "protocol": port.protocol, "port": port.target }),
+            );
+            json!({
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {
+                    "name": format!("{}-{}", self.name, family.to_lowercase()),
+                    "labels": { "kubernetes.io/service-name": self.name },
+                },
+                "addressType": family,
+                "ports": ports.collect::<Vec<_>>(),
+                "endpoints": endpoints.collect::<Vec<_>>(),
+            })
+        });
+        let [v4, v6] = slices;
+        json!({ "apiVersion": "v1", "kind": "List", "items": [service, v4, v6] })
+    }
+}
+
+/// A folder of manifests that agents watch. It goes with this value.
+#[derive(Debug)]
+pub struct Manifests(TempDir);
+
+impl Manifests {
+    /// Makes the folder.
+    pub fn new() -> anyhow::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("hservices-").tempdir();
+        dir.map(Self).context("cannot make a folder for manifests")
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The flag of an agent that serves what is in it.
+    pub fn agent_args(&self) -> String {
+        format!("--service-manifests {}", self.path().display())
+    }
+
+    /// Puts a service there, or changes it.
+    pub fn write(&self, service: &ServiceManifest) -> anyhow::Result<()> {
+        self.write_file(&service.name, &service.json().to_string())
+    }
+
+    /// As [`write`](Self::write), whatever the text is.
+    pub fn write_file(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        let path = self.file(name);
+        let new = path.with_extension("new");
+        let write = || {
+            fs::write(&new, text)?;
+            // Nobody reads half of it.
+            fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Takes a service away.
+    pub fn remove(&self, name: &str) -> anyhow::Result<()> {
+        let path = self.file(name);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path().join(format!("{name}.json"))
+    }
+}
+
+impl Backend {
+    /// As a ready endpoint of a service.
+    pub fn slice_endpoint(&self) -> SliceEndpoint {
+        SliceEndpoint::new(self.member.addresses(), &self.node)
+    }
+}

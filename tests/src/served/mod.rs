@@ -1,0 +1,13 @@
+//! A web service of the test bed: backends that answer with their names, the manifests of the service and its
+//! endpoints, and clients that count who answered.
+
+mod backend;
+mod client;
+mod datagrams;
+mod manifest;
+pub mod show;
+
+pub use backend::{Backend, PORT};
+pub use client::{Answer, Answers, Connection, curl, curl_soon};
+pub use datagrams::{Datagrams, reply_to};
+pub use manifest::{Manifests, ServiceManifest, ServicePort, SliceEndpoint, cluster_ips};

@@ -1,0 +1,265 @@
+//! What `cargo xtask run --services` shows: who answers requests to a service while one of its backends is not ready.
+
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, ensure};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::{Answers, Backend, Manifests, ServiceManifest, cluster_ips, curl, curl_soon};
+use crate::{Bed, Member, Node, PATIENCE, wait_for};
+
+/// The service's name, and that of its backends before their number.
+const NAME: &str = "web";
+/// The last part of its ClusterIPs.
+const NUMBER: u8 = 80;
+/// Its port at them.
+const PORT: u16 = 80;
+/// How many backends there are.
+const BACKENDS: usize = 3;
+/// Requests on each way: too many for chance to leave a backend out.
+const REQUESTS: usize = 100;
+
+/// The manifests of a service whose first backend is probed.
+#[derive(Debug)]
+pub struct Folders {
+    manifests: Manifests,
+    pods: TempDir,
+}
+
+impl Folders {
+    /// Makes them.
+    pub fn new() -> anyhow::Result<Self> {
+        let pods = tempfile::Builder::new().prefix("hpods-").tempdir();
+        Ok(Self {
+            manifests: Manifests::new()?,
+            pods: pods.context("cannot make a folder for manifests")?,
+        })
+    }
+
+    /// The flags of all agents.
+    pub fn agent_args(&self) -> String {
+        self.manifests.agent_args()
+    }
+
+    /// Those of the first one besides.
+    pub fn first_agent_args(&self) -> String {
+        format!("--pod-manifests {}", self.pods.path().display())
+    }
+}
+
+/// The service, its backends on all nodes, and a client on the first.
+#[derive(Debug)]
+pub struct Show {
+    backends: Vec<Backend>,
+    client: Member,
+    targets: Vec<SocketAddr>,
+    folders: Folders,
+}
+
+impl Show {
+    /// Starts all of it.
+    pub fn start(folders: Folders, bed: &Bed) -> anyhow::Result<Self> {
+        let nodes = bed.nodes();
+        let mut backends = Vec::new();
+        for (i, node) in (1..=BACKENDS).zip(nodes.iter().cycle()) {
+            backends.push(Backend::start(node, &format!("{NAME}-{i}"), "")?);
+        }
+        let client = Member::on(bed.node(1), "client", "")?;
+        let first = &backends[0];
+        let pod = folders.pods.path().join(format!("{}.json", first.name));
+        fs::write(&pod, first.pod().to_string())
+            .with_context(|| format!("cannot write {}", pod.display()))?;
+        folders
+            .manifests
+            .write(&ServiceManifest::new(NAME, NUMBER).of(&backends))?;
+        let families = client.addresses().into_iter().map(|ip| ip.is_ipv4());
+        let targets = cluster_ips(NUMBER).into_iter().zip(families);
+        Ok(Self {
+            backends,
+            targets: targets.map(|(ip, _)| (ip, PORT).into()).collect(),
+            client,
+            folders,
+        })
+    }
+
+    /// Takes the first backend out by its readiness probe, and lets it come back. Fails if that takes forever, or
+    /// `is_stopped` says so.
+    pub fn run(&self, mut is_stopped: impl FnMut() -> bool) -> anyhow::Result<Report> {
+        let first = &self.backends[0];
+        let mut round = |state: &str, is_ready: bool| -> anyhow::Result<Round> {
+            self.wait_until(is_ready, &mut is_stopped)
+                .with_context(|| state.to_owned())?;
+            self.round(state, is_ready)
+        };
+        let mut rounds = vec![round("All backends are ready.", true)?];
+        first.set_ready(false)?;
+        let state = format!("The readiness probe of {} fails.", first.name);
+        rounds.push(round(&state, false)?);
+        first.set_ready(true)?;
+        let state = format!("The readiness probe of {} succeeds again.", first.name);
+        rounds.push(round(&state, true)?);
+        Ok(Report {
+            service: format!("default/{NAME}"),
+            backends: self.backends.iter().map(Place::of).collect(),
+            rounds,
+        })
+    }
+
+    /// Waits until the first backend gets requests on all ways, or none on any.
+    fn wait_until(
+        &self,
+        is_ready: bool,
+        is_stopped: &mut impl FnMut() -> bool,
+    ) -> anyhow::Result<()> {
+        let first = &self.backends[0].name;
+        let is_so = wait_for("requests to go where they should", PATIENCE, || {
+            if is_stopped() {
+                return Ok(Some(false));
+            }
+            for target in &self.targets {
+                let answers = curl_soon(&self.client.name, *target, 10 * BACKENDS)?;
+                let is_so = (answers.of(first) > 0) == is_ready && answers.failed.is_empty();
+                ensure!(is_so, "{target}: {answers}");
+            }
+            Ok(Some(true))
+        })?;
+        ensure!(is_so, "interrupted");
+        Ok(())
+    }
+
+    fn round(&self, state: &str, is_ready: bool) -> anyhow::Result<Round> {
+        let mut ways = Vec::new();
+        for target in &self.targets {
+            let answers = curl(&self.client.name, *target, REQUESTS)?;
+            let used = self.backends.iter().map(|one| answers.of(&one.name) > 0);
+            let is_as_expected =
+                answers.failed.is_empty() && used.eq([is_ready].into_iter().chain([true; 2]));
+            ways.push(Way {
+                from: self.client.name.clone(),
+                to: *target,
+                requests: REQUESTS,
+                answers,
+                is_as_expected,
+            });
+        }
+        Ok(Round {
+            state: state.to_owned(),
+            ways,
+        })
+    }
+
+    /// What to try by hand, with this node's agent.
+    pub fn guide(&self, node: &Node) -> String {
+        let first = &self.backends[0];
+        let urls: Vec<_> = self
+            .targets
+            .iter()
+            .map(|to| format!("http://{to}/"))
+            .collect();
+        format!(
+            "\nThe service runs as well. Try\n  \
+             a request             nsenter --net=/run/netns/{client} curl {url}\n  \
+             who is ready          {cli} service get {NAME}\n  \
+             make one unready      rm {ready}\n  \
+             and ready again       touch {ready}\n  \
+             change the service    editor {manifests}/{NAME}.json",
+            client = self.client.name,
+            url = urls.join(" "),
+            cli = crate::process::shown(&node.cli_command()),
+            ready = first.ready_file().display(),
+            manifests = self.folders.manifests.path().display(),
+        )
+    }
+}
+
+/// Who answered, in each state of the backends.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// `NAMESPACE/NAME` of the service.
+    pub service: String,
+    /// Its backends.
+    pub backends: Vec<Place>,
+    /// In the order of time.
+    pub rounds: Vec<Round>,
+}
+
+/// Where a backend is.
+#[derive(Debug, Serialize)]
+pub struct Place {
+    /// Its name.
+    pub name: String,
+    /// Its node.
+    pub node: String,
+    /// Its addresses and port.
+    pub addresses: Vec<SocketAddr>,
+}
+
+impl Place {
+    fn of(backend: &Backend) -> Self {
+        Self {
+            name: backend.name.clone(),
+            node: backend.node.clone(),
+            addresses: backend.addresses(),
+        }
+    }
+}
+
+/// What became of requests while the backends did not change.
+#[derive(Debug, Serialize)]
+pub struct Round {
+    /// Who was ready.
+    pub state: String,
+    /// By source and destination.
+    pub ways: Vec<Way>,
+}
+
+/// What became of requests from one place to one address.
+#[derive(Debug, Serialize)]
+pub struct Way {
+    /// The network namespace of the client.
+    pub from: String,
+    /// The service's address.
+    pub to: SocketAddr,
+    /// How many requests there were.
+    pub requests: usize,
+    /// Who answered.
+    pub answers: Answers,
+    /// Whether all ready backends answered, no other did, and no request failed.
+    pub is_as_expected: bool,
+}
+
+impl Report {
+    /// Whether requests went where they should.
+    pub fn is_good(&self) -> bool {
+        let mut ways = self.rounds.iter().flat_map(|round| &round.ways);
+        ways.all(|way| way.is_as_expected)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nService {}, requests by backend:", self.service)?;
+        let names = self.backends.iter().map(|backend| backend.name.as_str());
+        let columns: Vec<&str> = names.chain(["failed"]).collect();
+        for round in &self.rounds {
+            writeln!(f, "\n{}", round.state)?;
+            write!(f, "  {:<10}{:<24}", "from", "to")?;
+            for column in &columns {
+                write!(f, "{column:>8}")?;
+            }
+            writeln!(f)?;
+            for way in &round.ways {
+                write!(f, "  {:<10}{:<24}", way.from, way.to.to_string())?;
+                for place in &self.backends {
+                    write!(f, "{:>8}", way.answers.of(&place.name))?;
+                }
+                write!(f, "{:>8}", way.answers.failed.values().sum::<usize>())?;
+                writeln!(f, "{}", if way.is_as_expected { "" } else { "   WRONG" })?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! What becomes of flows when backends come and go, and of packets that are not like others.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use nix::sys::socket::{MsgFlags, recv};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use tests::served::{Answer, Connection, Datagrams, ServiceManifest, ServicePort, reply_to};
+use tests::{Member, PATIENCE, wait_for};
+
+use super::{Row, SOON, Stand, targets, wait_answered_by, wait_datagrams_answered_by};
+
+pub(super) const ROWS: &[Row] = &[
+    (
+        "a_connection_lasts_though_its_backend_leaves",
+        connections_last,
+    ),
+    (
+        "datagrams_go_elsewhere_when_their_backend_stops_serving",
+        datagrams_move,
+    ),
+    ("fragments_go_where_their_first_one_goes", fragments),
+    ("sctp_is_translated", sctp),
+];
+
+/// Asks until there is an answer.
+fn ask(flow: &mut Datagrams) -> anyhow::Result<Answer> {
+    wait_for("an answer", PATIENCE, || Ok(flow.ask(SOON)?))
+}
+
+/// The names of all backends but one.
+fn others<'a>(stand: &'a Stand, name: &str) -> Vec<&'a str> {
+    let names = stand.backends.iter().map(|backend| backend.name.as_str());
+    names.filter(|other| *other != name).collect()
+}
+
+/// Even when the slice has it no more. New ones go elsewhere.
+fn connections_last(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let whole = stand.service("lasting", number);
+    stand.write(&whole)?;
+    let [client, _] = &stand.clients;
+    for target in targets(&whole) {
+        wait_answered_by(&client.name, target, &["web-1", "web-2", "web-3"])?;
+        let mut connection = Connection::open(&client.name, target)?;
+        let backend = connection.ask()?.backend;
+        let mut service = whole.clone();
+        let own = stand.backend(&backend)?.slice_endpoint();
+        let position = service
+            .endpoints
+            .iter()
+            .position(|endpoint| endpoint.addresses == own.addresses)
+            .context("no such endpoint")?;
+        let leaves: [&dyn Fn(&mut ServiceManifest); 2] = [
+            &|service| service.endpoints[position].set_ready(false),
+            &|service| drop(service.endpoints.remove(position)),
+        ];
+        for leave in leaves {
+            leave(&mut service);
+            stand.write(&service)?;
+            wait_answered_by(&client.name, target, &others(stand, &backend))?;
+            for _ in 0..10 {
+                let answer = connection.ask()?;
+                ensure!(answer.backend == backend, "{answer:?}, before by {backend}");
+            }
+        }
+        stand.write(&whole)?;
+    }
+    Ok(())
+}
+
+/// While it serves, ready or not, they stay.
+fn datagrams_move(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let whole = stand.service("datagrams", number);
+    stand.write(&whole)?;
+    let [client, _] = &stand.clients;
+    for target in targets(&whole) {
+        let names = ["web-1", "web-2", "web-3"];
+        wait_datagrams_answered_by(&client.name, target, &names)?;
+        let mut flow = Datagrams::open(&client.name, target)?;
+        let backend = ask(&mut flow)?.backend;
+        let own = stand.backend(&backend)?.slice_endpoint();
+        let mut service = whole.clone();
+        let mut endpoints = service.endpoints.iter_mut();
+        let endpoint = endpoints
+            .find(|endpoint| endpoint.addresses == own.addresses)
+            .context("no such endpoint")?;
+        endpoint.ready = false;
+        endpoint.terminating = true;
+        let mut ended = endpoint.clone();
+        ended.serving = false;
+        stand.write(&service)?;
+        wait_datagrams_answered_by(&client.name, target, &others(stand, &backend))?;
+        for _ in 0..10 {
+            let answer = ask(&mut flow)?;
+            ensure!(answer.backend == backend, "{answer:?}, before by {backend}");
+        }
+        for endpoint in &mut service.endpoints {
+            if endpoint.addresses == own.addresses {
+                *endpoint = ended.clone();
+            }
+        }
+        stand.write(&service)?;
+        wait_for("the flow to go elsewhere", PATIENCE, || {
+            let answer = ask(&mut flow)?;
+            Ok((answer.backend != backend).then_some(()))
+        })?;
+        stand.write(&whole)?;
+    }
+    Ok(())
+}
+
+/// Both ways.
+fn fragments(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let backends = [&stand.backends[0], &stand.backends[1]];
+    let service = ServiceManifest::new("fragments", number).of(backends);
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    for target in targets(&service) {
+        wait_datagrams_answered_by(&client.name, target, &["web-1", "web-2"])?;
+        let mut seen = std::collections::BTreeSet::new();
+        // Each is of a flow of its own, so that both backends come up.
+        while seen.len() < backends.len() {
+            let mut flow = Datagrams::open(&client.name, target)?;
+            for length in [1600, 4000, 20_000] {
+                let question: Vec<u8> = (0..length).map(|at| b'a' + (at % 23) as u8).collect();
+                let answer = wait_for("an answer in fragments", PATIENCE, || {
+                    Ok(flow.ask_with(&question, SOON)?)
+                })
+                .with_context(|| format!("{length} bytes to {target}"))?;
+                seen.insert(answer.backend);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A port that is the same at both sides: the checksum of SCTP has ports in it, which no datapath changes.
+const SCTP_PORT: u16 = 3868;
+const SCTP: i32 = 132;
+
+/// By packets that are made here, since not every kernel has SCTP.
+fn sctp(stand: &Stand, number: u8) -> anyhow::Result<()> {
+    let server = &stand.backends[1];
+    let mut service = ServiceManifest::new("sctp", number).of([server]);
+    service.ports = vec![
+        ServicePort::http(80),
+        ServicePort {
+            name: "sctp",
+            protocol: "SCTP",
+            target: SCTP_PORT,
+            ..ServicePort::http(SCTP_PORT)
+        },
+    ];
+    stand.write(&service)?;
+    let [client, _] = &stand.clients;
+    for (ip, own) in service.cluster_ips.iter().zip(client.addresses()) {
+        wait_answered_by(&client.name, (*ip, 80).into(), &["web-2"])?;
+        let listener = raw(&server.member, (*ip, 0).into())?;
+        let sender = raw(client, (*ip, 0).into())?;
+        let [question, answer] = [b"INIT", b"ACKS"];
+        let ports = [40_000 + u16::from(number), SCTP_PORT];
+        let packet = sctp_packet(ports, question);
+        wait_for("a packet of SCTP to arrive", PATIENCE, || {
+            sender.send_to(&packet, &SockAddr::from(SocketAddr::new(*ip, 0)))?;
+            Ok(receive(&listener, &packet)?.then_some(()))
+        })
+        .with_context(|| ip.to_string())?;
+        let packet = sctp_packet([ports[1], ports[0]], answer);
+        sender.connect(&SockAddr::from(SocketAddr::new(*ip, 0)))?;
+        // Only what comes from the service.
+        wait_for("an answer by SCTP", PATIENCE, || {
+            listener.send_to(&packet, &SockAddr::from(SocketAddr::new(own, 0)))?;
+            Ok(receive(&sender, &packet)?.then_some(()))
+        })
+        .with_context(|| ip.to_string())?;
+    }
+    Ok(())
+}
+
+fn raw(member: &Member, like: SocketAddr) -> anyhow::Result<Socket> {
+    let domain = Domain::for_address(like);
+    let socket = member
+        .netns
+        .run_in(|| Socket::new(domain, Type::RAW, Some(Protocol::from(SCTP))))??;
+    socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+    Ok(socket)
+}
+
+/// Whether a packet that ends with these bytes is among those that come.
+fn receive(socket: &Socket, wanted: &[u8]) -> anyhow::Result<bool> {
+    let mut bytes = [0; 256];
+    loop {
+        match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
+            Ok(length) if bytes[..length].ends_with(wanted) => return Ok(true),
+            Ok(_) => {}
+            Err(error) => {
+                let error = std::io::Error::from(error);
+                // Where the kernel has no SCTP, it says so.
+                let is_end = [ErrorKind::WouldBlock, ErrorKind::ConnectionRefused];
+                ensure!(is_end.contains(&error.kind()), "{error}");
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// A common header (RFC 9260 section 3.1), with a chunk of these bytes.
+fn sctp_packet([from, to]: [u16; 2], value: &[u8; 4]) -> Vec<u8> {
+    let chunk = [&[0xc0, 0, 0, 8], &value[..]].concat();
+    let mut packet = [
+        &from.to_be_bytes()[..],
+        &to.to_be_bytes(),
+        &[0, 0, 0, 1],
+        &[0; 4],
+        &chunk,
+    ]
+    .concat();
+    let checksum = crc32c(&packet);
+    packet[8..12].copy_from_slice(&checksum.to_le_bytes());
+    packet
+}
+
+/// CRC32c as in RFC 9260 appendix A.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = !0_u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
+        }
+    }
+    !crc
+}
+
+#[test]
+fn a_reply_names_the_backend_and_the_client() {
+    let reply = reply_to(b"7", "web-1", "[::ffff:10.0.0.1]:5".parse().unwrap());
+    assert_eq!(reply, b"web-1 10.0.0.1 7");
+    assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+}

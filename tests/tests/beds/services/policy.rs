@@ -1,0 +1,84 @@
+//! Services and policy: it judges the client before and the backend after the translation.
+
+use std::fs;
+
+use anyhow::{Context as _, ensure};
+use health_common::metrics::Reason;
+use tests::served::{Datagrams, ServiceManifest, curl};
+use tests::{Member, Node, PATIENCE, wait_for};
+
+use super::{SOON, Stand, counted, targets, wait_answered_by, wait_datagrams_answered_by};
+
+/// Only friends reach the backends, at their own port. Who is caged reaches nothing but other things, or the backends
+/// at the service's port, where none of them listens.
+const RULES: &str = r#"[
+{"labels": ["name=web"], "endpointSelector": {"matchLabels": {"app": "web"}},
+ "ingress": [{"fromEndpoints": [{"matchLabels": {"role": "friend"}}, {"matchLabels": {"role": "caged"}}],
+              "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]},
+{"labels": ["name=caged"], "endpointSelector": {"matchLabels": {"role": "caged"}},
+ "egress": [{"toEndpoints": [{"matchLabels": {"app": "other"}}]},
+            {"toEndpoints": [{"matchLabels": {"app": "web"}}], "toPorts": [{"ports": [{"port": "80", "protocol": "ANY"}]}]}]},
+{"labels": ["name=friend"], "endpointSelector": {"matchLabels": {"role": "friend"}},
+ "egress": [{"toEndpoints": [{"matchLabels": {"app": "web"}}], "toPorts": [{"ports": [{"port": "8080", "protocol": "ANY"}]}]}]}
+]"#;
+
+/// That nothing of a client gets through, since this node's policy drops it.
+fn is_kept_out(client: &Member, service: &ServiceManifest, node: &Node) -> anyhow::Result<()> {
+    for target in targets(service) {
+        let before = counted(node, Reason::PolicyDenied)?;
+        wait_for("packets to be dropped", PATIENCE, || {
+            let answer = Datagrams::open(&client.name, target)?.ask(SOON)?;
+            ensure!(answer.is_none(), "{answer:?}");
+            Ok((counted(node, Reason::PolicyDenied)? > before).then_some(()))
+        })
+        .with_context(|| format!("{} to {target}", client.name))?;
+        let connect = || std::net::TcpStream::connect_timeout(&target, SOON);
+        let connected = client.netns.run_in(connect)?;
+        ensure!(connected.is_err(), "{} to {target}", client.name);
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_reached_through_a_service_that_policy_refuses() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let store = folder.path().join("identities.json");
+    let stand = Stand::start_with(
+        ["--label app=web", "--label role=friend"],
+        &format!("--identity-store file:{}", store.display()),
+    )?;
+    let (here, there) = (stand.bed.node(1), stand.bed.node(2));
+    let service = stand.service("guarded", 1);
+    let own = ServiceManifest::new("guarded-1", 2).of(&stand.backends[..1]);
+    for service in [&service, &own] {
+        stand.write(service)?;
+    }
+    let names = ["web-1", "web-2", "web-3"];
+    let foe = Member::on(there, "foe", "--label role=foe")?;
+    let caged = Member::on(there, "caged", "--label role=caged")?;
+    for client in stand.clients.iter().chain([&foe, &caged]) {
+        for target in targets(&service) {
+            wait_answered_by(&client.name, target, &names)?;
+        }
+    }
+
+    let document = folder.path().join("policy.json");
+    fs::write(&document, RULES)?;
+    for node in [here, there] {
+        let said = node.cli(&format!("policy import {}", document.display()))?;
+        let said = said.success()?;
+        ensure!(said.contains("is in force after"), "{said}");
+    }
+    for client in &stand.clients {
+        for target in targets(&service) {
+            let answers = curl(&client.name, target, 30)?;
+            ensure!(answers.all_from().is_some(), "{}: {answers}", client.name);
+            wait_datagrams_answered_by(&client.name, target, &names)?;
+        }
+    }
+    // The one by the backend's node, the other by its own.
+    is_kept_out(&foe, &own, here)?;
+    is_kept_out(&caged, &own, there)?;
+    Ok(())
+}
