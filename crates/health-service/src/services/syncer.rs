@@ -165,12 +165,15 @@ impl<P: Provider> Job for Syncer<P> {
     }
 }
 
-/// What two maps of objects differ in: name, and what each has of it, those that are gone first. Looks at each object
+/// The name of an object, and what each of two maps has of it.
+type Difference<'a, N, T> = (&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>);
+
+/// What two maps of objects differ in, those that are gone first. Looks at each object
 /// once, since both maps are sorted.
 fn differences<'a, N: Ord, T>(
     before: &'a BTreeMap<N, Sourced<T>>,
     now: &'a BTreeMap<N, Sourced<T>>,
-) -> Vec<(&'a N, Option<&'a Sourced<T>>, Option<&'a Sourced<T>>)> {
+) -> Vec<Difference<'a, N, T>> {
     let (mut before, mut now) = (before.iter().peekable(), now.iter().peekable());
     let pairs = iter::from_fn(move || {
         let first = match (before.peek(), now.peek()) {
