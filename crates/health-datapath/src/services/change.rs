@@ -18,7 +18,7 @@ use crate::layout;
 use crate::trie::Prefix;
 
 /// Bits of a source range in front of its address.
-const SERVICE_BITS: u32 = u32::BITS;
+pub(super) const SERVICE_BITS: u32 = u32::BITS;
 /// Value of all source ranges.
 const ALLOWED: u32 = 1;
 
