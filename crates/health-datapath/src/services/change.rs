@@ -239,7 +239,7 @@ impl<'a> Change<'a> {
             maglev: Vec::new(),
             retired: Vec::new(),
             port: Port {
-                frontends: places.iter().map(|(place, _)| *place).collect(),
+                frontends: places.keys().copied().collect(),
                 backends,
                 ranges: Vec::new(),
                 source_ranges,
