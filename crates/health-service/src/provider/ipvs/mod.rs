@@ -1,0 +1,6 @@
+//! Services by IPVS: a virtual server of the kernel for each address of a service.
+
+pub mod diff;
+pub mod netlink;
+pub mod plan;
+pub mod sets;
