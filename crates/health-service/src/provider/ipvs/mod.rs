@@ -3,4 +3,5 @@
 pub mod diff;
 pub mod netlink;
 pub mod plan;
+pub mod rules;
 pub mod sets;

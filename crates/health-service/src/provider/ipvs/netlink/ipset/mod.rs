@@ -6,6 +6,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+use netlink_packet_core::NLM_F_EXCL;
 use netlink_sys::protocols::NETLINK_NETFILTER;
 
 use super::connection::{Connection, NetlinkError, Refusal};
@@ -53,7 +54,8 @@ impl Client {
     /// Removes a set that no rule uses. Returns whether there was one.
     pub fn destroy(&mut self, name: &str) -> Result<bool, NetlinkError> {
         let request = message::named(Command::Destroy, name);
-        match self.0.request(request, 0, &mut |_| Ok(())) {
+        // Without the flag, a set that is missing is no error.
+        match self.0.request(request, NLM_F_EXCL, &mut |_| Ok(())) {
             Ok(()) => Ok(true),
             Err(error) if error.is(libc::ENOENT) => Ok(false),
             Err(error) => Err(error),
