@@ -332,8 +332,12 @@ impl Differ<'_> {
             protocol: Protocol(0),
         };
         let of_address = self.present.servers.range(first..);
-        let mut of_address = of_address.take_while(|(key, _)| key.address.ip() == address);
-        let stays = is_wanted || (is_bound && of_address.any(|(key, _)| !self.deleted.contains(key)));
+        let of_address = of_address.map(|(key, _)| key);
+        let mut of_address = of_address.take_while(|key| key.address.ip() == address);
+        // A server that is wanted at an address of another device needs none of ours.
+        let mut drains =
+            || of_address.any(|key| self.plan.server(key).is_none() && !self.deleted.contains(key));
+        let stays = is_wanted || (is_bound && drains());
         match (stays, is_bound) {
             (true, false) => bind.push(address),
             (false, true) => unbind.push(address),
@@ -373,3 +377,6 @@ fn bound_address((set, entry): &(SetId, Entry)) -> Option<IpAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;
