@@ -361,7 +361,7 @@ pub(super) fn mark(key: ServerKey) -> (SetId, Entry) {
     (set, Entry::IpPort(ip, key.protocol, key.address.port()))
 }
 
-fn marked_server((set, entry): &(SetId, Entry)) -> Option<ServerKey> {
+pub(super) fn marked_server((set, entry): &(SetId, Entry)) -> Option<ServerKey> {
     match (set.kind, entry) {
         (SetKind::Servers, Entry::IpPort(ip, protocol, port)) => Some(ServerKey {
             address: SocketAddr::new(*ip, *port),

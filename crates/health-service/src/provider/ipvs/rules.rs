@@ -127,7 +127,10 @@ impl<F: Fn(SetKind) -> u16> Builder<'_, F> {
     /// Marks what is to be masqueraded.
     fn services(&self) -> Vec<Rule> {
         let mut rules = vec![rule([from_network(loopback(self.family)), leave()])];
-        rules.push(rule([self.to_service(SetKind::ClusterIp), jump(CLUSTER_IPS)]));
+        rules.push(rule([
+            self.to_service(SetKind::ClusterIp),
+            jump(CLUSTER_IPS),
+        ]));
         for kind in [SetKind::ExternalIp, SetKind::LoadBalancer] {
             rules.push(rule([self.to_service(kind), jump(MARK)]));
         }
@@ -327,12 +330,21 @@ mod tests {
             let rules = table.chains.iter().map(|chain| chain.rules.len());
             let listed = client.rules(family, TABLE).unwrap();
             assert_eq!(listed.len(), rules.sum::<usize>());
-            let busy = sets.destroy(&SetId { family, kind: SetKind::Reject }.to_string());
+            let busy = sets.destroy(
+                &SetId {
+                    family,
+                    kind: SetKind::Reject,
+                }
+                .to_string(),
+            );
             assert_eq!(busy.unwrap_err().to_string(), "the set is in use");
         }
         let tables = nft(&["list", "tables"]);
         assert!(tables.contains("table ip other"), "{tables}");
-        assert!(tables.contains("table ip6 health-agent-services"), "{tables}");
+        assert!(
+            tables.contains("table ip6 health-agent-services"),
+            "{tables}"
+        );
         let listed = nft(&["list", "table", "ip", TABLE]);
         for part in [
             "type nat hook postrouting priority srcnat; policy accept;",

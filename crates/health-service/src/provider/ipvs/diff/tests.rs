@@ -208,9 +208,8 @@ fn backend(family: Family, host: u8, weight: u16) -> Backend {
 fn keys() -> impl Strategy<Value = PortKey> {
     let protocols = prop::sample::select(vec![Protocol::TCP, Protocol::UDP, Protocol::SCTP]);
     let families = prop::sample::select(Family::ALL.to_vec());
-    (0..3_u8, protocols, families).prop_map(|(number, protocol, family)| {
-        key(number, protocol, family)
-    })
+    (0..3_u8, protocols, families)
+        .prop_map(|(number, protocol, family)| key(number, protocol, family))
 }
 
 /// Of a port of this key: its frontends are at addresses that others may have too.
@@ -261,24 +260,26 @@ fn states(family: Family) -> impl Strategy<Value = PortState> {
         prop::collection::btree_set(0..5_u8, 0..3),
         any::<bool>(),
     )
-        .prop_map(move |(frontends, cluster, local, lingering, has_affinity)| {
-            let list = |map: BTreeMap<u8, u16>| {
-                let backends = map.into_iter();
-                let backends = backends.map(|(host, weight)| backend(family, host, weight));
-                backends.collect::<Vec<_>>()
-            };
-            let lingering = lingering.into_iter();
-            PortState {
-                frontends,
-                cluster: list(cluster),
-                local: list(local),
-                lingering: lingering
-                    .map(|host| SocketAddr::new(address(family, 1, host), 8080))
-                    .collect(),
-                affinity: has_affinity.then_some(Duration::from_secs(60)),
-                algorithm: None,
-            }
-        })
+        .prop_map(
+            move |(frontends, cluster, local, lingering, has_affinity)| {
+                let list = |map: BTreeMap<u8, u16>| {
+                    let backends = map.into_iter();
+                    let backends = backends.map(|(host, weight)| backend(family, host, weight));
+                    backends.collect::<Vec<_>>()
+                };
+                let lingering = lingering.into_iter();
+                PortState {
+                    frontends,
+                    cluster: list(cluster),
+                    local: list(local),
+                    lingering: lingering
+                        .map(|host| SocketAddr::new(address(family, 1, host), 8080))
+                        .collect(),
+                    affinity: has_affinity.then_some(Duration::from_secs(60)),
+                    algorithm: None,
+                }
+            },
+        )
 }
 
 #[derive(Clone, Debug)]
@@ -331,7 +332,10 @@ fn check(provider: &Provider, kernel: &Kernel) {
     for key in wanted.servers.difference(&present.foreign) {
         let server = provider.plan.server(key).unwrap();
         let there = &present.servers[key];
-        assert_eq!((&there.scheduler, there.flags), (&server.scheduler, server.flags));
+        assert_eq!(
+            (&there.scheduler, there.flags),
+            (&server.scheduler, server.flags)
+        );
         for (address, weight) in &server.real {
             assert_eq!(there.real[address].weight, *weight);
         }
@@ -478,7 +482,11 @@ fn a_real_server_goes_when_its_last_connection_has_ended() {
 
     let states = States::from([(key, port(&[1]))]);
     let mut touched = Touched::default();
-    provider.set(&states.keys().next().unwrap().clone(), states.values().next(), &mut touched);
+    provider.set(
+        &states.keys().next().unwrap().clone(),
+        states.values().next(),
+        &mut touched,
+    );
     provider.run(&mut kernel, &touched);
     provider.reap(&mut kernel);
     let real = |kernel: &Kernel| kernel.present.servers[&server].real.clone();

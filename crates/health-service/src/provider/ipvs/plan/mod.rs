@@ -95,7 +95,9 @@ impl Plan {
         });
         let before = std::mem::replace(&mut self.checks, checks.collect());
         let changed = before.symmetric_difference(&self.checks);
-        touched.entries.extend(changed.map(|check| check_entry(*check)));
+        touched
+            .entries
+            .extend(changed.map(|check| check_entry(*check)));
         touched
     }
 

@@ -10,10 +10,10 @@ use netlink_packet_generic::GenlFamily;
 use super::super::attributes::{
     Malformed, be_u16_of, bytes, each, nested, octets, plain, text, text_of, u16_of, u32_of,
 };
+use super::Change;
 use super::model::{
     Flags, Forwarding, Info, RealServer, Scheduler, ServerId, ServerKey, Timeouts, VirtualServer,
 };
-use super::Change;
 
 /// `struct genlmsghdr`, without header of the family.
 const HEADER_LEN: usize = 4;

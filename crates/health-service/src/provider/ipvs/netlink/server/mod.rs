@@ -98,10 +98,7 @@ impl Client {
     }
 
     /// Makes changes one after the other. Returns what became of each.
-    pub fn change(
-        &mut self,
-        changes: &[Change],
-    ) -> Result<Vec<Result<(), Refusal>>, NetlinkError> {
+    pub fn change(&mut self, changes: &[Change]) -> Result<Vec<Result<(), Refusal>>, NetlinkError> {
         let requests = changes.iter().map(|change| {
             let (command, attributes) = message::change(change);
             (self.message(command, attributes), 0)

@@ -1,0 +1,78 @@
+//! The device that addresses of services are bound to, and the addresses of all others.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use health_net::link::{self, Link};
+use health_net::netlink::Handle;
+use ipnet::IpNet;
+
+use super::error::IpvsError;
+use super::plan::NodeAddresses;
+
+/// The name of the device.
+pub const DEVICE: &str = "health-ipvs0";
+
+const KIND: &str = "dummy";
+
+/// The device; made if it is missing. It stays down: addresses are the node's all the same, and nothing else becomes of
+/// them.
+pub(super) async fn ensure(handle: &Handle) -> Result<Link, IpvsError> {
+    if let Some(link) = find(handle).await? {
+        return Ok(link);
+    }
+    link::create_dummy(handle, DEVICE).await?;
+    let made = find(handle).await?;
+    made.ok_or(IpvsError::ForeignDevice(DEVICE))
+}
+
+async fn find(handle: &Handle) -> Result<Option<Link>, IpvsError> {
+    match link::by_name(handle, DEVICE).await? {
+        Some(link) if link.kind.as_deref() != Some(KIND) => Err(IpvsError::ForeignDevice(DEVICE)),
+        found => Ok(found),
+    }
+}
+
+/// Removes the device with all its addresses. Returns whether there was one.
+pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
+    match find(handle).await? {
+        Some(link) => Ok(link::delete(handle, &link).await?),
+        None => Ok(false),
+    }
+}
+
+/// The addresses of our device, and those of all others; those in `networks` serve NodePorts, or all if there are none.
+pub(super) async fn addresses(
+    handle: &Handle,
+    device: &Link,
+    networks: &[IpNet],
+) -> Result<(BTreeSet<IpAddr>, NodeAddresses), IpvsError> {
+    let (mut bound, mut node) = (BTreeSet::new(), NodeAddresses::default());
+    for listed in link::addresses(handle).await? {
+        let address = listed.address;
+        if listed.index == device.index {
+            bound.insert(address);
+            continue;
+        }
+        node.all.insert(address);
+        let is_chosen = networks.is_empty() || networks.iter().any(|net| net.contains(&address));
+        if is_chosen && serves_node_ports(address) {
+            node.node_ports.insert(address);
+        }
+    }
+    // The kernel may give the device one by itself when somebody brings it up.
+    bound.retain(|address| !is_link_local(address));
+    Ok((bound, node))
+}
+
+/// Others reach neither a loopback nor, without saying by which device, an address of one link.
+fn serves_node_ports(address: IpAddr) -> bool {
+    !address.is_loopback() && !is_link_local(&address)
+}
+
+fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
