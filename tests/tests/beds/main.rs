@@ -49,6 +49,7 @@ mod repair;
 mod residue;
 mod rtt;
 mod rtt_list;
+mod services_ipvs;
 mod slow_peer;
 mod stack;
 mod startup;
