@@ -41,11 +41,23 @@ const WEB: u8 = 10;
 const HAIRPIN: u8 = 11;
 const EMPTY: u8 = 12;
 const BALANCED: u8 = 13;
+/// Keeps the source, and has an endpoint here.
+const LOCAL: u8 = 14;
+/// Keeps the source, and has endpoints elsewhere only.
+const DISTANT: u8 = 15;
+/// A client stays with its endpoint.
+const STICKY: u8 = 16;
+/// Somebody else has a virtual server at its IPv4 address.
+const TAKEN: u8 = 17;
 /// Address of the load balancer, and who may use it.
 const BALANCER: u8 = 200;
 
-/// Manifests of a service of this number and its endpoints, the pods of these numbers.
+/// Manifests of a service of this number and its endpoints, the pods of these numbers on this node.
 fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
+    manifest_on("here", service, name, more, pods)
+}
+
+fn manifest_on(node: &str, service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     let (v4, v6) = (vip(service, false), vip(service, true));
     let mut text = format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}}}\n\
@@ -54,7 +66,7 @@ fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
     for (family, is_ipv6) in [("IPv4", false), ("IPv6", true)] {
         let endpoints = pods.iter().map(|number| {
             let address = pod(*number, is_ipv6);
-            format!("{{addresses: ['{address}'], nodeName: here, conditions: {{ready: true}}}}")
+            format!("{{addresses: ['{address}'], nodeName: {node}, conditions: {{ready: true}}}}")
         });
         let endpoints: Vec<_> = endpoints.collect();
         text += &format!(
@@ -72,6 +84,11 @@ fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
 
 const PORTS: &str = "type: NodePort, ports: [{name: web, port: 80, nodePort: 30080}, \
                      {name: dns, port: 53, protocol: UDP}]";
+const LOCAL_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
+                           ports: [{name: web, port: 80, nodePort: 30081}]";
+const DISTANT_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
+                             ports: [{name: web, port: 80, nodePort: 30082}]";
+const STICKY_PORT: &str = "sessionAffinity: ClientIP, ports: [{name: web, port: 80}]";
 const PORT: &str = "ports: [{name: web, port: 80}]";
 
 /// Services from a folder of manifests, by IPVS.
@@ -196,6 +213,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         "ipvsadm -A -t 192.0.2.1:9 -s wlc",
         "ipvsadm -a -t 192.0.2.1:9 -r 192.0.2.2:9 -m -w 0",
         "ipvsadm -A -f 7 -s rr",
+        "ipvsadm -A -t 10.96.0.17:80 -s sed",
         "ipset create OTHERS hash:ip",
         "nft add table ip others",
     ] {
@@ -214,10 +232,16 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         vip(BALANCER, true),
     );
     bed.write("balanced", &manifest(BALANCED, "balanced", &balanced, &[1]))?;
+    bed.write("local", &manifest(LOCAL, "local", LOCAL_PORTS, &[1]))?;
+    let distant = manifest_on("there", DISTANT, "distant", DISTANT_PORTS, &[2]);
+    bed.write("distant", &distant)?;
+    bed.write("sticky", &manifest(STICKY, "sticky", STICKY_PORT, &[1, 2]))?;
+    bed.write("taken", &manifest(TAKEN, "taken", PORT, &[1]))?;
     bed.start()?;
     let last = SocketAddr::new(vip(BALANCED, true), 80);
     bed.until("all services", |listed| {
         real(listed, last, pod_at(1, true).unwrap()).is_some()
+            && listed.contains("[fd96::11]:80")
             && listed.contains("[fd96::a]:80")
             && listed.contains("10.96.0.12:80")
             && listed.contains("192.168.77.1:30080")
@@ -229,6 +253,8 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         reached(&place, is_ipv6).with_context(|| format!("IPv6: {is_ipv6}"))?;
         refused(&place, is_ipv6).with_context(|| format!("IPv6: {is_ipv6}"))?;
     }
+    let listed = command("ipvsadm -Ln")?;
+    ensure!(listed.contains("TCP  10.96.0.17:80 sed\n"), "{listed}");
     sets()?;
     drained(&mut bed, &place)?;
 
@@ -245,12 +271,14 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
         "{left}"
     );
     ensure!(
-        left.contains("-> 192.0.2.2:9") && left.lines().count() == 6,
+        left.contains("-> 192.0.2.2:9") && left.lines().count() == 7,
         "{left}"
     );
     assert_eq!(command("ipset list -n")?.trim(), "OTHERS");
     assert_eq!(command("nft list tables")?.trim(), "table ip others");
     ensure!(!Path::new("/sys/class/net").join(ipvs::DEVICE).exists());
+    Client::open()?.flush()?;
+    assert_eq!(Client::open()?.servers()?, []);
     Ok(())
 }
 
@@ -310,6 +338,16 @@ fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     ensure!(ask(Some(&place.client), node_port)?.client != client);
     ask(None, node_port)?;
     ask_udp(&place.client, SocketAddr::new(vip(WEB, is_ipv6), 53))?;
+    let local = ask(Some(&place.client), at(node, 30081)?)?;
+    assert_eq!((local.server.as_str(), local.client), (PODS[0], client));
+    // Pods may use endpoints of other nodes, and have their own address there.
+    let distant = ask(Some(&place.pods[0]), at(node, 30082)?)?;
+    assert_eq!(distant.server, PODS[1]);
+    let sticky = SocketAddr::new(vip(STICKY, is_ipv6), 80);
+    let first = ask(Some(&place.client), sticky)?;
+    for _ in 0..3 {
+        assert_eq!(ask(Some(&place.client), sticky)?.server, first.server);
+    }
     Ok(())
 }
 
@@ -318,6 +356,9 @@ fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
     for from in [Some(&place.client), Some(&place.pods[0]), None] {
         assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
     }
+    // Endpoints on other nodes only: load balancers look for one of those.
+    let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
+    assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
     // What else listens on the node is not there at addresses of services.
     let any: IpAddr = if is_ipv6 { "::" } else { "0.0.0.0" }.parse()?;
     let listener = TcpListener::bind(SocketAddr::new(any, 9999))?;
