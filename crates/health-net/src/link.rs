@@ -158,7 +158,24 @@ pub async fn list(handle: &Handle) -> Result<Vec<Link>, KernelError> {
 
 /// Lists the addresses of all devices.
 pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, KernelError> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    list_addresses(handle, AddressMessage::default()).await
+}
+
+/// Lists the addresses of a device, and looks at no others; none if it is gone.
+pub async fn addresses_of(handle: &Handle, index: u32) -> Result<Vec<LinkAddress>, KernelError> {
+    let mut filter = AddressMessage::default();
+    filter.header.index = index;
+    match list_addresses(handle, filter).await {
+        Err(error) if is_missing(&error) => Ok(Vec::new()),
+        listed => listed,
+    }
+}
+
+async fn list_addresses(
+    handle: &Handle,
+    filter: AddressMessage,
+) -> Result<Vec<LinkAddress>, KernelError> {
+    let request = RouteNetlinkMessage::GetAddress(filter);
     let listed = handle.list(request, |answer| match answer {
         RouteNetlinkMessage::NewAddress(message) => link_address(&message),
         _ => None,

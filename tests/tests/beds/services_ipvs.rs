@@ -256,6 +256,7 @@ fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
     let listed = command("ipvsadm -Ln")?;
     ensure!(listed.contains("TCP  10.96.0.17:80 sed\n"), "{listed}");
     sets()?;
+    other_address(&bed)?;
     drained(&mut bed, &place)?;
 
     bed.stop();
@@ -418,6 +419,19 @@ fn sets() -> anyhow::Result<()> {
         bound.contains(" 10.96.0.200/32 ") && bound.contains(" fd96::c8/128 "),
         "{bound}"
     );
+    Ok(())
+}
+
+/// The node gets an address, which serves NodePorts from the next change on.
+fn other_address(bed: &Bed) -> anyhow::Result<()> {
+    command("ip address add 192.168.77.9/24 dev client")?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
+    bed.until("the new address", |listed| {
+        listed.contains("TCP  192.168.77.9:30080 rr")
+    })?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[]))?;
+    command("ip address delete 192.168.77.9/24 dev client")?;
+    bed.until("its end", |listed| !listed.contains("192.168.77.9:30080"))?;
     Ok(())
 }
 

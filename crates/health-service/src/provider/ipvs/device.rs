@@ -41,28 +41,39 @@ pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
     }
 }
 
-/// The addresses of our device, and those of all others; those in `networks` serve NodePorts, or all if there are none.
-pub(super) async fn addresses(
+/// The addresses of the device.
+pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpAddr>, IpvsError> {
+    let listed = link::addresses_of(handle, device.index).await?;
+    let addresses = listed.into_iter().map(|listed| listed.address);
+    // The kernel may give the device one by itself when somebody brings it up.
+    Ok(addresses
+        .filter(|address| !is_link_local(address))
+        .collect())
+}
+
+/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if there are none. Ours may have many
+/// and is not looked at.
+pub(super) async fn of_node(
     handle: &Handle,
     device: &Link,
     networks: &[IpNet],
-) -> Result<(BTreeSet<IpAddr>, NodeAddresses), IpvsError> {
-    let (mut bound, mut node) = (BTreeSet::new(), NodeAddresses::default());
-    for listed in link::addresses(handle).await? {
-        let address = listed.address;
-        if listed.index == device.index {
-            bound.insert(address);
+) -> Result<NodeAddresses, IpvsError> {
+    let mut node = NodeAddresses::default();
+    for other in link::list(handle).await? {
+        if other.index == device.index {
             continue;
         }
-        node.all.insert(address);
-        let is_chosen = networks.is_empty() || networks.iter().any(|net| net.contains(&address));
-        if is_chosen && serves_node_ports(address) {
-            node.node_ports.insert(address);
+        for listed in link::addresses_of(handle, other.index).await? {
+            let address = listed.address;
+            node.all.insert(address);
+            let is_chosen =
+                networks.is_empty() || networks.iter().any(|net| net.contains(&address));
+            if is_chosen && serves_node_ports(address) {
+                node.node_ports.insert(address);
+            }
         }
     }
-    // The kernel may give the device one by itself when somebody brings it up.
-    bound.retain(|address| !is_link_local(address));
-    Ok((bound, node))
+    Ok(node)
 }
 
 /// Others reach neither a loopback nor, without saying by which device, an address of one link.

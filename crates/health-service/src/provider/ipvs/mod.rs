@@ -27,6 +27,7 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
+use health_net::changes::Changes;
 use health_net::netlink::Handle;
 use ipnet::IpNet;
 use tokio::task::JoinHandle;
@@ -89,8 +90,9 @@ impl Ipvs {
         let kernel = Kernel::open()?;
         sysctl::apply(settings.strict_arp)?;
         let handle = health_net::netlink::open()?;
+        let changes = Changes::listen()?;
         let interval = settings.drain_interval;
-        let worker = Worker::new(settings, kernel, handle);
+        let worker = Worker::new(settings, kernel, handle, changes);
         let worker = Arc::new(tokio::sync::Mutex::new(worker));
         let wake = Arc::new(tokio::sync::Notify::new());
         let drainer = tokio::spawn(drain(worker.clone(), wake.clone(), interval));

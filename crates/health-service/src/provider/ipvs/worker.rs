@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::FutureExt as _;
+use health_net::changes::Changes;
 use health_net::link::{self, Link};
 use health_net::netlink::Handle;
 use tracing::{debug, warn};
@@ -27,6 +29,10 @@ pub(super) struct Worker {
     handle: Handle,
     plan: Plan,
     node: NodeAddresses,
+    /// Of devices and addresses.
+    changes: Changes,
+    /// Whether there was one since the node's addresses were looked at.
+    may_be_other: bool,
     /// None until the kernel was read once.
     present: Option<Present>,
     draining: BTreeSet<ServerKey>,
@@ -35,13 +41,20 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(settings: Settings, kernel: Kernel, handle: Handle) -> Self {
+    pub(super) fn new(
+        settings: Settings,
+        kernel: Kernel,
+        handle: Handle,
+        changes: Changes,
+    ) -> Self {
         Self {
             settings,
             kernel: Arc::new(Mutex::new(kernel)),
             handle,
             plan: Plan::default(),
             node: NodeAddresses::default(),
+            changes,
+            may_be_other: true,
             present: None,
             draining: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -50,14 +63,13 @@ impl Worker {
 
     pub(super) async fn sync(&mut self, work: Work<'_>) -> Result<(), IpvsError> {
         let device = device::ensure(&self.handle).await?;
-        let networks = &self.settings.node_port_networks;
-        let (bound, node) = device::addresses(&self.handle, &device, networks).await?;
-        let is_same_node = self.node == node;
-        self.node = node;
+        let must_read = work.is_full || self.present.is_none();
+        let is_other_node = self.look_at_node(&device, must_read).await?;
         let scheduler = &self.settings.scheduler;
-        let touched = if work.is_full || !is_same_node || self.present.is_none() {
+        let touched = if must_read || is_other_node {
             // Whatever fails, the next one begins anew.
             self.present = None;
+            let bound = device::bound(&self.handle, &device).await?;
             self.plan = wanted(work.state, &self.node, scheduler);
             let present = self.read(bound).await?;
             let mut touched = self.plan.touched();
@@ -72,6 +84,25 @@ impl Worker {
         let done = self.bring(&device, &touched).await;
         self.reap_on(&device).await?;
         done
+    }
+
+    /// Looks at the node's addresses if they may have changed, or must be. Returns whether they are others.
+    async fn look_at_node(&mut self, device: &Link, must: bool) -> Result<bool, IpvsError> {
+        while let Some(news) = self.changes.next().now_or_never() {
+            self.may_be_other = true;
+            if news.is_err() {
+                break;
+            }
+        }
+        if !must && !self.may_be_other {
+            return Ok(false);
+        }
+        let networks = &self.settings.node_port_networks;
+        let node = device::of_node(&self.handle, device, networks).await?;
+        self.may_be_other = false;
+        let is_other = self.node != node;
+        self.node = node;
+        Ok(is_other)
     }
 
     /// Whether real servers are on their way out.
