@@ -41,6 +41,12 @@ const FEATURES: &[Feature] = &[
         tests: "wireguard",
         attempt: "ip link add wg0 type wireguard",
     },
+    Feature {
+        name: "IPVS",
+        file: "services_ipvs",
+        tests: "",
+        attempt: "ipvsadm --list",
+    },
 ];
 
 /// Tests of programs.

@@ -67,6 +67,8 @@ pub(crate) const TESTS: &[Tool] = &[
     tool("ping", "iputils-ping"),
     tool("nft", "nftables"),
     tool("conntrack", "conntrack"),
+    tool("ipset", "ipset"),
+    tool("ipvsadm", "ipvsadm"),
     tool("bpftool", "bpftool"),
     tool("prometheus", "prometheus"),
     tool("promtool", "prometheus"),

@@ -13,7 +13,7 @@ use netlink_packet_route::address::{
 use netlink_packet_route::link::{
     InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::{LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth};
 
 use super::KernelError;
 use super::mac::MacAddr;
@@ -158,7 +158,24 @@ pub async fn list(handle: &Handle) -> Result<Vec<Link>, KernelError> {
 
 /// Lists the addresses of all devices.
 pub async fn addresses(handle: &Handle) -> Result<Vec<LinkAddress>, KernelError> {
-    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    list_addresses(handle, AddressMessage::default()).await
+}
+
+/// Lists the addresses of a device, and looks at no others; none if it is gone.
+pub async fn addresses_of(handle: &Handle, index: u32) -> Result<Vec<LinkAddress>, KernelError> {
+    let mut filter = AddressMessage::default();
+    filter.header.index = index;
+    match list_addresses(handle, filter).await {
+        Err(error) if is_missing(&error) => Ok(Vec::new()),
+        listed => listed,
+    }
+}
+
+async fn list_addresses(
+    handle: &Handle,
+    filter: AddressMessage,
+) -> Result<Vec<LinkAddress>, KernelError> {
+    let request = RouteNetlinkMessage::GetAddress(filter);
     let listed = handle.list(request, |answer| match answer {
         RouteNetlinkMessage::NewAddress(message) => link_address(&message),
         _ => None,
@@ -242,6 +259,14 @@ pub async fn create_veth_into(
     create(handle, pair, |peer| peer.setns_by_fd(netns.as_raw_fd())).await
 }
 
+/// Makes a dummy device, which is down. It has addresses and sends nothing.
+pub async fn create_dummy(handle: &Handle, name: &str) -> Result<(), KernelError> {
+    let message = LinkDummy::new(name).build();
+    let request = handle.link().add(message).execute();
+    let attempt = KernelError::netlink("create dummy", device(name));
+    request.await.map_err(attempt)
+}
+
 /// Marks a device with a free text.
 pub async fn set_alias(handle: &Handle, link: &Link, alias: &str) -> Result<(), KernelError> {
     change(handle, link, "set the alias of", |m| m.alias(alias)).await
@@ -323,6 +348,26 @@ pub async fn add_address(handle: &Handle, link: &Link, address: IpAddr) -> Resul
         "add an address to",
         device(&link.name),
     ))
+}
+
+/// Takes an address of its own (`/32` or `/128`) from a device. Returns whether it had it.
+pub async fn delete_address(
+    handle: &Handle,
+    link: &Link,
+    address: IpAddr,
+) -> Result<bool, KernelError> {
+    let prefix_len = if address.is_ipv4() { 32 } else { 128 };
+    let mut request = handle.address().add(link.index, address, prefix_len);
+    let message = std::mem::take(request.message_mut());
+    let done = handle.address().del(message).execute().await;
+    let attempt = KernelError::netlink("delete an address of", device(&link.name));
+    match done.map_err(attempt) {
+        Ok(()) => Ok(true),
+        Err(error) if error.os_code() == Some(libc::EADDRNOTAVAIL) || is_missing(&error) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// A device by its name or number, for an error.

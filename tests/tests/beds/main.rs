@@ -51,6 +51,7 @@ mod rtt;
 mod rtt_list;
 mod service_sources;
 mod services;
+mod services_ipvs;
 mod slow_peer;
 mod stack;
 mod startup;

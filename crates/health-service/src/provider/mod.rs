@@ -1,3 +1,4 @@
 //! What brings a state into the kernel.
 
 pub mod ebpf;
+pub mod ipvs;

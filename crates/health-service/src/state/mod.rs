@@ -32,6 +32,8 @@ pub struct Backend {
     pub address: SocketAddr,
     /// Its share of new flows relative to others of the port. At least 1.
     pub weight: u16,
+    /// Whether it is on this node, and may reach itself through the service.
+    pub is_local: bool,
 }
 
 /// What is to be done for a port in a family.
@@ -336,6 +338,7 @@ impl State {
             let backend = |endpoint: &&Endpoint| Backend {
                 address: endpoint.address,
                 weight: endpoint.weight,
+                is_local: endpoint.is_local,
             };
             list.iter().map(backend).collect()
         };

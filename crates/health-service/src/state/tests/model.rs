@@ -165,6 +165,7 @@ impl Model {
                 let backend = |endpoint: &&Endpoint| Backend {
                     address: endpoint.address,
                     weight: endpoint.weight,
+                    is_local: endpoint.is_local,
                 };
                 list.iter().map(backend).collect()
             };

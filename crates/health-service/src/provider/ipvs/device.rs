@@ -1,0 +1,89 @@
+//! The device that addresses of services are bound to, and the addresses of all others.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use health_net::link::{self, Link};
+use health_net::netlink::Handle;
+use ipnet::IpNet;
+
+use super::error::IpvsError;
+use super::plan::NodeAddresses;
+
+/// The name of the device.
+pub const DEVICE: &str = "health-ipvs0";
+
+const KIND: &str = "dummy";
+
+/// The device; made if it is missing. It stays down: addresses are the node's all the same, and nothing else becomes of
+/// them.
+pub(super) async fn ensure(handle: &Handle) -> Result<Link, IpvsError> {
+    if let Some(link) = find(handle).await? {
+        return Ok(link);
+    }
+    link::create_dummy(handle, DEVICE).await?;
+    let made = find(handle).await?;
+    made.ok_or(IpvsError::ForeignDevice(DEVICE))
+}
+
+async fn find(handle: &Handle) -> Result<Option<Link>, IpvsError> {
+    match link::by_name(handle, DEVICE).await? {
+        Some(link) if link.kind.as_deref() != Some(KIND) => Err(IpvsError::ForeignDevice(DEVICE)),
+        found => Ok(found),
+    }
+}
+
+/// Removes the device with all its addresses. Returns whether there was one.
+pub(super) async fn remove(handle: &Handle) -> Result<bool, IpvsError> {
+    match find(handle).await? {
+        Some(link) => Ok(link::delete(handle, &link).await?),
+        None => Ok(false),
+    }
+}
+
+/// The addresses of the device.
+pub(super) async fn bound(handle: &Handle, device: &Link) -> Result<BTreeSet<IpAddr>, IpvsError> {
+    let listed = link::addresses_of(handle, device.index).await?;
+    let addresses = listed.into_iter().map(|listed| listed.address);
+    // The kernel may give the device one by itself when somebody brings it up.
+    Ok(addresses
+        .filter(|address| !is_link_local(address))
+        .collect())
+}
+
+/// The addresses of all other devices. Those in `networks` serve NodePorts, or all if there are none. Ours may have many
+/// and is not looked at.
+pub(super) async fn of_node(
+    handle: &Handle,
+    device: &Link,
+    networks: &[IpNet],
+) -> Result<NodeAddresses, IpvsError> {
+    let mut node = NodeAddresses::default();
+    for other in link::list(handle).await? {
+        if other.index == device.index {
+            continue;
+        }
+        for listed in link::addresses_of(handle, other.index).await? {
+            let address = listed.address;
+            node.all.insert(address);
+            let is_chosen =
+                networks.is_empty() || networks.iter().any(|net| net.contains(&address));
+            if is_chosen && serves_node_ports(address) {
+                node.node_ports.insert(address);
+            }
+        }
+    }
+    Ok(node)
+}
+
+/// Others reach neither a loopback nor, without saying by which device, an address of one link.
+fn serves_node_ports(address: IpAddr) -> bool {
+    !address.is_loopback() && !is_link_local(&address)
+}
+
+fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}

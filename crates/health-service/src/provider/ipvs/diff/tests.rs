@@ -1,0 +1,527 @@
+//! Random states on a kernel that is a list, and single cases.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::provider::ipvs::plan::NodeAddresses;
+use crate::spec::{PortKey, ServiceName, ServicePortName, TrafficPolicy};
+use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
+
+/// A kernel: what steps do, and what it refuses.
+#[derive(Clone, Debug, Default)]
+struct Kernel {
+    present: Present,
+    /// Connections of real servers.
+    connections: BTreeMap<(ServerKey, SocketAddr), u32>,
+}
+
+impl Kernel {
+    fn run(&mut self, steps: &[Step]) {
+        for step in steps {
+            self.check(step);
+            self.present.apply(step);
+            // It knows no more than it is asked.
+            for server in self.present.servers.values_mut() {
+                for real in server.real.values_mut() {
+                    real.connections = None;
+                }
+            }
+            let servers = &self.present.servers;
+            let is_there = |key: &(ServerKey, SocketAddr)| {
+                let server = servers.get(&key.0);
+                server.is_some_and(|server| server.real.contains_key(&key.1))
+            };
+            self.connections.retain(|key, _| is_there(key));
+        }
+    }
+
+    fn check(&self, step: &Step) {
+        let present = &self.present;
+        let server = |id: &ServerId| {
+            let ServerId::Address(key) = id else {
+                panic!("{id:?}")
+            };
+            assert!(!present.foreign.contains(key), "{step:?}");
+            (*key, present.servers.get(key))
+        };
+        match step {
+            Step::AddEntries(set, entries) => {
+                assert!(!entries.is_empty());
+                for entry in entries {
+                    assert!(!present.entries.contains(&(*set, *entry)), "{step:?}");
+                }
+            }
+            Step::DeleteEntries(set, entries) => {
+                assert!(!entries.is_empty());
+                for entry in entries {
+                    assert!(present.entries.contains(&(*set, *entry)), "{step:?}");
+                }
+            }
+            Step::Bind(address) => {
+                assert!(!present.addresses.contains(address));
+                let entry = (bound_set(*address), Entry::Ip(*address));
+                assert!(present.entries.contains(&entry), "open before it is bound");
+            }
+            Step::Unbind(address) => {
+                assert!(present.addresses.contains(address));
+            }
+            Step::Change(Change::AddServer(one)) => {
+                let (key, known) = server(&one.id);
+                assert!(known.is_none(), "{step:?}");
+                assert!(present.entries.contains(&mark(key)), "not marked as ours");
+            }
+            Step::Change(Change::SetServer(one)) => assert!(server(&one.id).1.is_some()),
+            Step::Change(Change::DeleteServer(id)) => {
+                assert!(server(id).1.unwrap().real.is_empty(), "{step:?}");
+            }
+            Step::Change(Change::AddReal(id, real)) => {
+                assert!(!server(id).1.unwrap().real.contains_key(&real.address));
+            }
+            Step::Change(Change::SetReal(id, real)) => {
+                assert!(server(id).1.unwrap().real.contains_key(&real.address));
+            }
+            Step::Change(Change::DeleteReal(id, real)) => {
+                let (key, known) = server(id);
+                let known = known.unwrap().real[&real.address];
+                if key.protocol == Protocol::TCP {
+                    let connections = self.connections.get(&(key, real.address));
+                    assert_eq!((known.weight, connections), (0, None), "{step:?}");
+                }
+            }
+        }
+    }
+
+    fn listed(&self, key: ServerKey) -> Vec<RealServer> {
+        let Some(server) = self.present.servers.get(&key) else {
+            return Vec::new();
+        };
+        let real = server.real.iter().map(|(address, real)| RealServer {
+            forwarding: real.forwarding,
+            active: self
+                .connections
+                .get(&(key, *address))
+                .copied()
+                .unwrap_or_default(),
+            ..RealServer::new(*address, real.weight)
+        });
+        real.collect()
+    }
+}
+
+fn bound_set(address: IpAddr) -> SetId {
+    SetId {
+        family: Family::of(address),
+        kind: SetKind::BoundIps,
+    }
+}
+
+/// A provider without a kernel: what it plans, and what it believes of the kernel.
+#[derive(Debug, Default)]
+struct Provider {
+    plan: Plan,
+    present: Present,
+    node: NodeAddresses,
+}
+
+impl Provider {
+    /// As after a start: nothing is known but what the kernel has.
+    fn start(kernel: &Kernel, states: &States, node: &NodeAddresses) -> Self {
+        let mut provider = Self {
+            present: kernel.present.clone(),
+            node: node.clone(),
+            ..Self::default()
+        };
+        for (key, state) in states {
+            let mut touched = Touched::default();
+            provider.set(key, Some(state), &mut touched);
+        }
+        provider
+    }
+
+    fn set(&mut self, key: &PortKey, state: Option<&PortState>, touched: &mut Touched) {
+        let (node, scheduler) = (&self.node, Scheduler::RoundRobin);
+        self.plan.set_port(key, state, node, &scheduler, touched);
+    }
+
+    fn all(&self) -> Touched {
+        let mut touched = self.plan.touched();
+        touched.extend(self.present.touched());
+        touched
+    }
+
+    fn run(&mut self, kernel: &mut Kernel, touched: &Touched) {
+        let steps = diff(&self.plan, &self.present, touched);
+        kernel.run(&steps);
+        for step in &steps {
+            self.present.apply(step);
+        }
+        // Once done, there is nothing more to do.
+        assert_eq!(diff(&self.plan, &self.present, touched), []);
+    }
+
+    /// Looks after what goes.
+    fn reap(&mut self, kernel: &mut Kernel) {
+        let servers = self.present.servers.keys().copied();
+        let draining = servers.filter(|key| self.present.is_draining(&self.plan, key));
+        let draining: BTreeSet<_> = draining.collect();
+        for key in &draining {
+            self.present.note_real(*key, &kernel.listed(*key));
+        }
+        let touched = Touched {
+            servers: draining,
+            ..Touched::default()
+        };
+        self.run(kernel, &touched);
+    }
+}
+
+type States = BTreeMap<PortKey, PortState>;
+
+fn key(number: u8, protocol: Protocol, family: Family) -> PortKey {
+    PortKey {
+        name: ServicePortName {
+            service: ServiceName::new("shop", &format!("s{number}")),
+            port: "".into(),
+            protocol,
+        },
+        family,
+    }
+}
+
+fn address(family: Family, network: u8, host: u8) -> IpAddr {
+    match family {
+        Family::V4 => [10, network, 0, host].into(),
+        Family::V6 => [0xfd00, network.into(), 0, 0, 0, 0, 0, host.into()].into(),
+    }
+}
+
+fn backend(family: Family, host: u8, weight: u16) -> Backend {
+    Backend {
+        address: SocketAddr::new(address(family, 1, host), 8080),
+        weight,
+        is_local: host.is_multiple_of(2),
+    }
+}
+
+fn keys() -> impl Strategy<Value = PortKey> {
+    let protocols = prop::sample::select(vec![Protocol::TCP, Protocol::UDP, Protocol::SCTP]);
+    let families = prop::sample::select(Family::ALL.to_vec());
+    (0..3_u8, protocols, families)
+        .prop_map(|(number, protocol, family)| key(number, protocol, family))
+}
+
+/// Of a port of this key: its frontends are at addresses that others may have too.
+fn states(family: Family) -> impl Strategy<Value = PortState> {
+    let targets = prop::sample::select(vec![
+        (Target::Cluster, Target::Cluster),
+        (Target::Local, Target::Cluster),
+        (Target::Drop, Target::Cluster),
+        (Target::Drop, Target::Drop),
+        (Target::Reject, Target::Reject),
+    ]);
+    let kinds = prop::sample::select(vec![
+        FrontendKind::ClusterIp,
+        FrontendKind::LoadBalancer,
+        FrontendKind::ExternalIp,
+        FrontendKind::NodePort,
+    ]);
+    let ranges = prop::option::of(prop::sample::select(vec![0_u8, 8, 32]));
+    let frontend = (kinds, 0..4_u8, targets, any::<bool>(), ranges);
+    let frontend = frontend.prop_map(move |(kind, host, (outside, inside), keeps, range)| {
+        let is_node_port = kind == FrontendKind::NodePort;
+        let range = range.filter(|_| kind == FrontendKind::LoadBalancer);
+        Frontend {
+            listen: if is_node_port {
+                Listen::NodePort(80)
+            } else {
+                // Network 0 is that of services, 2 that of the node.
+                Listen::Address(SocketAddr::new(address(family, host / 3 * 2, host), 80))
+            },
+            kind,
+            policy: match keeps {
+                true => TrafficPolicy::Local,
+                false => TrafficPolicy::Cluster,
+            },
+            inside,
+            outside,
+            source_ranges: range.map(|prefix| {
+                let net = ipnet::IpNet::new(address(family, 3, 1), prefix).unwrap();
+                vec![net.trunc()].into()
+            }),
+        }
+    });
+    let backends = || prop::collection::btree_map(0..5_u8, 1..3_u16, 0..4);
+    (
+        prop::collection::vec(frontend, 0..3),
+        backends(),
+        backends(),
+        prop::collection::btree_set(0..5_u8, 0..3),
+        any::<bool>(),
+    )
+        .prop_map(
+            move |(frontends, cluster, local, lingering, has_affinity)| {
+                let list = |map: BTreeMap<u8, u16>| {
+                    let backends = map.into_iter();
+                    let backends = backends.map(|(host, weight)| backend(family, host, weight));
+                    backends.collect::<Vec<_>>()
+                };
+                let lingering = lingering.into_iter();
+                PortState {
+                    frontends,
+                    cluster: list(cluster),
+                    local: list(local),
+                    lingering: lingering
+                        .map(|host| SocketAddr::new(address(family, 1, host), 8080))
+                        .collect(),
+                    affinity: has_affinity.then_some(Duration::from_secs(60)),
+                    algorithm: None,
+                }
+            },
+        )
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// Ports are another than before; none is gone.
+    Set(Vec<(PortKey, Option<PortState>)>),
+    /// The addresses of the node are others.
+    Node(BTreeSet<u8>),
+    /// Connections are made, as many as there are real servers and numbers.
+    Connect(Vec<u32>),
+    /// Some end.
+    Disconnect(Vec<u32>),
+    Reap,
+    /// The provider ends and starts again.
+    Restart,
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    let port = keys().prop_flat_map(|key| {
+        let state = prop::option::weighted(0.8, states(key.family));
+        (Just(key), state)
+    });
+    prop_oneof![
+        4 => prop::collection::vec(port, 1..3).prop_map(Event::Set),
+        1 => prop::collection::btree_set(2..5_u8, 0..3).prop_map(Event::Node),
+        2 => prop::collection::vec(0..3_u32, 1..6).prop_map(Event::Connect),
+        2 => prop::collection::vec(0..2_u32, 1..6).prop_map(Event::Disconnect),
+        2 => Just(Event::Reap),
+        1 => Just(Event::Restart),
+    ]
+}
+
+fn node(hosts: &BTreeSet<u8>) -> NodeAddresses {
+    let families = Family::ALL.into_iter();
+    let all = families.flat_map(|family| hosts.iter().map(move |host| address(family, 2, *host)));
+    let all: BTreeSet<_> = all.collect();
+    NodeAddresses {
+        node_ports: all.clone(),
+        all,
+    }
+}
+
+/// All that must hold after each event.
+fn check(provider: &Provider, kernel: &Kernel) {
+    let present = &kernel.present;
+    let is_one = provider.present.servers.keys().eq(present.servers.keys());
+    assert!(is_one && provider.present.entries == present.entries);
+    assert_eq!(provider.present.addresses, present.addresses);
+    let wanted = provider.plan.touched();
+    for key in wanted.servers.difference(&present.foreign) {
+        let server = provider.plan.server(key).unwrap();
+        let there = &present.servers[key];
+        assert_eq!(
+            (&there.scheduler, there.flags),
+            (&server.scheduler, server.flags)
+        );
+        for (address, weight) in &server.real {
+            assert_eq!(there.real[address].weight, *weight);
+        }
+    }
+    for (key, there) in &present.servers {
+        let server = provider.plan.server(key);
+        assert!(server.is_some() || !there.real.is_empty(), "{key} is left");
+        for (address, real) in &there.real {
+            if !server.is_some_and(|server| server.real.contains_key(address)) {
+                assert_eq!(real.weight, 0, "{key} {address} gets new connections");
+                let lingers = server.is_some_and(|server| server.lingering.contains(address));
+                assert!(key.protocol == Protocol::TCP || lingers, "{key} {address}");
+            }
+        }
+        assert!(present.entries.contains(&mark(*key)));
+    }
+    for entry in &wanted.entries {
+        assert!(present.entries.contains(entry), "{entry:?}");
+    }
+    for address in &wanted.addresses {
+        assert!(present.addresses.contains(address));
+    }
+}
+
+/// What is in the kernel when nothing drains.
+fn ideal(provider: &Provider, kernel: &Kernel) -> Present {
+    let mut ideal = Present {
+        foreign: kernel.present.foreign.clone(),
+        ..Present::default()
+    };
+    let steps = diff(&provider.plan, &ideal, &provider.plan.touched());
+    for step in &steps {
+        ideal.apply(step);
+    }
+    ideal
+}
+
+fn replay(events: Vec<Event>, foreign: bool) {
+    let mut kernel = Kernel::default();
+    if foreign {
+        kernel.present.foreign.insert(ServerKey {
+            address: SocketAddr::new(address(Family::V4, 0, 1), 80),
+            protocol: Protocol::TCP,
+        });
+    }
+    let mut states = States::new();
+    let mut own = node(&BTreeSet::from([2]));
+    let mut provider = Provider::start(&kernel, &states, &own);
+    for event in events {
+        match event {
+            Event::Set(ports) => {
+                let mut touched = Touched::default();
+                for (key, state) in ports {
+                    provider.set(&key, state.as_ref(), &mut touched);
+                    match state {
+                        Some(state) => states.insert(key, state),
+                        None => states.remove(&key),
+                    };
+                }
+                provider.run(&mut kernel, &touched);
+                let afresh = Provider::start(&kernel, &states, &own);
+                assert_eq!(provider.plan, afresh.plan);
+            }
+            Event::Node(hosts) => {
+                own = node(&hosts);
+                provider = Provider::start(&kernel, &states, &own);
+                provider.run(&mut kernel, &provider.all());
+            }
+            Event::Connect(counts) => {
+                let mut counts = counts.into_iter().cycle();
+                for (key, server) in &kernel.present.servers {
+                    let open = server.real.iter().filter(|(_, real)| real.weight > 0);
+                    for ((address, _), count) in open.zip(&mut counts) {
+                        if count > 0 {
+                            *kernel.connections.entry((*key, *address)).or_default() += count;
+                        }
+                    }
+                }
+            }
+            Event::Disconnect(left) => {
+                let mut left = left.into_iter().cycle();
+                kernel.connections.retain(|_, count| {
+                    *count = left.next().unwrap_or_default().min(*count);
+                    *count > 0
+                });
+            }
+            Event::Reap => provider.reap(&mut kernel),
+            Event::Restart => {
+                provider = Provider::start(&kernel, &states, &own);
+                provider.run(&mut kernel, &provider.all());
+            }
+        }
+        check(&provider, &kernel);
+    }
+    kernel.connections.clear();
+    provider.reap(&mut kernel);
+    let ideal = ideal(&provider, &kernel);
+    assert_eq!(kernel.present, ideal);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+    #[test]
+    fn step_by_step_is_as_all_at_once(
+        events in prop::collection::vec(events(), 1..10),
+        foreign: bool,
+    ) {
+        replay(events, foreign);
+    }
+}
+
+/// A port with one address and these backends.
+fn port(backends: &[u8]) -> PortState {
+    PortState {
+        frontends: vec![Frontend {
+            listen: Listen::Address(SocketAddr::new(address(Family::V4, 0, 1), 80)),
+            kind: FrontendKind::ClusterIp,
+            policy: TrafficPolicy::Cluster,
+            inside: Target::Cluster,
+            outside: Target::Cluster,
+            source_ranges: None,
+        }],
+        cluster: backends
+            .iter()
+            .map(|host| backend(Family::V4, *host, 1))
+            .collect(),
+        local: Vec::new(),
+        lingering: Vec::new(),
+        affinity: None,
+        algorithm: None,
+    }
+}
+
+#[test]
+fn a_real_server_goes_when_its_last_connection_has_ended() {
+    let mut kernel = Kernel::default();
+    let key = key(0, Protocol::TCP, Family::V4);
+    let states = States::from([(key.clone(), port(&[1, 2]))]);
+    let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
+    provider.run(&mut kernel, &provider.all());
+    let server = *kernel.present.servers.keys().next().unwrap();
+    let gone = backend(Family::V4, 2, 1).address;
+    kernel.connections.insert((server, gone), 1);
+
+    let states = States::from([(key, port(&[1]))]);
+    let mut touched = Touched::default();
+    provider.set(
+        &states.keys().next().unwrap().clone(),
+        states.values().next(),
+        &mut touched,
+    );
+    provider.run(&mut kernel, &touched);
+    provider.reap(&mut kernel);
+    let real = |kernel: &Kernel| kernel.present.servers[&server].real.clone();
+    assert_eq!(real(&kernel)[&gone].weight, 0);
+
+    // A provider that starts again knows what goes by what the kernel has.
+    let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
+    provider.run(&mut kernel, &provider.all());
+    provider.reap(&mut kernel);
+    assert_eq!(real(&kernel).len(), 2);
+    kernel.connections.clear();
+    provider.reap(&mut kernel);
+    assert_eq!(real(&kernel).len(), 1);
+}
+
+#[test]
+fn a_leftover_of_weight_0_gets_connections_again_if_it_is_wanted() {
+    let mut kernel = Kernel::default();
+    let key = key(0, Protocol::TCP, Family::V4);
+    let states = States::from([(key, port(&[1]))]);
+    let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
+    provider.run(&mut kernel, &provider.all());
+    let server = *kernel.present.servers.keys().next().unwrap();
+    let real = backend(Family::V4, 1, 1).address;
+    let real_in = |kernel: &mut Kernel| {
+        let server = kernel.present.servers.get_mut(&server).unwrap();
+        server.real.get_mut(&real).unwrap().weight
+    };
+    let steps = [Step::Change(Change::SetReal(
+        server.into(),
+        RealServer::new(real, 0),
+    ))];
+    kernel.run(&steps);
+    assert_eq!(real_in(&mut kernel), 0);
+    let mut provider = Provider::start(&kernel, &states, &NodeAddresses::default());
+    provider.run(&mut kernel, &provider.all());
+    assert_eq!(real_in(&mut kernel), 1);
+}

@@ -1,0 +1,39 @@
+//! Why services could not be brought into the kernel.
+
+use health_net::KernelError;
+
+use super::netlink::NetlinkError;
+
+/// The kernel does not have what services want.
+#[derive(Debug, thiserror::Error)]
+pub enum IpvsError {
+    /// A request to IPVS, ipset or nf_tables.
+    #[error("cannot {attempt}: {source}")]
+    Netlink {
+        /// What was attempted, on what.
+        attempt: String,
+        /// Why it could not be done.
+        source: NetlinkError,
+    },
+    /// A device, an address or a setting.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Somebody else has the name of our device.
+    #[error("{0} is no dummy device: addresses of services cannot be bound to it")]
+    ForeignDevice(&'static str),
+    /// Some steps failed; the others are done.
+    #[error("{first} ({more} more)")]
+    Steps {
+        /// The first of them.
+        first: String,
+        /// How many more there are.
+        more: usize,
+    },
+}
+
+impl IpvsError {
+    pub(super) fn netlink(attempt: impl Into<String>) -> impl FnOnce(NetlinkError) -> Self {
+        let attempt = attempt.into();
+        |source| Self::Netlink { attempt, source }
+    }
+}

@@ -1,0 +1,288 @@
+//! Steps on the kernel, by netlink.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use health_model::ipam::Family;
+
+use super::diff::{Present, PresentServer, Step, mark};
+use super::error::IpvsError;
+use super::netlink::server::{self, Change, RealServer, ServerId, ServerKey};
+use super::netlink::{NetlinkError, Refusal, ipset, nft};
+use super::rules::{self, RuleSettings, TABLE};
+use super::sets::{SetId, SetKind};
+
+/// Connections to all that steps need, in the network namespace of the thread that opened them.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    servers: server::Client,
+    sets: ipset::Client,
+    rules: nft::Client,
+}
+
+/// What became of steps.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) done: Vec<Step>,
+    /// Virtual servers that others have made meanwhile.
+    pub(super) foreign: Vec<ServerKey>,
+    pub(super) failed: Vec<String>,
+}
+
+impl Kernel {
+    pub(super) fn open() -> Result<Self, IpvsError> {
+        Ok(Self {
+            servers: open_servers()?,
+            sets: open_sets()?,
+            rules: open_rules()?,
+        })
+    }
+
+    /// Makes the sets that are missing, and puts the rules in place.
+    pub(super) fn prepare(&mut self, settings: &RuleSettings) -> Result<(), IpvsError> {
+        for set in SetId::all() {
+            let failed = IpvsError::netlink(format!("create the set {set}"));
+            self.sets.create(&set.spec()).map_err(failed)?;
+        }
+        for family in Family::ALL {
+            let mut indexes = [0; SetKind::ALL.len()];
+            for (index, kind) in indexes.iter_mut().zip(SetKind::ALL) {
+                *index = self.index(SetId { family, kind })?;
+            }
+            let table = rules::table(family, settings, |kind| indexes[kind as usize]);
+            let attempt = format!("replace the {} table {TABLE}", family.name());
+            let replaced = self.rules.replace(&table);
+            replaced.map_err(IpvsError::netlink(attempt))?;
+        }
+        Ok(())
+    }
+
+    fn index(&mut self, set: SetId) -> Result<u16, IpvsError> {
+        let attempt = || IpvsError::netlink(format!("find the set {set}"));
+        let index = self.sets.index(&set.to_string()).map_err(attempt())?;
+        let missing = || Refusal {
+            code: libc::ENOENT,
+            text: None,
+        };
+        index.ok_or_else(|| attempt()(NetlinkError::Refused(missing())))
+    }
+
+    /// All that is in the kernel, but for the addresses of our device, which are told.
+    pub(super) fn read(&mut self, addresses: BTreeSet<IpAddr>) -> Result<Present, IpvsError> {
+        let mut present = Present {
+            addresses,
+            ..Present::default()
+        };
+        for set in SetId::all() {
+            let failed = IpvsError::netlink(format!("list the set {set}"));
+            let entries = self.sets.entries(&set.to_string()).map_err(failed)?;
+            let entries = entries.into_iter().flatten();
+            present.entries.extend(entries.map(|entry| (set, entry)));
+        }
+        let servers = self.servers.servers();
+        for server in servers.map_err(IpvsError::netlink("list virtual servers"))? {
+            let ServerId::Address(key) = server.id else {
+                continue;
+            };
+            if !present.entries.contains(&mark(key)) {
+                present.foreign.insert(key);
+                continue;
+            }
+            let real = self.real_servers(key)?;
+            let server = PresentServer {
+                scheduler: server.scheduler,
+                flags: server.flags.asked(),
+                timeout: server.timeout,
+                real: BTreeMap::new(),
+            };
+            present.servers.insert(key, server);
+            present.note_real(key, &real);
+        }
+        Ok(present)
+    }
+
+    pub(super) fn real_servers(&mut self, key: ServerKey) -> Result<Vec<RealServer>, IpvsError> {
+        let listed = self.servers.real_servers(key.into());
+        listed.map_err(IpvsError::netlink(format!("list real servers of {key}")))
+    }
+
+    /// Runs steps that are not about addresses of devices, whatever becomes of those before.
+    pub(super) fn run(&mut self, steps: Vec<Step>) -> Result<Outcome, IpvsError> {
+        let mut outcome = Outcome::default();
+        let mut changes = Vec::new();
+        for step in steps {
+            match step {
+                Step::Change(change) => changes.push(change),
+                step => {
+                    self.change(&mut changes, &mut outcome)?;
+                    self.edit(step, &mut outcome)?;
+                }
+            }
+        }
+        self.change(&mut changes, &mut outcome)?;
+        Ok(outcome)
+    }
+
+    fn edit(&mut self, step: Step, outcome: &mut Outcome) -> Result<(), IpvsError> {
+        let (attempt, result) = match &step {
+            Step::AddEntries(set, entries) => (
+                format!("add entries to the set {set}"),
+                self.sets.add(&set.to_string(), entries),
+            ),
+            Step::DeleteEntries(set, entries) => (
+                format!("delete entries of the set {set}"),
+                self.sets.delete(&set.to_string(), entries),
+            ),
+            Step::Change(_) | Step::Bind(_) | Step::Unbind(_) => return Ok(()),
+        };
+        let refusals = result.map_err(IpvsError::netlink(&attempt))?;
+        match refusals.first() {
+            None => outcome.done.push(step),
+            Some(refusal) => outcome.failed.push(format!("cannot {attempt}: {refusal}")),
+        }
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        changes: &mut Vec<Change>,
+        outcome: &mut Outcome,
+    ) -> Result<(), IpvsError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let changes = std::mem::take(changes);
+        let results = self.servers.change(&changes);
+        let results = results.map_err(IpvsError::netlink("change virtual servers"))?;
+        for (change, result) in changes.into_iter().zip(results) {
+            match result {
+                Ok(()) => outcome.done.push(Step::Change(change)),
+                Err(refusal) if is_done(&change, &refusal) => {
+                    outcome.done.push(Step::Change(change));
+                }
+                Err(refusal) => match &change {
+                    Change::AddServer(server::VirtualServer {
+                        id: ServerId::Address(key),
+                        ..
+                    }) if refusal.code == libc::EEXIST => outcome.foreign.push(*key),
+                    change if of_foreign(change, &outcome.foreign) => {}
+                    change => {
+                        let attempt = attempt(change);
+                        outcome.failed.push(format!("cannot {attempt}: {refusal}"));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a refusal says that a change was made already.
+fn is_done(change: &Change, refusal: &Refusal) -> bool {
+    match change {
+        Change::DeleteServer(_) => refusal.code == libc::ESRCH,
+        Change::DeleteReal(..) => [libc::ESRCH, libc::ENOENT].contains(&refusal.code),
+        _ => false,
+    }
+}
+
+fn of_foreign(change: &Change, foreign: &[ServerKey]) -> bool {
+    match change {
+        Change::AddReal(ServerId::Address(key), _) => foreign.contains(key),
+        _ => false,
+    }
+}
+
+fn attempt(change: &Change) -> String {
+    let name = |id: &ServerId| match id {
+        ServerId::Address(key) => key.to_string(),
+        ServerId::Mark(_, mark) => format!("mark {mark}"),
+    };
+    match change {
+        Change::AddServer(server) => {
+            let scheduler = &server.scheduler;
+            format!(
+                "add the virtual server {} with scheduler {scheduler}",
+                name(&server.id)
+            )
+        }
+        Change::SetServer(server) => format!("change the virtual server {}", name(&server.id)),
+        Change::DeleteServer(id) => format!("delete the virtual server {}", name(id)),
+        Change::AddReal(id, real) => {
+            format!("add the real server {} to {}", real.address, name(id))
+        }
+        Change::SetReal(id, real) => {
+            format!("change the real server {} of {}", real.address, name(id))
+        }
+        Change::DeleteReal(id, real) => {
+            format!("delete the real server {} of {}", real.address, name(id))
+        }
+    }
+}
+
+fn open_servers() -> Result<server::Client, IpvsError> {
+    server::Client::open().map_err(IpvsError::netlink("use IPVS"))
+}
+
+fn open_sets() -> Result<ipset::Client, IpvsError> {
+    ipset::Client::open().map_err(IpvsError::netlink("use ipset"))
+}
+
+fn open_rules() -> Result<nft::Client, IpvsError> {
+    nft::Client::open().map_err(IpvsError::netlink("use nf_tables"))
+}
+
+/// Removes our rules and virtual servers, where the kernel has any. Returns whether there was something.
+pub(super) fn remove_rules_and_servers() -> Result<bool, IpvsError> {
+    let mut rules = open_rules()?;
+    let mut sets = open_sets()?;
+    let mut removed = false;
+    for family in Family::ALL {
+        let attempt = format!("delete the {} table {TABLE}", family.name());
+        let deleted = rules.delete(family, TABLE);
+        removed |= deleted.map_err(IpvsError::netlink(attempt))?;
+    }
+    let mut ours = Vec::new();
+    for family in Family::ALL {
+        let set = SetId {
+            family,
+            kind: SetKind::Servers,
+        };
+        let failed = IpvsError::netlink(format!("list the set {set}"));
+        let entries = sets.entries(&set.to_string()).map_err(failed)?;
+        let marked = entries.into_iter().flatten();
+        let marked = marked.filter_map(|entry| super::diff::marked_server(&(set, entry)));
+        ours.extend(marked.map(|key| Change::DeleteServer(key.into())));
+    }
+    if ours.is_empty() {
+        return Ok(removed);
+    }
+    let mut servers = open_servers()?;
+    let results = servers.change(&ours);
+    let results = results.map_err(IpvsError::netlink("delete virtual servers"))?;
+    for (change, result) in ours.iter().zip(results) {
+        if let Err(refusal) = result
+            && !is_done(change, &refusal)
+        {
+            let refused = NetlinkError::Refused(refusal);
+            return Err(IpvsError::netlink(attempt(change))(refused));
+        }
+    }
+    Ok(true)
+}
+
+/// Removes our sets. Returns those that rules still use, and whether there was one.
+pub(super) fn remove_sets() -> Result<(Vec<SetId>, bool), IpvsError> {
+    let mut sets = open_sets()?;
+    let (mut busy, mut removed) = (Vec::new(), false);
+    for set in SetId::all() {
+        match sets.destroy(&set.to_string()) {
+            Ok(destroyed) => removed |= destroyed,
+            Err(error) if error.is(ipset::ERROR_BUSY) => busy.push(set),
+            Err(error) => {
+                return Err(IpvsError::netlink(format!("destroy the set {set}"))(error));
+            }
+        }
+    }
+    Ok((busy, removed))
+}

@@ -1,0 +1,142 @@
+//! Services by IPVS: a virtual server of the kernel for each address of a service.
+//!
+//! [`plan`] says what is to be in the kernel, as a function of the state and the node's addresses, and [`diff`] what is to
+//! be done for it; both know no kernel. What is masqueraded, rejected or dropped, fixed [`rules`] say, which look
+//! addresses and ports up in [`sets`] of ipset. Addresses of services are bound to a device of our own ([`DEVICE`]), so
+//! that packets to them are the node's.
+//!
+//! All of this is found again after a restart: the table, the sets and the device by their names, virtual servers by a
+//! set that lists ours. What others have made is left alone. Connections go on while nothing runs, and real servers that
+//! were on their way out are recognised by the state, which does not have them any more.
+//!
+//! A virtual server does not tell who its packets are from. So where an external address keeps the source, traffic from
+//! this node's pods uses this node's endpoints too as long as there are any.
+
+mod device;
+pub mod diff;
+mod drain;
+mod error;
+mod kernel;
+pub mod netlink;
+pub mod plan;
+pub mod rules;
+pub mod sets;
+mod sysctl;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use health_net::changes::Changes;
+use health_net::netlink::Handle;
+use ipnet::IpNet;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::services::{Provider, Work};
+use drain::drain;
+use kernel::Kernel;
+use netlink::server::Scheduler;
+use rules::RuleSettings;
+use worker::Worker;
+
+pub use device::DEVICE;
+pub use error::IpvsError;
+
+/// How often sets are tried to be removed that rules used a moment ago: the kernel lets them go in its own time.
+const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
+/// How long at most.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What services are served by.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How a virtual server chooses, if its service does not say.
+    pub scheduler: Scheduler,
+    /// What rules go by.
+    pub rules: RuleSettings,
+    /// Networks whose addresses of the node serve NodePorts; none for all of the node's addresses.
+    pub node_port_networks: Vec<IpNet>,
+    /// Answer for an address by ARP only on the device that has it.
+    pub strict_arp: bool,
+    /// How often to look whether real servers that get no new connections have lost their last one.
+    pub drain_interval: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            scheduler: Scheduler::RoundRobin,
+            rules: RuleSettings::default(),
+            node_port_networks: Vec::new(),
+            strict_arp: false,
+            drain_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Services of this node by IPVS. Dropping it leaves the kernel as it is.
+#[derive(Debug)]
+pub struct Ipvs {
+    worker: Arc<tokio::sync::Mutex<Worker>>,
+    wake: Arc<tokio::sync::Notify>,
+    drainer: JoinHandle<()>,
+}
+
+impl Ipvs {
+    /// Serves in the network namespace of the calling thread; nothing but settings of the kernel changes before the first
+    /// sync. An error if the kernel has no IPVS. Must be called in a tokio runtime.
+    pub fn open(settings: Settings) -> Result<Self, IpvsError> {
+        let kernel = Kernel::open()?;
+        sysctl::apply(settings.strict_arp)?;
+        let handle = health_net::netlink::open()?;
+        let changes = Changes::listen()?;
+        let interval = settings.drain_interval;
+        let worker = Worker::new(settings, kernel, handle, changes);
+        let worker = Arc::new(tokio::sync::Mutex::new(worker));
+        let wake = Arc::new(tokio::sync::Notify::new());
+        let drainer = tokio::spawn(drain(worker.clone(), wake.clone(), interval));
+        Ok(Self {
+            worker,
+            wake,
+            drainer,
+        })
+    }
+}
+
+impl Drop for Ipvs {
+    fn drop(&mut self) {
+        self.drainer.abort();
+    }
+}
+
+impl Provider for Ipvs {
+    type Error = IpvsError;
+
+    async fn sync(&mut self, work: Work<'_>) -> Result<(), IpvsError> {
+        let result = self.worker.lock().await.sync(work).await;
+        self.wake.notify_one();
+        result
+    }
+}
+
+/// Removes all of ours from the kernel, in the network namespace that the handle and the calling thread are in. Nothing
+/// may serve there any more. Returns whether there was something.
+pub async fn cleanup(handle: &Handle) -> Result<bool, IpvsError> {
+    let mut removed = kernel::remove_rules_and_servers()?;
+    removed |= device::remove(handle).await?;
+    let begin = Instant::now();
+    loop {
+        let (busy, some) = kernel::remove_sets()?;
+        removed |= some;
+        let Some(set) = busy.first() else {
+            return Ok(removed);
+        };
+        if begin.elapsed() > REMOVE_TIMEOUT {
+            let first = format!("cannot destroy the set {set}: rules of others use it");
+            let more = busy.len() - 1;
+            return Err(IpvsError::Steps { first, more });
+        }
+        sleep(REMOVE_INTERVAL).await;
+    }
+}

@@ -1,0 +1,75 @@
+//! Attributes of messages: how they are written and read. Numbers are in the host's byte order unless a function says
+//! otherwise.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::{DefaultNla, Emitable as _, NLA_F_NESTED, NLA_HEADER_SIZE, NlasIterator};
+
+/// What of an answer cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+/// Any attribute.
+pub(super) fn plain(kind: u16, value: impl Into<Vec<u8>>) -> DefaultNla {
+    DefaultNla::new(kind, value.into())
+}
+
+/// A text with a zero byte at its end.
+pub(super) fn text(kind: u16, text: &str) -> DefaultNla {
+    let mut bytes = text.as_bytes().to_vec();
+    bytes.push(0);
+    plain(kind, bytes)
+}
+
+/// Attributes in an attribute.
+pub(super) fn nested(kind: u16, attributes: &[DefaultNla]) -> DefaultNla {
+    let mut bytes = vec![0; attributes.buffer_len()];
+    attributes.emit(&mut bytes);
+    plain(kind | NLA_F_NESTED, bytes)
+}
+
+/// The kinds and values of attributes, without the flags of the kinds.
+pub(super) fn each(bytes: &[u8]) -> impl Iterator<Item = Result<(u16, &[u8]), Malformed>> {
+    NlasIterator::new(bytes).map(|attribute| {
+        let attribute = attribute.map_err(|_| Malformed("an attribute is cut off"))?;
+        let (kind, len) = (attribute.kind(), usize::from(attribute.length()));
+        let value = attribute.into_inner().get(NLA_HEADER_SIZE..len);
+        Ok((kind, value.unwrap_or_default()))
+    })
+}
+
+/// A number of so many bytes.
+pub(super) fn bytes<const N: usize>(
+    value: &[u8],
+    what: &'static str,
+) -> Result<[u8; N], Malformed> {
+    value.try_into().map_err(|_| Malformed(what))
+}
+
+pub(super) fn u16_of(value: &[u8], what: &'static str) -> Result<u16, Malformed> {
+    bytes(value, what).map(u16::from_ne_bytes)
+}
+
+pub(super) fn u32_of(value: &[u8], what: &'static str) -> Result<u32, Malformed> {
+    bytes(value, what).map(u32::from_ne_bytes)
+}
+
+/// In network byte order.
+pub(super) fn be_u16_of(value: &[u8], what: &'static str) -> Result<u16, Malformed> {
+    bytes(value, what).map(u16::from_be_bytes)
+}
+
+/// Up to a zero byte or the end.
+pub(super) fn text_of(value: &[u8], what: &'static str) -> Result<String, Malformed> {
+    let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = str::from_utf8(text).map_err(|_| Malformed(what))?;
+    Ok(text.to_owned())
+}
+
+/// The bytes of an address, as they are in packets.
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}

@@ -1,0 +1,118 @@
+//! Sets of addresses and ports, by the netfilter subsystem of ipset (include/uapi/linux/netfilter/ipset/ip_set.h,
+//! net/netfilter/ipset/ip_set_core.c).
+
+mod message;
+mod model;
+#[cfg(test)]
+mod tests;
+
+use netlink_packet_core::NLM_F_EXCL;
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+use super::connection::{Connection, NetlinkError, Refusal};
+use message::Command;
+
+pub use model::{Entry, SetSpec, SetType};
+
+/// Entries in one message: an attribute holds 64 KiB at most.
+const CHUNK: usize = 400;
+
+/// The meaning of an error of ipset (`enum ipset_errno`).
+pub(super) fn error_text(code: i32) -> Option<&'static str> {
+    Some(match code {
+        4097 => "the kernel speaks another protocol of ipset",
+        4098 => "the kernel has no such type of set",
+        4099 => "there are as many sets as there can be",
+        4100 => "the set is in use",
+        4102 => "the set is of another type",
+        4103 => "the entry is in the set",
+        4104 => "the prefix is not valid",
+        4106 => "the family is not valid",
+        4352 => "the set is full",
+        _ => return None,
+    })
+}
+
+/// A set is in use by rules (`IPSET_ERR_BUSY`).
+pub const ERROR_BUSY: i32 = 4100;
+
+/// A connection to ipset.
+#[derive(Debug)]
+pub struct Client(Connection);
+
+impl Client {
+    /// Opens one in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self(Connection::open(NETLINK_NETFILTER)?))
+    }
+
+    /// Makes a set. One of the same type that has this name is left as it is.
+    pub fn create(&mut self, set: &SetSpec) -> Result<(), NetlinkError> {
+        self.0.request(message::create(set), 0, &mut |_| Ok(()))
+    }
+
+    /// Removes a set that no rule uses. Returns whether there was one.
+    pub fn destroy(&mut self, name: &str) -> Result<bool, NetlinkError> {
+        let request = message::named(Command::Destroy, name);
+        // Without the flag, a set that is missing is no error.
+        match self.0.request(request, NLM_F_EXCL, &mut |_| Ok(())) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The number by which rules name a set; none if there is none of this name.
+    pub fn index(&mut self, name: &str) -> Result<Option<u16>, NetlinkError> {
+        let request = message::named(Command::GetByName, name);
+        let mut index = None;
+        let answer = self.0.request(request, 0, &mut |object| {
+            index = message::read_index(object)?;
+            Ok(())
+        });
+        match answer {
+            Err(error) if error.is(libc::ENOENT) => Ok(None),
+            answer => answer.map(|()| index),
+        }
+    }
+
+    /// The entries of a set; none if there is none of this name.
+    pub fn entries(&mut self, name: &str) -> Result<Option<Vec<Entry>>, NetlinkError> {
+        let request = message::named(Command::List, name);
+        let read = |object: &[u8]| message::read_entries(object).map(Some);
+        match self.0.list(&request, read) {
+            Ok(parts) => Ok(Some(parts.into_iter().flatten().collect())),
+            Err(error) if error.is(libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Adds entries; those that are there are left. Returns the first refusal for each chunk of them that was not added
+    /// to its end.
+    pub fn add(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
+        self.edit(Command::Add, name, entries)
+    }
+
+    /// Removes entries; those that are missing do not matter. Returns refusals as [`Self::add`].
+    pub fn delete(&mut self, name: &str, entries: &[Entry]) -> Result<Vec<Refusal>, NetlinkError> {
+        self.edit(Command::Del, name, entries)
+    }
+
+    fn edit(
+        &mut self,
+        command: Command,
+        name: &str,
+        entries: &[Entry],
+    ) -> Result<Vec<Refusal>, NetlinkError> {
+        let mut refusals = Vec::new();
+        for chunk in entries.chunks(CHUNK) {
+            let request = message::edit(command, name, chunk);
+            match self.0.request(request, 0, &mut |_| Ok(())) {
+                Ok(()) => {}
+                Err(NetlinkError::Refused(refusal)) => refusals.push(refusal),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(refusals)
+    }
+}

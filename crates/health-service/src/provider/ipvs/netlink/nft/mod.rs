@@ -1,0 +1,190 @@
+//! Tables of nf_tables (include/uapi/linux/netfilter/nf_tables.h, net/netfilter/nf_tables_api.c): a table is replaced as
+//! a whole, between two packets, or deleted.
+
+pub mod expression;
+
+use health_model::ipam::Family;
+use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE};
+use netlink_packet_netfilter::nftables::{
+    ChainAttribute, ChainMessage, ExpressionAttribute, Expressions, Hook, HookNumber,
+    ListAttribute, NfTablesMessage, RuleAttribute, RuleMessage, TableAttribute, TableMessage,
+};
+use netlink_packet_netfilter::none::ControlMessage;
+use netlink_packet_netfilter::{
+    NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily,
+};
+use netlink_sys::protocols::NETLINK_NETFILTER;
+
+pub use netlink_packet_netfilter::nftables::InetHookNumber;
+
+use super::attributes::{each, text_of};
+use super::connection::{Connection, NetlinkError};
+
+/// `NFNL_SUBSYS_NFTABLES`, which marks of a batch name.
+const SUBSYSTEM: u16 = 10;
+/// `struct nfgenmsg`.
+const HEADER_LEN: usize = 4;
+/// `NFTA_RULE_CHAIN`.
+const RULE_CHAIN: u16 = 2;
+/// `NF_ACCEPT`: what becomes of a packet at the end of a chain.
+const POLICY_ACCEPT: u32 = 1;
+
+/// What a packet must pass, in order, and at last what is done with it.
+pub type Rule = Vec<Expressions>;
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Of its packets.
+    pub family: Family,
+    /// Its name.
+    pub name: &'static str,
+    /// Its chains.
+    pub chains: Vec<Chain>,
+}
+
+/// A chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name in its table.
+    pub name: &'static str,
+    /// Where packets enter it; none if only by jumps.
+    pub base: Option<Base>,
+    /// Its rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+/// Where packets enter a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// `filter` or `nat`.
+    pub kind: &'static str,
+    /// The hook.
+    pub hook: InetHookNumber,
+    /// Lower ones come first.
+    pub priority: i32,
+}
+
+/// A connection to nf_tables.
+#[derive(Debug)]
+pub struct Client(Connection);
+
+impl Client {
+    /// Opens one in the calling thread's network namespace.
+    pub fn open() -> Result<Self, NetlinkError> {
+        Ok(Self(Connection::open(NETLINK_NETFILTER)?))
+    }
+
+    /// Puts a table in the place of the one of its name, in one step.
+    pub fn replace(&mut self, table: &Table) -> Result<(), NetlinkError> {
+        let (family, name) = (table.family, table.name);
+        let mut messages = vec![
+            (begin(), 0),
+            // What is to be deleted must be there.
+            (message(family, new_table(name)), NLM_F_CREATE),
+            (message(family, delete_table(name)), 0),
+            (message(family, new_table(name)), NLM_F_CREATE),
+        ];
+        // Rules jump to chains that stand after their own.
+        let chains = table.chains.iter().map(|chain| new_chain(name, chain));
+        messages.extend(chains.map(|chain| (message(family, chain), NLM_F_CREATE)));
+        for chain in &table.chains {
+            let rules = chain.rules.iter();
+            let rules = rules.map(|rule| new_rule(name, chain.name, rule));
+            messages.extend(rules.map(|rule| (message(family, rule), NLM_F_CREATE | NLM_F_APPEND)));
+        }
+        messages.push((end(), 0));
+        self.0.transact(messages)
+    }
+
+    /// Deletes a table with all that is in it. Returns whether there was one.
+    pub fn delete(&mut self, family: Family, name: &str) -> Result<bool, NetlinkError> {
+        let table = message(family, delete_table(name));
+        let messages = vec![(begin(), 0), (table, 0), (end(), 0)];
+        match self.0.transact(messages) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The chains of the rules of a table, one for each rule.
+    pub fn rules(&mut self, family: Family, name: &str) -> Result<Vec<String>, NetlinkError> {
+        let table = RuleAttribute::Table(name.to_owned());
+        let request = NfTablesMessage::GetRule(RuleMessage {
+            attributes: vec![table],
+        });
+        self.0.list(&message(family, request), |object| {
+            for attribute in each(object.get(HEADER_LEN..).unwrap_or_default()) {
+                let (kind, value) = attribute?;
+                if kind == RULE_CHAIN {
+                    return text_of(value, "the name of a chain").map(Some);
+                }
+            }
+            Ok(None)
+        })
+    }
+}
+
+fn begin() -> NetfilterMessage {
+    mark(ControlMessage::BatchBegin)
+}
+
+fn end() -> NetfilterMessage {
+    mark(ControlMessage::BatchEnd)
+}
+
+fn mark(mark: ControlMessage) -> NetfilterMessage {
+    let header = NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, SUBSYSTEM);
+    NetfilterMessage::new(header, NetfilterMessageInner::from(mark))
+}
+
+fn message(family: Family, inner: NfTablesMessage) -> NetfilterMessage {
+    let family = match family {
+        Family::V4 => NetfilterProtoFamily::IPv4,
+        Family::V6 => NetfilterProtoFamily::IPv6,
+    };
+    NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), inner)
+}
+
+fn new_table(name: &str) -> NfTablesMessage {
+    NfTablesMessage::NewTable(TableMessage {
+        attributes: vec![TableAttribute::Name(name.to_owned())],
+    })
+}
+
+fn delete_table(name: &str) -> NfTablesMessage {
+    NfTablesMessage::DeleteTable(TableMessage {
+        attributes: vec![TableAttribute::Name(name.to_owned())],
+    })
+}
+
+fn new_chain(table: &str, chain: &Chain) -> NfTablesMessage {
+    let mut attributes = vec![
+        ChainAttribute::Table(table.to_owned()),
+        ChainAttribute::Name(chain.name.to_owned()),
+    ];
+    if let Some(base) = chain.base {
+        attributes.extend([
+            ChainAttribute::Hook(vec![
+                Hook::Number(HookNumber::Inet(base.hook)),
+                Hook::Priority(base.priority.cast_unsigned()),
+            ]),
+            ChainAttribute::Policy(POLICY_ACCEPT),
+            ChainAttribute::Type(base.kind.to_owned()),
+        ]);
+    }
+    NfTablesMessage::NewChain(ChainMessage { attributes })
+}
+
+fn new_rule(table: &str, chain: &str, rule: &Rule) -> NfTablesMessage {
+    let expressions = rule.iter().cloned();
+    let expressions = expressions.map(ListAttribute::<ExpressionAttribute>::from);
+    NfTablesMessage::NewRule(RuleMessage {
+        attributes: vec![
+            RuleAttribute::Table(table.to_owned()),
+            RuleAttribute::Chain(chain.to_owned()),
+            RuleAttribute::Expressions(expressions.collect()),
+        ],
+    })
+}

@@ -1,0 +1,285 @@
+//! Virtual servers, real servers, and what they are told by.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use health_model::ipam::Family;
+use health_model::policy::Protocol;
+
+/// Where a virtual server listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerKey {
+    /// The address and the port.
+    pub address: SocketAddr,
+    /// TCP, UDP or SCTP.
+    pub protocol: Protocol,
+}
+
+impl fmt::Display for ServerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.protocol)
+    }
+}
+
+/// Which packets a virtual server gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ServerId {
+    /// Those to an address.
+    Address(ServerKey),
+    /// Those of a family that have a mark.
+    Mark(Family, u32),
+}
+
+impl ServerId {
+    /// Of its packets.
+    pub fn family(&self) -> Family {
+        match self {
+            Self::Address(key) => Family::of(key.address.ip()),
+            Self::Mark(family, _) => *family,
+        }
+    }
+}
+
+impl From<ServerKey> for ServerId {
+    fn from(key: ServerKey) -> Self {
+        Self::Address(key)
+    }
+}
+
+/// How a virtual server chooses a real one for a new connection: the kernel's modules `ip_vs_*`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Scheduler {
+    /// One after the other.
+    RoundRobin,
+    /// One after the other, by weight.
+    WeightedRoundRobin,
+    /// The one with the fewest connections.
+    LeastConnection,
+    /// The one with the fewest connections for its weight.
+    WeightedLeastConnection,
+    /// The one of highest weight.
+    WeightedFailover,
+    /// The one of highest weight that has fewer active connections than that.
+    WeightedOverflow,
+    /// By destination, the one with the fewest connections where it was none yet or is overloaded.
+    LocalityLeastConnection,
+    /// The same with a set of them for each destination.
+    LocalityLeastConnectionReplicated,
+    /// By the hash of the destination.
+    DestinationHash,
+    /// By the hash of the source.
+    SourceHash,
+    /// By a table that few changes of real servers change much.
+    Maglev,
+    /// The one with the shortest expected delay.
+    ShortestExpectedDelay,
+    /// An idle one, or else the one with the shortest expected delay.
+    NeverQueue,
+    /// The less loaded of two that chance picks by weight.
+    PowerOfTwo,
+    /// One of another module.
+    Other(Box<str>),
+}
+
+impl Scheduler {
+    /// Those that we know, with the kernel's names.
+    pub const KNOWN: [(Self, &str); 14] = [
+        (Self::RoundRobin, "rr"),
+        (Self::WeightedRoundRobin, "wrr"),
+        (Self::LeastConnection, "lc"),
+        (Self::WeightedLeastConnection, "wlc"),
+        (Self::WeightedFailover, "fo"),
+        (Self::WeightedOverflow, "ovf"),
+        (Self::LocalityLeastConnection, "lblc"),
+        (Self::LocalityLeastConnectionReplicated, "lblcr"),
+        (Self::DestinationHash, "dh"),
+        (Self::SourceHash, "sh"),
+        (Self::Maglev, "mh"),
+        (Self::ShortestExpectedDelay, "sed"),
+        (Self::NeverQueue, "nq"),
+        (Self::PowerOfTwo, "twos"),
+    ];
+
+    /// The kernel's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Other(name) => name,
+            known => {
+                let mut all = Self::KNOWN.iter();
+                all.find(|(one, _)| one == known)
+                    .map_or("", |(_, name)| name)
+            }
+        }
+    }
+
+    /// The one that does the same and heeds weights.
+    #[must_use]
+    pub fn weighted(&self) -> Self {
+        match self {
+            Self::RoundRobin => Self::WeightedRoundRobin,
+            Self::LeastConnection => Self::WeightedLeastConnection,
+            other => other.clone(),
+        }
+    }
+}
+
+impl From<&str> for Scheduler {
+    fn from(name: &str) -> Self {
+        let mut known = Self::KNOWN.into_iter();
+        let found = known.find(|(_, known)| *known == name);
+        found.map_or_else(|| Self::Other(name.into()), |(scheduler, _)| scheduler)
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What is special about a virtual server (`IP_VS_SVC_F_*`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(pub u32);
+
+impl Flags {
+    /// A client stays with its real server until the timeout.
+    pub const PERSISTENT: Self = Self(0x1);
+    /// The kernel has it in its tables: it sets this itself.
+    pub const HASHED: Self = Self(0x2);
+    /// Each packet of UDP is a connection of its own.
+    pub const ONE_PACKET: Self = Self(0x4);
+    /// First of three that schedulers give a meaning: fallback to another real server for `sh` and `mh`.
+    pub const SCHEDULER_1: Self = Self(0x8);
+    /// Second: the port of the source counts for `sh` and `mh`.
+    pub const SCHEDULER_2: Self = Self(0x10);
+    /// Third.
+    pub const SCHEDULER_3: Self = Self(0x20);
+
+    /// Without what the kernel sets itself.
+    #[must_use]
+    pub const fn asked(self) -> Self {
+        Self(self.0 & !Self::HASHED.0)
+    }
+}
+
+impl std::ops::BitOr for Flags {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Where connections arrive that real servers serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualServer {
+    /// Which packets it gets.
+    pub id: ServerId,
+    /// How it chooses.
+    pub scheduler: Scheduler,
+    /// What is special about it.
+    pub flags: Flags,
+    /// Seconds that a client stays with its real server after its last packet, if it is persistent.
+    pub timeout: u32,
+}
+
+/// How packets get to a real server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Forwarding {
+    /// Their destination is rewritten.
+    Masquerade,
+    /// The server is this node.
+    Local,
+    /// In a tunnel.
+    Tunnel,
+    /// Unchanged, to the server's hardware address.
+    Direct,
+    /// Past the cache.
+    Bypass,
+    /// Something newer.
+    Other(u32),
+}
+
+impl From<u32> for Forwarding {
+    fn from(number: u32) -> Self {
+        // `IP_VS_CONN_F_FWD_MASK`: the other bits are of the connection.
+        match number & 7 {
+            0 => Self::Masquerade,
+            1 => Self::Local,
+            2 => Self::Tunnel,
+            3 => Self::Direct,
+            4 => Self::Bypass,
+            other => Self::Other(other),
+        }
+    }
+}
+
+impl From<Forwarding> for u32 {
+    fn from(forwarding: Forwarding) -> Self {
+        match forwarding {
+            Forwarding::Masquerade => 0,
+            Forwarding::Local => 1,
+            Forwarding::Tunnel => 2,
+            Forwarding::Direct => 3,
+            Forwarding::Bypass => 4,
+            Forwarding::Other(number) => number,
+        }
+    }
+}
+
+/// A real server of a virtual one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RealServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// How packets get there.
+    pub forwarding: Forwarding,
+    /// Its share of new connections; 0 for none.
+    pub weight: u32,
+    /// It gets no new connection while it has that many; 0 for no limit.
+    pub upper_threshold: u32,
+    /// After that it gets some again when it has fewer than this.
+    pub lower_threshold: u32,
+    /// Connections that are established.
+    pub active: u32,
+    /// Connections that are not yet or no longer.
+    pub inactive: u32,
+    /// Clients that stay with it.
+    pub persistent: u32,
+}
+
+impl RealServer {
+    /// A masqueraded one without limits.
+    pub fn new(address: SocketAddr, weight: u32) -> Self {
+        Self {
+            address,
+            forwarding: Forwarding::Masquerade,
+            weight,
+            upper_threshold: 0,
+            lower_threshold: 0,
+            active: 0,
+            inactive: 0,
+            persistent: 0,
+        }
+    }
+}
+
+/// What the kernel has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Major, minor and patch number of IPVS.
+    pub version: (u8, u8, u8),
+    /// Rows of the table of connections.
+    pub table_size: u32,
+}
+
+/// How long idle connections are kept, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Of TCP.
+    pub tcp: u32,
+    /// Of TCP after a FIN.
+    pub tcp_fin: u32,
+    /// Of UDP.
+    pub udp: u32,
+}

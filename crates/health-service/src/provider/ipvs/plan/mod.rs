@@ -1,0 +1,215 @@
+//! What is to be in the kernel.
+//!
+//! A plan is made of the plans of ports, each of which depends on nothing but the port's state and the node's addresses.
+//! So a change of a port costs what the port costs.
+
+mod port;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use health_model::ipam::Family;
+
+use super::netlink::ipset::Entry;
+use super::netlink::server::{Flags, Scheduler, ServerKey};
+use super::sets::{SetId, SetKind};
+use crate::spec::PortKey;
+use crate::state::{PortState, State};
+use port::PortPlan;
+
+/// The node's own addresses: those of all devices but ours.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAddresses {
+    /// All of them.
+    pub all: BTreeSet<IpAddr>,
+    /// Those that serve NodePorts.
+    pub node_ports: BTreeSet<IpAddr>,
+}
+
+/// A virtual server as it is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// How it chooses.
+    pub scheduler: Scheduler,
+    /// What is special about it.
+    pub flags: Flags,
+    /// Seconds that a client stays with its real server, if it is persistent.
+    pub timeout: u32,
+    /// Weights of its real servers.
+    pub real: BTreeMap<SocketAddr, u32>,
+    /// Endpoints that get no new connection, and keep those that they have, whatever the protocol.
+    pub lingering: BTreeSet<SocketAddr>,
+}
+
+/// Who wants a virtual server; the least of them has it. A port of the node comes after an address of a service.
+type Claim = (bool, PortKey);
+
+/// All that is to be in the kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    ports: BTreeMap<PortKey, PortPlan>,
+    /// Never empty.
+    servers: BTreeMap<ServerKey, BTreeSet<Claim>>,
+    /// How many ports want each.
+    entries: BTreeMap<(SetId, Entry), usize>,
+    addresses: BTreeMap<IpAddr, usize>,
+    checks: BTreeSet<(Family, u16)>,
+}
+
+/// What of a plan may be another than before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Touched {
+    /// Virtual servers.
+    pub servers: BTreeSet<ServerKey>,
+    /// Entries of sets.
+    pub entries: BTreeSet<(SetId, Entry)>,
+    /// Addresses of our device.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// What is to be in the kernel for a state, on a node with these addresses.
+pub fn wanted(state: &State, node: &NodeAddresses, scheduler: &Scheduler) -> Plan {
+    let mut plan = Plan::default();
+    let keys: BTreeSet<_> = state.ports().map(|(key, _)| key.clone()).collect();
+    plan.update(state, &keys, node, scheduler);
+    plan
+}
+
+impl Plan {
+    /// Takes the state of these ports, and the ports for health checks.
+    pub fn update(
+        &mut self,
+        state: &State,
+        keys: &BTreeSet<PortKey>,
+        node: &NodeAddresses,
+        scheduler: &Scheduler,
+    ) -> Touched {
+        let mut touched = Touched::default();
+        for key in keys {
+            self.set_port(key, state.port(key), node, scheduler, &mut touched);
+        }
+        let checks = Family::ALL.into_iter().flat_map(|family| {
+            let checks = state.health_checks(family).into_values();
+            checks.map(move |check| (family, check.port))
+        });
+        let before = std::mem::replace(&mut self.checks, checks.collect());
+        let changed = before.symmetric_difference(&self.checks);
+        touched
+            .entries
+            .extend(changed.map(|check| check_entry(*check)));
+        touched
+    }
+
+    /// Takes the state of a port; none if it is gone.
+    pub(super) fn set_port(
+        &mut self,
+        key: &PortKey,
+        state: Option<&PortState>,
+        node: &NodeAddresses,
+        scheduler: &Scheduler,
+        touched: &mut Touched,
+    ) {
+        if let Some(before) = self.ports.remove(key) {
+            self.forget(key, &before);
+            touched.note(&before);
+        }
+        if let Some(state) = state {
+            let plan = port::plan(key, state, node, scheduler);
+            touched.note(&plan);
+            self.remember(key, &plan);
+            self.ports.insert(key.clone(), plan);
+        }
+    }
+
+    fn remember(&mut self, key: &PortKey, plan: &PortPlan) {
+        for (server, (is_node_port, _)) in &plan.servers {
+            let claim = (*is_node_port, key.clone());
+            self.servers.entry(*server).or_default().insert(claim);
+        }
+        for entry in &plan.entries {
+            *self.entries.entry(*entry).or_default() += 1;
+        }
+        for address in &plan.addresses {
+            *self.addresses.entry(*address).or_default() += 1;
+        }
+    }
+
+    fn forget(&mut self, key: &PortKey, plan: &PortPlan) {
+        for (server, (is_node_port, _)) in &plan.servers {
+            if let Some(claims) = self.servers.get_mut(server) {
+                claims.remove(&(*is_node_port, key.clone()));
+                if claims.is_empty() {
+                    self.servers.remove(server);
+                }
+            }
+        }
+        for entry in &plan.entries {
+            uncount(&mut self.entries, entry);
+        }
+        for address in &plan.addresses {
+            uncount(&mut self.addresses, address);
+        }
+    }
+
+    /// A virtual server.
+    pub fn server(&self, key: &ServerKey) -> Option<&Server> {
+        let (_, port) = self.servers.get(key)?.first()?;
+        let (_, server): &(bool, Arc<Server>) = self.ports.get(port)?.servers.get(key)?;
+        Some(server)
+    }
+
+    /// Whether a set is to have an entry.
+    pub fn has_entry(&self, set: SetId, entry: Entry) -> bool {
+        match (set.kind, entry) {
+            (SetKind::CheckNodePort, Entry::Port(port)) => {
+                self.checks.contains(&(set.family, port))
+            }
+            _ => self.entries.contains_key(&(set, entry)),
+        }
+    }
+
+    /// Whether an address is to be bound to our device.
+    pub fn has_address(&self, address: &IpAddr) -> bool {
+        self.addresses.contains_key(address)
+    }
+
+    /// All that it has.
+    pub fn touched(&self) -> Touched {
+        let checks = self.checks.iter().map(|check| check_entry(*check));
+        Touched {
+            servers: self.servers.keys().copied().collect(),
+            entries: self.entries.keys().copied().chain(checks).collect(),
+            addresses: self.addresses.keys().copied().collect(),
+        }
+    }
+}
+
+impl Touched {
+    fn note(&mut self, plan: &PortPlan) {
+        self.servers.extend(plan.servers.keys());
+        self.entries.extend(&plan.entries);
+        self.addresses.extend(&plan.addresses);
+    }
+
+    /// Adds what another has.
+    pub fn extend(&mut self, other: Self) {
+        self.servers.extend(other.servers);
+        self.entries.extend(other.entries);
+        self.addresses.extend(other.addresses);
+    }
+}
+
+fn check_entry((family, port): (Family, u16)) -> (SetId, Entry) {
+    let kind = SetKind::CheckNodePort;
+    (SetId { family, kind }, Entry::Port(port))
+}
+
+fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a port wants in the kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use health_model::ipam::Family;
+use ipnet::IpNet;
+
+use super::super::netlink::ipset::Entry;
+use super::super::netlink::server::{Flags, Scheduler, ServerKey};
+use super::super::sets::{SetId, SetKind};
+use super::{NodeAddresses, Server};
+use crate::spec::{Algorithm, PortKey, TrafficPolicy};
+use crate::state::{Backend, Frontend, FrontendKind, Listen, PortState, Target};
+
+/// What a port wants.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct PortPlan {
+    /// Virtual servers, and whether they are for a port of the node.
+    pub(super) servers: BTreeMap<ServerKey, (bool, Arc<Server>)>,
+    pub(super) entries: BTreeSet<(SetId, Entry)>,
+    pub(super) addresses: BTreeSet<IpAddr>,
+}
+
+pub(super) fn plan(
+    key: &PortKey,
+    state: &PortState,
+    node: &NodeAddresses,
+    scheduler: &Scheduler,
+) -> PortPlan {
+    let mut builder = Builder {
+        key,
+        node,
+        plan: PortPlan::default(),
+    };
+    let server = |backends: &[Backend]| Arc::new(server(state, backends, scheduler));
+    let (cluster, local, none) = (server(&state.cluster), server(&state.local), server(&[]));
+    for frontend in &state.frontends {
+        let server = match target(frontend) {
+            Target::Cluster => &cluster,
+            Target::Local => &local,
+            Target::Drop | Target::Reject => &none,
+        };
+        builder.add(frontend, server);
+    }
+    for backend in state.cluster.iter().chain(&state.local) {
+        if backend.is_local {
+            let (ip, port) = (backend.address.ip(), backend.address.port());
+            let entry = Entry::IpPortIp(ip, key.name.protocol, port, ip);
+            builder.entry(SetKind::LoopBack, entry);
+        }
+    }
+    builder.plan
+}
+
+/// Where a virtual server sends connections. It does not tell who they are from: what goes to endpoints of this node for
+/// some goes there for all. Where others get no answer, a rule sees to that.
+fn target(frontend: &Frontend) -> Target {
+    match frontend.outside {
+        Target::Drop => frontend.inside,
+        outside => outside,
+    }
+}
+
+fn server(state: &PortState, backends: &[Backend], default: &Scheduler) -> Server {
+    let weight = |backend: &Backend| (backend.address, u32::from(backend.weight));
+    let real: BTreeMap<_, _> = backends.iter().map(weight).collect();
+    let mut scheduler = match state.algorithm {
+        // IPVS has no choice by chance.
+        Some(Algorithm::Random | Algorithm::RoundRobin) => Scheduler::RoundRobin,
+        Some(Algorithm::Maglev) => Scheduler::Maglev,
+        Some(Algorithm::LeastConnection) => Scheduler::LeastConnection,
+        None => default.clone(),
+    };
+    let mut weights = real.values();
+    let first = weights.next();
+    if weights.any(|weight| Some(weight) != first) {
+        scheduler = scheduler.weighted();
+    }
+    let mut flags = Flags::default();
+    if state.affinity.is_some() {
+        flags = flags | Flags::PERSISTENT;
+    }
+    if scheduler == Scheduler::Maglev {
+        flags = flags | Flags::SCHEDULER_2;
+    }
+    let timeout = state.affinity.map_or(0, |affinity| affinity.as_secs());
+    let others = state.cluster.iter().chain(&state.local);
+    let others = others.map(|backend| &backend.address);
+    // An endpoint that only other traffic may use is none of this server; it still serves.
+    let lingering = state.lingering.iter().chain(others);
+    Server {
+        scheduler,
+        flags,
+        timeout: u32::try_from(timeout).unwrap_or(u32::MAX),
+        lingering: lingering
+            .filter(|address| !real.contains_key(*address))
+            .copied()
+            .collect(),
+        real,
+    }
+}
+
+struct Builder<'a> {
+    key: &'a PortKey,
+    node: &'a NodeAddresses,
+    plan: PortPlan,
+}
+
+impl Builder<'_> {
+    fn add(&mut self, frontend: &Frontend, server: &Arc<Server>) {
+        let protocol = self.key.name.protocol;
+        let (addresses, is_node_port): (Vec<_>, _) = match frontend.listen {
+            Listen::Address(address) => (vec![address], false),
+            Listen::NodePort(port) => {
+                let addresses = self.node.node_ports.iter();
+                let addresses = addresses.filter(|ip| Family::of(**ip) == self.key.family);
+                let addresses = addresses.map(|ip| SocketAddr::new(*ip, port));
+                (addresses.collect(), true)
+            }
+        };
+        let keeps_source = frontend.policy == TrafficPolicy::Local;
+        match (frontend.kind, frontend.listen) {
+            (FrontendKind::NodePort, Listen::NodePort(port)) => {
+                let kind = SetKind::node_port(protocol, keeps_source);
+                match kind {
+                    SetKind::NodePortSctp | SetKind::NodePortLocalSctp => {
+                        self.entries(kind, &addresses);
+                    }
+                    _ => self.entry(kind, Entry::Port(port)),
+                }
+            }
+            (kind, _) => self.entries(set_of(kind, keeps_source), &addresses),
+        }
+        match (frontend.outside, frontend.inside) {
+            (Target::Reject, _) => self.entries(SetKind::Reject, &addresses),
+            (Target::Drop, Target::Cluster | Target::Local) => {
+                self.entries(SetKind::DropOutside, &addresses);
+            }
+            (Target::Drop, _) => self.entries(SetKind::Drop, &addresses),
+            _ => {}
+        }
+        if let Some(ranges) = &frontend.source_ranges {
+            for address in &addresses {
+                self.restrict(*address, ranges);
+            }
+        }
+        for address in addresses {
+            let key = ServerKey { address, protocol };
+            let server = (is_node_port, server.clone());
+            self.plan.servers.entry(key).or_insert(server);
+            if !self.node.all.contains(&address.ip()) {
+                self.plan.addresses.insert(address.ip());
+            }
+        }
+    }
+
+    /// Only these may use an address. The node itself may if one of its addresses is among them; what it sends there
+    /// comes from the address itself.
+    fn restrict(&mut self, address: SocketAddr, ranges: &[IpNet]) {
+        let (ip, port, protocol) = (address.ip(), address.port(), self.key.name.protocol);
+        self.entries(SetKind::LoadBalancerFirewall, &[address]);
+        for range in ranges.iter().flat_map(halves) {
+            let entry = Entry::IpPortNet(ip, protocol, port, range);
+            self.entry(SetKind::SourceCidr, entry);
+        }
+        let mut own = self.node.all.iter();
+        if own.any(|own| ranges.iter().any(|range| range.contains(own))) {
+            let entry = Entry::IpPortIp(ip, protocol, port, ip);
+            self.entry(SetKind::SourceIp, entry);
+        }
+    }
+
+    fn entries(&mut self, kind: SetKind, addresses: &[SocketAddr]) {
+        let protocol = self.key.name.protocol;
+        for address in addresses {
+            let entry = Entry::IpPort(address.ip(), protocol, address.port());
+            self.entry(kind, entry);
+        }
+    }
+
+    fn entry(&mut self, kind: SetKind, entry: Entry) {
+        let family = self.key.family;
+        self.plan.entries.insert((SetId { family, kind }, entry));
+    }
+}
+
+fn set_of(kind: FrontendKind, keeps_source: bool) -> SetKind {
+    match (kind, keeps_source) {
+        (FrontendKind::ClusterIp, _) => SetKind::ClusterIp,
+        (FrontendKind::LoadBalancer, false) => SetKind::LoadBalancer,
+        (FrontendKind::LoadBalancer, true) => SetKind::LoadBalancerLocal,
+        (_, false) => SetKind::ExternalIp,
+        (_, true) => SetKind::ExternalIpLocal,
+    }
+}
+
+/// A network as sets can have it: all addresses are two of them.
+fn halves(network: &IpNet) -> Vec<IpNet> {
+    match network.prefix_len() {
+        0 => network
+            .subnets(1)
+            .map_or_else(|_| vec![*network], Iterator::collect),
+        _ => vec![*network],
+    }
+}

@@ -1,0 +1,270 @@
+//! Brings states into the kernel.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt as _;
+use health_net::changes::Changes;
+use health_net::link::{self, Link};
+use health_net::netlink::Handle;
+use tracing::{debug, warn};
+
+use super::diff::{Present, Step, diff, mark};
+use super::error::IpvsError;
+use super::kernel::{Kernel, Outcome};
+use super::netlink::server::ServerKey;
+use super::plan::{NodeAddresses, Plan, Touched, wanted};
+use super::{Settings, device};
+use crate::services::Work;
+
+/// Failures that are told in one sync.
+const TOLD_FAILURES: usize = 20;
+
+/// What is wanted, and what is known of the kernel.
+#[derive(Debug)]
+pub(super) struct Worker {
+    settings: Settings,
+    kernel: Arc<Mutex<Kernel>>,
+    handle: Handle,
+    plan: Plan,
+    node: NodeAddresses,
+    /// Of devices and addresses.
+    changes: Changes,
+    /// Whether there was one since the node's addresses were looked at.
+    may_be_other: bool,
+    /// None until the kernel was read once.
+    present: Option<Present>,
+    draining: BTreeSet<ServerKey>,
+    /// Virtual servers of others that we said are in our way.
+    told: BTreeSet<ServerKey>,
+}
+
+impl Worker {
+    pub(super) fn new(
+        settings: Settings,
+        kernel: Kernel,
+        handle: Handle,
+        changes: Changes,
+    ) -> Self {
+        Self {
+            settings,
+            kernel: Arc::new(Mutex::new(kernel)),
+            handle,
+            plan: Plan::default(),
+            node: NodeAddresses::default(),
+            changes,
+            may_be_other: true,
+            present: None,
+            draining: BTreeSet::new(),
+            told: BTreeSet::new(),
+        }
+    }
+
+    pub(super) async fn sync(&mut self, work: Work<'_>) -> Result<(), IpvsError> {
+        let device = device::ensure(&self.handle).await?;
+        let must_read = work.is_full || self.present.is_none();
+        let is_other_node = self.look_at_node(&device, must_read).await?;
+        let scheduler = &self.settings.scheduler;
+        let touched = if must_read || is_other_node {
+            // Whatever fails, the next one begins anew.
+            self.present = None;
+            let bound = device::bound(&self.handle, &device).await?;
+            self.plan = wanted(work.state, &self.node, scheduler);
+            let present = self.read(bound).await?;
+            let mut touched = self.plan.touched();
+            touched.extend(present.touched());
+            self.present = Some(present);
+            touched
+        } else {
+            let ports = &work.changes.ports;
+            self.plan.update(work.state, ports, &self.node, scheduler)
+        };
+        self.warn_of_foreign();
+        let done = self.bring(&device, &touched).await;
+        self.reap_on(&device).await?;
+        done
+    }
+
+    /// Looks at the node's addresses if they may have changed, or must be. Returns whether they are others.
+    async fn look_at_node(&mut self, device: &Link, must: bool) -> Result<bool, IpvsError> {
+        while let Some(news) = self.changes.next().now_or_never() {
+            self.may_be_other = true;
+            if news.is_err() {
+                break;
+            }
+        }
+        if !must && !self.may_be_other {
+            return Ok(false);
+        }
+        let networks = &self.settings.node_port_networks;
+        let node = device::of_node(&self.handle, device, networks).await?;
+        self.may_be_other = false;
+        let is_other = self.node != node;
+        self.node = node;
+        Ok(is_other)
+    }
+
+    /// Whether real servers are on their way out.
+    pub(super) fn is_draining(&self) -> bool {
+        !self.draining.is_empty()
+    }
+
+    /// Deletes what has lost its last connection.
+    pub(super) async fn reap(&mut self) -> Result<(), IpvsError> {
+        let device = device::ensure(&self.handle).await?;
+        self.reap_on(&device).await
+    }
+
+    async fn reap_on(&mut self, device: &Link) -> Result<(), IpvsError> {
+        if self.draining.is_empty() {
+            return Ok(());
+        }
+        let servers = self.draining.clone();
+        let keys = servers.clone();
+        let listed = self.blocking(move |kernel| {
+            let keys = keys.into_iter();
+            let list = |key| kernel.real_servers(key).map(|real| (key, real));
+            keys.map(list).collect::<Result<Vec<_>, _>>()
+        });
+        let listed = listed.await?;
+        if let Some(present) = &mut self.present {
+            for (key, real) in listed {
+                present.note_real(key, &real);
+            }
+        }
+        let touched = Touched {
+            servers,
+            ..Touched::default()
+        };
+        self.bring(device, &touched).await
+    }
+
+    async fn read(&self, bound: BTreeSet<IpAddr>) -> Result<Present, IpvsError> {
+        let rules = self.settings.rules.clone();
+        let read = self.blocking(move |kernel| {
+            kernel.prepare(&rules)?;
+            kernel.read(bound)
+        });
+        read.await
+    }
+
+    /// Does what is to be done about what is touched.
+    async fn bring(&mut self, device: &Link, touched: &Touched) -> Result<(), IpvsError> {
+        let Some(present) = &self.present else {
+            return Ok(());
+        };
+        let steps = diff(&self.plan, present, touched);
+        let mut servers: BTreeSet<_> = touched.servers.clone();
+        let is_of_device = |step: &Step| matches!(step, Step::Bind(_) | Step::Unbind(_));
+        let (mut failed, mut foreign) = (Vec::new(), Vec::new());
+        for steps in steps.chunk_by(|one, next| is_of_device(one) == is_of_device(next)) {
+            let outcome = if steps.first().is_some_and(is_of_device) {
+                self.bind(device, steps).await
+            } else {
+                let steps = steps.to_vec();
+                self.blocking(move |kernel| kernel.run(steps)).await?
+            };
+            if let Some(present) = &mut self.present {
+                for step in &outcome.done {
+                    debug!(?step, "done");
+                    present.apply(step);
+                }
+            }
+            failed.extend(outcome.failed);
+            foreign.extend(outcome.foreign);
+        }
+        self.disown(&foreign).await?;
+        if let Some(present) = &self.present {
+            servers.extend(self.draining.iter().copied());
+            for key in servers {
+                if present.is_draining(&self.plan, &key) {
+                    self.draining.insert(key);
+                } else {
+                    self.draining.remove(&key);
+                }
+            }
+        }
+        self.tell(failed)
+    }
+
+    async fn bind(&self, device: &Link, steps: &[Step]) -> Outcome {
+        let mut outcome = Outcome::default();
+        for step in steps {
+            let result = match step {
+                Step::Bind(address) => link::add_address(&self.handle, device, *address).await,
+                Step::Unbind(address) => {
+                    let deleted = link::delete_address(&self.handle, device, *address).await;
+                    deleted.map(drop)
+                }
+                _ => Ok(()),
+            };
+            match result {
+                Ok(()) => outcome.done.push(step.clone()),
+                Err(error) => outcome.failed.push(error.to_string()),
+            }
+        }
+        outcome
+    }
+
+    /// Others were faster: these are not ours.
+    async fn disown(&mut self, foreign: &[ServerKey]) -> Result<(), IpvsError> {
+        if foreign.is_empty() {
+            return Ok(());
+        }
+        let marks = foreign.iter().map(|key| mark(*key));
+        let steps = marks.map(|(set, entry)| Step::DeleteEntries(set, vec![entry]));
+        let steps: Vec<_> = steps.collect();
+        let outcome = self.blocking(move |kernel| kernel.run(steps)).await?;
+        if let Some(present) = &mut self.present {
+            for step in &outcome.done {
+                present.apply(step);
+            }
+            present.foreign.extend(foreign);
+        }
+        self.warn_of_foreign();
+        self.tell(outcome.failed)
+    }
+
+    /// Says once of each virtual server that somebody else has it.
+    fn warn_of_foreign(&mut self) {
+        let Some(present) = &self.present else {
+            return;
+        };
+        self.told.retain(|key| present.foreign.contains(key));
+        for key in &present.foreign {
+            if self.plan.server(key).is_some() && self.told.insert(*key) {
+                warn!(server = %key, "a service is not served at an address: IPVS has a virtual server of somebody else there");
+            }
+        }
+    }
+
+    fn tell(&mut self, failed: Vec<String>) -> Result<(), IpvsError> {
+        for failure in failed.iter().take(TOLD_FAILURES) {
+            warn!(failure, "a step of services failed");
+        }
+        let more = failed.len().saturating_sub(1);
+        match failed.into_iter().next() {
+            None => Ok(()),
+            Some(first) => {
+                // What is in the kernel is not what was thought.
+                self.present = None;
+                Err(IpvsError::Steps { first, more })
+            }
+        }
+    }
+
+    /// Runs requests that wait for the kernel where they may.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Kernel) -> Result<T, IpvsError> + Send + 'static,
+    ) -> Result<T, IpvsError> {
+        let kernel = self.kernel.clone();
+        let run = move || work(&mut kernel.lock().unwrap_or_else(PoisonError::into_inner));
+        match tokio::task::spawn_blocking(run).await {
+            Ok(result) => result,
+            // It cannot be cancelled.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! Services by IPVS on a real kernel: what `ipvsadm` and `ipset` list, what clients reach, and what goes gracefully.
+
+mod place;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use health_model::ipam::Family;
+use health_service::choice::Topology;
+use health_service::provider::ipvs::netlink::server::{Client, Timeouts};
+use health_service::provider::ipvs::rules::RuleSettings;
+use health_service::provider::ipvs::{self, Ipvs};
+use health_service::runner::Intervals;
+use health_service::services::{Services, Settings};
+use health_service::source::Folder;
+use health_service::spec::Selection;
+use jiff::Timestamp;
+use tempfile::TempDir;
+use tests::{PATIENCE, wait_for};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use place::{
+    CLIENT, Connection, NODE, POD_NETWORKS, POD_PORT, PODS, Place, ask, ask_udp, command, pod,
+    refusal,
+};
+
+/// Addresses of services by their number, in both families.
+fn vip(service: u8, is_ipv6: bool) -> IpAddr {
+    match is_ipv6 {
+        false => [10, 96, 0, service].into(),
+        true => [0xfd96, 0, 0, 0, 0, 0, 0, u16::from(service)].into(),
+    }
+}
+
+const WEB: u8 = 10;
+const HAIRPIN: u8 = 11;
+const EMPTY: u8 = 12;
+const BALANCED: u8 = 13;
+/// Keeps the source, and has an endpoint here.
+const LOCAL: u8 = 14;
+/// Keeps the source, and has endpoints elsewhere only.
+const DISTANT: u8 = 15;
+/// A client stays with its endpoint.
+const STICKY: u8 = 16;
+/// Somebody else has a virtual server at its IPv4 address.
+const TAKEN: u8 = 17;
+/// Address of the load balancer, and who may use it.
+const BALANCER: u8 = 200;
+
+/// Manifests of a service of this number and its endpoints, the pods of these numbers on this node.
+fn manifest(service: u8, name: &str, more: &str, pods: &[u8]) -> String {
+    manifest_on("here", service, name, more, pods)
+}
+
+fn manifest_on(node: &str, service: u8, name: &str, more: &str, pods: &[u8]) -> String {
+    let (v4, v6) = (vip(service, false), vip(service, true));
+    let mut text = format!(
+        "apiVersion: v1\nkind: Service\nmetadata: {{namespace: shop, name: {name}}}\n\
+         spec: {{clusterIPs: [{v4}, '{v6}'], {more}}}\n"
+    );
+    for (family, is_ipv6) in [("IPv4", false), ("IPv6", true)] {
+        let endpoints = pods.iter().map(|number| {
+            let address = pod(*number, is_ipv6);
+            format!("{{addresses: ['{address}'], nodeName: {node}, conditions: {{ready: true}}}}")
+        });
+        let endpoints: Vec<_> = endpoints.collect();
+        text += &format!(
+            "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{namespace: shop, name: {name}-{}, labels: {{kubernetes.io/service-name: {name}}}}}\n\
+             addressType: {family}\n\
+             ports: [{{name: web, port: {POD_PORT}}}, {{name: dns, port: {POD_PORT}, protocol: UDP}}]\n\
+             endpoints: [{}]\n",
+            family.to_lowercase(),
+            endpoints.join(", "),
+        );
+    }
+    text
+}
+
+const PORTS: &str = "type: NodePort, ports: [{name: web, port: 80, nodePort: 30080}, \
+                     {name: dns, port: 53, protocol: UDP}]";
+const LOCAL_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
+                           ports: [{name: web, port: 80, nodePort: 30081}]";
+const DISTANT_PORTS: &str = "type: NodePort, externalTrafficPolicy: Local, \
+                             ports: [{name: web, port: 80, nodePort: 30082}]";
+const STICKY_PORT: &str = "sessionAffinity: ClientIP, ports: [{name: web, port: 80}]";
+const PORT: &str = "ports: [{name: web, port: 80}]";
+
+/// Services from a folder of manifests, by IPVS.
+struct Bed {
+    // Before the runtime that they run on.
+    services: Option<Services>,
+    folder: Option<Folder>,
+    runtime: Runtime,
+    manifests: TempDir,
+    topology: watch::Sender<Topology>,
+}
+
+impl Bed {
+    fn new() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        let (topology, _) = watch::channel(Topology {
+            node: "here".into(),
+            zone: None,
+        });
+        Ok(Self {
+            services: None,
+            folder: None,
+            runtime,
+            manifests: tempfile::tempdir()?,
+            topology,
+        })
+    }
+
+    fn start(&mut self) -> anyhow::Result<()> {
+        let _entered = self.runtime.enter();
+        let provider = Ipvs::open(ipvs::Settings {
+            rules: RuleSettings {
+                pod_networks: POD_NETWORKS
+                    .iter()
+                    .map(|net| net.parse())
+                    .collect::<Result<_, _>>()?,
+                ..RuleSettings::default()
+            },
+            drain_interval: Duration::from_millis(500),
+            ..ipvs::Settings::default()
+        })?;
+        let settings = Settings {
+            intervals: Intervals {
+                min: Duration::from_millis(10),
+                retry: Duration::from_secs(1),
+                max: Duration::from_secs(3600),
+            },
+            families: Family::ALL.to_vec(),
+            health_timeout: Duration::from_secs(60),
+            clock: Timestamp::now,
+        };
+        let folder = Folder::watch(self.manifests.path(), Selection::default());
+        let sources = vec![folder.services()];
+        let topology = self.topology.subscribe();
+        self.services = Some(Services::start(settings, topology, sources, provider)?);
+        self.folder = Some(folder);
+        Ok(())
+    }
+
+    /// As in a crash: nothing is removed.
+    fn stop(&mut self) {
+        if let Some(services) = self.services.take() {
+            self.runtime.block_on(services.stop());
+        }
+        self.folder = None;
+    }
+
+    fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
+        // Whole or not at all.
+        let part = self.manifests.path().join(format!(".{name}"));
+        fs::write(&part, text)?;
+        fs::rename(part, self.manifests.path().join(format!("{name}.yaml")))?;
+        Ok(())
+    }
+
+    fn error(&self) -> Option<String> {
+        let services = self.services.as_ref()?;
+        services.view().borrow().error.clone()
+    }
+
+    /// Waits until a listing is so.
+    fn until(&self, what: &str, mut is_so: impl FnMut(&str) -> bool) -> anyhow::Result<String> {
+        wait_for(what, PATIENCE, || {
+            let listed = command("ipvsadm -Ln")?;
+            if is_so(&listed) {
+                return Ok(Some(listed));
+            }
+            anyhow::bail!("{:?}\n{listed}", self.error())
+        })
+    }
+}
+
+/// The line of a real server below that of a virtual one, if there is one: its weight and its active connections.
+fn real(listed: &str, server: SocketAddr, address: SocketAddr) -> Option<(u32, u32)> {
+    let head = format!("TCP  {server} ");
+    let below = listed.lines().skip_while(|line| !line.starts_with(&head));
+    let mut below = below.skip(1).take_while(|line| line.starts_with("  ->"));
+    let line = below.find(|line| line.contains(&format!("-> {address} ")))?;
+    let mut words = line.split_whitespace().skip(3);
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}
+
+fn families() -> [bool; 2] {
+    [false, true]
+}
+
+fn at(ip: &str, port: u16) -> anyhow::Result<SocketAddr> {
+    Ok(SocketAddr::new(ip.parse()?, port))
+}
+
+fn pod_at(number: u8, is_ipv6: bool) -> anyhow::Result<SocketAddr> {
+    at(&pod(number, is_ipv6), POD_PORT)
+}
+
+#[test]
+fn services_are_reached_drained_adopted_and_removed() -> anyhow::Result<()> {
+    let place = Place::new()?;
+    for of_others in [
+        "ipvsadm -A -t 192.0.2.1:9 -s wlc",
+        "ipvsadm -a -t 192.0.2.1:9 -r 192.0.2.2:9 -m -w 0",
+        "ipvsadm -A -f 7 -s rr",
+        "ipvsadm -A -t 10.96.0.17:80 -s sed",
+        "ipset create OTHERS hash:ip",
+        "nft add table ip others",
+    ] {
+        command(of_others)?;
+    }
+    let mut bed = Bed::new()?;
+    bed.write("web", &manifest(WEB, "web", PORTS, &[1, 2]))?;
+    bed.write("hairpin", &manifest(HAIRPIN, "hairpin", PORT, &[1]))?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[]))?;
+    let balanced = format!(
+        "type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30999, {PORT}, \
+         loadBalancerSourceRanges: [{}/32, '{}/128']}}\nstatus: {{loadBalancer: {{ingress: [{{ip: {}}}, {{ip: '{}'}}]}}",
+        "192.0.2.7",
+        "2001:db8::7",
+        vip(BALANCER, false),
+        vip(BALANCER, true),
+    );
+    bed.write("balanced", &manifest(BALANCED, "balanced", &balanced, &[1]))?;
+    bed.write("local", &manifest(LOCAL, "local", LOCAL_PORTS, &[1]))?;
+    let distant = manifest_on("there", DISTANT, "distant", DISTANT_PORTS, &[2]);
+    bed.write("distant", &distant)?;
+    bed.write("sticky", &manifest(STICKY, "sticky", STICKY_PORT, &[1, 2]))?;
+    bed.write("taken", &manifest(TAKEN, "taken", PORT, &[1]))?;
+    bed.start()?;
+    let last = SocketAddr::new(vip(BALANCED, true), 80);
+    bed.until("all services", |listed| {
+        real(listed, last, pod_at(1, true).unwrap()).is_some()
+            && listed.contains("[fd96::11]:80")
+            && listed.contains("[fd96::a]:80")
+            && listed.contains("10.96.0.12:80")
+            && listed.contains("192.168.77.1:30080")
+    })?;
+    ensure!(bed.error().is_none(), "{:?}", bed.error());
+
+    kernel_answers()?;
+    for is_ipv6 in families() {
+        reached(&place, is_ipv6).with_context(|| format!("IPv6: {is_ipv6}"))?;
+        refused(&place, is_ipv6).with_context(|| format!("IPv6: {is_ipv6}"))?;
+    }
+    let listed = command("ipvsadm -Ln")?;
+    ensure!(listed.contains("TCP  10.96.0.17:80 sed\n"), "{listed}");
+    sets()?;
+    other_address(&bed)?;
+    drained(&mut bed, &place)?;
+
+    bed.stop();
+    let handle = {
+        let _entered = bed.runtime.enter();
+        health_net::netlink::open()?
+    };
+    ensure!(bed.runtime.block_on(ipvs::cleanup(&handle))?);
+    ensure!(!bed.runtime.block_on(ipvs::cleanup(&handle))?);
+    let left = command("ipvsadm -Ln")?;
+    ensure!(
+        left.contains("TCP  192.0.2.1:9 wlc") && left.contains("FWM  7 rr"),
+        "{left}"
+    );
+    ensure!(
+        left.contains("-> 192.0.2.2:9") && left.lines().count() == 7,
+        "{left}"
+    );
+    assert_eq!(command("ipset list -n")?.trim(), "OTHERS");
+    assert_eq!(command("nft list tables")?.trim(), "table ip others");
+    ensure!(!Path::new("/sys/class/net").join(ipvs::DEVICE).exists());
+    Client::open()?.flush()?;
+    assert_eq!(Client::open()?.servers()?, []);
+    Ok(())
+}
+
+/// What the client of the family says agrees with the tool.
+fn kernel_answers() -> anyhow::Result<()> {
+    let mut client = Client::open()?;
+    let info = client.info()?;
+    let (major, minor, patch) = info.version;
+    let listed = command("ipvsadm -Ln")?;
+    let version = format!("version {major}.{minor}.{patch} (size={})", info.table_size);
+    ensure!(listed.contains(&version), "{version}: {listed}");
+    let before = client.timeouts()?;
+    client.set_timeouts(Timeouts {
+        tcp: 901,
+        ..Timeouts::default()
+    })?;
+    let expected = Timeouts { tcp: 901, ..before };
+    assert_eq!(client.timeouts()?, expected);
+    client.set_timeouts(before)?;
+    let servers = client.servers()?;
+    let heads = listed.lines();
+    let heads = heads.filter(|line| {
+        ["TCP ", "UDP ", "FWM "]
+            .iter()
+            .any(|kind| line.starts_with(kind))
+    });
+    assert_eq!(servers.len(), heads.count());
+    for server in servers {
+        assert_eq!(client.server(server.id)?, Some(server));
+    }
+    Ok(())
+}
+
+fn reached(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
+    let family = usize::from(is_ipv6);
+    let (client, node): (IpAddr, _) = (CLIENT[family].parse()?, NODE[family]);
+    let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
+    let mut servers = Vec::new();
+    for _ in 0..4 {
+        let told = ask(Some(&place.client), web)?;
+        ensure!(told.client != client, "it is masqueraded: {told:?}");
+        servers.push(told.server);
+    }
+    for pod in PODS {
+        ensure!(servers.iter().any(|server| server == pod), "{servers:?}");
+    }
+    // From the node itself and from a pod, which is not masqueraded unless it reaches itself.
+    ask(None, web)?;
+    let own: IpAddr = pod(2, is_ipv6).parse()?;
+    for _ in 0..4 {
+        let told = ask(Some(&place.pods[1]), web)?;
+        ensure!((told.client == own) == (told.server == PODS[0]), "{told:?}");
+    }
+    let hairpin = SocketAddr::new(vip(HAIRPIN, is_ipv6), 80);
+    assert_eq!(ask(Some(&place.pods[0]), hairpin)?.server, PODS[0]);
+    let node_port = at(node, 30080)?;
+    ensure!(ask(Some(&place.client), node_port)?.client != client);
+    ask(None, node_port)?;
+    ask_udp(&place.client, SocketAddr::new(vip(WEB, is_ipv6), 53))?;
+    let local = ask(Some(&place.client), at(node, 30081)?)?;
+    assert_eq!((local.server.as_str(), local.client), (PODS[0], client));
+    // Pods may use endpoints of other nodes, and have their own address there.
+    let distant = ask(Some(&place.pods[0]), at(node, 30082)?)?;
+    assert_eq!(distant.server, PODS[1]);
+    let sticky = SocketAddr::new(vip(STICKY, is_ipv6), 80);
+    let first = ask(Some(&place.client), sticky)?;
+    for _ in 0..3 {
+        assert_eq!(ask(Some(&place.client), sticky)?.server, first.server);
+    }
+    Ok(())
+}
+
+fn refused(place: &Place, is_ipv6: bool) -> anyhow::Result<()> {
+    let empty = SocketAddr::new(vip(EMPTY, is_ipv6), 80);
+    for from in [Some(&place.client), Some(&place.pods[0]), None] {
+        assert_eq!(refusal(from, empty)?, ErrorKind::ConnectionRefused);
+    }
+    // Endpoints on other nodes only: load balancers look for one of those.
+    let distant = at(NODE[usize::from(is_ipv6)], 30082)?;
+    assert_eq!(refusal(Some(&place.client), distant)?, ErrorKind::TimedOut);
+    // What else listens on the node is not there at addresses of services.
+    let any: IpAddr = if is_ipv6 { "::" } else { "0.0.0.0" }.parse()?;
+    let listener = TcpListener::bind(SocketAddr::new(any, 9999))?;
+    let unused = SocketAddr::new(vip(WEB, is_ipv6), 9999);
+    assert_eq!(
+        refusal(Some(&place.client), unused)?,
+        ErrorKind::ConnectionRefused
+    );
+    Connection::open(Some(&place.client), at(NODE[usize::from(is_ipv6)], 9999)?)?;
+    drop(listener);
+    // The client is not among those that may use the load balancer, and no address of the node is.
+    let balancer = SocketAddr::new(vip(BALANCER, is_ipv6), 80);
+    assert_eq!(refusal(Some(&place.client), balancer)?, ErrorKind::TimedOut);
+    assert_eq!(refusal(None, balancer)?, ErrorKind::TimedOut);
+    Ok(())
+}
+
+/// What is in sets, as the tool lists them.
+fn sets() -> anyhow::Result<()> {
+    for (set, entries) in [
+        (
+            "HEALTH-CLUSTER-IP",
+            "10.96.0.10,tcp:80 10.96.0.10,udp:53 10.96.0.12,tcp:80",
+        ),
+        (
+            "HEALTH-6-CLUSTER-IP",
+            "fd96::a,tcp:80 fd96::a,udp:53 fd96::c,tcp:80",
+        ),
+        (
+            "HEALTH-LOOP-BACK",
+            "10.1.1.2,tcp:8080,10.1.1.2 10.1.2.2,udp:8080,10.1.2.2",
+        ),
+        ("HEALTH-NODE-PORT-TCP", "30080"),
+        ("HEALTH-6-NODE-PORT-TCP", "30080"),
+        ("HEALTH-CHECK-NODE-PORT", "30999"),
+        ("HEALTH-LOAD-BALANCER-LOCAL", "10.96.0.200,tcp:80"),
+        ("HEALTH-LOAD-BALANCER-FW", "10.96.0.200,tcp:80"),
+        ("HEALTH-LB-SOURCE-CIDR", "10.96.0.200,tcp:80,192.0.2.7"),
+        ("HEALTH-6-LB-SOURCE-CIDR", "fd96::c8,tcp:80,2001:db8::7"),
+        ("HEALTH-IPVS-IPS", "10.96.0.10 10.96.0.13 10.96.0.200"),
+        ("HEALTH-REJECT", "10.96.0.12,tcp:80"),
+        (
+            "HEALTH-IPVS-SERVERS",
+            "10.96.0.10,tcp:80 192.168.77.1,tcp:30080",
+        ),
+    ] {
+        let listed = command(&format!("ipset list {set}"))?;
+        for entry in entries.split(' ') {
+            ensure!(
+                listed.lines().any(|line| line == entry),
+                "{entry}: {listed}"
+            );
+        }
+    }
+    let bound = command(&format!("ip -br address show dev {}", ipvs::DEVICE))?;
+    ensure!(
+        bound.contains(" 10.96.0.200/32 ") && bound.contains(" fd96::c8/128 "),
+        "{bound}"
+    );
+    Ok(())
+}
+
+/// The node gets an address, which serves NodePorts from the next change on.
+fn other_address(bed: &Bed) -> anyhow::Result<()> {
+    command("ip address add 192.168.77.9/24 dev client")?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[1]))?;
+    bed.until("the new address", |listed| {
+        listed.contains("TCP  192.168.77.9:30080 rr")
+    })?;
+    bed.write("empty", &manifest(EMPTY, "empty", PORT, &[]))?;
+    command("ip address delete 192.168.77.9/24 dev client")?;
+    bed.until("its end", |listed| !listed.contains("192.168.77.9:30080"))?;
+    Ok(())
+}
+
+/// A pod goes away while clients use it, and the provider ends and starts again meanwhile.
+fn drained(bed: &mut Bed, place: &Place) -> anyhow::Result<()> {
+    let mut staying = Vec::new();
+    for is_ipv6 in families() {
+        let web = SocketAddr::new(vip(WEB, is_ipv6), 80);
+        let used = wait_for("a connection to the pod", PATIENCE, || {
+            let mut connection = Connection::open(Some(&place.client), web)?;
+            let told = connection.ask()?;
+            Ok((told.server == PODS[1]).then_some(connection))
+        })?;
+        staying.push((is_ipv6, web, used));
+    }
+    bed.write("web", &manifest(WEB, "web", PORTS, &[1]))?;
+    // The whole service goes too, with its address; its connection stays.
+    let hairpin = SocketAddr::new(vip(HAIRPIN, false), 80);
+    let mut left = Connection::open(Some(&place.client), hairpin)?;
+    left.ask()?;
+    fs::remove_file(bed.manifests.path().join("hairpin.yaml"))?;
+    for (is_ipv6, web, used) in &mut staying {
+        let gone = pod_at(2, *is_ipv6)?;
+        bed.until("weight 0", |listed| {
+            real(listed, *web, gone) == Some((0, 1))
+        })?;
+        assert_eq!(used.ask()?.server, PODS[1]);
+        for _ in 0..4 {
+            assert_eq!(ask(Some(&place.client), *web)?.server, PODS[0]);
+        }
+    }
+    let used = pod_at(1, false)?;
+    bed.until("weight 0", |listed| {
+        real(listed, hairpin, used) == Some((0, 1))
+    })?;
+    left.ask()?;
+    assert_eq!(
+        refusal(Some(&place.client), hairpin)?,
+        ErrorKind::ConnectionRefused
+    );
+
+    bed.stop();
+    // A leftover of a crash: a real server that is wanted has weight 0.
+    let web = SocketAddr::new(vip(WEB, false), 80);
+    let leftover = pod_at(1, false)?;
+    command(&format!("ipvsadm -e -t {web} -r {leftover} -m -w 0"))?;
+    bed.start()?;
+    bed.until("its weight", |listed| {
+        real(listed, web, leftover).is_some_and(|(weight, _)| weight == 1)
+    })?;
+    for (is_ipv6, web, used) in &mut staying {
+        let gone = pod_at(2, *is_ipv6)?;
+        assert_eq!(real(&command("ipvsadm -Ln")?, *web, gone), Some((0, 1)));
+        assert_eq!(used.ask()?.server, PODS[1]);
+    }
+    left.ask()?;
+
+    left.reset()?;
+    for (is_ipv6, web, used) in staying {
+        used.reset()?;
+        let gone = pod_at(2, is_ipv6)?;
+        bed.until("the end of the real server", |listed| {
+            real(listed, web, gone).is_none()
+        })?;
+    }
+    bed.until("the end of the service", |listed| {
+        !listed.contains(&hairpin.to_string())
+    })?;
+    wait_for("the end of its address", PATIENCE, || {
+        let bound = command(&format!("ip -br address show dev {}", ipvs::DEVICE))?;
+        Ok((!bound.contains(" 10.96.0.11/32 ")).then_some(()))
+    })
+}
